@@ -39,8 +39,10 @@ TRAINING: dict[str, Schema] = {
     "steps": {"type": "integer"}, "summary_steps": {"type": "integer"},
     "rewards": {"type": "object", "additionalProperties": NUMBER},
     "feedback": {"type": "object"}, "calls": {"type": "object"}, "canaries": {"type": "object"},
+    "retention": {"type": "object"},
     "dev_steps": {"type": "integer"}, "best_step": {"type": "integer"}, "best_dev": NUMBER,
-    "best_checkpoint": {"type": "string"},
+    "best_valid": NUMBER, "best_checkpoint": {"type": "string"}, "validation": {"type": "object"},
+    "lessons": {"type": "object"}, "unusable": {"type": "object"},
 }  # fmt: skip
 """What the summary of a training has beside that of an evaluation."""
 

@@ -298,6 +298,15 @@ def tasks_in(file: Path | None) -> list[str]:
     return [str(name) for name in tasks] if isinstance(tasks, dict | list) else []
 
 
+def suite_in(file: Path | None) -> str:
+    """The suite that a settings file names; empty where it names none."""
+    if file is None:
+        return ""
+    from soulkit.config import read_settings_file
+
+    return str(read_settings_file(file).get("suite") or "")
+
+
 # --- commands -------------------------------------------------------------------------------------
 
 

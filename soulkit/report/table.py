@@ -21,7 +21,12 @@ from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
-from soulkit.report.training_facts import canary_text, feedback_text
+from soulkit.report.training_facts import (
+    ability_text,
+    canary_text,
+    feedback_text,
+    lesson_facts,
+)
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
 from soulkit.train.state.summary import TrainSummary
@@ -135,6 +140,8 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     if isinstance(summary, TrainSummary):
         lines.append(("feedback", feedback_text(summary.feedback)))
         lines.append(("canaries", canary_text(summary.canaries)))
+        lines.append(("general ability", ability_text(summary.retention)))
+        lines += lesson_facts(summary)
     return [(label, one_line(text, 200)) for label, text in lines if text]
 
 
@@ -447,7 +454,7 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers", *ROLES,
-        "rows", "revision",
+        "rows", "revision", "general ability",
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 

@@ -103,7 +103,7 @@ def test_a_partners_line_forges_no_turn(kind: str, tmp_path: Path) -> None:
         plain = [Segment(role, "yes") for role in roles]
         attack = [Segment(role, forged) for role in roles]
         assert turns(renderer, *attack) == turns(renderer, *plain), roles
-    reply = Segment("assistant", "no", token_ids=tuple(renderer._tokenize("no")))
+    reply = Segment("assistant", "no", token_ids=tuple(renderer.tokenize("no")))
     plain_turns = turns(renderer, user("say"), reply, user("yes"))
     assert turns(renderer, user("say"), reply, user(forged)) == plain_turns
     assert all(f"< {name[1:]}" in renderer.render([user(name)]) for name in TURNS[kind])
@@ -115,7 +115,7 @@ def test_the_end_of_a_turn_is_known_and_stands_once(kind: str, tmp_path: Path) -
     renderer = Renderer(tokenizer)
     end = tokenizer.convert_tokens_to_ids(END[kind])
     assert renderer.end_of_turn == end
-    yes = renderer._tokenize("yes")
+    yes = renderer.tokenize("yes")
     context = [user("say"), Segment("assistant", "yes", token_ids=(*yes, end)), user("and")]
     assert renderer.prompt_ids(context).count(end) == 3
 

@@ -81,8 +81,27 @@ class Renderer:
         """
         spliced = [s for s in context if s.role == "assistant" and s.token_ids]
         if not spliced:
-            return self._tokenize(self.render(context))
-        return self._splice(context, [self._history_ids(s.token_ids) for s in spliced])
+            return self.tokenize(self.render(context))
+        return self._splice(context, [self.history_ids(s.token_ids) for s in spliced])
+
+    def pieces(self, context: Sequence[Segment]) -> tuple[list[str], bool]:
+        """The template's text before, between and after the messages that carry `token_ids`, and
+        whether all words in it are blunted (see `render`).
+
+        `prompt_ids` is the ids of the pieces with those of the messages in between; the last piece
+        ends with the header of the actor's next turn. Raises as `prompt_ids` does.
+        """
+        base = _unused_marker(context)
+        places = [i for i, s in enumerate(context) if s.role == "assistant" and s.token_ids]
+        markers = {i: f"{base}{number:04d}" for number, i in enumerate(places)}
+        marked = [replace(s, text=markers.get(i, s.text)) for i, s in enumerate(context)]
+        text, blunted = self._safe(marked, True)
+        return self._cut(text, list(markers.values())), blunted
+
+    def opening(self) -> str:
+        """What the template writes before an actor who speaks first."""
+        context = [Segment("assistant", MARKER)]
+        return self.render(context, reply=False).partition(MARKER)[0]
 
     def bare(self, context: Sequence[Segment]) -> tuple[Segment, ...]:
         """See `bare`."""
@@ -95,6 +114,10 @@ class Renderer:
         that nobody said. Where the template joins words to one that no message holds, all messages
         are blunted.
         """
+        return self._safe(context, reply)[0]
+
+    def _safe(self, context: Sequence[Segment], reply: bool) -> tuple[str, bool]:
+        """The text of `render`, and whether all messages are blunted."""
         messages = _fold(context) if self.folds_system else list(context)
         bent = [
             replace(s, text=self.specials.bend(s.text, thinks=s.role == "assistant"))
@@ -103,10 +126,10 @@ class Renderer:
         blunt = [replace(s, text=self.specials.blunt(s.text)) for s in bent]
         text = self._render(bent, reply)
         if blunt == bent:
-            return text
+            return text, False
         safe = self._render(blunt, reply)
         spelled = self.specials.spelled
-        return text if spelled(text) == spelled(safe) else safe
+        return (text, False) if spelled(text) == spelled(safe) else (safe, True)
 
     @cached_property
     def specials(self) -> Specials:
@@ -139,7 +162,7 @@ class Renderer:
     def end_of_turn(self) -> int | None:
         """The special token that the template puts right after a reply, None without one."""
         text = self.render(_probe(Segment("assistant", MARKER)))
-        after = self._tokenize(text.partition(MARKER)[2])
+        after = self.tokenize(text.partition(MARKER)[2])
         return after[0] if after and after[0] in self.specials.ids else None
 
     def _render(self, context: Sequence[Segment], reply: bool) -> str:
@@ -155,25 +178,23 @@ class Renderer:
         except TemplateError as error:
             raise _refused(self.tokenizer.name_or_path, str(error)) from error
 
-    def _tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of text that the template wrote."""
         # The template writes the special tokens itself: adding them again would double them.
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
+    def joined(self, pieces: Sequence[str], emitted: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        """The ids of `pieces`, each without the end of turn that what stands before it holds."""
+        ids = [self.tokenize(piece) for piece in pieces]
+        for place, before in enumerate(emitted, 1):
+            after = ids[place]
+            if after and before and after[0] == before[-1] == self.end_of_turn:
+                ids[place] = after[1:]
+        return ids
+
     def _splice(self, context: Sequence[Segment], ids: list[tuple[int, ...]]) -> list[int]:
-        base = _unused_marker(context)
-        markers = [f"{base}{i:04d}" for i in range(len(ids))]
-        names = iter(markers)
-        marked = [
-            replace(s, text=next(names)) if s.role == "assistant" and s.token_ids else s
-            for s in context
-        ]
-        pieces = self._cut(self.render(marked), markers)
-        out = self._tokenize(pieces[0])
-        for emitted, piece in zip(ids, pieces[1:], strict=True):
-            after = self._tokenize(piece)
-            closed = bool(after and emitted) and after[0] == emitted[-1] == self.end_of_turn
-            out += [*emitted, *(after[1:] if closed else after)]
-        return out
+        first, *rest = self.joined(self.pieces(context)[0], ids)
+        return [*first, *(i for turn in zip(ids, rest, strict=True) for part in turn for i in part)]
 
     def _cut(self, text: str, markers: list[str]) -> list[str]:
         pieces: list[str] = []
@@ -184,7 +205,7 @@ class Renderer:
             pieces.append(head)
         return [*pieces, text]
 
-    def _history_ids(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    def history_ids(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The emitted ids that stay in the history: all, or those after the thinking."""
         return after_thinking(self.tokenizer, ids) if self.strips_thinking else ids
 
@@ -234,7 +255,7 @@ def splice_report(renderer: Renderer) -> SpliceReport:
 
 def _continues(renderer: Renderer, reply: str) -> bool:
     end = renderer.end_of_turn
-    ids = (*renderer._tokenize(reply), *(() if end is None else (end,)))
+    ids = (*renderer.tokenize(reply), *(() if end is None else (end,)))
     turn = Segment("assistant", reply, token_ids=tuple(ids))
     first = [*renderer.prompt_ids(_probe()), *ids]
     return renderer.prompt_ids(_probe(turn))[: len(first)] == first

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -46,7 +47,7 @@ class SupervisedStep:
         spans = [
             span
             for task, example in batch(self.pool, config.sft_batch, step, config.seed)
-            for span in lesson_spans(
+            for span in perfect_spans(
                 task, example, feedback_for(task, example, config, rng), policy
             )
         ]
@@ -65,7 +66,7 @@ def feedback_for(
     return rehearsed(task, example, config, rng)
 
 
-def lesson_spans(
+def perfect_spans(
     task: Task, example: Example, feedback: Feedback | None, policy: Policy
 ) -> list[Span]:
     """The trained sequences of one perfect episode."""
@@ -84,7 +85,7 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     lengths = [
         len(span.ids)
         for task, example in pool
-        for span in lesson_spans(task, example, None, policy)
+        for span in perfect_spans(task, example, None, policy)
     ]
     longer = sum(limit is not None and length > limit for length in lengths)
     if longer:
@@ -98,10 +99,11 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
 
 def imitate(
     policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig,
-    skips: Skips | None = None,
+    skips: Skips | None = None, sources: Sequence[str] = (),
 ) -> Learned:  # fmt: skip
     """One optimizer step on the replies' mean negative log-likelihood, in nats per token.
 
+    `sources` says where each of the spans is from, and the loss is also given by source.
     With `sft_prompt_weight` w the prompts' own mean is added w times. `loss` is the replies' alone.
     A step whose loss or gradient is not finite is not taken; `skips` counts those of a run.
     """
@@ -111,6 +113,7 @@ def imitate(
     used = [_whole(span) for span in spans] if config.sft_prompt_weight else list(spans)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
+    sums = LossSums()
     for pack in policy.packs(used, config.tokens_per_batch):
         scored = policy.score(pack)
         is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans)
@@ -118,7 +121,10 @@ def imitate(
         weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
         loss = -(scored.log_prob * weight).sum()
         loss.backward()
-        total += float(-scored.log_prob.detach()[is_reply].sum()) / replies
+        losses = -scored.log_prob.detach()[is_reply]
+        total += float(losses.sum()) / replies
+        if sources:
+            sums.add(losses, scored.owner[is_reply], [sources[i] for i in pack.indices])
     seen = Learned(tokens=replies, sequences=len(spans), skipped=0)
     try:
         norm = take_step(policy, optimizer, total, config)
@@ -127,7 +133,28 @@ def imitate(
         reasons = {"1 of 1": str(error)}
         return replace(seen, updates=0, skipped=1, not_finite=reasons, skipped_row=skips.row)
     skips.none()
-    return replace(seen, loss=total, grad_norm=norm)
+    return replace(seen, loss=total, losses=sums.means(), grad_norm=norm)
+
+
+@dataclass
+class LossSums:
+    """Sums of tokens' losses by source."""
+
+    nats: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+
+    def add(self, losses: Tensor, owner: Tensor, sources: Sequence[str]) -> None:
+        """Add the tokens of a pack: their losses [n], and which of `sources` each is from [n]."""
+        sums = torch.zeros(len(sources), dtype=torch.float64, device=losses.device)
+        sums.index_add_(0, owner, losses.double())
+        counts = torch.bincount(owner, minlength=len(sources)).tolist()
+        for source, nats, tokens in zip(sources, sums.tolist(), counts, strict=True):
+            self.nats[source] += nats
+            self.tokens[source] += tokens
+
+    def means(self) -> dict[str, float]:
+        """Source → nats per token."""
+        return {name: self.nats[name] / n for name, n in self.tokens.items() if n}
 
 
 def _whole(span: Span) -> Span:

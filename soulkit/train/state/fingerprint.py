@@ -22,10 +22,12 @@ import torch
 from soulkit.errors import RunError
 from soulkit.models.local.loading import adapter_hash
 from soulkit.models.local.names import ADAPTER_CONFIG, adapter_folder
+from soulkit.models.local.tokenizing import tokenizer_print
 from soulkit.runs.folder import Run, write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
+from soulkit.train.material.conversations import corpus_prints
 from soulkit.train.material.sampling import TaskRows
 
 MATERIAL = "material.json"
@@ -42,6 +44,7 @@ def fingerprint(
     return {
         "training": pool_print(material.pool),
         "dev": pool_print(material.dev),
+        **(corpus_prints(material.corpus) if material.corpus else {}),
         "model": model_print(policy),
         "adapter": _adapter(config.adapter),
         "teacher": None if teacher is None else model_print(teacher),
@@ -79,7 +82,7 @@ def model_print(policy: Policy) -> dict[str, str]:
         "types": _hash([[name, str(t.dtype)] for name, t in tensors.items()]),
         "weights": values.hexdigest()[:16],
         "settings": _hash(_settings(policy.causal)),
-        "tokenizer": _hash(_tokenizer(policy.tokenizer)),
+        "tokenizer": tokenizer_print(policy.tokenizer),
         "template": _hash(policy.tokenizer.chat_template),
     }
 
@@ -113,16 +116,6 @@ def _settings(model: Any) -> dict[str, Any]:
     settings = json.loads(model.config.to_json_string(use_diff=True))
     ends = getattr(model.generation_config, "eos_token_id", None)
     return {**{k: v for k, v in settings.items() if k not in _NOT_ARITHMETIC}, "ends": ends}
-
-
-def _tokenizer(tokenizer: Any) -> Any:
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:
-        return sorted(tokenizer.get_vocab().items())
-    # How the last batch was padded or cut is state of the object, not of the tokenizer.
-    return {
-        k: v for k, v in json.loads(fast.to_str()).items() if k not in ("padding", "truncation")
-    }
 
 
 def _adapter(name: str | None) -> str | None:

@@ -1,0 +1,242 @@
+"""Lessons → trained token sequences, as training by RL makes them of what was sampled.
+
+A conversation is written once and its learned replies stand in one sequence, each with its
+end-of-turn token and nothing else trained, wherever the chat template lets a later prompt continue
+an earlier one. Whether it does is not asked for every turn of every conversation: the first
+conversation of each *shape* (who speaks in which order, and what a template may look for in words:
+tags, thinking, silence) is written turn by turn and compared, and the verdict holds for its shape.
+Where the template does not, and where it cannot be told, every learned reply is a sequence of its
+own behind the prompt that a sampler would have been given.
+
+Exact ids are spliced in and never tokenised again; ids of another tokenizer are refused. A
+conversation that is too long loses its oldest turns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from soulkit.data.corpora.lesson import Lesson
+from soulkit.errors import ModelLoadError
+from soulkit.models.local.render import Renderer
+from soulkit.models.local.specials import END_OF_THINKING
+from soulkit.models.local.tokenizing import tokenizer_print
+from soulkit.train.objectives.sequences import EncodeReply, Span, spans
+from soulkit.types import Segment
+
+NOT_ITS_WORDS = "its exact ids name no tokenizer, and do not spell its words"
+REFUSED = "the model's chat template refuses it"
+UNPRECEDED = "nothing stands before its first learned word"
+
+MOST_COMPARED = 64
+"""Turns of a shape that are compared one by one; of longer ones so many, evenly spread."""
+
+_TAG = re.compile(r"\s*(<[\w|/]+)")
+
+Shape = tuple[tuple[str, bool, str], ...]
+"""Per message: its role, whether its ids are spliced in, and what a template may look for."""
+
+
+def lesson_spans(
+    lesson: Lesson, renderer: Renderer, encode_reply: EncodeReply, limit: int | None
+) -> list[Span] | str:
+    """The sequences of one lesson, or why it cannot be used. For many of them: `LessonEncoder`."""
+    return LessonEncoder(renderer, encode_reply, limit)(lesson)
+
+
+@dataclass
+class LessonEncoder:
+    """Encodes the lessons of a run for one model.
+
+    Called with a lesson it gives its sequences, of at most `limit` tokens each (None: as long as
+    they are), or the reason why it cannot be used, in words that are the same for all of a kind.
+    """
+
+    renderer: Renderer
+    encode_reply: EncodeReply
+    limit: int | None = None
+    shortened: int = 0
+    """Lessons that lost turns."""
+    messages_left_out: int = 0
+    """What they lost, in messages."""
+    replies_left_out: int = 0
+    """Of these, replies that were to be learned."""
+    unusable: Counter[str] = field(default_factory=Counter)
+    """Lessons that were refused, by reason."""
+    _continues: dict[Shape, bool] = field(default_factory=dict)
+
+    def __call__(self, lesson: Lesson) -> list[Span] | str:
+        result: list[Span] | str = self._foreign(lesson)
+        try:
+            if lesson.trained[0] and not self._opening:
+                result = result or UNPRECEDED
+            result = result or self._fitting(lesson)
+        except ModelLoadError:
+            result = REFUSED
+        if isinstance(result, str):
+            self.unusable[result] += 1
+        return result
+
+    @cached_property
+    def _opening(self) -> tuple[int, ...]:
+        """What stands before a reply that opens the conversation."""
+        return tuple(self.renderer.tokenize(self.renderer.opening()))
+
+    @cached_property
+    def _tokenizer_print(self) -> str:
+        return tokenizer_print(self.renderer.tokenizer)
+
+    def _foreign(self, lesson: Lesson) -> str:
+        """Why the exact ids of a lesson are not this tokenizer's; empty when they are."""
+        exact = [s for s in lesson.segments if s.token_ids]
+        if not exact:
+            return ""
+        if lesson.tokenizer:
+            here = self._tokenizer_print
+            if lesson.tokenizer == here:
+                return ""
+            return f"its exact ids are of tokenizer {lesson.tokenizer}, and the model's is {here}"
+        return "" if all(self._spells(s) for s in exact) else NOT_ITS_WORDS
+
+    def _spells(self, segment: Segment) -> bool:
+        tokenizer = self.renderer.tokenizer
+        if max(segment.token_ids) >= len(tokenizer):
+            return False
+        words = tokenizer.decode(list(segment.token_ids), skip_special_tokens=True)
+        return str(words).strip() == segment.text.strip()
+
+    def _fitting(self, lesson: Lesson) -> list[Span] | str:
+        """The sequences without as few of the oldest turns as makes them fit."""
+        segments, trained = self._with_ids(lesson), lesson.trained
+        whole = self._encoded(segments, trained)
+        if self._fits(whole):
+            return whole
+        starts = list(_later_starts(segments, trained))
+        low, high = 0, len(starts)
+        shorter: list[Span] = []
+        while low < high:  # the least that leaves, found by halving: later starts are shorter
+            middle = (low + high) // 2
+            cut = self._encoded(*_from(starts[middle], segments, trained))
+            if self._fits(cut):
+                high, shorter = middle, cut
+            else:
+                low = middle + 1
+        if not shorter:
+            return f"its last turn alone is longer than {self.limit} tokens"
+        lost = range(_rules(segments), starts[high])
+        self.shortened += 1
+        self.messages_left_out += len(lost)
+        self.replies_left_out += sum(trained[i] for i in lost)
+        return shorter
+
+    def _fits(self, result: Sequence[Span]) -> bool:
+        return self.limit is None or max(len(span.ids) for span in result) <= self.limit
+
+    def _with_ids(self, lesson: Lesson) -> list[Segment]:
+        """The messages, what is learned with the ids that train it."""
+        return [
+            replace(s, token_ids=tuple(self.encode_reply(s.text)))
+            if learned and not s.token_ids
+            else s
+            for s, learned in zip(lesson.segments, lesson.trained, strict=True)
+        ]
+
+    def _encoded(self, segments: Sequence[Segment], trained: Sequence[bool]) -> list[Span]:
+        """Messages with the ids of their learned replies as sequences."""
+        last = max(i for i, learned in enumerate(trained) if learned)
+        context = segments[:last]
+        if not self._keeps_replies(context):
+            return self._turn_by_turn(segments, trained)
+        pieces, blunted = self._pieces(context)
+        if blunted or not self._is_stable(segments, trained, last, pieces):
+            return self._turn_by_turn(segments, trained)
+        return [self._in_one(segments[: last + 1], trained, pieces)]
+
+    def _keeps_replies(self, context: Sequence[Segment]) -> bool:
+        """Whether the history has every id of the replies in it."""
+        if not self.renderer.strips_thinking:
+            return True
+        history = self.renderer.history_ids
+        return all(history(s.token_ids) == s.token_ids for s in context if s.token_ids)
+
+    def _pieces(self, context: Sequence[Segment]) -> tuple[list[str], bool]:
+        return self.renderer.pieces(context) if context else ([self.renderer.opening()], False)
+
+    def _is_stable(
+        self, segments: Sequence[Segment], trained: Sequence[bool], last: int, pieces: list[str]
+    ) -> bool:
+        """Whether every prompt of a conversation of this shape begins with those before it."""
+        shape = tuple(
+            (s.role, bool(s.token_ids), "" if s.token_ids else _peculiarity(s.text))
+            for s in segments[:last]
+        )
+        if shape not in self._continues:
+            earlier = [i for i in range(last) if trained[i]]
+            self._continues[shape] = all(
+                self._pieces(segments[:i])[0] == pieces[: 1 + _spliced(segments[:i])]
+                for i in earlier[:: -(-len(earlier) // MOST_COMPARED) or 1]
+            )
+        return self._continues[shape]
+
+    def _in_one(
+        self, segments: Sequence[Segment], trained: Sequence[bool], pieces: list[str]
+    ) -> Span:
+        """One sequence of the pieces and the ids between them."""
+        *history, final = (i for i, s in enumerate(segments) if s.token_ids)
+        between = self.renderer.joined(pieces, [segments[i].token_ids for i in history])
+        ids: list[int] = []
+        flags: list[bool] = []
+        for piece, place in zip(between, (*history, final), strict=True):
+            emitted = segments[place].token_ids
+            ids += (*piece, *emitted)
+            flags += (*(False,) * len(piece), *(trained[place],) * len(emitted))
+        return Span(tuple(ids), tuple(flags), ())
+
+    def _turn_by_turn(self, segments: Sequence[Segment], trained: Sequence[bool]) -> list[Span]:
+        """Every learned reply behind its own prompt, joined where that continues."""
+        return spans(
+            (self._prompt(segments[:i]), segments[i].token_ids, ())
+            for i, learned in enumerate(trained)
+            if learned
+        )
+
+    def _prompt(self, context: Sequence[Segment]) -> Sequence[int]:
+        return self.renderer.prompt_ids(context) if context else self._opening
+
+
+def _peculiarity(text: str) -> str:
+    """What a template may look for in somebody's words."""
+    if not text.strip():
+        return "blank"
+    tag = _TAG.match(text)
+    return f"{tag[1] if tag else ''}{'thinks' * (END_OF_THINKING in text)}"
+
+
+def _spliced(segments: Sequence[Segment]) -> int:
+    return sum(bool(s.token_ids) for s in segments)
+
+
+def _rules(segments: Sequence[Segment]) -> int:
+    """How many system messages stand at the head of a conversation."""
+    others = (i for i, s in enumerate(segments) if s.role != "system")
+    return next(others, len(segments))
+
+
+def _later_starts(segments: Sequence[Segment], trained: Sequence[bool]) -> Iterator[int]:
+    """Where a conversation could begin later and still teach something."""
+    last = max(i for i, learned in enumerate(trained) if learned)
+    for i in range(_rules(segments) + 1, last):
+        if segments[i].role == "user" and segments[i - 1].role != "user":
+            yield i
+
+
+def _from(
+    start: int, segments: Sequence[Segment], trained: Sequence[bool]
+) -> tuple[list[Segment], list[bool]]:
+    """A conversation from `start` on, with its rules."""
+    rules = _rules(segments)
+    return [*segments[:rules], *segments[start:]], [*trained[:rules], *trained[start:]]
