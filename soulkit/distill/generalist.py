@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.distill.config import SELECTED, DistillConfig
-from soulkit.distill.experts import Expert
-from soulkit.distill.measure import GENERALIST, base_of
+from soulkit.distill.experts import Expert, common_base
+from soulkit.distill.measure import GENERALIST
 from soulkit.distill.select import Selection
 from soulkit.errors import ConfigError
 from soulkit.play.settings import PlayConfig
@@ -55,7 +55,7 @@ def imitation(
     settings = {name: getattr(config, name) for name in _MACHINE}
     source = {"path": str(out / SELECTED), "side": "assistant", "name": "selected"}
     return _with_rate(config, {
-        **settings, "method": "sft", "model": base_of(config, experts), "corpora": [source],
+        **settings, "method": "sft", "model": common_base(experts, config), "corpora": [source],
         "steps": max(1, math.ceil(config.epochs * lines / batch)), "sft_batch": batch,
         "lora": config.lora,
     })  # fmt: skip
@@ -66,7 +66,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
     teachers = {expert.task: str(expert.adapter) for expert in experts if expert.adapter}
     _refuse_other_teachers(experts)
     settings: dict[str, Any] = {
-        **_shared(config), "method": "opd", "model": base_of(config, experts),
+        **_shared(config), "method": "opd", "model": common_base(experts, config),
         "tasks": dict.fromkeys(teachers, 1.0), "teacher_adapters": teachers,
         "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
         "batch_size": config.batch_size,
