@@ -27,7 +27,7 @@ from soulkit.train.material.assemble import gather_material
 BATCH = 32
 """Samples an update, unless told otherwise."""
 PROMPTS = 64
-"""Prompts a step of on-policy distillation, where there are so many."""
+"""Prompts a step of on-policy distillation at most."""
 _MACHINE = ("seed", "device", "dtype", "threads")
 """Settings that training on conversations takes over."""
 
@@ -72,11 +72,13 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         "batch_size": config.batch_size,
     }  # fmt: skip
     rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
-    prompts = min(PROMPTS, rows)
+    # As many steps as that takes, all of one size: equal samples mean equal, not nearly.
+    steps = math.ceil(rows / PROMPTS)
+    prompts = math.ceil(rows / steps)
     update = max(1, (config.batch or BATCH) // config.samples)
     return _with_rate(config, {
         **settings, "prompts_per_step": prompts, "mini_batch_prompts": min(update, prompts),
-        "steps": max(1, math.ceil(rows / prompts)),
+        "steps": steps,
     })  # fmt: skip
 
 

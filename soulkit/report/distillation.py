@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from soulkit.distill.gates import KEPT, REGRESSIONS
 from soulkit.distill.measure import SIDES
 from soulkit.distill.report import Distillation, TaskResult
 from soulkit.errors import RunError
+from soulkit.eval.gates import GateResult
 from soulkit.eval.summary import Cell
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.intervals import interval_remark
@@ -138,11 +140,26 @@ def remarks_of(result: Distillation) -> list[str]:
             moved = difference_text(part.paired)
             lines.append(f"{one.task} {part.metric}: {means}; {moved} against the base{worse}")
     lines += [f"mean over tasks: no retention, {result.macro.why}"] if result.macro.why else []
-    lines += [gate_text(gate) for gate in result.gates]
+    lines += [gate_line(gate) for gate in result.gates]
     if result.shares:
         shares = ", ".join(f"{task} {percent(share)}" for task, share in result.shares.items())
         lines.append(f"learned from: {shares}")
     return [*lines, *result.remarks]
+
+
+def gate_line(result: GateResult) -> str:
+    """`gate retention>=0.6: pass, 83% [71 to 96%] (tomi: 480 rows)`; others as `soul compare`."""
+    gate = result.gate
+    if gate.target == REGRESSIONS:
+        shown = f"{result.difference:.0f}"
+    elif KEPT in (gate.target, gate.metric):
+        shown = retention_text(
+            Retention(ratio=result.difference, ci_low=result.low, ci_high=result.high, why="-")
+        )
+    else:
+        return gate_text(result)
+    why = f" ({result.why})" if result.why else ""
+    return f"gate {gate.text}: {result.outcome}, {shown}{why}"
 
 
 def _results(result: Distillation) -> list[TaskResult]:
