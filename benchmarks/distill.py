@@ -143,28 +143,58 @@ class World:
 
     def warm_up(self) -> None:
         tasks = {STORIES: 1.0, LESSONS: 1.0, CAST: 1.0}
-        data = {STORIES: str(self.rows(STORIES, "train")),
-                LESSONS: str(self.rows(LESSONS, "lessons")), CAST: str(self.rows(CAST, "lessons"))}
-        self.train("warmup", WARMUP, steps=self.size.warmup, sft_batch=self.size.batch,
-                   tasks=tasks, data=data, rows_per_task=4000)
+        data = {
+            STORIES: str(self.rows(STORIES, "train")),
+            LESSONS: str(self.rows(LESSONS, "lessons")),
+            CAST: str(self.rows(CAST, "lessons")),
+        }
+        self.train(
+            "warmup",
+            WARMUP,
+            steps=self.size.warmup,
+            sft_batch=self.size.batch,
+            tasks=tasks,
+            data=data,
+            rows_per_task=4000,
+        )
 
     def make_expert(self, task: str) -> None:
-        self.train(f"experts/{task}", {**EXPERT, **BY_TASK[task]}, model=str(self.base),
-                   steps=self.size.experts[task], tasks={task: 1.0},
-                   data={task: str(self.rows(task, "train"))}, partner=self.partner)
+        self.train(
+            f"experts/{task}",
+            {**EXPERT, **BY_TASK[task]},
+            model=str(self.base),
+            steps=self.size.experts[task],
+            tasks={task: 1.0},
+            data={task: str(self.rows(task, "train"))},
+            partner=self.partner,
+        )
 
     def train(self, name: str, settings: Mapping[str, Any], **more: Any) -> None:
         config = TrainConfig.model_validate({
             **settings, **more, "tasks_file": str(self.tasks_file), "seed": self.seed,
         })  # fmt: skip
         import time
+
         at = time.monotonic()
+
         def show(line):
             r = line.rewards
             if config.method == "sft":
-                if line.step % 40 == 0: print(name, line.step, line.learned.loss, line.train_seconds, flush=True)
+                if line.step % 40 == 0:
+                    print(name, line.step, line.learned.loss, line.train_seconds, flush=True)
             else:
-                print(name, line.step, "draft", r.draft, "ref", r.refined, line.sample_seconds, line.train_seconds, flush=True)
+                print(
+                    name,
+                    line.step,
+                    "draft",
+                    r.draft,
+                    "ref",
+                    r.refined,
+                    line.sample_seconds,
+                    line.train_seconds,
+                    flush=True,
+                )
+
         train(config, self.out / name, show)
         print(name, "took", round(time.monotonic() - at), flush=True)
 
@@ -176,7 +206,13 @@ class World:
             max_tokens=BY_TASK[task]["max_tokens"], batch_size=128, partner=self.partner,
         )  # fmt: skip
         _, summary = run_eval(config, self.out / "measured" / name / task)
-        print(name, task, {k: v.mean for k, v in summary.tasks[task].items() if "/" not in k or "question" in k}, summary.seconds, flush=True)
+        print(
+            name,
+            task,
+            {k: v.mean for k, v in summary.tasks[task].items() if "/" not in k or "question" in k},
+            summary.seconds,
+            flush=True,
+        )
 
 
 @contextmanager
@@ -205,7 +241,12 @@ def main() -> None:
     torch.set_num_threads(1)
     experts = {k: int(v) for k, v in (x.split(":") for x in chosen.experts.split(","))}
     with visitor(chosen.port) as partner:
-        world = World(chosen.out, 0, Size(warmup=chosen.warmup, batch=chosen.batch, values=chosen.values, experts=experts), partner)
+        world = World(
+            chosen.out,
+            0,
+            Size(warmup=chosen.warmup, batch=chosen.batch, values=chosen.values, experts=experts),
+            partner,
+        )
         world.write_rows()
         world.warm_up()
         for task in TASKS:

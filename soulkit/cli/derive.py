@@ -67,7 +67,8 @@ class Option:
     required: bool = False
     """Whether a command cannot do without it; a settings file may give it, too."""
     form: str = ""
-    """Of one that may be repeated: a `list`, `texts` or `numbers` by name, `players`, `adapters`."""
+    """Of one that may be repeated: a `list`, `texts` or `numbers` by name, `players` or
+    `adapters`."""
 
     @property
     def name(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from soulkit.errors import ConfigError
@@ -25,6 +28,7 @@ from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.train.state.note import model_note
 from soulkit.train.state.skips import Skips
 from tests.support.evaluation import soul
+from tests.support.resuming import assert_same
 from tests.support.training import config, jolt, policy_of, random_model, sequence, span
 
 TWO = {"tomi": 1.0, "secret_keeper": 1.0}
@@ -34,7 +38,7 @@ SMALL: dict[str, Any] = {"lora": {"r": 4, "alpha": 8}}
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("models") / "base")
+    return build_tiny(tmp_path_factory.mktemp("models") / "base", ["a", "few", "words"])
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +85,7 @@ def alone(base: Path, adapter: str, student: Policy) -> Teacher:
     return Teacher(teacher_of(opd(base, {}, teacher_adapter=adapter), student))
 
 
-@pytest.mark.parametrize("packing", ["auto", "off"])
-@pytest.mark.parametrize("budget", [8, 1000])
+@pytest.mark.parametrize(("packing", "budget"), [("auto", 1000), ("off", 8)])
 def test_every_span_is_read_by_the_expert_of_its_task(
     base: Path, experts: dict[str, str], student: Policy, packing: str, budget: int
 ) -> None:
@@ -170,29 +173,69 @@ def test_tasks_without_a_teacher_and_teachers_without_a_task_are_refused(
 def test_an_adapter_of_another_base_or_tokenizer_is_refused_by_name(
     base: Path, experts: dict[str, str], student: Policy, tmp_path: Path
 ) -> None:
-    other = random_model(tmp_path / "other")
+    other = _copied(base, tmp_path / "other")
     _move(other)
-    with pytest.raises(ConfigError, match="teacher of tomi.* another base") as raised:
+    with pytest.raises(ConfigError, match=r"teacher of tomi.* another base") as raised:
         teacher_of(opd(other, experts), student)
     assert all(raised.value.lines())
-    foreign = tmp_path / "foreign"
     build_tiny(tmp_path / "words", ["quite", "another", "vocabulary"])
-    _copied(Path(experts["secret_keeper"]), foreign)
+    foreign = _copied(Path(experts["secret_keeper"]), tmp_path / "foreign")
     (foreign / "tokenizer.json").write_bytes((tmp_path / "words/tokenizer.json").read_bytes())
-    with pytest.raises(ConfigError, match="teacher of secret_keeper.* another tokenizer"):
+    with pytest.raises(ConfigError, match=r"teacher of secret_keeper.* another tokenizer"):
         teacher_of(opd(base, {**experts, "secret_keeper": str(foreign)}), student)
 
 
-def _move(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    file = folder / "model.safetensors"
+def _move(folder: Path, name: str = "model.safetensors") -> None:
+    file = folder / name
     moved = {name: tensor * 1.01 for name, tensor in load_file(file).items()}
     save_file(moved, file, metadata={"format": "pt"})
 
 
-def _copied(folder: Path, to: Path) -> None:
-    to.mkdir()
-    for file in folder.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
+def _copied(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    return to
 
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_records_its_teachers_and_goes_on_with_them_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the bit without its last step; not at all when a teacher holds other weights."""
+    base = random_model(tmp_path / "base", max_context=4096)
+    experts = {task: _expert(base, task, tmp_path, seed) for seed, task in enumerate(MIXED)}
+    flags = [text for pair in experts.items() for text in ("--teacher-adapter", "=".join(pair))]
+    whole, again = tmp_path / "whole", tmp_path / "again"
+
+    def command(out: Path) -> tuple[object, ...]:
+        return (
+            "train", "opd", "--model", base, "--task", ",".join(MIXED), *MIXED_ROWS, *flags,
+            "--steps", 3, "--prompts", 4, "--group-size", 2, "--max-tokens", 4, "--lora-r", 4,
+            "--lr", 1e-2, "--checkpoint-every", 1, "--set", "mini_batch_prompts=2",
+            "--set", "deterministic=true", "--out", out,
+        )  # fmt: skip
+
+    assert soul(*command(whole)) == 0
+    teachers = json.loads((whole / "provenance.json").read_text())["teachers"]
+    assert {task: one["adapter"] for task, one in teachers.items()} == experts
+    shutil.copytree(whole, again)
+    shutil.rmtree(again / "checkpoints" / "step_000003")
+    assert soul(*command(again)) == 0
+    assert_same(again, whole)
+    _move(Path(experts["hitom"]), "adapter_model.safetensors")
+    capsys.readouterr()
+    assert soul(*command(again)) == 2
+    assert "teacher of hitom, '" in capsys.readouterr().err
+
+
+MIXED = ("tomi", "hitom")
+MIXED_ROWS = ("--data", "tomi=synth:8", "--data", "hitom=synth:8")
+
+
+def _expert(base: Path, task: str, folder: Path, seed: int) -> str:
+    policy = policy_of(base, **SMALL)
+    jolt(policy, 0.05, seed)
+    policy.save(folder / f"expert_{task}")
+    return str(folder / f"expert_{task}")

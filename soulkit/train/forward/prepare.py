@@ -103,7 +103,9 @@ def token_advantages(
     Returned with the numbers of the step's log line.
     """
     taught = [float(s.teacher is not None and s.teacher_weight > 0) for s in sequences]
-    read = [(s.teacher, s.task) for s in sequences if s.teacher is not None and s.teacher_weight > 0]
+    read = [
+        (s.teacher, s.task) for s in sequences if s.teacher is not None and s.teacher_weight > 0
+    ]
     spans, tasks = [span for span, _ in read], [task for _, task in read]
     scored = iter(teacher.log_probs(spans, config.tokens_per_batch, tasks))
     teachers = [next(scored) if row else logs for row, logs in zip(taught, old, strict=True)]
