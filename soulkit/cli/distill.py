@@ -38,6 +38,8 @@ HELP = """Make one model of many experts: sample them, select, train, and measur
 STAGE is sample, select, train or report; without one, all of them. Each resumes what it finds.
 """
 TRAITS = frozenset({"distill", "plays", "local", "rollouts", "train"})
+NOT_HERE = ("adapter", "suite", "playable")
+"""Settings of every command that plays which experts stand in the place of."""
 BY_TASK = ("experts", "held_out")
 """Settings that are written as --data is: bare, or for one task."""
 
@@ -46,7 +48,7 @@ def build() -> Any:
     """The command; its settings are imported when it is called."""
     from soulkit.distill.config import DistillConfig
 
-    options = options_for(DistillConfig, TRAITS)
+    options = [one for one in options_for(DistillConfig, TRAITS) if one.setting not in NOT_HERE]
 
     def body(values: dict[str, Any]) -> None:
         file = values["config"]

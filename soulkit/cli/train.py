@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -138,9 +139,11 @@ def _without_chats(
     named = [values.get("task"), values.get("suite"), tasks_in(file), suite_in(file)]
     named += [os.environ.get(name) for name in variables]
     named += [text.startswith(("tasks=", "suite=")) for text in values.get("set") or ()]
-    if method != "sft" or not values.get("data") or any(named):
+    sources = list(values.get("data") or ())
+    of_tasks = any(re.match(r"synth:|\w+=", text) for text in sources)
+    if method != "sft" or not sources or of_tasks or any(named):
         return values, {}
-    return {**values, "data": None}, {"corpora": list(values["data"])}
+    return {**values, "data": None}, {"corpora": sources}
 
 
 def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:

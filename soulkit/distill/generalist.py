@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.distill.config import SELECTED, DistillConfig
-from soulkit.distill.experts import Expert
-from soulkit.distill.measure import GENERALIST, base_of
+from soulkit.distill.experts import Expert, common_base
+from soulkit.distill.measure import GENERALIST
 from soulkit.distill.select import Selection
 from soulkit.errors import ConfigError
 from soulkit.play.settings import PlayConfig
@@ -27,7 +27,7 @@ from soulkit.train.material.assemble import gather_material
 BATCH = 32
 """Samples an update, unless told otherwise."""
 PROMPTS = 64
-"""Prompts a step of on-policy distillation, where there are so many."""
+"""Prompts a step of on-policy distillation at most."""
 _MACHINE = ("seed", "device", "dtype", "threads")
 """Settings that training on conversations takes over."""
 
@@ -55,7 +55,7 @@ def imitation(
     settings = {name: getattr(config, name) for name in _MACHINE}
     source = {"path": str(out / SELECTED), "side": "assistant", "name": "selected"}
     return _with_rate(config, {
-        **settings, "method": "sft", "model": base_of(config, experts), "corpora": [source],
+        **settings, "method": "sft", "model": common_base(experts, config), "corpora": [source],
         "steps": max(1, math.ceil(config.epochs * lines / batch)), "sft_batch": batch,
         "lora": config.lora,
     })  # fmt: skip
@@ -66,17 +66,19 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
     teachers = {expert.task: str(expert.adapter) for expert in experts if expert.adapter}
     _refuse_other_teachers(experts)
     settings: dict[str, Any] = {
-        **_shared(config), "method": "opd", "model": base_of(config, experts),
+        **_shared(config), "method": "opd", "model": common_base(experts, config),
         "tasks": dict.fromkeys(teachers, 1.0), "teacher_adapters": teachers,
         "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
         "batch_size": config.batch_size,
     }  # fmt: skip
     rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
-    prompts = min(PROMPTS, rows)
+    # As many steps as that takes, all of one size: equal samples mean equal, not nearly.
+    steps = math.ceil(rows / PROMPTS)
+    prompts = math.ceil(rows / steps)
     update = max(1, (config.batch or BATCH) // config.samples)
     return _with_rate(config, {
         **settings, "prompts_per_step": prompts, "mini_batch_prompts": min(update, prompts),
-        "steps": max(1, math.ceil(rows / prompts)),
+        "steps": steps,
     })  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.distill.config import DistillConfig
-from soulkit.distill.experts import Expert
+from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.sample import sample_config
-from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
+from soulkit.errors import DataError, RunError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import EvalBars, Waiting, prepare, run_eval
 from soulkit.eval.summary import recorded_summary
@@ -65,29 +65,9 @@ def generalist_weights(out: Path) -> Path:
     return out / GENERALIST / MODEL
 
 
-def base_of(config: DistillConfig, experts: Sequence[Expert]) -> str:
-    """The model under the experts and the generalist: what the settings name, else the experts."""
-    named = config.model or next((expert.base for expert in experts if expert.base), "")
-    if not named:
-        raise ConfigError(
-            "Nothing says on which base the generalist is to be trained.",
-            "A served expert names none, and no other expert is there.",
-            "Name it with --model.",
-        )
-    return named
-
-
 def measured_tasks(config: DistillConfig, experts: Sequence[Expert]) -> list[str]:
-    """The experts' tasks with held-out rows; ConfigError for rows of a task without an expert."""
-    names = [expert.task for expert in experts]
-    for task in config.held_out:
-        if task != "*" and task not in names:
-            raise ConfigError(
-                f"There are held-out rows for '{task}', and no expert of it.",
-                "They would be ignored, and the task they were meant for might have none.",
-                did_you_mean(task, names),
-            )
-    return [name for name in names if config.held_out_source(name)]
+    """The experts' tasks with held-out rows."""
+    return [expert.task for expert in experts if config.held_out_source(expert.task)]
 
 
 def unmeasured_words(config: DistillConfig, experts: Sequence[Expert]) -> str:
@@ -103,7 +83,7 @@ def measurements(
     config: DistillConfig, experts: Sequence[Expert], out: Path
 ) -> list[Measurement]:  # fmt: skip
     """Every evaluation of the report, the generalist's last."""
-    base, weights = base_of(config, experts), generalist_weights(out)
+    base, weights = common_base(experts, config), generalist_weights(out)
     there = [expert for expert in experts if expert.task in measured_tasks(config, experts)]
     beside = config.retention and ABILITY not in [expert.task for expert in there]
     of_base = _here(base, None)

@@ -68,7 +68,7 @@ def whole_plan(plans: Sequence[StagePlan]) -> Plan:
         words=machines[0].words,
     ) if machines else None  # fmt: skip
     tasks = tuple(task for one in plans for task in one.plan.tasks)
-    width = min((one.plan.concurrency for one in plans), default=1)
+    width = min((one.plan.concurrency for one in plans if one.plan.asked), default=1)
     return Plan(tasks=tasks, concurrency=width, machine=machine)
 
 

@@ -5,11 +5,11 @@
 * Reward enough is what --min-reward says. Without it: the full reward where a score is 0 or 1. A
   graded score must lie above the mean of the samples of its prompt, so that an easy prompt does not
   crowd out a hard one; where all samples of a prompt score alike, it must reach the mean of the
-  task. The full reward is always enough.
+  task. The full reward is always enough, and the least never is.
 * The best have the highest reward; of equal ones those of the form that was asked for, then the
   higher score, then fewer tokens, then the smaller key.
 * A sample is a duplicate where its replies are those of one that is taken, or nearly, on the same
-  prompt or on one that says nearly the same.
+  prompt or on one that says nearly the same. Two questions about one story are two prompts.
 * A quota is spread over the prompts: the best of each in turn, in an order by seed, then the second
   best. What is chosen depends on the set of samples alone, not on the order in which they came.
 """
@@ -58,6 +58,8 @@ class Rules:
 
     high: float
     """The full reward."""
+    low: float
+    """The least."""
     binary: bool
     min_reward: float | None = None
     keep_top: int = 1
@@ -152,6 +154,8 @@ def _enough(reward: float, row: Sequence[float], task_mean: float, rules: Rules)
         return reward >= rules.min_reward
     if reward >= rules.high or rules.binary:
         return reward >= rules.high
+    if reward <= rules.low:
+        return False
     return reward > _mean(row) if max(row) > min(row) else reward >= task_mean
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.distill.config import COMMAND, DistillConfig
-from soulkit.distill.experts import Expert
+from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.gains import Played, alike, difference, read_played, retained
 from soulkit.distill.gates import Gated, RetentionGate, gate_results
 from soulkit.distill.measure import (
@@ -24,7 +24,6 @@ from soulkit.distill.measure import (
     GENERALIST,
     SIDES,
     Side,
-    base_of,
     measured_folder,
     measured_tasks,
     measurements,
@@ -158,7 +157,7 @@ def distilled(
     regressions = tuple(_regressions(every))
     lines = {task: part.lines for task, part in selection.items()}
     return Distillation(
-        base=base_of(config, experts), by=config.by, tasks=tasks, macro=macro, ability=ability,
+        base=common_base(experts, config), by=config.by, tasks=tasks, macro=macro, ability=ability,
         experts={e.task: str(e.folder or e.model) for e in experts}, regressions=regressions,
         gates=gate_results(gates, _gated(every, macro, regressions)),
         shares={task: n / sum(lines.values()) for task, n in lines.items()} if lines else {},

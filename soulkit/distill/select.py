@@ -43,7 +43,7 @@ class TaskSelection:
     """Rows that were played."""
     sampled: int
     scored: int
-    """Of these neither unscored nor cut, refused, forged or hacked, nor of overlapping rows."""
+    """Of these with a score, whatever it is; those of overlapping rows are not looked at."""
     passed: int
     """Of these with reward enough."""
     overlaps: int
@@ -58,7 +58,7 @@ class TaskSelection:
     tokens: int
     """Trained tokens of these, as sampled."""
     acceptance: float
-    """passed / (sampled - overlaps): the share of samples that are good enough."""
+    """passed / (sampled - overlaps): the share of samples that are good enough to be learned."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """Why samples were never learned from → how many."""
 
@@ -177,20 +177,24 @@ def _samples(out: Path, part: Work, config: DistillConfig) -> list[Sampled]:
 
 
 def _alike(part: Work, near: float) -> Mapping[str, Collection[str]]:
-    """Row → other rows of the task that say nearly the same."""
+    """Row → other rows of the task that say the same, or nearly. Rows of one cluster share a story
+    and ask something else about it: of these only equal ones count."""
     rows = [passage_of(part.task, example) for example in part.examples]
-    ids = [example.id for example in part.examples]
-    matches = row_matches(rows, rows, near)
+    examples = part.examples
     return {
-        ids[place]: sorted({ids[other] for other, _ in several} - {ids[place]})
-        for place, several in matches.items()
-    }
+        examples[place].id: sorted({
+            examples[other].id for other, match in several
+            if other != place
+            and (match.kind == "exact" or examples[other].cluster != examples[place].cluster)
+        })
+        for place, several in row_matches(rows, rows, near).items()
+    }  # fmt: skip
 
 
 def _rules(config: DistillConfig, part: Work) -> Rules:
     metric = part.task.spec.metric
     return Rules(
-        high=metric.high, binary=metric.binary, min_reward=config.min_reward,
+        high=metric.high, low=metric.low, binary=metric.binary, min_reward=config.min_reward,
         keep_top=config.keep_top, quota=config.quota, near=config.near, seed=config.seed,
     )  # fmt: skip
 
@@ -215,7 +219,7 @@ def _counted(
 ) -> TaskSelection:
     eligible = len(samples) - choice.overlaps
     return TaskSelection(
-        prompts=len(part.examples), sampled=len(samples), scored=choice.passed + choice.below,
+        prompts=len(part.examples), sampled=len(samples), scored=eligible - choice.faults.get("unscored", 0),
         passed=choice.passed, overlaps=choice.overlaps, duplicates=choice.duplicates,
         taken=len(choice.taken), prompts_taken=len({one.example_id for one in choice.taken}),
         lines=len(lines), tokens=sum(one.tokens for one in choice.taken),

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from soulkit.distill.gates import KEPT, REGRESSIONS
 from soulkit.distill.measure import SIDES
 from soulkit.distill.report import Distillation, TaskResult
 from soulkit.errors import RunError
+from soulkit.eval.gates import GateResult
 from soulkit.eval.summary import Cell
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.intervals import interval_remark
@@ -23,7 +25,6 @@ from soulkit.report.table import (
     DASH,
     interval_text,
     literal_text,
-    mean_text,
     number,
     plain_table,
 )
@@ -38,8 +39,8 @@ HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "lost", "retentio
          "acceptance")  # fmt: skip
 MEANING = (
     "Retention is the generalist's gain over the base divided by the expert's, on the rows that "
-    "all three scored, with Fieller's 95% interval; clusters are the units. Where the expert's gain "
-    "cannot be told from zero there is nothing to divide by."
+    "all three scored, with Fieller's 95% interval; clusters are the units. Where the expert's "
+    "gain cannot be told from zero there is nothing to divide by."
 )
 WIDTH = 9.0
 """Inches; the page scales the picture."""
@@ -54,11 +55,11 @@ def percent(value: float | None) -> str:
 
 
 def retention_text(kept: Retention) -> str:
-    """`83% [71 to 96%]`; why there is none."""
+    """`83% [71 to 96%]`; `none` where a remark says why there is none."""
     if kept.ratio is None:
-        return f"none: {kept.why}" if kept.why else DASH
+        return "none" if kept.why else DASH
     if kept.ci_low is None or kept.ci_high is None:
-        return f"{percent(kept.ratio)} (no interval: {kept.why})"
+        return f"{percent(kept.ratio)}, no interval"
     return f"{percent(kept.ratio)} [{100 * kept.ci_low:.0f} to {100 * kept.ci_high:.0f}%]"
 
 
@@ -103,7 +104,10 @@ def row_of(result: TaskResult) -> tuple[str, ...]:
 
 
 def _side_text(cell: Cell | None) -> str:
-    return DASH if cell is None else mean_text(cell)
+    if cell is None or cell.mean is None:
+        return DASH
+    ends = interval_text(cell.ci_low, cell.ci_high)
+    return number(cell.mean) + (f" [{ends}]" if ends != DASH else "")
 
 
 def macro_row(result: Distillation) -> tuple[str, ...]:
@@ -120,16 +124,42 @@ def remarks_of(result: Distillation) -> list[str]:
         lines.append(f"worse than the base, and surely so: {', '.join(result.regressions)}")
     for one in _results(result):
         lines += [f"{one.task}, not measured alike: {line}" for line in one.mixed]
+        lines += (
+            [f"{one.task}: no {'interval' if one.kept.ratio else 'retention'}, {one.kept.why}"]
+            if one.kept.why
+            else []
+        )
+        lines += [
+            f"{one.task}: of {side} {cell.n_scored} of {cell.n} episodes are scored"
+            for side, cell in one.cells.items()
+            if cell.n_scored < cell.n
+        ]
         for part in one.beside:
             means = ", ".join(f"{side} {number(mean)}" for side, mean in part.means.items())
             worse = "; worse than the base" if part.worse else ""
             moved = difference_text(part.paired)
             lines.append(f"{one.task} {part.metric}: {means}; {moved} against the base{worse}")
-    lines += [gate_text(gate) for gate in result.gates]
+    lines += [f"mean over tasks: no retention, {result.macro.why}"] if result.macro.why else []
+    lines += [gate_line(gate) for gate in result.gates]
     if result.shares:
         shares = ", ".join(f"{task} {percent(share)}" for task, share in result.shares.items())
         lines.append(f"learned from: {shares}")
     return [*lines, *result.remarks]
+
+
+def gate_line(result: GateResult) -> str:
+    """`gate retention>=0.6: pass, 83% [71 to 96%] (tomi: 480 rows)`; others as `soul compare`."""
+    gate = result.gate
+    if gate.target == REGRESSIONS:
+        shown = f"{result.difference:.0f}"
+    elif KEPT in (gate.target, gate.metric):
+        shown = retention_text(
+            Retention(ratio=result.difference, ci_low=result.low, ci_high=result.high, why="-")
+        )
+    else:
+        return gate_text(result)
+    why = f" ({result.why})" if result.why else ""
+    return f"gate {gate.text}: {result.outcome}, {shown}{why}"
 
 
 def _results(result: Distillation) -> list[TaskResult]:
@@ -229,7 +259,7 @@ def figures_of(result: Distillation, folder: Path) -> list[Picture]:
         picture_of(
             folder, "scores", "Scores and what is kept",
             "Left: score of base, expert and generalist on the same rows, with 95% intervals; "
-            "right: share of the expert's gain that the generalist keeps, the dashed line is all of it.",
+            "right: share of the expert's gain that the generalist keeps; dashed: all of it.",
             (WIDTH, 1.2 + 0.75 * len(shown)), lambda canvas, palette: _draw(canvas, shown, palette),
         )
     ]  # fmt: skip

@@ -87,7 +87,8 @@ def learning_curves(run: RunData) -> list[Figure]:
         ),
         (
             "Validation loss",
-            "Nats per learned token of conversations that were not learned, by source.",
+            "Nats per learned token of conversations that were not learned, by source. Step −1 is "
+            "the model before the training.",
             _validation(run),
         ),
         ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),

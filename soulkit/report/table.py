@@ -22,6 +22,7 @@ from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.report.training_facts import (
+    LESSON_FACTS,
     ability_text,
     canary_text,
     feedback_text,
@@ -228,7 +229,21 @@ def step_rows(run: RunData) -> list[tuple[str, str, str]]:
     first, last = run.steps[0], run.steps[-1]
     rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
     whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
-    return whole + _task_rows(run)
+    return whole + _task_rows(run) + _validation_rows(run)
+
+
+def _validation_rows(run: RunData) -> list[tuple[str, str, str]]:
+    """The first and the newest loss on the conversations of each validation source."""
+    rows = []
+    for name in dict.fromkeys(name for _, losses in run.valid for name in losses):
+        measured = [(step, losses[name]) for step, losses in run.valid if name in losses]
+        ends = (f"{number(loss)} ({_after(step)})" for step, loss in (measured[0], measured[-1]))
+        rows.append((f"validation loss, {name}", *ends))
+    return rows
+
+
+def _after(step: int) -> str:
+    return f"step {step}" if step >= 0 else "before"
 
 
 def _task_rows(run: RunData) -> list[tuple[str, str, str]]:
@@ -454,7 +469,7 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers", *ROLES,
-        "rows", "revision", "general ability",
+        "rows", "revision", "general ability", *LESSON_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 

@@ -47,12 +47,16 @@ def _task_text(rewards: Rewards, task: str) -> str:
     return "  ".join(parts)
 
 
+LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
+"""The labels of `lesson_facts`."""
+
+
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     """Of a training on conversations: (label, text) of its losses and of what was left out."""
     facts = []
     if (valid := summary.validation) is not None:
         texts = [
-            f"{name} {valid.first[name]:.3f} to {loss:.3f}" + _of_lessons(valid, name)
+            _moved(valid.first[name], loss, name) + _of_lessons(valid, name)
             for name, loss in valid.last.items()
         ]
         facts.append(("validation loss", "; ".join(texts)))
@@ -71,6 +75,11 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     if rows:
         facts.append(("rows without use", "; ".join(rows)))
     return facts
+
+
+def _moved(first: float, last: float, name: str) -> str:
+    """`NAME 2.369 to 1.612`, of one that was measured once its loss alone."""
+    return f"{name} {last:.3f}" if first == last else f"{name} {first:.3f} to {last:.3f}"
 
 
 def _of_lessons(valid: ValidationTotals, name: str) -> str:

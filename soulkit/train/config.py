@@ -40,6 +40,11 @@ TASKS_AND_CHATS = (
 )
 OF_CHATS = ("preset", "side", "strip_system", "turns", "validation", "lesson_tokens")
 """Settings that conversations alone have."""
+OF_ROWS = (
+    "limit", "where", "example", "rows_per_task", "tasks_file", "coach", "worked_examples",
+    "sft_feedback", "sft_feedback_always",
+)  # fmt: skip
+"""Settings about the rows of tasks, which conversations have none of."""
 TINY = "tiny"
 """The name of a model that is made for the rows, with random weights."""
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
@@ -342,8 +347,10 @@ class TrainConfig(
             raise ValueError(TASKS_OR_CHATS if self.method == "sft" else TASKS_OR_SUITE)
         if self.corpora and self.method != "sft":
             raise ValueError(f"conversations are for sft; {self.method} plays tasks")
-        idle = [name for name in OF_CHATS if getattr(self, name)]
-        if idle and not self.corpora:
+        idle = [name for name in (OF_ROWS if self.corpora else OF_CHATS) if getattr(self, name)]
+        if idle and self.corpora:
+            raise ValueError(f"{idle[0]} is about the rows of tasks, and these are conversations")
+        if idle:
             flag = f"--{idle[0].replace('_', '-')}"
             raise ValueError(f"{flag} is about conversations: soul train sft --data FILE {flag} …")
 

@@ -53,16 +53,18 @@ from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.rollouts.watched import CanaryWatch
+from soulkit.train.sft.corpus import Validation
 from soulkit.train.sft.corpus_run import (
     check_corpus,
     lesson_totals,
     loss_cells,
+    measured_rows,
     rows_without_use,
     supervision,
     validation_totals,
     words_of_corpus,
 )
-from soulkit.train.sft.lessons import SupervisedStep, check_lessons
+from soulkit.train.sft.lessons import SupervisedStep, check_lessons, dev_spans
 from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
@@ -325,7 +327,8 @@ async def _supervise(loop: Loop, material: Material, show: Show) -> TrainSummary
         await loop.run_all(step, with_stops(loop, show), validate=validate)
     else:
         lessons = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
-        await loop.run_all(lessons, with_stops(loop, show))
+        held_out = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy))
+        await loop.run_all(lessons, with_stops(loop, show), validate=held_out)
     return supervised_summary(loop.config, loop.run, loop, material)
 
 
@@ -467,7 +470,7 @@ def supervised_summary(
         left_out=material.left_out,
         steps=loop.step,
         summary_steps=len(last),
-        validation=validation_totals(lines, material.corpus),
+        validation=validation_totals(lines, measured_rows(material)),
         lessons=lesson_totals(lines),
         unusable=rows_without_use(material.corpus),
     )

@@ -31,6 +31,9 @@ class RowStore(Protocol):
     def rows(self) -> int | None:
         """Of one pass; None where nobody knows."""
 
+    def count(self) -> int:
+        """The rows of one pass, whatever it takes to know."""
+
     @property
     def data_sources(self) -> frozenset[str]:
         """Names that are in its rows, where they were looked for."""
@@ -88,7 +91,7 @@ class LessonSource:
         if address is not None:
             from soulkit.data.corpora.hub_rows import HubStore
 
-            store = HubStore(address, size, limit, part, say)
+            store = HubStore(address, size, limit, f"{seed}/{label}", part, say)
         else:
             files = source_files(settings.path, part)
             store = FileStore(files, size, limit, f"{seed}/{label}", settings.side is None)
@@ -97,6 +100,10 @@ class LessonSource:
     @property
     def rows(self) -> int | None:
         return self._store.rows
+
+    def count(self) -> int:
+        """The rows of one pass; of a data set that does not say, all are read for it."""
+        return self._store.count()
 
     @property
     def rows_of_a_pass(self) -> int:
@@ -142,7 +149,8 @@ class LessonSource:
         self._window, self._next = step
         self._order = [n for n, row in enumerate(self._window.ordinals) if row in self._part]
         if self._shuffled:
-            random.Random(f"{self._salt}/{self._epoch}/{self._start}").shuffle(self._order)
+            place = self._window.ordinals[0] if self._order else 0
+            random.Random(f"{self._salt}/{self._epoch}/{place}").shuffle(self._order)
         self._place = 0
 
     def in_order(self, left_out: LeftOut) -> Iterator[Lesson]:

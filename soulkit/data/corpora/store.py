@@ -29,6 +29,9 @@ class FileStore:
     def rows(self) -> int:
         return sum(file.rows for file in self._files)
 
+    def count(self) -> int:
+        return self.rows
+
     @property
     def data_sources(self) -> frozenset[str]:
         return frozenset[str]().union(*(file.data_sources for file in self._files))

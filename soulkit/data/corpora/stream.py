@@ -80,7 +80,8 @@ class LessonStream:
         return cls(opened, seed, window)
 
     def _new_turns(self, taken: Sequence[int]) -> Turns:
-        weights = [s.ratio * (s.rows or 1) for s in self._sources]
+        alone = len(self._sources) == 1  # its turn comes anyway
+        weights = [1.0 if alone else s.ratio * s.count() for s in self._sources]
         return Turns(weights, self._seed, taken)
 
     # -- lessons ---------------------------------------------------------------------------------

@@ -62,14 +62,14 @@ class CorpusStep:
         batch, before = Batch(), self.encode.shortened
         while (missing := size - batch.learned.total()) > 0:
             for lesson in self.stream.take(missing):
-                spans = (
-                    self.encode(lesson) if lesson_print(lesson) not in self.held_out else HELD_OUT
-                )
-                batch.add(lesson, spans)
+                batch.add(lesson, HELD_OUT if self.is_held_out(lesson) else self.encode(lesson))
             if batch.left_out.total() > PATIENCE * size:
                 raise nothing_learned(", ".join(sorted(batch.names)), batch.left_out)
         batch.shortened = self.encode.shortened - before
         return batch
+
+    def is_held_out(self, lesson: Lesson) -> bool:
+        return bool(self.held_out) and lesson_print(lesson) in self.held_out
 
 
 @dataclass
@@ -125,9 +125,10 @@ class Validation:
     spans: Mapping[str, Sequence[Span]]
 
     def __call__(self, step: int) -> dict[str, float | None]:
-        """After `step`, where its turn is: every `eval_every` steps and after the last."""
+        """After `step`, where its turn is: before the first, every `eval_every` steps and after the
+        last."""
         done, every = step + 1, self.config.eval_every
-        if done != self.config.steps and (every is None or done % every):
+        if done not in (0, self.config.steps) and (every is None or done % every):
             return {}
         return self.losses()
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from soulkit.metrics.intervals import estimate
 from soulkit.models.local.sampler import context_limit
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
+from soulkit.train.material.assemble import Material
 from soulkit.train.material.conversations import Corpus, lessons_of
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.sft.corpus import CorpusStep, Validation, nothing_learned
@@ -120,12 +121,20 @@ def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
     return LessonCounts(learned=dict(learned), left_out=dict(left_out), shortened=shortened)
 
 
-def validation_totals(lines: Sequence[StepLine], corpus: Corpus | None) -> ValidationTotals | None:
-    """The first, the newest and the lowest loss of each validation source; None without any."""
+def measured_rows(material: Material) -> dict[str, int]:
+    """Source → conversations whose loss is measured; of tasks the held-out rows."""
+    if material.corpus is not None:
+        return {name: len(some) for name, some in material.corpus.validation.items()}
+    return dict(Counter(task.name for task, _ in material.dev))
+
+
+def validation_totals(
+    lines: Sequence[StepLine], lessons: Mapping[str, int]
+) -> ValidationTotals | None:
+    """The first, the newest and the lowest loss of each of `lessons`; None without any."""
     measured = [line for line in lines if line.valid]
     if not measured:
         return None
-    lessons = {name: len(some) for name, some in (corpus.validation if corpus else {}).items()}
     return ValidationTotals.of([(line.step, line.valid) for line in measured], lessons)
 
 

@@ -26,7 +26,7 @@ from soulkit.train.material.conversations import Corpus, source_facts
 from soulkit.train.state.ability import AbilityTotals
 
 CARD = "README.md"
-_ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "track", "max_cost"})
+_ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "side", "track", "max_cost"})
 """Settings that the command names itself, or that say nothing about the weights."""
 
 
@@ -124,6 +124,7 @@ def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
     words += ["--task", ",".join(_weighted(config))] if config.tasks else []
     for one in config.corpora:
         words += ["--data", _plain(one.path) + (f":{one.ratio:g}" if one.ratio != 1 else "")]
+    words += ["--side", config.side] if config.side else []
     for one in config.validation:
         words += ["--validation", _plain(one.path)]
     for task, source in config.data.items():

@@ -45,6 +45,8 @@ Show = Callable[[StepLine], None]
 Begin = Callable[[str], None]
 """Hears what is under way from now on: whoever shows progress has something to show before the
 first step is done."""
+BASE = -1
+"""The step after which the weights are those that the run began with."""
 LOADING = "loading the model"
 """What may download: those who load have progress bars of their own."""
 Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
@@ -155,6 +157,8 @@ class Loop:
     ) -> None:
         """Take every remaining step; a checkpoint every so often, at the end, and when stopped."""
         try:
+            if not self.step:
+                self._measure_base(validate)
             if self.unmeasured:
                 last = read_step_lines(self.run.metrics)[-1]
                 await self._complete(last, measure, validate, show)
@@ -168,6 +172,11 @@ class Loop:
                 self.checkpoint(within_step=True)
             raise
         self._forget_sampled()
+
+    def _measure_base(self, validate: Validate) -> None:
+        """Note the losses before the first step."""
+        self.begin("validation")
+        self.metrics.write_all(dev_lines(StepLine(step=BASE, valid=validate(BASE))))
 
     async def _take(self, take_step: Callable[[int], Awaitable[StepLine]]) -> StepLine:
         """One step; from its line on it counts as taken."""

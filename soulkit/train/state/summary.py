@@ -110,8 +110,8 @@ class ValidationTotals:
         line = members(value)
         if not line:
             return None
-        losses = (_numbers(line.get(name)) for name in ("first", "last", "lowest"))
-        return cls(whole(line.get("steps")), *losses, lessons=counts(line.get("lessons")))
+        first, last, lowest = (_numbers(line.get(name)) for name in ("first", "last", "lowest"))
+        return cls(whole(line.get("steps")), first, last, lowest, counts(line.get("lessons")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
