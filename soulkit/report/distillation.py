@@ -222,9 +222,9 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
 
 def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """(number, interval) of each column."""
-    parts = [text.partition(" [") for text in texts]
-    return [(head, f"[{rest}" if bracket else "") for head, bracket, rest in parts]
+    """(number, what stands below it) of each column: its interval, clusters, or rows taken."""
+    parts = [text.partition(" [") if " [" in text else text.partition(", ") for text in texts]
+    return [(head, f"[{rest}" if mark == " [" else rest) for head, mark, rest in parts]
 
 
 def read_for_report(folder: Path) -> Distillation | None:
