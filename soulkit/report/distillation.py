@@ -205,11 +205,11 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
     MissingPackage without matplotlib.
     """
-    from soulkit.distill.report import adapter
+    from soulkit.distill.report import as_json
     from soulkit.report.html import environment
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "distillation.json", adapter().dump_python(result, mode="json"))
+    write_json(folder / "distillation.json", as_json(result))
     page = environment().get_template("distillation.html.j2").render(
         result=result, facts=facts_of(result), heads=HEADS, meaning=MEANING,
         rows=[_cells(row_of(one)) for one in _results(result)],
