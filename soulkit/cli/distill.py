@@ -135,9 +135,9 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
 
     page = write_distillation_page(result, out / "report")
     if as_json:
-        from soulkit.distill.report import adapter
+        from soulkit.distill.report import as_json
 
-        print_json(adapter().dump_python(result, mode="json"))
+        print_json(as_json(result))
     else:
         for part in distillation_parts(result):
             console().print(part)

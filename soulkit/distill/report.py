@@ -39,6 +39,8 @@ from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.runs.folder import Run
+from soulkit.runs.provenance import with_origin
+from soulkit.runs.schemas import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
 
 MEMBER = "distillation"
 """Under which `summary.json` says what only a distillation has."""
@@ -256,6 +258,12 @@ def adapter() -> TypeAdapter[Distillation]:
     return TypeAdapter(Distillation)
 
 
+def as_json(result: Distillation) -> dict[str, Any]:
+    """Plain JSON values, with the name and version of their schema."""
+    values: dict[str, Any] = adapter().dump_python(result, mode="json")
+    return {SCHEMA: DISTILLATION_SCHEMA, **values}
+
+
 def write_distillation(run: Run, result: Distillation) -> None:
     """Write `summary.json`: cells as in every summary, and the whole under `distillation`."""
     parts = [recorded_summary(file.parent) for file in sorted(run.path.rglob("summary.json"))
@@ -269,7 +277,7 @@ def write_distillation(run: Run, result: Distillation) -> None:
         n_scored=sum(_of(one, "n_scored") for one in result.tasks),
         tasks={one.task: _cells(one) for one in result.tasks},
     )  # fmt: skip
-    run.write_summary({**summary.to_json(), MEMBER: adapter().dump_python(result, mode="json")})
+    run.write_summary(with_origin(run.path, {**summary.to_json(), MEMBER: as_json(result)}))
 
 
 def _of(result: TaskResult, name: str) -> int:
@@ -301,11 +309,13 @@ def read_distillation(out: Path) -> Distillation | None:
     part = summary_line(out).get(MEMBER)
     if part is None:
         return None
+    file = out / "summary.json"
+    refuse_other_schema(part, DISTILLATION_SCHEMA, f"what '{file}' says of its distillation")
     try:
         return adapter().validate_json(json.dumps(part))
     except ValidationError as error:
         raise DataError(
-            f"What '{out / 'summary.json'}' says of its distillation cannot be read.",
+            f"What '{file}' says of its distillation cannot be read.",
             f"{error.error_count()} of its members are not what soulkit writes.",
             "Write it again from what was measured: soul distill report with the same settings.",
         ) from error

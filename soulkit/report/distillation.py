@@ -205,11 +205,11 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
     MissingPackage without matplotlib.
     """
-    from soulkit.distill.report import adapter
+    from soulkit.distill.report import as_json
     from soulkit.report.html import environment
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "distillation.json", adapter().dump_python(result, mode="json"))
+    write_json(folder / "distillation.json", as_json(result))
     page = environment().get_template("distillation.html.j2").render(
         result=result, facts=facts_of(result), heads=HEADS, meaning=MEANING,
         rows=[_cells(row_of(one)) for one in _results(result)],
@@ -222,9 +222,9 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
 
 def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """(number, interval) of each column."""
-    parts = [text.partition(" [") for text in texts]
-    return [(head, f"[{rest}" if bracket else "") for head, bracket, rest in parts]
+    """(number, what stands below it) of each column: its interval, clusters, or rows taken."""
+    parts = [text.partition(" [") if " [" in text else text.partition(", ") for text in texts]
+    return [(head, f"[{rest}" if mark == " [" else rest) for head, mark, rest in parts]
 
 
 def read_for_report(folder: Path) -> Distillation | None:

@@ -30,6 +30,7 @@ from soulkit.eval.summary import recorded_summary
 from soulkit.metrics.retention import LOSS
 from soulkit.report.distillation import distillation_parts, write_distillation_page
 from soulkit.report.table import parts_text
+from soulkit.runs.schemas import schema_file
 from tests.support.evaluation import Body, api, oracle
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -77,6 +78,13 @@ def good(played: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("good")
     open_distillation(out, settings())
     return measured(out, played, base=0.1, expert=0.9, generalist=0.5)
+
+
+def against(schema: str, value: Any) -> list[str]:
+    """What a schema has against a value."""
+    jsonschema = pytest.importorskip("jsonschema")
+    loaded = json.loads(schema_file(f"soulkit/{schema}@1").read_text(encoding="utf-8"))
+    return [e.message for e in jsonschema.Draft202012Validator(loaded).iter_errors(value)]
 
 
 def result_of(out: Path, *gates: str, **more: Any) -> Distillation:
@@ -166,6 +174,9 @@ def test_the_file_the_table_and_the_page_say_the_same(
     result = result_of(good, "retention>=-0.5")
     write_distillation(run, result)
     assert read_distillation(good) == result
+    written = json.loads((good / "summary.json").read_text())
+    assert against("summary", written) == against("distillation", written["distillation"]) == []
+    assert against("distillation", {**written["distillation"], "tasks": 1})
     assert main(["report", str(good), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["tasks"][0]["kept"]["ratio"] == result.tasks[0].kept.ratio
