@@ -34,15 +34,24 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
-GROUPS = frozenset({"data", "eval_data", "roles", "endpoints", "option", "headers"})
+GROUPS = frozenset(
+    {
+        "data", "eval_data", "held_out", "experts", "roles", "endpoints", "option", "headers",
+        "teacher_adapters",
+    }
+)  # fmt: skip
 """Settings whose members are all alike, whatever their names are."""
+ROWS = ("data", "eval_data", "held_out")
+"""Settings that name files of rows, or how many to make."""
 FILES = frozenset(
     {
         "adapter",
         "teacher_model",
         "teacher_adapter",
+        "teacher_adapters",
         "prices",
         "ledger_file",
+        "experts",
         "corpora",
         "validation",
         "path",
@@ -184,7 +193,9 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         _add_player(reach, value)
     elif name in CODE:
         reach.code.append(value)
-    elif name in ("data", "eval_data"):
+    elif name == "experts" and value.startswith("endpoint:"):
+        _add_player(reach, value)
+    elif name in ROWS:
         reach.files += [] if value.startswith("synth:") else [value]
     elif name == "base_url" or ("://" in value and name not in ABOUT):
         reach.addresses.append(value)

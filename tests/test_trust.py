@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from soulkit.distill.config import DistillConfig
 from soulkit.eval.config import EvalConfig
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.runs.seals import state_folder
@@ -31,21 +32,25 @@ INERT = """
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
     prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute retention
     retention_tokens eval_task probe_every probe_lr probe_method probe_steps sampler_cap
-    mix_lambda mix_samples mix_tokens objective
+    mix_lambda mix_samples mix_tokens objective split
     lesson_tokens preset seed side strip_system turns validation_limit window
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
     shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
     tokens_per_minute top_p warmup_steps weight_decay where worked_examples yes
+    samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
 """
 """Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
 
+BY_TASK = ("data", "eval_data", "held_out", "experts", "teacher_adapters")
+"""Settings that name a place for each task."""
 
-@pytest.mark.parametrize("kind", [EvalConfig, TrainConfig, RoleSettings])
+
+@pytest.mark.parametrize("kind", [EvalConfig, TrainConfig, DistillConfig, RoleSettings])
 def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     """A new setting that names an address, a key, code or a file must be shown by `reach_of`."""
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
-        probe: Any = {"tomi": "/probe"} if name in ("data", "eval_data", "option") else "/probe"
+        probe: Any = {"tomi": "/probe"} if name in (*BY_TASK, "option") else "/probe"
         if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
         if name == "task_players":
@@ -71,6 +76,8 @@ def test_what_is_left_out_is_shown_too() -> None:
     assert "/w" in words("{kind: local, model: /w, base_url: null}")
     assert words("judge: [{kind: actor}]") == words("data: {tomi: 'synth:3'}") == ""
     assert words("judge: [{kind: scripted, model: /etc/passwd}]") == "files: '/etc/passwd'"
+    served = words("experts: {tomi: 'endpoint:m@http://e.example'}")
+    assert "http://e.example" in served and DEFAULT_KEY in served
     assert words("coach: symbolic\ntrack: none") == ""
     assert "wandb" in words("track: wandb")
 

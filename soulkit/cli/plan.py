@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from soulkit.play.plan import Plan, PlayerLoad
     from soulkit.train.sft.planning import CorpusPlan
 
-PLANNED = ("eval", "train")
+PLANNED = ("eval", "train", "distill")
 
 
 def command(
     context: typer.Context,
     words: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="eval api … or train ditto …")
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="eval api …, train ditto … or distill …"),
     ],
 ) -> None:
     """Print the calls, tokens, cost, memory and time of a command; nothing is asked or loaded."""

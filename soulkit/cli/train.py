@@ -201,7 +201,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     with working(f"train {config.method}", "reading the rows") as interrupting:
         material = prepare_training(config, out, _say, interrupting(ask_user()))
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar), _say, material, partial(_begin, bar))
+        summary = train(config, out, step_shower(bar), _say, material, partial(begin_on, bar))
     if finished:  # said when it is known to be this very training
         _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
@@ -215,7 +215,7 @@ def _say(remark: str) -> None:
     err.print(remark, markup=False, soft_wrap=True)
 
 
-def _begin(bar: Bar, what: str, who: str = "") -> None:
+def begin_on(bar: Bar, what: str, who: str = "") -> None:
     from soulkit.train.state.loop import LOADING
 
     loading = what == LOADING
@@ -369,7 +369,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
         ended = run_all(
             runs, out, *_watch(bar), force_mixed=values["force_mixed"],
             eval_judge=judge.written() if judge else "",
-            begin=lambda run, what: _begin(bar, what, f"{_name(run)}: "),
+            begin=lambda run, what: begin_on(bar, what, f"{_name(run)}: "),
         )  # fmt: skip
     if judge is not None:
         judge_ends(runs, judge, _say, trust=values["trust"])

@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # the options of a command are made from this module: they ne
     from soulkit.tasks.registry import Registry
     from soulkit.tasks.spec import TaskSpec
 
+SPLIT_NAMES = {"train": "train", "test": "eval"}
+"""What the pulled files of a split are called."""
 WHOLE_BENCHMARK = "soul-27"
 """The suite that is meant where a served model is evaluated and nothing else is named."""
 
@@ -87,6 +89,12 @@ class EvalConfig(PlayConfig):
         complete="tasks",
         metavar="TASK",
         help="Tasks to play: NAME,NAME.",
+    )
+    split: Literal["train", "test"] = setting(
+        "test",
+        section="Task and model",
+        flag=None,
+        help="test: rows to evaluate on; train: rows to train on, as training reads them.",
     )
     repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
 
@@ -308,7 +316,8 @@ def load_work(config: EvalConfig) -> list[Work]:
     if config.playable:
         return _playable_work(config, registry, names)
     registry.refuse_rows_only(names, config.suite)
-    return [_work(task, config) for task in configured_tasks(registry, names, config).values()]
+    tasks = _configured(registry, names, config)
+    return [_work(task, config) for task in tasks.values()]
 
 
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
@@ -324,14 +333,14 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
     if config.playable:
         return _playable_work(config, registry, names), []
     gaps = unplayable_gaps(registry, names, config.suite)
-    for name, task in configured_tasks(registry, names, config).items():
+    for name, task in _configured(registry, names, config).items():
         if registry.spec(name).rows_only:
             continue
         try:
             work.append(_work(task, config))
         except NoRows as error:
             work.append(Work(task, ()))
-            pull = "soul data pull --task {} --split eval"
+            pull = f"soul data pull --task {{}} --split {SPLIT_NAMES[config.split]}"
             way = f"rows: {pull} into {folder_note()}, or --data TASK=FILE"
             gaps.append(Gap("rows", name, way, error))
     return work, gaps
@@ -356,7 +365,7 @@ def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
 
     registry, played = eval_registry(config), {part.task.name for part in work}
     names = task_names(config, registry) if config.suite is not None else ()
-    tasks = configured_tasks(registry, names, config) if names else {}
+    tasks = _configured(registry, names, config) if names else {}
     others = {name: task for name, task in tasks.items() if name not in played}
     return sort_out(others, config, registry, lambda task: _work(task, config))[1]
 
@@ -364,10 +373,19 @@ def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
 def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
     from soulkit.play.playable import refuse_nothing, sort_out
 
-    tasks = configured_tasks(registry, names, config)
+    tasks = _configured(registry, names, config)
     work, reasons = sort_out(tasks, config, registry, lambda task: _work(task, config))
     refuse_nothing(config, work, reasons)
     return work
+
+
+def _configured(registry: Registry, names: Sequence[str], config: EvalConfig) -> Mapping[str, Task]:
+    """The live tasks; on training rows with the word budgets of training, and none that may not be
+    trained on."""
+    training = config.split == "train"
+    if training:
+        registry.refuse_evaluation_only(names)
+    return configured_tasks(registry, names, config, training=training)
 
 
 def load_rows(config: EvalConfig) -> list[Work]:
@@ -381,6 +399,7 @@ def _work(task: Task, config: EvalConfig) -> Work:
     from soulkit.play.plan import Work
     from soulkit.tasks.loading import examples_for
 
-    loaded = examples_for(task, config.rows_source(task.name), limit=config.limit, seed=config.seed)
+    source, split = config.rows_source(task.name), config.split
+    loaded = examples_for(task, source, split=split, limit=config.limit, seed=config.seed)
     rows = chosen_rows(loaded.examples, config, task.name)
     return Work(task, rows, loaded.bad, task.controls if config.controls else ())

@@ -8,6 +8,7 @@ from soulkit.data.contamination import Passage, entity_values, folded_words
 from soulkit.data.files import BadRow, RawRow
 from soulkit.errors import DataError
 from soulkit.tasks.base import Task
+from soulkit.types import Example
 
 
 def passages(
@@ -26,7 +27,11 @@ def passages(
 
 def passage(task: Task, row: RawRow) -> Passage:
     """One row as a passage; DataError when the task cannot use it."""
-    example = task.example(row.fields, source=row.source)
+    return passage_of(task, task.example(row.fields, source=row.source))
+
+
+def passage_of(task: Task, example: Example) -> Passage:
+    """What the seats of one row may read."""
     columns = task.spec.columns
     values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
     texts = {name: folded_words(values[name]) for name in columns if name in values}
@@ -38,7 +43,7 @@ def passage(task: Task, row: RawRow) -> Passage:
     }
     every = tuple(w for words in texts.values() for w in words)
     core = tuple(w for n, words in texts.items() if not columns[n].entity for w in words)
-    return Passage(row.source, task.name, every, core or every, frozenset(entities))
+    return Passage(example.source, task.name, every, core or every, frozenset(entities))
 
 
 def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:

@@ -205,7 +205,11 @@ def rows_and_gaps(
 def what_is_away(config: TrainConfig) -> list[Gap]:
     """Keys, the model and the teacher, as far as they are not on this machine."""
     model = [] if config.model == TINY else model_gaps(config.model, config.adapter)
-    teacher = model_gaps(config.teacher_model or config.model, config.teacher_adapter)
+    teacher = [
+        gap
+        for adapter in dict.fromkeys(config.teacher_adapters.values()) or [config.teacher_adapter]
+        for gap in model_gaps(config.teacher_model or config.model, adapter)
+    ]
     model += checkpoint_gaps(config)
     return [*key_gaps(config), *model, *(teacher if config.method == "opd" else [])]
 

@@ -1,0 +1,209 @@
+"""What a distillation can be told, and the folder that belongs to it.
+
+    OUT/config.yaml         the settings            OUT/selected.jsonl    what the generalist learns
+    OUT/samples/TASK/       a run of each expert    OUT/selection.json    what became of the samples
+
+A folder belongs to one configuration, like that of every run. When a setting has changed, the
+refusal says which stages would have to be done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from soulkit.config import setting
+from soulkit.errors import RunError
+from soulkit.play.settings import PlayConfig
+from soulkit.runs.folder import Run, is_run, plain_config, read_config, read_environment
+from soulkit.train.config import LoraSettings
+
+COMMAND = "distill"
+ANY = "*"
+"""Where a setting by task names what is meant for every (other) task."""
+SAMPLES, SELECTED, SELECTION = "samples", "selected.jsonl", "selection.json"
+
+Stage = Literal["sample", "select", "train", "report"]
+STAGES: tuple[Stage, ...] = ("sample", "select", "train", "report")
+
+_FIRST_READ: dict[str, Stage] = {
+    **dict.fromkeys(
+        ("keep_top", "min_reward", "quota", "near", "exclude_overlap", "held_out"), "select"
+    ),
+    **dict.fromkeys(("by", "epochs", "batch", "lr", "lora"), "train"),
+    **dict.fromkeys(("held_out_limit", "retention"), "report"),
+}  # fmt: skip
+"""The first stage that reads a setting; of all others it is the first stage of all."""
+
+
+class DistillConfig(PlayConfig):
+    """One distillation: the experts, what they are asked, and what is learned of it."""
+
+    WHOLE: ClassVar[frozenset[str]] = PlayConfig.WHOLE | {"experts"}
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
+        "concurrency", "batch_size", "gate",
+    }  # fmt: skip
+
+    experts: dict[str, str] = setting(
+        section="Task and model",
+        metavar="[TASK=]DIR",
+        min_length=1,
+        help="A folder with an expert for each task, adapters or runs in any depth; TASK=FOLDER "
+        "names one that says nothing of itself, TASK=endpoint:MODEL@URL a served one; may be "
+        "repeated.",
+    )
+    model: str | None = setting(  # type: ignore[assignment]
+        None,
+        min_length=1,
+        section="Task and model",
+        unset="the base that the experts name",
+        help="The base of the experts and of the generalist, where it lies elsewhere now.",
+    )
+
+    # -- sample --
+    samples: int = setting(4, gt=0, section="Sampling", help="Replies to each training prompt.")
+    temperature: float = setting(
+        1.0, gt=0, section="Sampling", help="At which the experts are sampled."
+    )
+    max_tokens: int | None = setting(
+        None,
+        gt=0,
+        section="Sampling",
+        unset="the task's own, else 8192",
+        help="Limit of a reply; the context may leave less.",
+    )
+
+    # -- select --
+    keep_top: int = setting(
+        1, gt=0, section="Rollouts", help="Samples of each prompt at most, the best first."
+    )
+    min_reward: float | None = setting(
+        None,
+        section="Rollouts",
+        unset="the full reward where a score is 0 or 1, else above the mean of the prompt",
+        help="Samples below this reward are rejected.",
+    )
+    quota: int | None = setting(
+        None,
+        gt=0,
+        section="Rollouts",
+        metavar="N",
+        unset="all that pass",
+        help="Samples of each task at most, spread over its prompts.",
+    )
+    near: float = setting(
+        0.8,
+        gt=0,
+        le=1,
+        section="Rollouts",
+        help="Share of word triples from which two texts count as the same.",
+    )
+    exclude_overlap: bool = setting(
+        False,
+        section="Rollouts",
+        help="Leave out training rows that overlap evaluation rows, instead of stopping.",
+    )
+
+    # -- train --
+    by: Literal["sft", "opd"] = setting(
+        "sft",
+        section="Objective",
+        help="sft: the selected samples are imitated; opd: the experts read what the generalist "
+        "says, task by task.",
+    )
+    epochs: float = setting(
+        3.0, gt=0, section="Optimizer and memory", help="Passes over the selected samples."
+    )
+    batch: int | None = setting(
+        None,
+        gt=0,
+        section="Optimizer and memory",
+        unset="the method's own",
+        help="Samples an update.",
+    )
+    lr: float | None = setting(
+        None,
+        gt=0,
+        section="Optimizer and memory",
+        unset="the method's own",
+        help="Learning rate of AdamW.",
+    )
+    lora: LoraSettings = setting(
+        LoraSettings(), flag=None, section="Task and model", help="The generalist's adapter."
+    )
+
+    # -- report --
+    held_out: dict[str, str] = setting(
+        factory=dict,
+        section="Task and model",
+        metavar="[TASK=]WHERE",
+        unset="nothing is measured",
+        help="Rows to measure on, as --data names those to learn from; may be repeated.",
+    )
+    held_out_limit: int | None = setting(
+        None, gt=0, section="Task and model", unset="all", help="Of these rows at most, by task."
+    )
+    retention: bool = setting(
+        False, section="Run", help="Measure general ability of base and generalist, too."
+    )
+    gate: tuple[str, ...] = setting(
+        (),
+        section="Run",
+        metavar="GATE",
+        help="A condition on what is measured; may be repeated.",
+    )
+
+    @field_validator("experts", mode="before")
+    @classmethod
+    def _one_folder(cls, value: Any) -> Any:
+        return {ANY: str(value)} if isinstance(value, str | Path) else value
+
+    @model_validator(mode="after")
+    def _about_experts(self) -> Self:
+        if self.adapter is not None:
+            raise ValueError("experts are named by --experts, not as the adapter of the base")
+        if self.suite is not None or self.playable:
+            raise ValueError("the tasks are those of the experts; there is no suite to name")
+        return self
+
+    def held_out_source(self, task: str) -> str | None:
+        """Where --held-out says that a task's rows are: for it alone, else for every task."""
+        return self.held_out.get(task) or self.held_out.get(ANY)
+
+
+def stages_after(keys: Mapping[str, Any] | set[str]) -> tuple[Stage, ...]:
+    """The stages that a change of these settings reaches: the first that reads one, and all that
+    come after it."""
+    first = min((STAGES.index(_FIRST_READ.get(key, "sample")) for key in keys), default=len(STAGES))
+    return STAGES[first:]
+
+
+def open_distillation(out: Path, config: DistillConfig) -> Run:
+    """The folder of a distillation, new or taken up; RunError when it is another one's.
+
+    The refusal of a changed configuration names the settings, and the stages that they reach.
+    """
+    settings, defaults = config.identity(), config.identity_defaults()
+    try:
+        return Run.open(out, COMMAND, settings, defaults=defaults, sealed=not config.foreign)
+    except RunError as error:
+        stages = stages_after(_changed(out, settings, defaults))
+        if not stages:
+            raise
+        raise RunError(
+            error.what,
+            f"What was done before holds no longer for: {', '.join(stages)}. {error.why}",
+            error.way_out,
+        ) from error
+
+
+def _changed(out: Path, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
+    """The settings that differ from those of the distillation in `out`; none of another folder."""
+    if not is_run(out) or read_environment(out).get("command") != COMMAND:
+        return set()
+    before = {**plain_config(defaults), **read_config(out)}
+    now = plain_config(settings)
+    return {key for key in {*before, *now} & {*now} if before.get(key) != now.get(key)}

@@ -1,0 +1,396 @@
+"""Which experts there are, as what lies beside their weights says: no folder's name counts.
+
+    DIR/…/soulkit.json            an adapter or a model that soulkit saved: its task stands there
+    DIR/…/config.yaml …           a training run: its best/, else its model/
+    TASK=FOLDER                   one of either, or any adapter of PEFT's, for that task
+    TASK=endpoint:MODEL@URL       one that is served; of its base nothing is known
+
+Folders are looked for at any depth, symbolic links included; what lies inside a run or a model is
+part of it. Experts become one model only where they began as one: their bases are compared by
+weights or commit, their tokenizers by what they do to a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from soulkit.distill.bases import Base, adapters_base, named_base, noted_base, same_base
+from soulkit.distill.config import ANY, DistillConfig
+from soulkit.distill.places import SERVED, WEIGHTS, Candidate, candidates
+from soulkit.errors import ConfigError, ModelLoadError, did_you_mean
+from soulkit.models.local.names import ADAPTER_CONFIG, NOTE, first_line
+from soulkit.models.roles.settings import RoleSettings
+from soulkit.tasks.registry import Registry, load_registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expert:
+    """One expert of one task, checked: its files fit each other and those of the other experts."""
+
+    task: str
+    folder: Path | None = None
+    """Where its weights lie; None of a served one."""
+    adapter: Path | None = None
+    """`folder` where it is an adapter; None of a model with weights of its own, or a served one."""
+    base: str = ""
+    """Folder or hub id (owner/name@revision) of what it was trained from; "" of a served one."""
+    base_print: str = ""
+    """What tells the weights of the base; "" of a served one."""
+    tokenizer_print: str = ""
+    """What tells what its tokenizer does to a text; "" of a served one."""
+    template_print: str = ""
+    """What tells its chat template; "" of a served one."""
+    weights: str = ""
+    """What tells its own weights; "" of a served one."""
+    note: Mapping[str, Any] = field(default_factory=dict)
+    """What soulkit.json beside the weights says; empty of a foreign adapter."""
+    endpoint: RoleSettings | None = None
+    remarks: tuple[str, ...] = ()
+    """What is to be said of it before it is used."""
+
+    @property
+    def model(self) -> str:
+        """What is loaded, or its name on its server."""
+        if self.endpoint is not None:
+            return self.endpoint.model
+        return self.base if self.adapter is not None else str(self.folder and self.folder.resolve())
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"'{self.folder}'" if self.endpoint is None else self.endpoint.written()
+
+
+def find_experts(config: DistillConfig) -> tuple[Expert, ...]:
+    """The experts that `config` names, in the order of their tasks' names.
+
+    ConfigError or ModelLoadError, by name, for whatever keeps them from becoming one model.
+    """
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    experts, bases = _distinct(config)
+    for expert in experts:
+        _check_task(expert, registry)
+    experts = _on_one_base(sorted(experts, key=lambda one: one.task), bases, config)
+    _one_tokenizer([one for one in experts if one.endpoint is None])
+    _check_names("--data", config.data, experts)
+    _check_names("--held-out", config.held_out, experts)
+    return tuple(experts)
+
+
+def _distinct(config: DistillConfig) -> tuple[list[Expert], dict[str, Base]]:
+    """One expert a task, and the base that each names; what was named for a task goes before what
+    lies there for it."""
+    experts: dict[str, Expert] = {one.task: one for one in _served(config)}
+    bases: dict[str, Base] = {}
+    for candidate in candidates(config):
+        expert, base = _expert(candidate, config)
+        first = experts.get(expert.task)
+        if first is not None and expert.task not in config.experts:
+            raise _second(expert, first)
+        if first is not None:
+            line = f"{expert.name} stays aside: another expert of {expert.task} was named"
+            experts[expert.task] = replace(first, remarks=(*first.remarks, line))
+            continue
+        experts[expert.task], bases[expert.task] = expert, base
+    return list(experts.values()), bases
+
+
+def common_base(experts: Sequence[Expert], config: DistillConfig) -> str:
+    """The base that a generalist is trained from; ConfigError where all experts are served and
+    --model names none."""
+    name = next((one.base for one in experts if one.base), None) or config.model
+    if name is None:
+        raise ConfigError(
+            "Nothing says from which base the generalist is to be trained.",
+            "All experts are served, and a server does not tell what a model was made from.",
+            "Name it: --model FOLDER or owner/name",
+        )
+    return name
+
+
+def _served(config: DistillConfig) -> Iterator[Expert]:
+    for task, where in config.experts.items():
+        if where.startswith(SERVED):
+            if task == ANY:
+                raise ConfigError(
+                    f"'{where}' does not say whose expert it is.",
+                    "A served model has no files that could tell its task.",
+                    f"Write --experts TASK={where}",
+                )
+            yield Expert(task=task, endpoint=RoleSettings.model_validate(where))
+
+
+# -- what one is ---------------------------------------------------------------------------------
+
+
+def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
+    """An expert from its files, with the base that these name."""
+    from soulkit.models.local.loading import adapter_hash
+
+    folder = candidate.folder.resolve()
+    note = _read_object(folder / NOTE)
+    if not note and not candidate.task:
+        raise _no_note(candidate.folder)
+    settings = _read_object(folder / ADAPTER_CONFIG)
+    base = noted_base(note) if note else adapters_base(settings)
+    if not settings and not note:
+        raise _no_weights(candidate.folder)
+    if settings:
+        _check_adapter(folder)
+    task, remarks = _task_of(candidate, note, config)
+    weights = adapter_hash(folder) if settings else Base(where=str(folder)).now()
+    rules, template = _tokenizer_of(folder)
+    expert = Expert(
+        task=task, folder=candidate.folder, adapter=folder if settings else None,
+        tokenizer_print=rules, template_print=template, weights=weights, note=note, remarks=remarks,
+    )  # fmt: skip
+    return expert, base
+
+
+def _task_of(
+    candidate: Candidate, note: Mapping[str, Any], config: DistillConfig
+) -> tuple[str, tuple[str, ...]]:
+    """The task that somebody named or the note holds, and what is to be said about it."""
+    tasks = note.get("tasks")
+    learned = sorted(tasks) if isinstance(tasks, Mapping) else []
+    if not candidate.task and len(learned) != 1:
+        raise _mixture(candidate.folder, learned)
+    task, lines = candidate.task or learned[0], []
+    if learned and learned != [task]:
+        lines.append(f"the expert of {task}, '{candidate.folder}', learned {', '.join(learned)}")
+    if candidate.origin and candidate.folder.name == WEIGHTS[0]:
+        lines.append(
+            f"the expert of {task} is the best of its run by dev score, '{candidate.folder}'"
+        )
+    if note.get("protocol", config.protocol) != config.protocol:
+        lines.append(
+            f"the expert of {task} learned under the protocol {note['protocol']}, and its samples "
+            f"are scored under {config.protocol}"
+        )
+    return task, tuple(lines)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no file, ConfigError where it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("it is no object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"'{path}' cannot be read: {error}.",
+            "It says what the weights beside it are, and from which base they come.",
+            "Bring back the file as it was saved, or leave the folder out.",
+        ) from error
+    return value
+
+
+def _tokenizer_of(folder: Path) -> tuple[str, str]:
+    """Prints of the tokenizer and template in a folder; empty where there is none."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return "", ""
+    return _prints(str(folder))
+
+
+def _prints(where: str, revision: str = "") -> tuple[str, str]:
+    file = Path(where) / "tokenizer.json"
+    return _prints_at(where, revision, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@cache
+def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
+    """Of a large vocabulary a second's work; `changed` is when its file was written."""
+    from transformers import AutoTokenizer
+
+    from soulkit.models.local.loading import quieten
+    from soulkit.models.local.tokenizing import tokenizer_print
+
+    quieten()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, revision=revision or "main")
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelLoadError(
+            f"The tokenizer of '{where}' cannot be loaded.",
+            f"transformers says: {first_line(error)}",
+            "Save it there with save_pretrained, or leave its files out of the adapter's folder.",
+        ) from error
+    template = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
+    return tokenizer_print(tokenizer), template
+
+
+def _check_adapter(folder: Path) -> None:
+    """ModelLoadError for an adapter whose file is missing, damaged or holds what is not finite."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from soulkit.models.local.weights import ADAPTER_FILE, broken_weights, weights_misfit
+
+    try:
+        fault = weights_misfit(broken=broken_weights(load_file(folder / ADAPTER_FILE)))
+    except (OSError, SafetensorError) as error:
+        fault = str(error)
+    if fault:
+        raise ModelLoadError(
+            f"The expert '{folder}' cannot be used: {fault}.",
+            "What it would say is nonsense, and a generalist would learn it.",
+            "Take an earlier checkpoint of its training, or leave it out.",
+        )
+
+
+def _no_note(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"'{folder}' does not say whose expert it is: there is no {NOTE} in it.",
+        "The task is read from the metadata of the weights; a folder's name may be anything.",
+        f"Name its task: --experts TASK={folder}",
+    )
+
+
+def _no_weights(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"'{folder}' is no expert.",
+        f"It holds neither {ADAPTER_CONFIG} nor {NOTE}: a model of unknown base cannot be told "
+        "from a stranger's.",
+        "Name the folder of an adapter, of a model that soulkit saved, or of a training run.",
+    )
+
+
+def _mixture(folder: Path, tasks: Sequence[str]) -> ConfigError:
+    learned = f"{len(tasks)} tasks: {', '.join(tasks)}" if tasks else "no task"
+    first = tasks[0] if tasks else "TASK"
+    return ConfigError(
+        f"'{folder}' is no expert of one task: its {NOTE} names {learned}.",
+        "Which of them it is to teach nobody can tell.",
+        f"Say for which tasks it stands: --experts {first}={folder}; or move it elsewhere.",
+    )
+
+
+# -- whether they go together --------------------------------------------------------------------
+
+
+def _second(expert: Expert, first: Expert) -> ConfigError:
+    return ConfigError(
+        f"There are two experts for '{expert.task}': {first.name} and {expert.name}.",
+        "A task is taught by one of them, and nobody says by which.",
+        f"Name it, and the other stays aside: --experts {expert.task}={expert.folder}",
+    )
+
+
+def _check_task(expert: Expert, registry: Registry) -> None:
+    """ConfigError for a task that is not declared, cannot be played or may not be trained on."""
+    try:
+        registry.spec(expert.task)
+    except ConfigError as error:
+        raise ConfigError(
+            f"The expert {expert.name} is one of '{expert.task}', which is no task here.",
+            error.why,
+            f"{error.way_out} Of a task of your own: --tasks FILE",
+        ) from error
+    registry.refuse_rows_only([expert.task])
+    registry.refuse_evaluation_only([expert.task])
+
+
+def _check_names(flag: str, settings: Mapping[str, str], experts: Sequence[Expert]) -> None:
+    names = [one.task for one in experts]
+    for name in settings.keys() - {ANY, *names}:
+        raise ConfigError(
+            f"{flag} has rows for '{name}', which no expert is for.",
+            "They would be ignored.",
+            did_you_mean(name, names),
+        )
+
+
+def _on_one_base(
+    experts: Sequence[Expert], bases: Mapping[str, Base], config: DistillConfig
+) -> list[Expert]:
+    """The experts with the base that all of them share; an error where they share none."""
+    if not bases:
+        return list(experts)
+    asked = named_base(config.model) if config.model else None
+    first_task = next(one.task for one in experts if one.task in bases)
+    common = asked or bases[first_task]
+    _check_there(common, next(one for one in experts if one.task == first_task))
+    settled = []
+    for expert in experts:
+        if expert.task not in bases:
+            settled.append(expert)
+            continue
+        base, remarks = bases[expert.task], expert.remarks
+        same = same_base(base, common)
+        if same is False:
+            raise _other_base(expert, base, common, "--model" if asked else first_task)
+        if same is None and base.name != common.name:
+            unsure = f"nobody can tell whether the expert of {expert.task} was trained from "
+            remarks = (*remarks, f"{unsure}{common.name}: it names {base.name or 'no base'}")
+        expert = replace(expert, base=common.name, base_print=common.proof, remarks=remarks)
+        settled.append(_with_tokenizer(expert, common))
+    return settled
+
+
+def _check_there(base: Base, expert: Expert) -> None:
+    """ModelLoadError for a base that is gone, or holds other weights than it did."""
+    if not base.where:
+        raise ModelLoadError(
+            f"The expert {expert.name} does not say from which base it was trained.",
+            "An adapter is a change to a base, and means nothing without it.",
+            "Name the base: --model FOLDER or owner/name",
+        )
+    if base.is_folder and base.here is None:
+        raise ModelLoadError(
+            f"The base '{base.where}' of the expert {expert.name} is not there.",
+            "Experts and generalist are changes to one base.",
+            "Bring it back, or say where it is now: --model FOLDER",
+        )
+    if base.is_folder and base.weights and base.weights != base.now():
+        raise ModelLoadError(
+            f"The base '{base.where}' holds other weights than when {expert.name} was trained.",
+            "An adapter on another base is another model.",
+            "Bring the old weights back, or say where they are now: --model FOLDER",
+        )
+
+
+def _other_base(expert: Expert, base: Base, common: Base, whose: str) -> ModelLoadError:
+    owner = "--model" if whose == "--model" else f"the expert of {whose}"
+    return ModelLoadError(
+        f"The expert of {expert.task}, {expert.name}, was trained from another base than "
+        f"{owner} names: {base.name} ({base.proof}) instead of {common.name} ({common.proof}).",
+        "What its adapter adds belongs to other weights, and one generalist has one base.",
+        "Train it again from the common base, or distil it apart from the others.",
+    )
+
+
+def _with_tokenizer(expert: Expert, base: Base) -> Expert:
+    """The expert with the tokenizer that it is sampled with; ModelLoadError for an adapter that
+    was trained with another than its base has."""
+    if expert.adapter is None and expert.tokenizer_print:
+        return expert
+    rules, template = _prints(base.where, base.revision)
+    if expert.tokenizer_print and expert.tokenizer_print != rules:
+        raise _other_tokenizer(expert, f"its base '{base.name}'", "vocabulary")
+    if expert.template_print and expert.template_print != template:
+        raise _other_tokenizer(expert, f"its base '{base.name}'", "chat template")
+    return replace(expert, tokenizer_print=rules, template_print=template)
+
+
+def _one_tokenizer(experts: Sequence[Expert]) -> None:
+    for expert in experts[1:]:
+        first = experts[0]
+        if expert.tokenizer_print != first.tokenizer_print:
+            raise _other_tokenizer(expert, f"the expert of {first.task}", "vocabulary")
+        if expert.template_print != first.template_print:
+            raise _other_tokenizer(expert, f"the expert of {first.task}", "chat template")
+
+
+def _other_tokenizer(expert: Expert, other: str, what: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The expert of {expert.task}, {expert.name}, has another {what} than {other}.",
+        "The ids that it says would mean something else to the generalist.",
+        "Train it again with the tokenizer of the base, or distil it apart from the others.",
+    )

@@ -1,0 +1,95 @@
+"""No training row that says what an evaluation row says: looked for before anything is sampled.
+
+The training rows of every expert are compared with the evaluation rows of all their tasks: those
+of --held-out, and the pulled evaluation files that are here. An overlap is an error; with
+--exclude-overlap the training rows are left out of what the generalist learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+from soulkit.data.contamination import Passage, RowMatch
+from soulkit.distill.config import DistillConfig
+from soulkit.distill.near import row_matches
+from soulkit.errors import DataError
+from soulkit.play.plan import Work
+from soulkit.tasks.loading import NoRows, examples_for
+from soulkit.tasks.passages import passage_of
+from soulkit.tasks.registry import load_registry
+
+SHOWN = 3
+"""Rows that an error names of each task; the others are counted."""
+
+Overlaps = Mapping[str, Mapping[str, RowMatch]]
+"""Task → id of a training row → the evaluation row that is most like it."""
+
+
+def find_overlaps(config: DistillConfig, work: Sequence[Work]) -> Overlaps:
+    """The training rows in `work` that overlap evaluation rows of its tasks.
+
+    DataError naming them, unless they are to be left out, and where that would leave a task none.
+    """
+    evaluation = list(chain.from_iterable(
+        _evaluation_rows(config, part.task.name) for part in work
+    ))  # fmt: skip
+    overlaps: dict[str, dict[str, RowMatch]] = {}
+    for part in work:
+        rows = [passage_of(part.task, example) for example in part.examples]
+        matches = row_matches(rows, evaluation, config.near)
+        overlaps[part.task.name] = {
+            part.examples[place].id: max(
+                (match for _, match in several), key=lambda m: (m.kind == "exact", m.similarity)
+            )
+            for place, several in sorted(matches.items())
+        }
+    _refuse(config, work, overlaps)
+    return overlaps
+
+
+def _evaluation_rows(config: DistillConfig, name: str) -> list[Passage]:
+    """What the evaluation rows of a task say that are here, each with where it stands."""
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    task, passages = registry.task(name, config.protocol), []
+    for source in dict.fromkeys([None, config.held_out_source(name)]):
+        try:
+            loaded = examples_for(task, source, seed=config.seed)
+        except NoRows:
+            if source is not None:
+                raise
+            continue
+        passages += [passage_of(task, example) for example in loaded.examples]
+    return passages
+
+
+def _refuse(config: DistillConfig, work: Sequence[Work], overlaps: Overlaps) -> None:
+    rows = {part.task.name: len(part.examples) for part in work}
+    touched = {name: matches for name, matches in overlaps.items() if matches}
+    if touched and not config.exclude_overlap:
+        raise DataError(
+            f"Training rows overlap evaluation rows: {_listed(touched, rows)}.",
+            "A generalist that has learned what it is measured on shows nothing.",
+            "Give other rows with --data or --held-out, or leave these out of what is learned: "
+            "--exclude-overlap",
+        )
+    for name in (name for name, matches in touched.items() if len(matches) == rows[name]):
+        raise DataError(
+            f"All {rows[name]} training rows of '{name}' overlap evaluation rows.",
+            "Without them nothing is left from which the generalist could learn the task.",
+            f"Give other rows: --data {name}=WHERE",
+        )
+
+
+def _listed(touched: Overlaps, rows: Mapping[str, int]) -> str:
+    parts = []
+    for name, matches in touched.items():
+        pairs = [f"{m.train} {_like(m)} {m.evaluation}" for m in list(matches.values())[:SHOWN]]
+        more = f" and {len(matches) - SHOWN} more" if len(matches) > SHOWN else ""
+        parts.append(f"{len(matches)} of {rows[name]} of '{name}' ({'; '.join(pairs)}{more})")
+    return ", ".join(parts)
+
+
+def _like(match: RowMatch) -> str:
+    return "=" if match.kind == "exact" else f"≈ (similarity {match.similarity:.2f})"

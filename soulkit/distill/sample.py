@@ -1,0 +1,207 @@
+"""Every expert answers the training prompts of its task: an evaluation run on training rows.
+
+    OUT/samples/TASK/     config.yaml, episodes.jsonl, ledger.sqlite … as `soul eval` writes them
+
+So what holds of an evaluation holds here: a record is on disk as soon as its episode is scored,
+every paid reply before that, and whatever died is taken up by the same command. Experts are loaded
+one after the other, so that memory stays that of one model.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from soulkit.distill.config import ANY, SAMPLES, SELECTION, DistillConfig
+from soulkit.distill.experts import Expert
+from soulkit.distill.overlap import find_overlaps
+from soulkit.errors import DataError
+from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.provenance import read_provenance
+from soulkit.eval.runner import EvalBars, Waiting, run_eval
+from soulkit.eval.standing import draft_keys
+from soulkit.eval.summary import summary_line
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.play.costs import AskUser
+from soulkit.play.plan import Work
+from soulkit.play.settings import OWN_OPTIONS, PlayConfig, configured_tasks
+from soulkit.runs.folder import is_run, plain_config, read_config, same_settings
+from soulkit.runs.packing import has_lines
+from soulkit.runs.records import scored_keys
+from soulkit.tasks.registry import Registry, load_registry
+
+_OF_THE_EXPERT = frozenset(
+    {"model", "adapter", "suite", "playable", "data", "option", "endpoints", "task_players"}
+) | frozenset(OWN_OPTIONS)  # fmt: skip
+"""Settings that an expert's run does not take over as they are."""
+
+
+def samples_folder(out: Path, task: str) -> Path:
+    """The run with the samples of a task's expert."""
+    return out / SAMPLES / task
+
+
+def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
+    """The evaluation that samples an expert: its training rows, `samples` times each.
+
+    Rows that do not fit its context stay unscored.
+    """
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    shared = {
+        name: getattr(config, name)
+        for name in PlayConfig.model_fields
+        if name not in _OF_THE_EXPERT
+    }
+    source, players = config.rows_source(expert.task), config.task_players.get(expert.task)
+    settings = EvalConfig.model_validate({
+        **shared,
+        **_actor(expert),
+        **_task_settings(config, expert.task, registry),
+        "tasks": (expert.task,),
+        "data": {expert.task: source} if source else {},
+        "task_players": {expert.task: players} if players else {},
+        "split": "train",
+        "repeats": config.samples,
+        "temperature": config.temperature,
+        "top_p": 1.0,  # what an expert was trained to say, and not what of it is likeliest
+        "max_tokens": config.max_tokens,
+        "allow_overflow": True,
+    })  # fmt: skip
+    settings._foreign = config.foreign
+    return settings
+
+
+def _actor(expert: Expert) -> dict[str, Any]:
+    served = expert.endpoint
+    if served is None:
+        adapter = None if expert.adapter is None else str(expert.adapter)
+        return {"kind": "local", "model": expert.model, "adapter": adapter}
+    names = ("base_url", "api_key_env", "headers", "api_version", "price_in", "price_out")
+    return {"kind": "api", "model": served.model, **{n: getattr(served, n) for n in names}}
+
+
+def _task_settings(config: DistillConfig, task: str, registry: Registry) -> dict[str, Any]:
+    """The options that this task has; that each is some task's is checked elsewhere."""
+    options = registry.spec(task).options
+    special = {name: getattr(config, name) for name in OWN_OPTIONS if name in options}
+    return {"option": {k: v for k, v in config.option.items() if k in options}, **special}
+
+
+# -- before anything is played -------------------------------------------------------------------
+
+
+def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work]:
+    """The training rows of every expert's task. ConfigError or DataError for what is wrong."""
+    from soulkit.train.material.assemble import refuse_marked_rows
+
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    configured_tasks(registry, [one.task for one in experts], config, training=True)
+    if ANY in config.data and len(experts) > 1 and Path(config.data[ANY]).is_file():
+        raise _whose_rows(config.data[ANY], experts)
+    work = [part for one in experts for part in load_work(sample_config(config, one))]
+    for part in work:
+        refuse_marked_rows(part.task.name, part.examples)
+    return work
+
+
+def _whose_rows(file: str, experts: Sequence[Expert]) -> DataError:
+    return DataError(
+        f"'{file}' is one file of rows, and there are {len(experts)} experts.",
+        "Every expert answers rows of its own task.",
+        f"Write --data {experts[0].task}={file}, and so for each task.",
+    )
+
+
+# -- playing -------------------------------------------------------------------------------------
+
+
+def sample(
+    config: DistillConfig, experts: Sequence[Expert], out: Path, *,
+    bars: EvalBars | None = None, say: Callable[[str], None] | None = None,
+    ask: AskUser | None = None, waiting: Waiting | None = None,
+) -> None:  # fmt: skip
+    """Play what `out/samples` lacks, one expert after the other; finished runs are not loaded.
+
+    Once `select` has chosen, the samples stay as they are: unscored ones are played again only
+    before. Raises a UserError before anything is played where rows, experts or players are not in
+    order, or training rows overlap evaluation rows.
+    """
+    say = say or (lambda remark: None)
+    if (out / SELECTION).is_file():
+        say(f"samples: selected from already, {out / SAMPLES} stays as it is")
+        return
+    for remark in (remark for one in experts for remark in one.remarks):
+        say(remark)
+    work = training_work(config, experts)
+    overlaps = find_overlaps(config, work)
+    for name, matches in overlaps.items():
+        if matches:
+            say(f"rows of {name} that overlap evaluation rows and will not be learned: "
+                f"{len(matches)}")  # fmt: skip
+    for expert, part in zip(experts, work, strict=True):
+        folder = samples_folder(out, expert.task)
+        settings = _within_budget(sample_config(config, expert), out, experts, expert)
+        if is_sampled(folder, settings, expert, part):
+            say(f"samples of {expert.task}: all there, in {folder}")
+            continue
+        say(f"samples of {expert.task}, by {expert.name}")
+        run_eval(settings, folder, bars=bars, say=say, ask=ask, waiting=waiting)
+        _release()
+
+
+def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -> bool:
+    """Whether nothing is left to play, and what was played is of this expert; where somebody
+    changed anything, whoever takes up the run says what."""
+    if not is_run(folder) or not has_lines(folder / "episodes.jsonl"):
+        return False
+    same = same_settings(
+        read_config(folder), plain_config(settings.identity()), settings.identity_defaults()
+    )
+    actor = read_provenance(folder).get("actor", {})
+    of_whom = "weights" if expert.adapter is None else "adapter_weights"
+    weights = expert.endpoint is not None or expert.weights == actor.get(of_whom)
+    scored = scored_keys(folder / "episodes.jsonl")
+    every = set(draft_keys([part], settings.repeats))
+    complete = scored.keys() == every and all(scored.values())
+    return same and weights and complete and _summed_up(folder)
+
+
+def _summed_up(folder: Path) -> bool:
+    try:
+        return bool(summary_line(folder))
+    except (OSError, DataError):
+        return False
+
+
+def _within_budget(
+    settings: EvalConfig, out: Path, experts: Sequence[Expert], expert: Expert
+) -> EvalConfig:
+    """The settings with what the other runs left of --max-cost: it is one for all of them."""
+    if settings.max_cost is None:
+        return settings
+    others = (samples_folder(out, one.task) for one in experts if one.task != expert.task)
+    left = settings.max_cost - sum(map(_spent, others))
+    return settings.model_copy(update={"max_cost": max(left, 1e-6)})
+
+
+def _spent(folder: Path) -> float:
+    """US dollars that a run has paid so far."""
+    path = folder / "ledger.sqlite"
+    if not path.is_file():
+        return 0.0
+    ledger = Ledger(path)
+    try:
+        return ledger.totals()["cost"] or 0.0
+    finally:
+        ledger.close()
+
+
+def _release() -> None:
+    """Give back the memory of a model that nobody holds any more."""
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,48 @@
+"""What the tests of distillation share: a small base, experts that were never trained, commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from soulkit.distill.config import DistillConfig
+from soulkit.models.local.tiny import build_tiny
+from tests.support.road import made_rows
+
+TASKS = ("secret_keeper", "tomi")
+
+
+def small_base(folder: Path, seed: int = 0, words: Sequence[str] = ()) -> Path:
+    """A model with random weights that knows the words of some rows."""
+    texts = [
+        json.dumps(dict(row.fields)) for t in TASKS for row in made_rows(t, "synth:6", 0, "test")
+    ]
+    return build_tiny(folder, [*texts, *words], seed=seed)
+
+
+def save_expert(folder: Path, base: Path, *tasks: str, **settings: Any) -> Path:
+    """An adapter on `base` as a training on `tasks` leaves it."""
+    from soulkit.train.state.note import model_note
+    from tests.support.training import config, policy_of
+
+    plain = config(tasks=dict.fromkeys(tasks, 1.0), lora={"r": 2, "alpha": 4}, **settings)
+    policy = policy_of(base, lora={"r": 2, "alpha": 4}, **settings)
+    policy.note = model_note(plain, policy)
+    policy.save(folder, 3)
+    return folder
+
+
+def distillation(experts: Path | dict[str, str], **settings: Any) -> DistillConfig:
+    named = experts if isinstance(experts, dict) else str(experts)
+    return DistillConfig.model_validate(
+        {"experts": named, "device": "cpu", "threads": 1, **settings}
+    )
+
+
+def change_note(folder: Path, **entries: Any) -> None:
+    """Rewrite entries of `soulkit.json`; None takes one out."""
+    path = folder / "soulkit.json"
+    note = {**json.loads(path.read_text()), **entries}
+    path.write_text(json.dumps({k: v for k, v in note.items() if v is not None}))
