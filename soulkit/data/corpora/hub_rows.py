@@ -172,11 +172,13 @@ def _batch(window: int) -> int:
 @contextmanager
 def _refusals(repo: str) -> Iterator[None]:
     """Turns what the hub and the library refuse into an error of three lines."""
+    import httpx2
     import pyarrow as pa
 
+    refusals = (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException, httpx2.HTTPError)
     try:
         yield
-    except (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
+    except refusals as error:
         raise DataError(
             f"The data set '{repo}' cannot be read from the hub.",
             f"{type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}.",
