@@ -15,6 +15,7 @@ from soulkit.cli.console import console, err, one_line, out, print_json, progres
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.data_build import build
+from soulkit.cli.data_chats import LessonSide, dedupe, show_lesson
 from soulkit.cli.data_split import split
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
@@ -216,14 +217,22 @@ def show(
     path: RowFile,
     row: Annotated[int, typer.Option("--row", "-r", help="Which row, counted from 0.")] = 0,
     task: TaskName = None,
+    side: LessonSide = None,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Show one row: fields, who may see them, the prompt."""
+    """Show one row: fields, who may see them, the prompt.
+
+    With --side, one conversation as `soul train sft` learns from it, and what in it is learned;
+    the path may then be a folder, a pattern, or a data set of the hub.
+    """
     from soulkit.data.files import nth_row
     from soulkit.tasks.rowcheck import rows_by_task
 
+    if side is not None:
+        show_lesson(path, side, row, as_json)
+        return
     registry = registry_of(tasks, trust=trust)
     raw = nth_row(path, row)
     name = task if task is not None else next(iter(rows_by_task([raw], registry.by_source())[0]))
@@ -238,6 +247,7 @@ def show(
 
 app.command()(audit)
 app.command()(contamination)
+app.command()(dedupe)
 app.command()(split)
 
 

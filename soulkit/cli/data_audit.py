@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import err, one_line, out, print_json, safe
+from soulkit.cli.console import one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
+from soulkit.cli.data_chats import report_leaks, say_bad_rows
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
 
@@ -93,6 +94,10 @@ def contamination(
         Path, typer.Argument(help="Rows to evaluate on.", metavar="EVAL", readable=False)
     ],
     task: RowsTask = None,
+    chats: Annotated[
+        bool,
+        typer.Option("--chats", help="TRAIN holds conversations: a file, folder or pattern."),
+    ] = False,
     exclude: CleanFile = None,
     drop: Annotated[
         str, typer.Option("--drop", help="Kinds that --exclude leaves out: exact,near,persona")
@@ -108,16 +113,22 @@ def contamination(
 
     The same row, nearly the same row, or the same persona, character or scenario. The exit code is
     2 when some rows cannot be read: nothing is known about those, and --exclude leaves them out.
+
+    With --chats: conversations that hold an evaluation row, or are a part of one.
     """
     from soulkit.data.contamination import clean_rows, find_overlap
     from soulkit.data.files import check_target, refuse_same, write_rows
     from soulkit.tasks.passages import entity_kinds
 
     if exclude is not None:
-        check_target(exclude)
+        check_target(exclude, (".jsonl",) if chats else (".jsonl", ".parquet"))
         refuse_same(train, exclude)
         refuse_same(evaluation, exclude)
     registry = registry_of(tasks, trust=trust)
+    if chats:
+        eval_rows = _Side(registry, evaluation, task)
+        report_leaks(train, eval_rows.passages, eval_rows.bad, threshold, exclude, as_json)
+        return
     train_side, eval_side = (_Side(registry, path, task) for path in (train, evaluation))
     kinds = entity_kinds({**train_side.tasks, **eval_side.tasks}.values())
     overlap = find_overlap(
@@ -126,7 +137,7 @@ def contamination(
     clean = clean_rows(train_side.rows, overlap, [k.strip() for k in drop.split(",") if k.strip()])
     if not as_json:
         _print_overlap(overlap)
-        _say_bad([*train_side.bad, *eval_side.bad])
+        say_bad_rows([*train_side.bad, *eval_side.bad])
     written = None
     if exclude is not None:
         fields = [row.fields for row in clean]
@@ -180,13 +191,6 @@ class _Side:
 # -- printing ------------------------------------------------------------------------------------
 
 
-def _say_bad(bad: Sequence[BadRow]) -> None:
-    for row in bad[:SHOWN]:
-        err.print(f"bad row {safe(row.source)}: {safe(one_line(row.why, 400))}", soft_wrap=True)
-    if len(bad) > SHOWN:
-        err.print(f"… and {len(bad) - SHOWN} more bad rows; --json lists all")
-
-
 def _print_rows(rows: RowAudit) -> None:
     out.print(
         f"{rows.rows} rows of {safe(rows.task)}, {rows.duplicates} duplicates, {len(rows.bad)} bad"
@@ -203,7 +207,7 @@ def _print_rows(rows: RowAudit) -> None:
         out.print(safe(remark_line), soft_wrap=True)
     if len(rows.remarks) > SHOWN:
         out.print(f"… and {len(rows.remarks) - SHOWN} more; --json and -o list all")
-    _say_bad(rows.bad)
+    say_bad_rows(rows.bad)
 
 
 def _remarks_on_options(rows: RowAudit) -> list[str]:

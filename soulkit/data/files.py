@@ -396,6 +396,24 @@ def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bo
     return len(objects)
 
 
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines as they come, aside and renamed, to a file that is not there yet.
+
+    What JSON has no form for (dates) is written as text. DataError when a file is there that says
+    something else, and when there are no rows.
+    """
+    check_target(path, (".jsonl",))
+
+    def writer(aside: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        with aside.open("w", encoding="utf-8", newline="\n") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+            if not file.tell():
+                raise empty(path)
+
+    _write_aside(path, writer, rows, replace=False)
+
+
 def _write_aside(
     path: Path, writer: Writer, rows: Sequence[Mapping[str, Any]], replace: bool
 ) -> None:

@@ -80,17 +80,7 @@ def learning_curves(run: RunData) -> list[Figure]:
             "The same gap for each task of the mixture.",
             _task_curves(run, lambda line: line.rewards.loo_by_task),
         ),
-        (
-            "Loss by source",
-            "Of each source of conversations: nats per learned token of its own.",
-            _several(_task_curves(run, lambda line: line.learned.losses)),
-        ),
-        (
-            "Validation loss",
-            "Nats per learned token of conversations that were not learned, by source. Step −1 is "
-            "the model before the training.",
-            _validation(run),
-        ),
+        *_conversations(run),
         ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
         (
             "Feedback",
@@ -150,6 +140,23 @@ def _imitation(run: RunData) -> list[Curve]:
     """The loss where it is a likelihood; a policy gradient's loss says nothing to the eye."""
     supervised = not any(line.played for line in run.steps)
     return [_curve(run, lambda line: line.learned.loss, "loss")] if supervised else []
+
+
+def _conversations(run: RunData) -> list[tuple[str, str, list[Curve]]]:
+    """The losses of a training on conversations, by source."""
+    return [
+        (
+            "Loss by source",
+            "Of each source of conversations: nats per learned token of its own.",
+            _several(_task_curves(run, lambda line: line.learned.losses)),
+        ),
+        (
+            "Validation loss",
+            "Nats per learned token of what was not learned, by source. Step −1 is the model "
+            "before the training.",
+            _validation(run),
+        ),
+    ]
 
 
 def _several(curves: list[Curve]) -> list[Curve]:

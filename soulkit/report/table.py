@@ -26,6 +26,7 @@ from soulkit.report.training_facts import (
     canary_text,
     feedback_text,
     lesson_facts,
+    validation_rows,
 )
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
@@ -227,21 +228,7 @@ def step_rows(run: RunData) -> list[tuple[str, str, str]]:
     first, last = run.steps[0], run.steps[-1]
     rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
     whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
-    return whole + _task_rows(run) + _validation_rows(run)
-
-
-def _validation_rows(run: RunData) -> list[tuple[str, str, str]]:
-    """The first and the newest loss on the conversations of each validation source."""
-    rows = []
-    for name in dict.fromkeys(name for _, losses in run.valid for name in losses):
-        measured = [(step, losses[name]) for step, losses in run.valid if name in losses]
-        ends = (f"{number(loss)} ({_after(step)})" for step, loss in (measured[0], measured[-1]))
-        rows.append((f"validation loss, {name}", *ends))
-    return rows
-
-
-def _after(step: int) -> str:
-    return f"step {step}" if step >= 0 else "before"
+    return whole + _task_rows(run) + validation_rows(run.valid)
 
 
 def _task_rows(run: RunData) -> list[tuple[str, str, str]]:

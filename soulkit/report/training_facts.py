@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from soulkit.train.state.lines import Alarm, Rewards
 from soulkit.train.state.summary import (
     CanaryTotals,
@@ -83,6 +85,22 @@ def _moved(first: float, last: float, name: str) -> str:
 
 def _of_lessons(valid: ValidationTotals, name: str) -> str:
     return f" ({valid.lessons[name]:,} conversations)" if name in valid.lessons else ""
+
+
+def validation_rows(
+    measured: Sequence[tuple[int, Mapping[str, float]]],
+) -> list[tuple[str, str, str]]:
+    """(label, first, newest) loss of each validation source, of (step, source → loss)."""
+    rows = []
+    for name in dict.fromkeys(name for _, losses in measured for name in losses):
+        ends = [(step, losses[name]) for step, losses in measured if name in losses]
+        first, last = (f"{loss:.3f} ({_after(step)})" for step, loss in (ends[0], ends[-1]))
+        rows.append((f"validation loss, {name}", first, last))
+    return rows
+
+
+def _after(step: int) -> str:
+    return f"step {step}" if step >= 0 else "before"
 
 
 def canary_text(canaries: CanaryTotals | None) -> str:

@@ -1,38 +1,57 @@
-"""Chats made for tests: a person with a taste and an assistant, in any number."""
+"""Conversations made for tests, and files of them."""
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-PEOPLE = ("ann", "bob", "cleo", "dan", "eve", "finn")
-TASTES = ("tea", "soup", "trains", "rain", "bread", "jazz", "maps", "chess")
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.making import LessonShape, lesson_from
+from soulkit.data.corpora.messages import conversation_of
+
+Row = dict[str, Any]
 
 
-def chat(number: int, seed: int = 0) -> dict[str, Any]:
-    """Two or three turns of a person; every fifth chat ends with a long one."""
-    rng = random.Random(f"{seed}/{number}")
-    name, taste, other = rng.choice(PEOPLE), rng.choice(TASTES), rng.choice(TASTES)
-    lines = [
-        ("system", f"You are {name}, who likes {taste}."),
-        ("user", f"hi i am {name} and i like {taste}"),
-        ("assistant", f"hello {name} , what about {other} ?"),
-        ("user", f"{other} is fine but {taste} is better , number {number}"),
-    ]
-    if number % 5 == 0:
-        lines += [("assistant", "i see ."), ("user", "bye " * (1 + number % 40))]
-    return {"messages": [{"role": role, "content": text} for role, text in lines]}
+def said_by(*turns: str) -> list[dict[str, str]]:
+    """`"user: hi"` and the like, as messages."""
+    pairs = (turn.partition(": ") for turn in turns)
+    return [{"role": role, "content": text} for role, _, text in pairs]
 
 
-def write_chats(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+def chat(number: int, **more: Any) -> Row:
+    """A conversation that no other number gives."""
+    turns = said_by(f"user: question {number}", f"assistant: answer {number}", "user: thanks")
+    return {"messages": turns, **more}
+
+
+def jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
+    """A .jsonl file; a row that is text stands there as it is."""
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
-def chats_file(path: Path, count: int, seed: int = 0) -> Path:
-    """`count` chats, others for every seed."""
-    return write_chats(path, (chat(number, seed) for number in range(count)))
+def parquet(path: Path, rows: list[Row], group: int = 1000) -> Path:
+    """A Parquet file with so many rows in a row group."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=group)
+    return path
+
+
+def lesson(row: Any, side: str = "human", **shape: Any) -> Lesson:
+    """The lesson of one row."""
+    return lesson_from(conversation_of(row, "f:1"), LessonShape(side, **shape), "s", "f:1")
+
+
+def lines(made: Lesson) -> list[str]:
+    """`assistant* hi`: role, a star where it is learned, and text."""
+    return [
+        f"{s.role}{'*' if learned else ''} {s.text}"
+        for s, learned in zip(made.segments, made.trained, strict=True)
+    ]

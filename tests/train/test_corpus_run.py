@@ -20,7 +20,7 @@ from soulkit.train.material.conversations import gather_corpus
 from soulkit.train.sft.corpus import Validation
 from soulkit.train.sft.corpus_run import encoded, encoder_for
 from soulkit.train.state.checkpoint import Position, read_position
-from tests.support.chats import chat, chats_file, write_chats
+from tests.support.people import chats_file, person_chat, write_rows
 from tests.support.resuming import assert_same, fork_context, stop_after
 from tests.support.training import lines_of, soul
 
@@ -84,14 +84,14 @@ def test_a_run_learns_the_people_and_says_so(
     assert "validation loss" in printed.out and "chats 8, more 4" in printed.out
     assert soul("report", out) == 0 and soul("runs", tmp_path) == 0
     shown = capsys.readouterr().out
-    assert "valid" in shown and "loss chats" in shown
+    assert "validation loss, valid" in shown and "validation loss valid" in shown
 
 
 @pytest.fixture(scope="module")
 def policy(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     from soulkit.models.local.tiny import build_tiny
 
-    rows = [chat(number) for number in range(90)]
+    rows = [person_chat(number) for number in range(90)]
     texts = [message["content"] for row in rows for message in row["messages"]]
     folder = build_tiny(tmp_path_factory.mktemp("models") / "tiny", texts, max_context=256)
     return load_policy(config(files, full=True, model=str(folder)), folder)
@@ -178,7 +178,9 @@ def test_mistakes_cost_three_lines(
 def test_conversations_that_stand_in_both_are_measured_and_not_learned(
     tmp_path: Path, files: Path
 ) -> None:
-    mixed = write_chats(tmp_path / "mixed.jsonl", [chat(3), *(chat(n, 2) for n in range(9))])
+    mixed = write_rows(
+        tmp_path / "mixed.jsonl", [person_chat(3), *(person_chat(n, 2) for n in range(9))]
+    )
     corpus = gather_corpus(config(files, validation=[str(mixed)]))
     assert len(corpus.held_out) == 10
     assert "1 of the first conversations" in " ".join(corpus.remarks())

@@ -23,7 +23,7 @@ _STEMS: dict[CorpusPart, tuple[str, ...]] = {
 }
 _ASIDE = re.compile(r"(?<![a-z])(?:validation|valid|val|test|dev|eval)(?![a-z])", re.IGNORECASE)
 _HUB = re.compile(
-    r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<config>[\w.-]+))?"
+    r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w.-]+))?(?:/(?P<config>[\w.-]+))?"
     r"(?::(?P<split>[\w.%\[\]:+-]+))?"
 )
 

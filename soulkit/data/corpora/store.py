@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from soulkit.data.corpora.index import Stretch, index_file
+from soulkit.data.corpora.places import hub_address, source_files
 from soulkit.data.corpora.windows import Window, WindowReader
+from soulkit.data.files import BadRow, SourcedRow, write_lines
 from soulkit.errors import DataError
 
 
@@ -79,3 +81,39 @@ def file_labels(paths: Sequence[Path]) -> list[str]:
     """What the files are called in the keys of their rows: by name, where that tells them apart."""
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else [path.as_posix() for path in paths]
+
+
+def source_rows(path: str) -> Iterator[SourcedRow]:
+    """(`file:row`, row or BadRow) of every row of the files that `path` names, in their order.
+
+    DataError for a data set of the hub: its rows are not here.
+    """
+    if hub_address(path) is not None:
+        raise DataError(
+            f"'{path}' is no file, folder or pattern here.",
+            "What is compared row by row must lie on this machine.",
+            "Check the path, or download the data set and name its files.",
+        )
+    store = FileStore(source_files(path), 1024, 8 << 20, "", False)
+    start = 0
+    while (step := store.window(start, 0, False)) is not None:
+        window, start = step
+        yield from map(window.row, range(len(window)))
+
+
+def write_clean(path: str, target: Path, left_out: Container[str]) -> int:
+    """Write the rows of `path` whose keys are not in `left_out` as .jsonl; returns how many.
+
+    A file that holds something else is never replaced; DataError then, and where no row is left.
+    """
+    count = 0
+
+    def lines() -> Iterator[Any]:
+        nonlocal count
+        for key, row in source_rows(path):
+            if key not in left_out and not isinstance(row, BadRow):
+                count += 1
+                yield row
+
+    write_lines(target, lines())
+    return count

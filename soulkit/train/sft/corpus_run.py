@@ -38,11 +38,11 @@ def encoder_for(policy: Policy, config: TrainConfig) -> LessonEncoder:
     context = context_limit(policy.model, None)
     asked_for = config.lesson_tokens
     if asked_for and context and asked_for > context:
-        raise too_long(asked_for, context, config)
+        raise beyond_context(asked_for, context, config)
     return LessonEncoder(policy.renderer, policy.encode_reply, asked_for or context)
 
 
-def too_long(tokens: int, context: int, config: TrainConfig) -> ConfigError:
+def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigError:
     """The error of lessons that are longer than a model reads."""
     preset = f" (preset {config.preset})" if config.preset else ""
     return ConfigError(

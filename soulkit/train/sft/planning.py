@@ -25,7 +25,7 @@ from soulkit.models.local.footprint import (
 from soulkit.play.plan import TOKENS_PER_WORD, Machine
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.material.conversations import Corpus
-from soulkit.train.sft.corpus_run import too_long
+from soulkit.train.sft.corpus_run import beyond_context
 
 PER_MESSAGE = 5
 """Tokens that a chat template puts around a message, about."""
@@ -183,7 +183,7 @@ def refuse_unfitting(config: TrainConfig) -> None:
     folder = Path(config.model).expanduser()
     context, model = context_of(folder), footprint(folder)
     if config.lesson_tokens and context and config.lesson_tokens > context:
-        raise too_long(config.lesson_tokens, context, config)
+        raise beyond_context(config.lesson_tokens, context, config)
     if config.preset is None or model is None:
         return
     needed, free = training_memory(config, model), free_bytes(config.device)

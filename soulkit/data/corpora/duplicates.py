@@ -1,0 +1,197 @@
+"""Conversations that a source holds twice: word for word, or nearly so.
+
+`exact` are rows whose messages have the same words under the same roles; case and punctuation
+aside. `near` are rows that share at least `threshold` of the word triples of what is said (Jaccard)
+with one that stays; system prompts, which rows of one collection share, do not count there. Of
+equal rows the first stays.
+
+Near pairs are proposed by banded minwise hashes, and confirmed by counting in a second pass over
+the rows concerned. In memory stay some 300 bytes a row, and the checksums of the triples of rows
+that may be near another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from soulkit.data.contamination import THRESHOLD, folded_words, shingles
+from soulkit.data.corpora.messages import Conversation, Unusable, conversation_of
+from soulkit.data.corpora.settings import AnySource, source_settings
+from soulkit.data.corpora.store import source_rows
+from soulkit.data.files import BadRow
+from soulkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Triples = np.ndarray[Any, np.dtype[np.uint32]]
+
+HASHES = 120
+_RECALL = 0.99
+"""Of the pairs at the threshold, the share that the bands propose."""
+_COMPARED = 200
+"""Rows that stay under one band and are compared with a new one: a template has thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A row that says what an earlier one says."""
+
+    row: str
+    """`file:row`."""
+    first: str
+    """The row that stays."""
+    kind: str
+    """`exact` or `near`."""
+    similarity: float
+
+
+@dataclass(slots=True)
+class Duplicates:
+    """What is double in a source."""
+
+    rows: int = 0
+    duplicates: list[Duplicate] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+    """Rows without a conversation: nothing is known about those."""
+
+    def left_out(self) -> frozenset[str]:
+        """The keys of the rows that a clean file does not have."""
+        return frozenset([d.row for d in self.duplicates] + [bad.source for bad in self.bad])
+
+
+def find_duplicates(source: AnySource, threshold: float = THRESHOLD) -> Duplicates:
+    """Every row of `source` that an earlier one makes superfluous, in file order.
+
+    ConfigError unless 0 < threshold <= 1.
+    """
+    if not 0 < threshold <= 1:
+        raise ConfigError(
+            f"A threshold of {threshold:g} is no share.",
+            "Near-duplicates share at least this part of their word triples.",
+            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
+        )
+    import numpy as np
+
+    report = Duplicates()
+    seen: dict[bytes, str] = {}
+    keys: list[str] = []
+    numbers: dict[str, int] = {}
+    bands: list[Any] = []
+    for key, conversation in _conversations(source, report):
+        numbers[key] = len(numbers)
+        first = seen.setdefault(_digest(conversation), key)
+        if first is not key:
+            report.duplicates.append(Duplicate(key, first, "exact", 1.0))
+            continue
+        keys.append(key)
+        bands.append(_bands(spoken_triples(conversation), threshold))
+    if len(keys) > 1:
+        report.duplicates += _near(source, keys, np.stack(bands), threshold)
+        report.duplicates.sort(key=lambda d: numbers[d.row])
+    return report
+
+
+def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str, Conversation]]:
+    for key, row in source_rows(source_settings(source).path):
+        report.rows += 1
+        try:
+            if isinstance(row, BadRow):
+                raise Unusable(row.why)
+            yield key, conversation_of(row, key)
+        except Unusable as error:
+            report.bad.append(BadRow(key, str(error)))
+
+
+def _digest(conversation: Conversation) -> bytes:
+    words = [(u.role or u.speaker, folded_words(u.text)) for u in conversation.utterances]
+    return hashlib.blake2b(repr(words).encode("utf-8"), digest_size=16).digest()
+
+
+def spoken_triples(conversation: Conversation) -> Triples:
+    """Checksums of the word triples of what is said, each once, in order; (n,), uint32."""
+    spoken = [u.text for u in conversation.utterances if u.role != "system"]
+    return triples_of(folded_words(spoken))
+
+
+def triples_of(words: Sequence[str]) -> Triples:
+    """Checksums of the word triples of a text, each once, in order; (n,), uint32."""
+    import numpy as np
+
+    checksums = [zlib.crc32(" ".join(triple).encode("utf-8")) for triple in shingles(tuple(words))]
+    return np.unique(np.array(checksums, dtype=np.uint32))
+
+
+def _bands(triples: Triples, threshold: float) -> Any:
+    """(bands,) uint64: equal in one place where two rows may be near."""
+    import numpy as np
+
+    width = _width(threshold)
+    rng = np.random.default_rng(1)
+    factors, offsets = rng.integers(1, 1 << 63, (2, HASHES, 1), dtype=np.uint64)
+    if not len(triples):
+        return np.zeros(HASHES // width, dtype=np.uint64)
+    hashes = ((factors | np.uint64(1)) * triples.astype(np.uint64) + offsets) >> np.uint64(32)
+    lowest = hashes.min(axis=1)[: HASHES // width * width].reshape(-1, width)
+    mixed = np.zeros(len(lowest), dtype=np.uint64)
+    for column in lowest.T:
+        mixed = (mixed ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def _width(threshold: float) -> int:
+    """Hashes a band, as many as leave a pair at the threshold proposed almost surely."""
+    widths = [w for w in range(1, 9) if 1 - (1 - threshold**w) ** (HASHES // w) >= _RECALL]
+    return max(widths, default=1)
+
+
+def _near(
+    source: AnySource, keys: Sequence[str], bands: Any, threshold: float
+) -> Iterator[Duplicate]:
+    """Rows near one that stays, in file order; `bands` is (rows, bands)."""
+    import numpy as np
+
+    groups: list[dict[int, list[int]]] = []
+    concerned: set[int] = set()
+    for column in bands.T:
+        values, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
+        rows = np.flatnonzero(counts[inverse] > 1)
+        concerned.update(rows.tolist())
+        groups.append({int(values[inverse[row]]): [] for row in rows})
+    places = {keys[row]: row for row in concerned}
+    triples = _triples_of_rows(source, places)
+    for row in sorted(concerned):
+        lists = [g[band] for g, band in zip(groups, bands[row].tolist(), strict=True) if band in g]
+        near = _nearest(row, {r for rows_ in lists for r in rows_[:_COMPARED]}, triples, threshold)
+        if near is None:
+            for staying in lists:
+                staying.append(row)
+        else:
+            yield Duplicate(keys[row], keys[near[0]], "near", round(near[1], 4))
+
+
+def _triples_of_rows(source: AnySource, places: Mapping[str, int]) -> dict[int, Triples]:
+    triples: dict[int, Triples] = {}
+    for key, row in source_rows(source_settings(source).path):
+        if key in places:
+            triples[places[key]] = spoken_triples(conversation_of(row, key))
+    return triples
+
+
+def _nearest(
+    row: int, others: set[int], triples: Mapping[int, Triples], threshold: float
+) -> tuple[int, float] | None:
+    import numpy as np
+
+    here = triples[row]
+    for other in sorted(others):
+        common = len(np.intersect1d(here, triples[other], assume_unique=True))
+        union = len(here) + len(triples[other]) - common
+        if union and common / union >= threshold:
+            return other, common / union
+    return None

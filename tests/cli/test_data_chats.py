@@ -1,0 +1,89 @@
+"""`soul data` about conversations: show, dedupe, contamination --chats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from soulkit.cli import app as cli
+from tests.support.chats import chat, jsonl, said_by
+
+STORY = "Ada entered the loft where the red pen lay in a jar beside the old lamp from Leeds"
+
+
+@pytest.fixture
+def soul(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(["data", *arguments])
+        streams = capfd.readouterr()
+        return code, streams.out, streams.err
+
+    return run
+
+
+def test_show_prints_a_lesson_with_what_is_learned(soul, tmp_path: Path):
+    hostile = "question \x1b[31mred\x1b]0;title\x07"
+    rows = ["{broken", {"messages": said_by(f"user: {hostile}", "assistant: hm", "user: bye")}]
+    jsonl(tmp_path / "a.jsonl", rows)
+    code, out, err = soul("show", "a.jsonl", "--side", "human")
+    assert code == 0 and "a.jsonl:2" in out
+    assert out.index("LEARNED · 2 words") < out.index("question red") < out.index("hm")
+    assert "\x1b" not in out and "1 × the line is not JSON" in err
+    code, out, _ = soul("show", "a.jsonl", "--side", "human", "--json")
+    shown = json.loads(out)
+    assert [s["learned"] for s in shown["segments"]] == [False, True, False, True]
+    assert shown["left_out"] == {"the line is not JSON": 1}
+
+
+def test_show_asks_the_table(soul, tmp_path: Path):
+    jsonl(tmp_path / "a.jsonl", [chat(1, data_source="human_llm"), chat(2, data_source="lmsyss")])
+    code, out, _ = soul("show", "a.jsonl", "--side", "corpus", "--json")
+    assert code == 2 and not out  # the name in the second row is told before the first is shown
+    code, _, err = soul("show", "a.jsonl", "--side", "corpus")
+    assert "Did you mean 'lmsys'?" in err
+
+
+@pytest.mark.parametrize("row", ["-1", "7"])
+def test_show_of_a_row_that_is_not_there(soul, tmp_path: Path, row: str):
+    jsonl(tmp_path / "a.jsonl", [chat(1)])
+    code, _, err = soul("show", "a.jsonl", "--side", "human", "--row", row)
+    assert code == 2 and f"no conversation {row}" in err
+
+
+def test_dedupe_writes_the_rows_that_stay(soul, tmp_path: Path):
+    jsonl(tmp_path / "a.jsonl", [chat(1), chat(2), chat(1)])
+    code, out, _ = soul("dedupe", "a.jsonl", "-o", "clean.jsonl")
+    assert (
+        code == 0 and "3 rows, 1 exact and 0 near" in out and "exact a.jsonl:3 = a.jsonl:1" in out
+    )
+    assert (tmp_path / "clean.jsonl").read_text().count("\n") == 2
+    assert soul("dedupe", "a.jsonl", "-o", "a.jsonl")[0] == 2
+    assert soul("dedupe", "a.jsonl", "-o", "clean.csv")[0] == 2
+    code, out, _ = soul("dedupe", "clean.jsonl", "--json")
+    assert (code, json.loads(out)["duplicates"]) == (0, [])
+
+
+def test_a_row_that_cannot_be_read_is_named_and_left_out(soul, tmp_path: Path):
+    jsonl(tmp_path / "a.jsonl", [chat(1), "{broken"])
+    code, out, err = soul("dedupe", "a.jsonl", "-o", "clean.jsonl")
+    assert code == 2 and "bad row a.jsonl:2" in err and "1 clean rows" in out
+
+
+def test_contamination_of_a_folder_of_chats(soul, tmp_path: Path):
+    row = {"story": STORY, "question": "Where is the pen?", "answer": "jar", "data_source": "tomi"}
+    jsonl(tmp_path / "eval.jsonl", [row])
+    turns = said_by("user: tell me a story", f"assistant: {STORY}. Where is the pen?", "user: nice")
+    jsonl(tmp_path / "chats" / "a.jsonl", [chat(1), {"messages": turns}])
+    command = ("contamination", "chats", "eval.jsonl", "--chats")
+    code, out, _ = soul(*command, "--exclude", "clean.jsonl")
+    assert code == 0 and "a.jsonl:2 holds eval.jsonl:1 (1.00)" in out
+    assert "1 of 1 evaluation rows" in out and "1 clean rows → clean.jsonl" in out
+    code, out, _ = soul("contamination", "clean.jsonl", "eval.jsonl", "--chats", "--json")
+    report = json.loads(out)
+    assert (code, report["matches"], report["chats"]) == (0, [], 1)
+    assert soul(*command, "--exclude", "clean.parquet")[0] == 2

@@ -1,0 +1,342 @@
+"""Streams of lessons: mixing, shuffling, positions, and what changed files do to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.mixing import Part, Turns
+from soulkit.data.corpora.stream import LessonStream, read_lessons
+from soulkit.errors import ConfigError, DataError
+from tests.support.chats import chat, jsonl, parquet
+
+
+def keys(lessons: Sequence[Lesson]) -> list[str]:
+    return [lesson.key for lesson in lessons]
+
+
+def opened(*sources: Any, seed: int = 3, window: int = 7, side: str = "human") -> LessonStream:
+    return LessonStream.open(sources, seed=seed, window=window, side=side)
+
+
+def restored(position: Any) -> Any:
+    """What a checkpoint gives back."""
+    return json.loads(json.dumps(position))
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> list[Any]:
+    """Every kind of file, several shards, a broken line, blank lines."""
+    lines = [chat(n) for n in range(40)]
+    jsonl(tmp_path / "a.jsonl", [*lines[:20], "{broken", "", *lines[20:]])
+    for shard in range(3):
+        rows = [chat(100 * shard + n) for n in range(25)]
+        parquet(tmp_path / "b" / f"train-{shard}.parquet", rows, group=[4, 10, 100][shard])
+    (tmp_path / "c.json").write_text(json.dumps([chat(n) for n in range(12)]))
+    return [f"{tmp_path / 'a.jsonl'}:1.5", tmp_path / "b", f"{tmp_path / 'c.json'}:0.5"]
+
+
+def test_a_pass_has_every_row_once_in_another_order(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [chat(n) for n in range(50)])
+    stream = opened(path)
+    first, second = keys(stream.take(50)), keys(stream.take(50))
+    in_file = [f"a.jsonl:{n + 1}" for n in range(50)]
+    assert sorted(first) == sorted(second) == sorted(in_file)
+    assert len({tuple(first), tuple(second), tuple(in_file)}) == 3
+    assert keys(opened(path).take(50)) == first
+    assert keys(opened(path, seed=4).take(50)) != first
+    assert keys(opened(path, window=1).take(50)) == in_file
+
+
+def test_rows_of_a_window_come_from_one_stretch_and_stretches_in_any_order(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [chat(n) for n in range(40)])
+    numbers = [int(key.partition(":")[2]) - 1 for key in keys(opened(path, window=10).take(40))]
+    stretches = [sorted(numbers[at : at + 10]) for at in range(0, 40, 10)]
+    assert sorted(stretches) == [list(range(at, at + 10)) for at in range(0, 40, 10)]
+    assert stretches != sorted(stretches)
+
+
+def test_every_position_goes_on_as_if_nothing_had_happened(mixture: list[Any]):
+    stream = opened(*mixture)
+    positions, lessons = [], []
+    for _ in range(260):
+        positions.append(restored(stream.position()))
+        lessons += stream.take(1)
+    again = opened(*mixture)
+    for at in range(260):
+        again.resume(positions[at])
+        assert again.take(min(25, 260 - at)) == lessons[at : at + 25], at
+    assert len(json.dumps(positions[-1])) < 3_000
+
+
+@pytest.mark.parametrize("steps", [(1, 5, 30, 90), (64, 64)])
+def test_how_many_are_taken_at_once_does_not_matter(mixture: list[Any], steps: Sequence[int]):
+    stream, one_by_one = opened(*mixture), opened(*mixture)
+    for count in steps:
+        assert stream.take(count) == [one_by_one.take(1)[0] for _ in range(count)]
+    assert stream.position() == one_by_one.position()
+
+
+CHILD = """
+import json, sys
+from soulkit.data.corpora.stream import LessonStream
+sources, position = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+stream = LessonStream.open(sources, seed=3, window=7, side="human")
+if position:
+    stream.resume(position)
+while True:
+    before = stream.position()
+    print(json.dumps([before, [lesson.key for lesson in stream.take(3)]]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_from_its_last_position(mixture: list[Any]):
+    sources = [str(source) for source in mixture]
+    expected = keys(opened(*sources).take(120))
+    rng, position, done = random.Random(5), None, 0
+    for _ in range(2):
+        command = [sys.executable, "-c", CHILD, json.dumps(sources), json.dumps(position)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            for line in islice(child.stdout, rng.randint(3, 12)):
+                position, names = json.loads(line)
+                assert names == expected[done : done + 3]
+                done += 3
+            os.kill(child.pid, signal.SIGKILL)
+        done -= 3  # the step under way is taken again
+    assert done > 6
+
+
+# -- mixing ------------------------------------------------------------------------------------
+
+
+def test_ratios_are_passes(mixture: list[Any]):
+    stream = opened(*mixture)
+    assert stream.sizes == {"a": 41, "b": 75, "c": 12}
+    weights = {"a": 1.5 * 41, "b": 75.0, "c": 6.0}
+    lessons = stream.take(1425)  # ten rounds, less the broken line in fifteen passes
+    rounds = 1440 / sum(weights.values())
+    counts = Counter(lesson.source for lesson in lessons)
+    for name, weight in weights.items():
+        assert counts[name] == pytest.approx(rounds * weight, abs=17 if name == "a" else 2)
+    # The fixed half is one half, in every pass the same.
+    assert len({lesson.key for lesson in lessons if lesson.source == "c"}) == 6
+    assert stream.unusable == {"a": {"the line is not JSON": 1}, "b": {}, "c": {}}
+
+
+def test_one_and_a_half_passes_are_a_whole_one_and_half_of_the_next(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [chat(n) for n in range(30)])
+    other = jsonl(tmp_path / "b.jsonl", [chat(n) for n in range(30)])
+    lessons = opened(f"{path}:1.5", other).take(75)
+    times = Counter(lesson.key for lesson in lessons if lesson.source == "a")
+    assert sorted(times.values()) == [1] * 15 + [2] * 15
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.1, 1000), min_size=1, max_size=6), st.integers(0, 9))
+def test_shares_hold_over_any_stretch(weights, seed):
+    turns = Turns(weights, seed)
+    order = [turns.next() for _ in range(400)]
+    resumed = Turns(weights, seed, taken=[order[:150].count(n) for n in range(len(weights))])
+    assert [resumed.next() for _ in range(250)] == order[150:]
+    for start, end in ((0, 400), (37, 390), (200, 300)):
+        for place, weight in enumerate(weights):
+            due = (end - start) * weight / sum(weights)
+            assert abs(order[start:end].count(place) - due) <= 2 + len(weights)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.01, 0.99), st.integers(1, 3500), st.integers(0, 5))
+def test_a_part_has_its_size_to_the_row(ratio, rows, seed):
+    part = Part(ratio, rows, f"{seed}")
+    members = [n for n in range(rows) if n in part]
+    assert len(members) in {max(int(rows * ratio), 1), max(int(rows * ratio), 1) + 1}
+    assert members == [n for n in range(rows) if n in Part(ratio, rows, f"{seed}")]
+
+
+# -- changes and refusals --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_changed_file_is_refused_by_name(tmp_path: Path, suffix: str):
+    write = jsonl if suffix == "jsonl" else parquet
+    path = write(tmp_path / f"a.{suffix}", [chat(n) for n in range(30)])
+    stream = opened(path)
+    stream.take(8)
+    position, times = restored(stream.position()), path.stat()
+    write(path, [chat(n if n != 17 else 71) for n in range(30)])  # of the same size
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(DataError, match=rf"'a\.{suffix}' has changed"):
+        opened(path).resume(position)
+
+
+def test_another_stream_is_refused_with_what_differs(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [chat(n) for n in range(9)])
+    position = restored(opened(path).position())
+    others = {
+        "seed was 3, now it is 4": opened(path, seed=4), "window was 7": opened(path, window=8),
+        "sources were a:1, now they are a:2": opened(f"{path}:2"),
+        "cannot be read: KeyError": opened(path),
+    }  # fmt: skip
+    for why, stream in others.items():
+        state = {} if "KeyError" in why else position
+        with pytest.raises(DataError) as error:
+            stream.resume(state)
+        assert why in error.value.why
+
+
+def test_a_new_shard_is_refused_by_name(tmp_path: Path):
+    folder = tmp_path / "chats"
+    jsonl(folder / "train-0.jsonl", [chat(n) for n in range(9)])
+    position = opened(folder).position()
+    jsonl(folder / "train-1.jsonl", [chat(n) for n in range(9)])
+    with pytest.raises(DataError, match=r"'train-1\.jsonl' is new"):
+        opened(folder).resume(position)
+
+
+def test_a_source_without_a_lesson_ends_the_stream_with_reasons(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [{"text": "x"}] * 5)
+    for read in (lambda: opened(path).take(1), lambda: list(read_lessons(path, side="human"))):
+        with pytest.raises(DataError) as error:
+            read()
+        assert "5 × it has no list of messages" in error.value.why
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_an_unknown_name_in_the_last_row_is_told_before_the_first(tmp_path: Path, suffix: str):
+    rows = [chat(n, data_source="wildchat") for n in range(30)]
+    write = jsonl if suffix == "jsonl" else parquet
+    path = write(tmp_path / f"a.{suffix}", [*rows, chat(31, data_source="wildchats")])
+    with pytest.raises(DataError) as error:
+        LessonStream.open([path])
+    assert "Did you mean 'wildchat'?" in error.value.why
+    assert len(LessonStream.open([path], side="human").take(31)) == 31
+
+
+def test_rows_of_one_file_may_be_of_several_sides(tmp_path: Path):
+    names = ["wildchat", "tom_hitom", "human_llm", "psych101"]
+    path = jsonl(tmp_path / "a.jsonl", [chat(n, data_source=names[n % 4]) for n in range(8)])
+    for lesson in read_lessons(path):
+        human = lesson.source in ("wildchat", "psych101")
+        learned = [s.text for s, yes in zip(lesson.segments, lesson.trained, strict=True) if yes]
+        assert any("question" in text for text in learned) == human
+
+
+def test_settings_of_a_source_win_over_those_of_the_run(tmp_path: Path):
+    row = chat(1)
+    row["messages"].insert(0, {"role": "system", "content": "S"})
+    path = jsonl(tmp_path / "a.jsonl", [row])
+    one, other = (
+        LessonStream.open(
+            [{"path": str(path), **more}], side="human", strip_system=True, turns=1
+        ).take(1)[0]
+        for more in ({}, {"side": "assistant", "strip_system": False, "turns": 9, "name": "n"})
+    )
+    assert [s.role for s in one.segments] == ["user", "assistant"]
+    assert one.segments[0].text.endswith("answer 1\n(It goes on from here:)")
+    assert (other.source, other.segments[0].text) == ("n", "S")
+
+
+@pytest.mark.parametrize("sources", [[], ["nowhere.jsonl"], ["*.nothing"], ["empty.jsonl"]])
+def test_sources_that_are_none_are_refused(tmp_path: Path, monkeypatch, sources: list[str]):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises((DataError, ConfigError)):
+        LessonStream.open(sources, side="human")
+    with pytest.raises(ConfigError):
+        LessonStream.open([jsonl(tmp_path / "a.jsonl", [chat(1)])], side="human", window=0)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_one_pass_is_in_file_order_and_counts_what_it_leaves_out(mixture: list[Any]):
+    rows = read_lessons(mixture[0], side="human")
+    numbers = [int(key.partition(":")[2]) for key in keys(list(rows))]
+    assert numbers == [*range(1, 21), *range(23, 43)]
+    assert rows.unusable == {"the line is not JSON": 1}
+    assert rows.examples == {"the line is not JSON": "a.jsonl:21"}
+    assert len(list(rows)) == 40
+
+
+@pytest.mark.slow
+def test_rows_are_those_that_datasets_streams(tmp_path: Path):
+    datasets = pytest.importorskip("datasets")
+    rows = [chat(n) for n in range(30)]
+    files = {
+        "json": jsonl(tmp_path / "a.jsonl", rows),
+        "parquet": parquet(tmp_path / "a.parquet", rows, 8),
+    }
+    for kind, path in files.items():
+        streamed = datasets.load_dataset(
+            kind, data_files=str(path), split="train", streaming=True,
+            cache_dir=str(tmp_path / "cache"),
+        )  # fmt: skip
+        streamed_turns = [[(m["role"], m["content"]) for m in row["messages"]] for row in streamed]
+        lessons = list(read_lessons(path, side="assistant"))
+        assert [[(s.role, s.text) for s in lesson.segments] for lesson in lessons] == [
+            turns[:2] for turns in streamed_turns
+        ]
+
+
+def test_lines_without_an_end_marks_and_windows_line_ends(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    texts = [json.dumps(chat(n)) for n in range(5)]
+    body = "\r\n".join(texts).encode() + b"\r\n\xff\xfe{}\r\n" + texts[0].encode()
+    path.write_bytes(b"\xef\xbb\xbf" + body)
+    rows = read_lessons(path, side="human")
+    assert keys(list(rows)) == [f"a.jsonl:{n}" for n in (1, 2, 3, 4, 5, 7)]
+    assert rows.unusable == {"the line is not UTF-8 text": 1}
+
+
+def test_records_that_make_up_one_chat_are_read_together(tmp_path: Path):
+    records = [
+        {"conversation_id": "c", "turn": turn, "user_prompt": f"q{turn}", "model_response": f"r{n}",
+         "if_chosen": n == 1, "data_source": "prism"}
+        for turn in range(2) for n in range(2)
+    ]  # fmt: skip
+    (lesson,) = read_lessons(jsonl(tmp_path / "a.jsonl", records))
+    assert [s.text for s in lesson.segments][1:] == ["q0", "r1", "q1"]
+    assert lesson.source == "prism"
+
+
+GROWTH = """
+import resource, sys
+import numpy, pyarrow.parquet
+from soulkit.data.corpora.stream import LessonStream
+resident = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = resident()
+stream = LessonStream.open([sys.argv[1]], side="human")
+for _ in range(40):
+    stream.take(500)
+print(stream.sizes["a"], resident() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
+    line = json.dumps(chat(1, filler="x" * 2_900)) + "\n"
+    path = tmp_path / "a.jsonl"
+    with path.open("w") as file:
+        for _ in range(100):
+            file.write(line * 1000)
+    command = [sys.executable, "-c", GROWTH, str(path)]
+    rows, grown = subprocess.check_output(command, text=True).split()
+    assert path.stat().st_size > 300_000_000
+    assert int(rows) == 100_000
+    assert int(grown) < 200  # MiB
