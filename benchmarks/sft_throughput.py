@@ -98,7 +98,9 @@ class Lane:
             "contender": self.name, "step_s": self.step, "runs": len(self.runs[1:]),
             "trained_per_s": made["trained"] / self.step,
             "tokens_per_s": made["tokens"] / self.step,
-            "computed": self.runs[-1]["computed"], "grown_bytes": grown,
+            "computed": self.runs[-1]["computed"],
+            "loss": self.runs[0]["loss"],
+            "grown_bytes": grown,
             "peak_bytes": max(r["peak"] for r in self.runs), "gradient_off": self.off,
             "clean": self.off is not None and self.off <= SAME_GRADIENT,
         }  # fmt: skip
