@@ -38,6 +38,25 @@ class Costs:
     """One key and value put beside others."""
     call: float = 2500.0
 
+    def pays(self, common: int, length: int) -> bool:
+        """Whether a sequence had better share its first `common` tokens than be a root.
+
+        What follows a shared prefix attends under a mask, for which every pair is paid; a root has
+        the causal kernel. So conversations that have their header in common are roots. Where calls
+        cost nothing (FlexAttention skips what is masked) any token saved is a gain.
+        """
+        if not self.call or common == length:
+            return True
+        alone = self.linear * common + self.causal * length**2
+        tail = length - common
+        return alone > min(self._masked(common, tail, c) for c in (tail, *CHUNKS) if c <= tail)
+
+    def _masked(self, common: int, tail: int, chunk: int) -> float:
+        """A tail behind a prefix, in rectangles of `chunk` queries."""
+        calls = -(-tail // chunk)
+        keys = calls * common + chunk * calls * (calls + 1) / 2
+        return keys * (chunk + self.copy) + self.call * calls
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:

@@ -19,6 +19,7 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.play.settings import has_tags
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.imitation import imitation_loss
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import NotFinite, take_step
 from soulkit.train.material.feasible import rehearsed
@@ -123,13 +124,11 @@ def imitate(
     total = 0.0
     sums = LossSums()
     for pack in policy.packs(used, config.tokens_per_batch):
-        scored = policy.score(pack)
-        is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans)
-        is_reply = is_reply.to(scored.log_prob.device)
+        is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans).to(policy.device)
         weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
-        loss = -(scored.log_prob * weight).sum()
-        loss.backward()
-        losses = -scored.log_prob.detach()[is_reply]
+        scored = imitation_loss(policy, pack, weight)
+        scored.loss.backward()
+        losses = -scored.log_prob[is_reply]
         total += float(losses.sum()) / replies
         if sources:
             sums.add(losses, scored.owner[is_reply], [sources[i] for i in pack.indices])
@@ -153,8 +152,9 @@ class LossSums:
 
     def add(self, losses: Tensor, owner: Tensor, sources: Sequence[str]) -> None:
         """Add the tokens of a pack: their losses [n], and which of `sources` each is from [n]."""
-        sums = torch.zeros(len(sources), dtype=torch.float64, device=losses.device)
-        sums.index_add_(0, owner, losses.double())
+        owner = owner.cpu()  # where adding by index has one order
+        sums = torch.zeros(len(sources), dtype=torch.float64)
+        sums.index_add_(0, owner, losses.double().cpu())
         counts = torch.bincount(owner, minlength=len(sources)).tolist()
         for source, nats, tokens in zip(sources, sums.tolist(), counts, strict=True):
             self.nats[source] += nats
