@@ -63,7 +63,7 @@ def _task_text(rewards: Rewards, task: str) -> str:
 LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
 """The labels of `lesson_facts`."""
 LABELLED_FACTS = ("general ability", "probes", *LESSON_FACTS)
-"""The labels of `facts_of_training` that stand before their texts: these do not say what they are of."""
+"""The labels of `facts_of_training` that stand before texts which do not say what they are of."""
 
 
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
