@@ -14,7 +14,7 @@ from soulkit.train.state.summary import (
 )
 
 
-def run_facts(summary: TrainSummary) -> list[tuple[str, str]]:
+def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
     """What stands in the head of a training run beside what every run has: label and text."""
     return [
         ("feedback", feedback_text(summary.feedback)),
@@ -63,7 +63,7 @@ def _task_text(rewards: Rewards, task: str) -> str:
 LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
 """The labels of `lesson_facts`."""
 LABELLED_FACTS = ("general ability", "probes", *LESSON_FACTS)
-"""The labels of `run_facts` that stand before their texts: these do not say what they are of."""
+"""The labels of `facts_of_training` that stand before texts which do not say what they are of."""
 
 
 def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:

@@ -182,7 +182,7 @@ def not_for_training(what: str, able: Sequence[str] = ()) -> NotForTraining:
     rest = f"Train on what is left: --task {','.join(able)}" if able else LEAVE_OUT
     return NotForTraining(
         f"Training was asked for on {what}, marked evaluation-only.",
-        "Their terms allow measuring with them and forbid training on them, and a model that was "
+        "Their terms or their purpose forbid training on them, and a model that was "
         "trained on them could not be measured with them.",
         f"{rest}; measure with: soul eval",
     )

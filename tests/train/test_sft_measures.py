@@ -210,3 +210,21 @@ def test_dialogues_are_played_with_the_partner_that_is_named(
     assert {record.task for record in records} == {"secret_keeper"} and len(records) == 4
     assert any(line.seat == "visitor" for line in records[0].episode.transcript)
     assert "secret_keeper" in json.loads((out / "provenance.json").read_text())["tasks"]
+
+
+@pytest.mark.slow
+def test_a_probe_without_a_result_is_said_aloud_and_the_training_goes_on(
+    warm: Path, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A coach that says nothing: a method that learns from feedback stops after three steps."""
+    out = tmp_path / "run"
+    with ScriptedServer(answer=lambda body: " ") as server:
+        more = ("--probe-every", 4, "--probe-steps", 4, "--coach",
+                f"endpoint:mute@{server.base_url}", "--set", "prompts_per_step=1", "--set",
+                "group_size=2")  # fmt: skip
+        assert soul(*sft(warm / "model", out, *more)) == 0
+    assert "the probe of step 4 ended without a result" in capsys.readouterr().err
+    result = probe_results(out)["step_000004"]
+    assert result["after"] == {} and result["failure"]
+    assert lines_of(out)[-1]["probe/tomi/after"] is None
+    assert learned(out) == learned(plain) and not list((out / "probes").rglob("*.safetensors"))

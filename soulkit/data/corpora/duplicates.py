@@ -16,6 +16,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from soulkit.data.contamination import THRESHOLD, folded_words, shingles
@@ -131,11 +132,10 @@ def _bands(triples: Triples, threshold: float) -> Any:
     import numpy as np
 
     width = _width(threshold)
-    rng = np.random.default_rng(1)
-    factors, offsets = rng.integers(1, 1 << 63, (2, HASHES, 1), dtype=np.uint64)
+    factors, offsets = _hash_family()
     if not len(triples):
         return np.zeros(HASHES // width, dtype=np.uint64)
-    hashes = ((factors | np.uint64(1)) * triples.astype(np.uint64) + offsets) >> np.uint64(32)
+    hashes = (factors * triples.astype(np.uint64) + offsets) >> np.uint64(32)
     lowest = hashes.min(axis=1)[: HASHES // width * width].reshape(-1, width)
     mixed = np.zeros(len(lowest), dtype=np.uint64)
     for column in lowest.T:
@@ -144,6 +144,17 @@ def _bands(triples: Triples, threshold: float) -> Any:
     return mixed
 
 
+@cache
+def _hash_family() -> tuple[Any, Any]:
+    """Odd factors and offsets, (HASHES, 1) uint64 each."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    factors, offsets = rng.integers(1, 1 << 63, (2, HASHES, 1), dtype=np.uint64)
+    return factors | np.uint64(1), offsets
+
+
+@cache
 def _width(threshold: float) -> int:
     """Hashes a band, as many as leave a pair at the threshold proposed almost surely."""
     widths = [w for w in range(1, 9) if 1 - (1 - threshold**w) ** (HASHES // w) >= _RECALL]

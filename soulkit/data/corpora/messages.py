@@ -23,9 +23,8 @@ _ROLES = {
     **dict.fromkeys(("user", "human", "prompter", "person"), "user"),
     **dict.fromkeys(("assistant", "gpt", "model", "chatbot", "bot", "ai"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(
-        ("tool", "function", "ipython", "observation", "function_response", "function_call"), "tool"
-    ),
+    **dict.fromkeys(("tool", "function", "ipython", "observation", "function_response"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
 }
 _SPEAKERS = ("role", "from", "speaker", "name", "author")
 _WORDS = ("content", "value", "text")
@@ -74,7 +73,7 @@ def conversation_of(row: Any, place: str) -> ChatRow:
         fields = flatten(row)
     except ValueError as error:
         raise Unusable(str(error)) from error
-    utterances = tuple(u for item in _items(fields, place) for u in _utterances(item))
+    utterances = (*_prompt(fields), *(u for i in _items(fields, place) for u in _utterances(i)))
     if not utterances:
         raise Unusable("its conversation is empty")
     return ChatRow(
@@ -84,6 +83,13 @@ def conversation_of(row: Any, place: str) -> ChatRow:
         _text_field(fields, "tokenizer"),
         str(fields.get("evaluation_only")).lower() in ("true", "1"),
     )
+
+
+def _prompt(fields: Mapping[str, Any]) -> Iterator[ChatLine]:
+    """A system prompt that stands beside the messages."""
+    text = _text_field(fields, "system").strip()
+    if text:
+        yield ChatLine("system", "system", frozenset({"system"}), text)
 
 
 def _text_field(fields: Mapping[str, Any], name: str) -> str:
@@ -117,14 +123,29 @@ def _utterances(item: Any) -> Iterator[ChatLine]:
     labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
     speaker = next((label for label in labels if label), "")
     text, marks = _words_of(item)
-    if role == "tool":
-        yield ChatLine("tool", speaker, names, f"({speaker} answers) {text}".strip())
+    if role in ("tool", "call"):
+        act = f"({speaker} answers)" if role == "tool" else "(the assistant calls a tool)"
+        yield ChatLine("tool", speaker, names, f"{act} {text}".strip())
         return
-    ids = item.get("token_ids")
-    exact = tuple(map(int, ids)) if isinstance(ids, list | tuple) else ()
-    yield ChatLine(role, speaker, names, text, marks, exact, item.get("trained") is not False)
-    for call in _calls(item):
+    calls = list(_calls(item))
+    if text or marks or not calls:
+        yield ChatLine(role, speaker, names, text, marks, _exact_ids(item), _is_trained(item))
+    for call in calls:
         yield ChatLine("tool", "tool", frozenset({"tool"}), call)
+
+
+def _exact_ids(item: Mapping[str, Any]) -> tuple[int, ...]:
+    ids = item.get("token_ids")
+    if ids is None:
+        return ()
+    if not isinstance(ids, list | tuple) or not all(type(i) is int and i >= 0 for i in ids):
+        raise Unusable("its token_ids are no list of ids")
+    return tuple(ids)
+
+
+def _is_trained(item: Mapping[str, Any]) -> bool:
+    """False where the message says so: by `trained`, or by the `weight` of other layouts."""
+    return item.get("trained") is not False and item.get("weight") != 0
 
 
 def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -47,9 +47,15 @@ class Costs:
         """
         if not self.call or common == length:
             return True
-        tail = length - common
         alone = self.linear * common + self.causal * length**2
-        return alone > tail * length + self.copy * length
+        tail = length - common
+        return alone > min(self._masked(common, tail, c) for c in (tail, *CHUNKS) if c <= tail)
+
+    def _masked(self, common: int, tail: int, chunk: int) -> float:
+        """A tail behind a prefix, in rectangles of `chunk` queries."""
+        calls = -(-tail // chunk)
+        keys = calls * common + chunk * calls * (calls + 1) / 2
+        return keys * (chunk + self.copy) + self.call * calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soulkit.data.corpora.index import index_file
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.mixing import Part, Turns
 from soulkit.data.corpora.stream import LessonStream, read_lessons
@@ -365,6 +366,15 @@ def test_a_file_too_large_to_be_read_whole_is_refused(tmp_path: Path):
         file.truncate(65 << 20)
     with pytest.raises(DataError, match="too large to be read as a whole: 65 MiB"):
         opened(path)
+
+
+def test_texts_that_a_parquet_file_stores_once_count_as_often_as_they_stand_there(tmp_path: Path):
+    prompt = {"role": "system", "content": "x" * 20_000}
+    rows = [{"messages": [prompt, *chat(n)["messages"]]} for n in range(600)]
+    path = parquet(tmp_path / "a.parquet", rows)
+    assert path.stat().st_size < 100_000
+    index = index_file(path, 0, 10_000, 1 << 20, False)
+    assert [s.rows for s in index.bundles[0]][:-1] == [52] * 11
 
 
 def test_a_damaged_parquet_file_is_no_end_of_the_rows(tmp_path: Path):
