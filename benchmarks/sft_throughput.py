@@ -282,10 +282,10 @@ def corpus(chosen: argparse.Namespace, ours: Server, console: Console) -> Json:
         sources = write_corpus(Path(made) / "corpus", chosen.corpus_gb * 1e9)
         size = sum(p.stat().st_size for p in Path(made).rglob("train-*"))
         reader = ours.start("read", sources=sources)
-        first = reader.run(steps=chosen.corpus_steps, batch=256)
+        first = reader.run(steps=chosen.corpus_steps, batch=256, clock=chosen.clock)
         reader.close()
         again = ours.start("read", sources=sources)
-        second = again.run(steps=4, batch=256, position=first["position"])
+        second = again.run(steps=4, batch=256, clock=chosen.clock, position=first["position"])
         again.close()
     report = {
         "bytes": size, "rows": first["rows"], "open_s": first["open_s"],
