@@ -400,6 +400,16 @@ print(stream.sizes["a"], resident() - before)
 
 
 @pytest.mark.slow
+def test_memory_does_not_grow_with_a_row_group(tmp_path: Path):
+    """A Parquet file that is one row group of texts that cannot be packed."""
+    rows = [chat(n, filler=os.urandom(2_000).hex()) for n in range(50_000)]
+    path = parquet(tmp_path / "a.parquet", rows, group=len(rows))
+    assert path.stat().st_size > 200_000_000
+    command = [sys.executable, "-c", GROWTH, str(path)]
+    assert int(subprocess.check_output(command, text=True).split()[1]) < 180  # MiB
+
+
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
     line = json.dumps(chat(1, filler="x" * 2_900)) + "\n"
     path = tmp_path / "a.jsonl"
