@@ -85,7 +85,8 @@ def _kind(path: Path) -> FileKind:
     """How a file is read: as a whole where a conversation stands in several of its records."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        names = frozenset(_parquet(path).schema_arrow.names)
+        with open_parquet(path) as file:
+            names = frozenset(file.schema_arrow.names)
         return "whole" if is_scattered(names) else "parquet"
     if suffix != ".jsonl":
         return "whole"
@@ -175,18 +176,23 @@ class _Cutter:
 # -- Parquet -------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
+    """A Parquet file that is read page by page; DataError when it is none.
+
+    Read ahead, the compressed columns of a whole row group would lie in memory, and a file may be
+    a single row group.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path, buffer_size=1 << 20)
+        return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
     except pa.ArrowException as error:
         raise unreadable(path, f"not a sound Parquet file: {error}") from error
 
 
 def _parquet_index(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
-    with _parquet(path) as file:
+    with open_parquet(path) as file:
         least = _decoded_size(file)
         bundles = tuple(_group_bundles(file.metadata, number, window, limit, least))
         rows = file.metadata.num_rows

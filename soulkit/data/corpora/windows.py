@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.corpora.index import FileIndex, Stretch
+from soulkit.data.corpora.index import FileIndex, Stretch, open_parquet
 from soulkit.data.corpora.whole import whole_rows
 from soulkit.data.files import PACKED, BadRow, SourcedRow, parse_row_json, unreadable
 
@@ -99,10 +99,8 @@ class _ParquetCursor:
     """Reads the rows of a Parquet file onwards from the beginning of a stretch."""
 
     def __init__(self, path: Path, stretch: Stretch) -> None:
-        import pyarrow.parquet as pq
-
         self.path, self.row = path, stretch.first
-        self._file = pq.ParquetFile(path, buffer_size=1 << 20)
+        self._file = open_parquet(path)
         schema = self._file.schema_arrow
         self.packed = [f.name for f in schema if PACKED in (f.metadata or {})]
         groups = list(range(stretch.at, self._file.metadata.num_row_groups))
