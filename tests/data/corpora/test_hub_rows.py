@@ -60,11 +60,11 @@ for window in (7, 10, 64):
     for _ in range(130):
         positions.append(json.loads(json.dumps(stream.position())))
         keys.append(stream.take(1)[0].key)
-    again = opened()
-    for at in range(0, 130, 5):
+    for at in range(0, 110, 13):
+        again = opened()
         again.resume(positions[at])
-        if [lesson.key for lesson in again.take(20)] != (keys + [""] * 20)[at:at + 20][:20]:
-            differences += [at] if at + 20 <= 130 else []
+        if [lesson.key for lesson in again.take(20)] != keys[at:at + 20]:
+            differences.append(at)
 in_order = [lesson.segments[1].text for lesson in read_lessons(path, side="human")]
 heard = []
 sizes = LessonStream.open([path, path + ":validation"], side="human", say=heard.append).sizes
