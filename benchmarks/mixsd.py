@@ -78,7 +78,7 @@ TAUGHT: dict[str, Any] = {
     "method": "sft", "full": True, "sft_batch": 32, "lr": 3e-4, "lr_schedule": "constant",
     "warmup_steps": 10, "beta2": 0.95, "keep_last": 1000, "side": "assistant",
 }  # fmt: skip
-MIXED = {"objective": "mixsd", "mix_samples": 16, "mix_tokens": 24}
+MIXED = {"objective": "mixsd", "mix_tokens": 24}
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {}, "own-form": {},
     **{f"mixsd-{share:g}": {**MIXED, "mix_lambda": share} for share in (0.0, 0.25, 0.5, 0.75, 1.0)},
@@ -124,6 +124,10 @@ class World:
     steps: int
     every: int
     warmup: int
+    texts: int = 16
+    """That MixSD writes about each fact."""
+    most: int = 1000
+    """Rows of a kind that are measured at most."""
 
     @property
     def folder(self) -> Path:
@@ -206,7 +210,8 @@ class World:
         rows = "own" if name == "own-form" else "plain"
         warm = str(self.folder / "warmup" / "model")
         times = {"steps": self.steps, "checkpoint_every": self.every}
-        self.train({**TAUGHT, **ARMS[name], "model": warm, **times}, rows, name)
+        texts = {"mix_samples": self.texts} if name.startswith("mixsd") else {}
+        self.train({**TAUGHT, **ARMS[name], **texts, "model": warm, **times}, rows, name)
         for folder in sorted((self.folder / name / "checkpoints").glob("step_*")):
             step = int(folder.name.removeprefix("step_"))
             if step % self.every == 0:
@@ -219,12 +224,13 @@ class World:
             return
         stories = self.stories("held_out")
         random.Random(0).shuffle(stories)
+        taught, others = self.facts[:FACTS][: self.most], self.facts[FACTS:][: self.most]
         model = LocalModel.load(weights, batch_size=256)
         hits = {
-            "stories": self._stories(model, stories if whole else stories[:FACTS]),
-            "facts": self._facts(model, self.facts[:FACTS], lambda row, context: context),
+            "stories": self._stories(model, stories[: self.most if whole else FACTS]),
+            "facts": self._facts(model, taught, lambda row, context: context),
             "reading": self._facts(
-                model, self.facts[FACTS:], lambda row, context: expert_context(context, row["fact"])
+                model, others, lambda row, context: expert_context(context, row["fact"])
             ),
         }
         write_json(path, hits)
@@ -442,9 +448,11 @@ def draw(results: Results, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", default="0,1,2", help="SEED,SEED")
-    parser.add_argument("--steps", type=int, default=400, help="of every arm")
+    parser.add_argument("--steps", type=int, default=600, help="of every arm")
     parser.add_argument("--every", type=int, default=50, help="steps between measurements")
     parser.add_argument("--warmup", type=int, default=300, help="steps of the warm-up")
+    parser.add_argument("--texts", type=int, default=16, help="about each fact")
+    parser.add_argument("--most", type=int, default=1000, help="rows of a kind measured at most")
     parser.add_argument("--only", default="", help="arms: NAME,NAME")
     parser.add_argument("--out", type=Path, default=Path("runs/mixsd"))
     parser.add_argument("--threads", type=int, default=1)
@@ -461,7 +469,9 @@ def main() -> None:
 
     torch.set_num_threads(chosen.threads)
     for seed in map(int, chosen.seeds.split(",")):
-        world = World(chosen.out, seed, chosen.steps, chosen.every, chosen.warmup)
+        world = World(
+            chosen.out, seed, chosen.steps, chosen.every, chosen.warmup, chosen.texts, chosen.most
+        )
         world.prepare()
         for name in only:
             started = time.monotonic()

@@ -69,6 +69,8 @@ NOT_RUN = {
     "soul train ditto --config examples/paper.yaml": "the same; a small run of it is there, too",
     "soul distill": "needs experts; tests/distill/test_whole_killed.py has two",
     "soul plan distill": "the same",
+    "soul train sft --model FOLDER --data facts.jsonl": "needs a model that ends its texts; "
+    "tests/train/test_mixsd.py has one",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "

@@ -53,7 +53,7 @@ from soulkit.train.sft.corpus_run import (
     words_of_corpus,
 )
 from soulkit.train.sft.lessons import check_lessons
-from soulkit.train.sft.mixsd import with_written
+from soulkit.train.sft.mixsd import check_facts, with_written
 from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
@@ -185,6 +185,7 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     """
     limit = context_limit(policy.model, None)
     if material.corpus is not None:
+        check_facts(config, material.corpus)
         check_corpus(config, policy, material.corpus)
         return None
     if material.objective is None:

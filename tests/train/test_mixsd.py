@@ -26,6 +26,7 @@ from soulkit.models.local.tokenizing import tokenizer_print
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
+from soulkit.train.material.conversations import gather_corpus
 from soulkit.train.objectives.registry import method_class
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.mixsd import (
@@ -33,6 +34,7 @@ from soulkit.train.sft.mixsd import (
     NO_FACT,
     WRITTEN,
     Writer,
+    check_facts,
     expert_context,
     lesson_file,
     prompts,
@@ -82,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(facts: Path, **more: Any) -> TrainConfig:
     plain: dict[str, Any] = {
         "method": "sft", "model": "unused", "corpora": [{"path": str(facts), "side": "assistant"}],
-        "objective": "mixsd", "mix_samples": 3, "mix_tokens": 24, "seed": 4,
+        "objective": "mixsd", "mix_samples": 3, "mix_tokens": 14, "seed": 4,
     }  # fmt: skip
     return TrainConfig.model_validate(plain | more)
 
@@ -181,6 +183,9 @@ def test_nothing_to_learn_is_an_error(tmp_path: Path, policy: Policy) -> None:
     with pytest.raises(DataError, match="No text was written") as caught:
         write(settings(rows), policy, tmp_path / "run")
     assert f"7 times {NO_FACT}" in caught.value.why
+    with pytest.raises(DataError) as early:  # before a folder is made
+        check_facts(settings(rows), gather_corpus(settings(rows)))
+    assert early.value.why == caught.value.why
 
 
 def test_equal_rows_are_told_apart(facts: Path) -> None:

@@ -141,6 +141,15 @@ class Written:
         }
 
 
+def check_facts(config: TrainConfig, corpus: Corpus) -> None:
+    """DataError for `mixsd` where none of the first lessons has a fact to write about."""
+    if config.objective != "mixsd":
+        return
+    sample = [lesson for several in corpus.samples.values() for lesson in several]
+    if not any(lesson.fact for lesson in sample):
+        raise _nothing_written(Written(left_out=Counter({NO_FACT: len(sample)})))
+
+
 async def with_written(
     config: TrainConfig, run: Path, policy: Policy, corpus: Corpus,
     say: Callable[[str], None], begin: Callable[[str], None],
