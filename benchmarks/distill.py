@@ -100,11 +100,13 @@ class Size:
     prompts: int = 384
     """Training rows of each task that experts are sampled on, or read."""
     measured: int = 540
+    few: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → what its expert's training has less of."""
 
 
 QUICK = Size(
     warmup=120, batch=24, experts={KEEPER: 8, CAST: 10}, values=3, made=500, stories=(0, 0),
-    prompts=96, measured=160,
+    prompts=64, measured=80, few={KEEPER: {"prompts_per_step": 8, "group_size": 6}},
 )  # fmt: skip
 
 
@@ -200,7 +202,8 @@ class World:
 
     def make_expert(self, task: str) -> None:
         self._train(f"experts/{task}", {
-            **EXPERT, **BY_TASK[task], **self._played(), "model": str(self.out / "warmup/model"),
+            **EXPERT, **BY_TASK[task], **self.size.few.get(task, {}), **self._played(),
+            "model": str(self.out / "warmup/model"),
             "steps": self.size.experts[task], "tasks": {task: 1.0},
             "data": {task: str(self.rows(task, "train"))},
         })  # fmt: skip
