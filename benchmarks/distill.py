@@ -88,7 +88,7 @@ class Size:
     warmup: int = 400
     batch: int = 48
     experts: Mapping[str, int] = field(
-        default_factory=lambda: {STORIES: 12, KEEPER: 16, CAST: 24}
+        default_factory=lambda: {STORIES: 12, KEEPER: 16, CAST: 20}
     )  # fmt: skip
     """Task → steps of Ditto."""
     values: int = 6
@@ -105,8 +105,8 @@ class Size:
 
 
 QUICK = Size(
-    warmup=120, batch=24, experts={KEEPER: 8, CAST: 10}, values=3, made=500, stories=(0, 0),
-    prompts=64, measured=80, few={KEEPER: {"prompts_per_step": 8, "group_size": 6}},
+    warmup=120, batch=24, experts={KEEPER: 10, CAST: 10}, values=3, made=500, stories=(0, 0),
+    prompts=64, measured=80, few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
 )  # fmt: skip
 
 
