@@ -50,7 +50,8 @@ def test_the_generalist_beats_the_base_on_both_tasks(world: Path, tmp_path: Path
         command = (
             "distill", "--experts", world / "experts", *rows, "--limit", 64, "--samples", 4,
             "--keep-top", 2, "--max-tokens", 12, "--option", "max_turns=5", "--near", 1,
-            "--exclude-overlap", "--lr", 1e-3, "--batch-size", 256, "--out", out,
+            "--exclude-overlap", "--lr", 1e-3, "--batch", 8,
+            "--batch-size", 256, "--out", out,
             "--tasks", world / "tasks" / "tasks.yaml", "--partner", f"endpoint:visitor@{url}",
         )  # fmt: skip
         assert soul(*command) == 0
