@@ -219,7 +219,8 @@ def _counted(
 ) -> TaskSelection:
     eligible = len(samples) - choice.overlaps
     return TaskSelection(
-        prompts=len(part.examples), sampled=len(samples), scored=eligible - choice.faults.get("unscored", 0),
+        prompts=len(part.examples), sampled=len(samples),
+        scored=eligible - choice.faults.get("unscored", 0),
         passed=choice.passed, overlaps=choice.overlaps, duplicates=choice.duplicates,
         taken=len(choice.taken), prompts_taken=len({one.example_id for one in choice.taken}),
         lines=len(lines), tokens=sum(one.tokens for one in choice.taken),
