@@ -16,10 +16,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from soulkit.distill.report import Distillation
 from soulkit.eval.summary import Summary
 from soulkit.runs.lines import ControlLine, RecordLine
 from soulkit.runs.schemas import (
     CONTROLS_SCHEMA,
+    DISTILLATION_SCHEMA,
     EPISODES_SCHEMA,
     METRICS_SCHEMA,
     SCHEMA,
@@ -39,8 +41,10 @@ TRAINING: dict[str, Schema] = {
     "steps": {"type": "integer"}, "summary_steps": {"type": "integer"},
     "rewards": {"type": "object", "additionalProperties": NUMBER},
     "feedback": {"type": "object"}, "calls": {"type": "object"}, "canaries": {"type": "object"},
+    "retention": {"type": "object"},
     "dev_steps": {"type": "integer"}, "best_step": {"type": "integer"}, "best_dev": NUMBER,
-    "best_checkpoint": {"type": "string"},
+    "best_valid": NUMBER, "best_checkpoint": {"type": "string"}, "validation": {"type": "object"},
+    "lessons": {"type": "object"}, "unusable": {"type": "object"},
 }  # fmt: skip
 """What the summary of a training has beside that of an evaluation."""
 
@@ -52,6 +56,7 @@ def schemas() -> dict[str, Schema]:
         CONTROLS_SCHEMA: _of_type(ControlLine, "A line of controls.jsonl"),
         METRICS_SCHEMA: metrics_schema(),
         SUMMARY_SCHEMA: summary_schema(),
+        DISTILLATION_SCHEMA: distillation_schema(),
     }
 
 
@@ -94,9 +99,17 @@ def summary_schema() -> Schema:
     provenance = {"type": "object", "description": "With whom, on which rows, by which model."}
     schema["properties"] = {
         SCHEMA: {"const": SUMMARY_SCHEMA}, **schema["properties"], **TRAINING,
+        "distillation": {"type": "object", "description": "See distillation-1.json."},
         "provenance": provenance,
     }  # fmt: skip
     return {**schema, "required": [SCHEMA, "tasks", "provenance"]}
+
+
+def distillation_schema() -> Schema:
+    """Of what a summary says of a distillation, and of distillation.json beside its page."""
+    schema = _of_type(Distillation, "distillation.json")
+    schema["properties"] = {SCHEMA: {"const": DISTILLATION_SCHEMA}, **schema["properties"]}
+    return {**schema, "required": [SCHEMA, *schema.get("required", ())]}
 
 
 def text_of(schema: Schema) -> str:

@@ -42,6 +42,11 @@ OPTION = "option"
 """Under this name a field's `json_schema_extra` holds what `setting` was told of its option."""
 
 
+ADAPTERS = "[TASK=]ADAPTER"
+"""The metavar of an adapter for all tasks whose option takes one for a single task as well: those
+stand in the setting of the plural name."""
+
+
 def setting(
     default: Any = ..., *, help: str, flag: str | None = "", section: str = "Run",
     only: Collection[str] = (), unset: str = "", metavar: str | None = None,

@@ -26,6 +26,7 @@ EXTRAS = {
     "tokenizers": "train",
     "peft": "train",
     "safetensors": "train",
+    "datasets": "train",
     "matplotlib": "report",
     "datasketch": "contamination",
     "sacrebleu": "metrics",

@@ -34,12 +34,25 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
-GROUPS = frozenset({"data", "held_out", "experts", "roles", "endpoints", "option", "headers"})
+GROUPS = frozenset(
+    {"data", "held_out", "experts", "roles", "endpoints", "option", "headers", "teacher_adapters"}
+)
 """Settings whose members are all alike, whatever their names are."""
 ROWS = ("data", "held_out")
 """Settings that name files of rows, or how many to make."""
 FILES = frozenset(
-    {"adapter", "teacher_model", "teacher_adapter", "prices", "ledger_file", "experts"}
+    {
+        "adapter",
+        "teacher_model",
+        "teacher_adapter",
+        "teacher_adapters",
+        "prices",
+        "ledger_file",
+        "experts",
+        "corpora",
+        "validation",
+        "path",
+    }
 )
 CODE = frozenset(
     {

@@ -18,7 +18,7 @@ GENERAL = sorted(
     for path in PACKAGE.rglob("*.py")
     if not {*(BUILTIN / name for name in FOLDERS), PACKAGE / "demo"} & {*path.parents}
 )
-WORDS = {"mistakes", "templates", "tom"}
+WORDS = {"instructions", "mistakes", "templates", "tom"}
 """Names of folders and tasks that are words of their own."""
 
 

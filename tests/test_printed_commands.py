@@ -65,6 +65,8 @@ NOT_RUN = {
     "soul plan train ditto --config examples/paper.yaml": "needs the released rows; "
     "tests/train/test_recipe.py plans it with made ones",
     "soul train ditto --config examples/paper.yaml": "the same; a small run of it is there, too",
+    "soul distill": "needs experts; tests/distill/test_whole_killed.py has two",
+    "soul plan distill": "the same",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "

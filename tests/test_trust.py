@@ -31,15 +31,16 @@ INERT = """
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
     prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute sampler_cap
-    seed split sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
+    lesson_tokens preset seed side split strip_system turns validation_limit window retention
+    retention_tokens
+    sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
     shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
     tokens_per_minute top_p warmup_steps weight_decay where worked_examples yes
     samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
-    retention
 """
 """Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
 
-BY_TASK = ("data", "held_out", "experts")
+BY_TASK = ("data", "held_out", "experts", "teacher_adapters")
 """Settings that name a place for each task."""
 
 

@@ -6,7 +6,7 @@ that needs it. Exit codes: 0 done, 1 internal error or a model that stayed silen
 user can mend (always three lines: error, why, fix), 130, 143 and 129 interrupted (stopping.py).
 
 To add a command: a row in COMMANDS, and `soulkit/cli/<name>.py` with `app` (a `typer.Typer`, for a
-group) or `command` (a function).
+group), `command` (a function) or `build` (makes the command from settings).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ COMMANDS = {
     "data": "Make, download, import, check, show and audit rows.",
     "eval": "Score a model: a local checkpoint or any API endpoint.",
     "train": "Train a model: Ditto, GRPO, SFT and seven more; compare them.",
+    "distill": "Make one model of many experts; measure what is kept.",
     "plan": "Print the calls, tokens, cost, memory and time of a command.",
     "runs": "List the runs of a folder: status, headline, cost.",
     "show": "Show episodes: what was seen, said, judged, advised.",
@@ -85,6 +86,8 @@ def load(name: str) -> Any:
         group.name, group.no_args_is_help = name, True
         group.help = group.help or COMMANDS[name]
         return group
+    if hasattr(module, "build"):
+        return module.build()
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
     command = typer.main.get_command(single)

@@ -27,9 +27,11 @@ from soulkit.cli.options import (
     OUT,
     SET,
     TRUST,
+    adapters_written,
     players_written,
     ratios,
 )
+from soulkit.config import ADAPTERS
 from soulkit.errors import ConfigError
 from soulkit.models.roles.settings import BY_TASK
 
@@ -65,7 +67,8 @@ class Option:
     required: bool = False
     """Whether a command cannot do without it; a settings file may give it, too."""
     form: str = ""
-    """Of one that may be repeated: a `list`, `texts` or `numbers` by name, or `players`."""
+    """Of one that may be repeated: a `list`, `texts` or `numbers` by name, `players` or
+    `adapters`."""
 
     @property
     def name(self) -> str:
@@ -76,6 +79,9 @@ class Option:
     def choices(self) -> tuple[str, ...]:
         return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
 
+
+FORMS = {BY_TASK: "players", ADAPTERS: "adapters"}
+"""Metavar of options for everything or, repeated, for single tasks → how they are read."""
 
 COMMON = (
     Option("--out", Path, OUT),
@@ -118,7 +124,7 @@ def _settings_options(
         yield Option(
             flag, value, info.description or "", facts["section"], setting,
             default_text(info), metavar, facts["complete"], info.is_required(),
-            "players" if metavar == BY_TASK else value_form(info.annotation),
+            FORMS.get(metavar or "") or value_form(info.annotation),
         )  # fmt: skip
 
 
@@ -135,7 +141,7 @@ def _matters(
 def kind_of(annotation: Any, metavar: str | None) -> Any:
     """What an option's text is read as: a choice, a number, a switch, a file, text, or several."""
     parts = _parts(annotation)
-    if metavar == BY_TASK:
+    if metavar in FORMS:
         return list[str]
     if len(parts) == 1:
         part = parts[0]
@@ -208,6 +214,8 @@ def _settings_of(option: Option, value: Any) -> dict[str, Any]:
         return {option.setting: named_texts(option.flag, value)}
     if option.form == "players":
         return players_written(option.setting, value)
+    if option.form == "adapters":
+        return adapters_written(option.setting, value)
     if option.form == "list" and option.complete == "tasks":
         return {option.setting: listed(value)}
     return {option.setting: str(value) if isinstance(value, Path) else value}
@@ -288,6 +296,15 @@ def tasks_in(file: Path | None) -> list[str]:
 
     tasks = read_settings_file(file).get("tasks")
     return [str(name) for name in tasks] if isinstance(tasks, dict | list) else []
+
+
+def suite_in(file: Path | None) -> str:
+    """The suite that a settings file names; empty where it names none."""
+    if file is None:
+        return ""
+    from soulkit.config import read_settings_file
+
+    return str(read_settings_file(file).get("suite") or "")
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -149,3 +149,19 @@ def players_written(role: str, texts: Sequence[str] | str) -> dict[str, Any]:
         return settings
     # As with every option that stands for one thing, the last one counts.
     return {name: several[-1] for name, several in settings.items()}
+
+
+def adapters_written(setting: str, texts: Sequence[str]) -> dict[str, Any]:
+    """`ADAPTER` and `TASK=ADAPTER` options as settings: for all tasks, and for single ones.
+
+    A folder that is there is one, whatever its name looks like.
+    """
+    settings: dict[str, Any] = {}
+    alone: dict[str, str] = {}
+    for text in texts:
+        task, equals, adapter = text.partition("=")
+        if equals and task.isidentifier() and not Path(text).exists():
+            alone[task] = adapter
+        else:
+            settings[setting] = text
+    return settings | ({f"{setting}s": alone} if alone else {})

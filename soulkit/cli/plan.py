@@ -12,14 +12,16 @@ from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from soulkit.play.plan import Plan, PlayerLoad
+    from soulkit.train.sft.planning import CorpusPlan
 
-PLANNED = ("eval", "train")
+PLANNED = ("eval", "train", "distill")
 
 
 def command(
     context: typer.Context,
     words: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="eval api … or train ditto …")
+        list[str],
+        typer.Argument(metavar="COMMAND...", help="eval api …, train ditto … or distill …"),
     ],
 ) -> None:
     """Print the calls, tokens, cost, memory and time of a command; nothing is asked or loaded."""
@@ -56,6 +58,29 @@ def show_plan(plan: Plan, as_json: bool) -> None:
     if plan.asked:
         console().print(table)
     for line in _totals(plan):
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def show_corpus_plan(plan: CorpusPlan, as_json: bool) -> None:
+    """Print the plan of a training on conversations: a table by source, and a few lines."""
+    from soulkit.train.sft.planning import learned_text
+
+    if as_json:
+        print_json(plan.as_dict())
+        return
+    table = new_table("source", ">rows", ">ratio", ">tokens each", ">of them learned")
+    for one in plan.sources:
+        rows = "unknown" if one.rows is None else f"{one.rows:,}"
+        each, share = f"{one.tokens_per_lesson:,.0f}", f"{one.learned_share:.0%}"
+        table.add_row(safe(one.source), rows, f"{one.ratio:g}", each, share)
+    console().print(table)
+    lines = list(learned_text(plan))
+    if (machine := plan.machine) is None:
+        lines.append(f"time: {UNTIMED}")
+    else:
+        lines.append(f"memory about {size(machine.memory)}: {machine.words}")
+        lines.append(f"time about {duration(machine.seconds)}")
+    for line in lines:
         console().print(line, markup=False, soft_wrap=True)
 
 

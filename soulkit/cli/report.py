@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.options import COMPLETERS, TaskFiles, Trust
+from soulkit.errors import RunError
 
 if TYPE_CHECKING:
     from soulkit.report.load import RunData
@@ -62,6 +63,8 @@ def command(
     from soulkit.report.views import ReportView
 
     chosen = Format.json if as_json else format_
+    if _of_distillation(runs, chosen, out):
+        return
     loaded_runs = load_runs(runs, episodes=chosen is Format.html, light=True)
     view = ReportView(
         loaded_runs, _suite_table(loaded_runs, suite, chosen, tasks, trust),
@@ -73,6 +76,44 @@ def command(
         _print(view)
     else:
         _write_text(_text(view, chosen), out)
+
+
+def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool:
+    """Show the distillation that is named; whether one was. RunError for one among other runs."""
+    from soulkit.report.distillation import distillation_parts, read_for_report
+    from soulkit.report.distillation import write_distillation_page as write_page
+
+    results = [result for path in runs if (result := read_for_report(path)) is not None]
+    if not results:
+        return False
+    if len(runs) > 1:
+        raise _not_beside(runs)
+    (result,) = results
+    if chosen is Format.html:
+        typer.echo(str(write_page(result, out.parent if out else runs[0] / "report")))
+    elif chosen is Format.json:
+        from soulkit.distill.report import as_json
+
+        values = as_json(result)
+        _write_text(json.dumps(values, indent=2) + "\n", out)
+    elif out is None and chosen in (Format.terminal, Format.table):
+        from soulkit.cli.console import out as console
+
+        for part in distillation_parts(result):
+            console.print(part)
+    else:
+        from soulkit.report.table import parts_text
+
+        _write_text(parts_text(distillation_parts(result)), out)
+    return True
+
+
+def _not_beside(runs: list[Path]) -> RunError:
+    return RunError(
+        "A distillation and other runs cannot stand in one table.",
+        "It has base, experts and generalist side by side, and no single score.",
+        f"Report it alone, or name what it measured: {runs[0]}/measured/generalist",
+    )
 
 
 def _suite_table(

@@ -7,6 +7,8 @@ The subcommands are made from the methods and from TrainConfig; their bodies are
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +35,7 @@ from soulkit.cli.derive import (
     build_command,
     options_for,
     settings_from,
+    suite_in,
     tasks_in,
     union,
 )
@@ -122,8 +125,25 @@ def ablate_options() -> list[Option]:
 
 def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """What was written, as settings of `method`: those that others alone have are left out."""
+    values, chats = _without_chats(method, values)
     written = settings_from(method_options(method), values, _rows, tasks_in(values.get("config")))
-    return {"method": method, **written}
+    return {"method": method, **chats, **written}
+
+
+def _without_chats(
+    method: str, values: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """What was written without --data, and --data as sources of conversations: that is what it
+    names where no task is."""
+    file, variables = values.get("config"), ("SOULKIT_TASKS", "SOULKIT_SUITE")
+    named = [values.get("task"), values.get("suite"), tasks_in(file), suite_in(file)]
+    named += [os.environ.get(name) for name in variables]
+    named += [text.startswith(("tasks=", "suite=")) for text in values.get("set") or ()]
+    sources = list(values.get("data") or ())
+    of_tasks = any(re.match(r"synth:|\w+=", text) for text in sources)
+    if method != "sft" or not sources or of_tasks or any(named):
+        return values, {}
+    return {**values, "data": None}, {"corpora": sources}
 
 
 def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
@@ -151,20 +171,27 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.objectives.registry import overruled
         from soulkit.train.planning import training_plan
         from soulkit.train.run import prepare_training, refuse_untrainable, train
+        from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
     if remark := overruled(method):
         _say(remark)
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
+        refuse_unfitting(config)
         material = gather_material(config)
         for remark in material.remarks():
             _say(remark)
+        if material.corpus is not None:
+            from soulkit.cli.plan import show_corpus_plan
+
+            show_corpus_plan(corpus_plan(config, material.corpus), values["json"])
+            return
         show_plan(training_plan(material.config, material), values["json"])
         for server in material.config.servers():
             _say(server)
         return
-    names = [config.suite] if config.suite else list(config.tasks)
+    names = [config.suite] if config.suite else list(config.tasks) or config.corpus_names
     out = values["out"] or default_run_path(f"train-{config.method}", names)
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
@@ -173,7 +200,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     with working(f"train {config.method}", "reading the rows") as interrupting:
         material = prepare_training(config, out, _say, interrupting(ask_user()))
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar), _say, material, partial(_begin, bar))
+        summary = train(config, out, step_shower(bar), _say, material, partial(begin_on, bar))
     if finished:  # said when it is known to be this very training
         _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
@@ -187,7 +214,7 @@ def _say(remark: str) -> None:
     err.print(remark, markup=False, soft_wrap=True)
 
 
-def _begin(bar: Bar, what: str, who: str = "") -> None:
+def begin_on(bar: Bar, what: str, who: str = "") -> None:
     from soulkit.train.state.loop import LOADING
 
     loading = what == LOADING
@@ -233,12 +260,19 @@ def one_line_summary(line: StepLine) -> str:
     }  # fmt: skip
     parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
     dev = [f"{task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
-    return " ".join(parts + (["dev", *dev] if dev else []))
+    valid = [f"{name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
+    return " ".join(parts + (["dev", *dev] if dev else []) + (["valid", *valid] if valid else []))
 
 
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.remarks import limits_text, truncation_text
-    from soulkit.report.training_facts import canary_text, feedback_text, task_lines
+    from soulkit.report.training_facts import (
+        ability_text,
+        canary_text,
+        feedback_text,
+        lesson_facts,
+        task_lines,
+    )
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
@@ -253,6 +287,10 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
     if text := canary_text(summary.canaries):
         print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
+    if text := ability_text(summary.retention):
+        print_line(f"  general ability    {text}", markup=False, soft_wrap=True)
+    for label, text in lesson_facts(summary):
+        print_line(f"  {label:18} {text}", markup=False, soft_wrap=True)
     if unscored := summary.n - summary.n_scored:
         last = summary.summary_steps
         print_line(f"  unscored           {unscored} of {summary.n} in the last {last} steps")
@@ -325,7 +363,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
         ended = run_all(
             runs, out, *_watch(bar), force_mixed=values["force_mixed"],
             eval_judge=judge.written() if judge else "",
-            begin=lambda run, what: _begin(bar, what, f"{_name(run)}: "),
+            begin=lambda run, what: begin_on(bar, what, f"{_name(run)}: "),
         )  # fmt: skip
     if judge is not None:
         judge_ends(runs, judge, _say, trust=values["trust"])

@@ -83,6 +83,14 @@ def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
     return chats, bad
 
 
+def chat_in(record: RawRow) -> Chat | str:
+    """The chat that stands in one record, or why there is none."""
+    try:
+        return _listed(record)
+    except _NoChat as error:
+        return str(error)
+
+
 def _groups(
     raw: Sequence[RawRow], names: frozenset[str]
 ) -> Iterator[tuple[RawRow, Callable[[RawRow], Chat]]]:

@@ -31,7 +31,7 @@ RELEASED = frozenset(
 )
 """Columns that a file of the released layout may have beside the row itself."""
 
-_PACKED = b"soulkit.packed"
+PACKED = b"soulkit.packed"
 """Metadata key of a Parquet column whose values have no one type and are kept as JSON text."""
 
 
@@ -212,7 +212,7 @@ def _read_parquet(path: Path) -> Iterator[SourcedRow]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
-            packed = [f.name for f in file.schema_arrow if _PACKED in (f.metadata or {})]
+            packed = [f.name for f in file.schema_arrow if PACKED in (f.metadata or {})]
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
@@ -446,7 +446,7 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         if column is None:
             column = pa.array([None if v is None else json.dumps(v) for v in values])
         columns.append(column)
-        fields.append(pa.field(name, column.type, metadata={_PACKED: b"json"} if packed else None))
+        fields.append(pa.field(name, column.type, metadata={PACKED: b"json"} if packed else None))
     pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), path)
 
 

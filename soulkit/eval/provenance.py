@@ -163,7 +163,11 @@ def teacher_print(settings: Mapping[str, Any], live: Any) -> Print:
         "model": settings.get("teacher_model") or settings.get("model"),
         "adapter": settings.get("teacher_adapter"),
     }
-    return {"teacher": measured_model(named, live)}
+    experts = dict(settings.get("teacher_adapters") or {})
+    prints = {task: measured_model({**named, "adapter": adapter}, live)
+              for task, adapter in experts.items()}  # fmt: skip
+    by_task = {"teachers": prints} if prints else {}
+    return {"teacher": measured_model(named, live), **by_task}
 
 
 def player_print(

@@ -76,7 +76,7 @@ def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
     ))  # fmt: skip
     for name, (title, caption, _) in CURVES.items():
         plans += _curves(ablation.rows, name, title, caption)
-    return [_picture(folder, *one) for one in plans]
+    return [picture_of(folder, *one) for one in plans]
 
 
 def _curves(
@@ -108,9 +108,10 @@ def _has_values(band: Band) -> bool:
 # --- drawing --------------------------------------------------------------------------------------
 
 
-def _picture(
+def picture_of(
     folder: Path, name: str, title: str, caption: str, size: tuple[float, float], draw: DrawFigure
 ) -> Picture:
+    """Draw a figure of this size in inches twice: as SVG for the page, as PNG into `folder`."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -142,7 +143,7 @@ def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
         if row.final_difference is not None:
             _point(right, index, row.final_difference, palette.of(index))
     for axes, label in ((left, "final draft reward"), (right, f"difference to {rows[0].arm}")):
-        _dress(axes, palette, grid="x")
+        dress(axes, palette, grid="x")
         axes.set_xlabel(label, color=palette.ink)
     right.axvline(0, color=palette.ink, linewidth=0.9)
     left.set_yticks(range(len(rows)), [row.arm for row in rows])
@@ -165,7 +166,7 @@ def _one_frame(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Pa
     for index, _, band in curves:
         style = (0, (5, 2)) if max(index - 1, 0) // len(palette.series) % 2 else "-"
         _curve(axes, band, palette.of(index), style=style, fill=len(curves) <= IN_ONE_FRAME)
-    _dress(axes, palette, grid="y")
+    dress(axes, palette, grid="y")
     axes.set_xlabel("step", color=palette.ink, loc="right")
     last = max(band.steps[-1] for *_, band in curves)
     if last > min(band.steps[0] for *_, band in curves):
@@ -211,7 +212,7 @@ def _panels(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palet
             _curve(axes, curves[0][2], palette.ink, style=(0, (3, 2)), width=1.0)
         _curve(axes, band, palette.series[0] if place else palette.ink, width=1.8, fill=True)
         axes.set_title(name, fontsize=9, color=palette.ink, loc="left")
-        _dress(axes, palette, grid="y")
+        dress(axes, palette, grid="y")
     for axes in grid[len(curves) :]:
         axes.set_visible(False)
 
@@ -231,7 +232,8 @@ def _gaps(values: Sequence[float | None]) -> list[float]:
     return [math.nan if v is None else v for v in values]
 
 
-def _dress(axes: Any, palette: Palette, *, grid: str) -> None:
+def dress(axes: Any, palette: Palette, *, grid: str) -> None:
+    """Take off the frame; leave thin lines along `grid`, "x" or "y"."""
     from matplotlib.ticker import MaxNLocator
 
     axes.spines[["top", "right", "left"]].set_visible(False)

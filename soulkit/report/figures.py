@@ -80,6 +80,17 @@ def learning_curves(run: RunData) -> list[Figure]:
             "The same gap for each task of the mixture.",
             _task_curves(run, lambda line: line.rewards.loo_by_task),
         ),
+        (
+            "Loss by source",
+            "Of each source of conversations: nats per learned token of its own.",
+            _several(_task_curves(run, lambda line: line.learned.losses)),
+        ),
+        (
+            "Validation loss",
+            "Nats per learned token of conversations that were not learned, by source. Step −1 is "
+            "the model before the training.",
+            _validation(run),
+        ),
         ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
         (
             "Feedback",
@@ -139,6 +150,20 @@ def _imitation(run: RunData) -> list[Curve]:
     """The loss where it is a likelihood; a policy gradient's loss says nothing to the eye."""
     supervised = not any(line.played for line in run.steps)
     return [_curve(run, lambda line: line.learned.loss, "loss")] if supervised else []
+
+
+def _several(curves: list[Curve]) -> list[Curve]:
+    """Nothing for a single one, which would repeat the curve of the whole."""
+    return curves if len(curves) > 1 else []
+
+
+def _validation(run: RunData) -> list[Curve]:
+    names = dict.fromkeys(name for _, losses in run.valid for name in losses)
+    steps = [step for step, _ in run.valid]
+    return [
+        Curve(label=name, steps=steps, values=[losses.get(name) for _, losses in run.valid])
+        for name in names
+    ]
 
 
 def _eval_curves(run: RunData) -> list[Curve]:

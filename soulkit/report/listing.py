@@ -198,11 +198,15 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
         name == DEV for name, _ in cells.values()
     ):  # as earlier versions recorded it  # fmt: skip
         yield Headline(label=f"dev (step {summary.best_step})", cell=Cell(mean=summary.best_dev))
+    valid = summary.validation if isinstance(summary, TrainSummary) else None
+    for source, loss in (valid.last if valid else {}).items():
+        n = valid.lessons.get(source, 0) if valid else 0
+        yield Headline(label=f"validation {LOSS} {source}", cell=Cell(mean=loss, n_scored=n, n=n))
     for task, (name, metrics) in cells.items():
         if name:
             kind = _kind(name, isinstance(summary, TrainSummary))
             yield Headline(label=f"{kind} {task}".strip(), cell=metrics[name])
-        elif LOSS in metrics:
+        elif LOSS in metrics and valid is None:
             yield Headline(label=f"{LOSS} {task}", cell=metrics[LOSS])
 
 

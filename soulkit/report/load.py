@@ -8,7 +8,7 @@ many episodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +54,8 @@ class RunData:
     """How far an unfinished run came; None once it is finished."""
     evals: tuple[tuple[int, dict[str, float]], ...] = ()
     """(step, task → mean) of the evaluations during training."""
+    valid: tuple[tuple[int, dict[str, float]], ...] = ()
+    """(step, source → loss) on validation conversations."""
     records: tuple[Record, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Judges, rows, model and the rest that makes it comparable; as far as it was recorded."""
@@ -156,7 +158,8 @@ def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
         summary=so_far if line is None else kind.from_json(line),
         progress=run_progress(path, command) if line is None else None,
         steps=_steps(lines),
-        evals=_evals(lines),
+        evals=_by_step(lines, lambda line: line.dev),
+        valid=_by_step(lines, lambda line: line.valid),
         records=tuple(load_records(log, light=light)) if episodes and has_lines(log) else (),
         provenance=origin_of(path, line or {}),
     )
@@ -169,14 +172,17 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 def _steps(lines: Sequence[StepLine]) -> tuple[StepLine, ...]:
     """Training lines by step; a later line of a step replaces an earlier one."""
-    by_step = {line.step: line for line in lines if not line.dev}
+    by_step = {line.step: line for line in lines if not line.measures}
     return tuple(by_step[step] for step in sorted(by_step))
 
 
-def _evals(lines: Sequence[StepLine]) -> tuple[tuple[int, dict[str, float]], ...]:
+def _by_step(
+    lines: Sequence[StepLine], read: Callable[[StepLine], Mapping[str, float | None]]
+) -> tuple[tuple[int, dict[str, float]], ...]:
+    """What was measured of the weights after a step, without what has no number."""
     by_step: dict[int, dict[str, float]] = {}
     for line in lines:
-        if line.dev:
-            means = {task: mean for task, mean in line.dev.items() if mean is not None}
+        if read(line):
+            means = {name: mean for name, mean in read(line).items() if mean is not None}
             by_step.setdefault(line.step, {}).update(means)
     return tuple(sorted(by_step.items()))

@@ -97,7 +97,7 @@ def episode_places(path: Path) -> list[EpisodePlace]:
     if not places:
         raise DataError(
             f"There are no episodes in '{path}'.",
-            "Training on worked answers plays none, and a run that was just begun has none yet.",
+            "Supervised training plays none, and a run that was just begun has none yet.",
             "Name the folder of an evaluation or a training; list them with: soul runs",
         )
     return list(places.values())

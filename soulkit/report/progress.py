@@ -27,6 +27,7 @@ from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Protocol, Record
 
+DISTILL = "distill"
 EPISODES, METRICS, JUDGEMENTS = "episodes.jsonl", "metrics.jsonl", "judgements.jsonl"
 
 
@@ -37,7 +38,7 @@ class RunProgress:
     done: int
     total: int | None
     unit: str
-    """`episodes`, `steps` or `judgements`."""
+    """`episodes`, `steps`, `stages` or `judgements`."""
 
     def text(self) -> str:
         """`37 of 120 episodes`."""
@@ -64,12 +65,22 @@ def run_progress(path: Path, command: str) -> RunProgress:
     DataError or RunError for files that cannot be read.
     """
     settings = read_config(path) if is_run(path) else {}
+    if command == DISTILL:
+        return _stages(path, settings)
     if (path / JUDGEMENTS).is_file() or command.startswith("judge"):
         return RunProgress(done=_keys(path / JUDGEMENTS), total=None, unit="judgements")
     if command.startswith("train") or (path / METRICS).is_file():
         return RunProgress(done=_steps(path / METRICS), total=_whole(settings.get("steps")),
                            unit="steps")  # fmt: skip
     return RunProgress(done=_keys(path / EPISODES), total=_to_play(path, settings), unit="episodes")
+
+
+def _stages(path: Path, settings: Mapping[str, Any]) -> RunProgress:
+    """What of a distillation is finished; the experts are not sampled where they teach."""
+    made = [path / "selection.json", path / "generalist" / "summary.json", path / "summary.json"]
+    parts = made[1:] if settings.get("by") == "opd" else made
+    done = sum(part.is_file() for part in parts)
+    return RunProgress(done=done, total=len(parts), unit="stages")
 
 
 def _to_play(path: Path, settings: Mapping[str, Any]) -> int | None:
@@ -119,7 +130,7 @@ def _parsed_key(line: bytes) -> bytes:
 def _steps(path: Path) -> int:
     from soulkit.train.state.lines import read_step_lines
 
-    return len({line.step for line in read_step_lines(path) if not line.dev})
+    return len({line.step for line in read_step_lines(path) if not line.measures})
 
 
 # -- what an unfinished evaluation comes to so far -------------------------------------------------

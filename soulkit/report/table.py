@@ -21,7 +21,13 @@ from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
-from soulkit.report.training_facts import canary_text, feedback_text
+from soulkit.report.training_facts import (
+    LESSON_FACTS,
+    ability_text,
+    canary_text,
+    feedback_text,
+    lesson_facts,
+)
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
 from soulkit.train.state.summary import TrainSummary
@@ -135,6 +141,8 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     if isinstance(summary, TrainSummary):
         lines.append(("feedback", feedback_text(summary.feedback)))
         lines.append(("canaries", canary_text(summary.canaries)))
+        lines.append(("general ability", ability_text(summary.retention)))
+        lines += lesson_facts(summary)
     return [(label, one_line(text, 200)) for label, text in lines if text]
 
 
@@ -221,7 +229,21 @@ def step_rows(run: RunData) -> list[tuple[str, str, str]]:
     first, last = run.steps[0], run.steps[-1]
     rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
     whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
-    return whole + _task_rows(run)
+    return whole + _task_rows(run) + _validation_rows(run)
+
+
+def _validation_rows(run: RunData) -> list[tuple[str, str, str]]:
+    """The first and the newest loss on the conversations of each validation source."""
+    rows = []
+    for name in dict.fromkeys(name for _, losses in run.valid for name in losses):
+        measured = [(step, losses[name]) for step, losses in run.valid if name in losses]
+        ends = (f"{number(loss)} ({_after(step)})" for step, loss in (measured[0], measured[-1]))
+        rows.append((f"validation loss, {name}", *ends))
+    return rows
+
+
+def _after(step: int) -> str:
+    return f"step {step}" if step >= 0 else "before"
 
 
 def _task_rows(run: RunData) -> list[tuple[str, str, str]]:
@@ -447,7 +469,7 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers", *ROLES,
-        "rows", "revision",
+        "rows", "revision", "general ability", *LESSON_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 

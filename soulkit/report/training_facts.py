@@ -1,9 +1,15 @@
-"""What a training run says of its feedback and its canaries, in one line each."""
+"""What a training run says of feedback, canaries and general ability, in one line each."""
 
 from __future__ import annotations
 
+from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import Alarm, Rewards
-from soulkit.train.state.summary import CanaryTotals, FeedbackTotals
+from soulkit.train.state.summary import (
+    CanaryTotals,
+    FeedbackTotals,
+    TrainSummary,
+    ValidationTotals,
+)
 
 
 def feedback_text(feedback: FeedbackTotals | None) -> str:
@@ -41,6 +47,45 @@ def _task_text(rewards: Rewards, task: str) -> str:
     return "  ".join(parts)
 
 
+LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
+"""The labels of `lesson_facts`."""
+
+
+def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
+    """Of a training on conversations: (label, text) of its losses and of what was left out."""
+    facts = []
+    if (valid := summary.validation) is not None:
+        texts = [
+            _moved(valid.first[name], loss, name) + _of_lessons(valid, name)
+            for name, loss in valid.last.items()
+        ]
+        facts.append(("validation loss", "; ".join(texts)))
+    if learned := summary.lessons.learned:
+        facts.append(("lessons", ", ".join(f"{name} {n:,}" for name, n in learned.items())))
+    reasons = [f"{n:,} × {reason}" for reason, n in summary.lessons.left_out.items()]
+    if n := summary.lessons.shortened:
+        reasons.append(f"{n:,} lost their oldest turns")
+    if reasons:
+        facts.append(("left out", "; ".join(reasons)))
+    rows = [
+        f"{source}: " + ", ".join(f"{n:,} × {reason}" for reason, n in several.items())
+        for source, several in summary.unusable.items()
+        if several
+    ]
+    if rows:
+        facts.append(("rows without use", "; ".join(rows)))
+    return facts
+
+
+def _moved(first: float, last: float, name: str) -> str:
+    """`NAME 2.369 to 1.612`, of one that was measured once its loss alone."""
+    return f"{name} {last:.3f}" if first == last else f"{name} {first:.3f} to {last:.3f}"
+
+
+def _of_lessons(valid: ValidationTotals, name: str) -> str:
+    return f" ({valid.lessons[name]:,} conversations)" if name in valid.lessons else ""
+
+
 def canary_text(canaries: CanaryTotals | None) -> str:
     """`keywords 0.10 to 0.12; no alarm`, or the newest alarms, and how many got no verdict; empty
     without canaries."""
@@ -66,3 +111,11 @@ def alarm_text(alarm: Alarm) -> str:
         f"{alarm.step}: {alarm.canary} scores {alarm.value:.2f} "
         f"({alarm.first:.2f} at first{drafts})"
     )
+
+
+def ability_text(ability: AbilityTotals | None) -> str:
+    """`0.525 to 0.400 (40/40, 40/40 scored), -0.125 [-0.231, -0.019], 40 clusters: a regression`;
+    empty where it was not measured."""
+    if ability is None:
+        return ""
+    return ability.words() + (": a regression" if ability.regression else "")

@@ -22,6 +22,8 @@ EPISODES_SCHEMA = "soulkit/episodes@1"
 CONTROLS_SCHEMA = "soulkit/controls@1"
 METRICS_SCHEMA = "soulkit/metrics@1"
 SUMMARY_SCHEMA = "soulkit/summary@1"
+DISTILLATION_SCHEMA = "soulkit/distillation@1"
+"""Of `distillation.json`, and of the member `distillation` of a summary."""
 _NAME = re.compile(r"(soulkit/[a-z]+)@([0-9]+)")
 
 

@@ -67,12 +67,18 @@ def _completion(model: str, line: str, prompt_words: int) -> dict[str, Any]:
     }
 
 
+class _Server(ThreadingHTTPServer):
+    # A run asks for all of its conversations at once; with the five places that are usual the rest
+    # would be turned away and have to ask again.
+    request_queue_size = 512
+
+
 def make_server(
     speak: Speak, model: str, host: str = "127.0.0.1", port: int = 0
 ) -> ThreadingHTTPServer:
     """A server bound to `host:port` (0: any free port); call `serve_forever()` to run it."""
     # staticmethod: a plain function in a class body would become a method.
     handler = type("_Partner", (_Handler,), {"speak": staticmethod(speak), "model": model})
-    server = ThreadingHTTPServer((host, port), handler)
+    server = _Server((host, port), handler)
     server.daemon_threads = True
     return server

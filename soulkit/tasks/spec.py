@@ -65,6 +65,8 @@ class Metric(Strict):
     """Other metric → its lowest and highest value, where it is more than yes or no."""
     beside: tuple[str, ...] = ()
     """Metrics that a report always shows beside the headline: what it must not be bought with."""
+    less_is_better: tuple[str, ...] = ()
+    """Those of them that are worse the higher they are."""
     headline: str = ""
     """The metric over the batch that is the headline; empty: the mean of the scores."""
     watched: tuple[str, ...] = ()

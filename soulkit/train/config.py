@@ -17,14 +17,34 @@ from soulkit.config import Settings, read_settings_file, setting
 from soulkit.errors import ConfigError
 from soulkit.models.roles.settings import BY_TASK, Coach, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig
+from soulkit.train.beside import BesideSettings
 from soulkit.train.objectives.ditto import DittoSettings
 from soulkit.train.objectives.erl import ErlSettings
 from soulkit.train.objectives.opd import OpdSettings
 from soulkit.train.objectives.registry import built_in, method_class
 from soulkit.train.objectives.sdpo import SdpoSettings
 from soulkit.train.objectives.sft import SftSettings
+from soulkit.train.presets import preset_settings
 
 RL = ("rollouts",)
+MEASURED = ("rollouts", "sft")
+"""The methods that are measured on what they do not train on, while they run."""
+TASKS_OR_CHATS = (
+    "name what is imitated: conversations (--data FILE --side human), tasks (--task NAME,NAME) or "
+    "one suite (--suite small)"
+)
+TASKS_AND_CHATS = (
+    "tasks and conversations cannot be one training: a task's lessons are its own perfect answers, "
+    "a conversation's are what people said; train on the conversations first, then on the tasks "
+    "with --model RUN/model"
+)
+OF_CHATS = ("preset", "side", "strip_system", "turns", "validation", "lesson_tokens")
+"""Settings that conversations alone have."""
+OF_ROWS = (
+    "limit", "where", "example", "rows_per_task", "tasks_file", "coach", "worked_examples",
+    "sft_feedback", "sft_feedback_always",
+)  # fmt: skip
+"""Settings about the rows of tasks, which conversations have none of."""
 TINY = "tiny"
 """The name of a model that is made for the rows, with random weights."""
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
@@ -211,14 +231,15 @@ class KeepingSettings(Settings):
     )
     keep_last: int = setting(3, gt=0, help="Newest checkpoints that stay.")
     keep_best: int = setting(
-        1, ge=0, only=RL, help="Checkpoints with the best dev score that stay beside them."
+        1, ge=0, only=MEASURED, help="Checkpoints with the best dev score that stay beside them."
     )
     deterministic: bool = setting(
         False, help="Fixed sampling waves and deterministic kernels: resume to the bit; slower."
     )
     eval_every: int | None = setting(
-        None, gt=0, only=RL, unset="never",
-        help="Steps between greedy scores on a dev split of the training rows.",
+        None, gt=0, only=MEASURED, unset="never",
+        help="Steps between greedy scores on a dev split of the training rows; sft: between losses "
+        "on the validation conversations.",
     )  # fmt: skip
     canary_every: int | None = setting(
         None, gt=0, only=RL, unset="never",
@@ -261,7 +282,8 @@ class KeepingSettings(Settings):
 
 class TrainConfig(
     DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings,
-    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, PlayConfig,
+    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, BesideSettings,
+    PlayConfig,
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
 
@@ -303,14 +325,34 @@ class TrainConfig(
             raise ValueError(TASKS_OR_SUITE)
         return {**raw, "tasks": tasks}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, raw: Any) -> Any:
+        """What a preset says goes behind everything that was written."""
+        name = raw.get("preset") if isinstance(raw, Mapping) else None
+        return {**preset_settings(name), **raw} if name else raw
+
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if not self.tasks:
-            raise ValueError(TASKS_OR_SUITE)
+        self._tasks_or_chats()
         for name, value in method_class(self.method).own_defaults(self).items():
             if name not in self.model_fields_set:
                 object.__setattr__(self, name, value)  # frozen, and not yet anybody's
         return self
+
+    def _tasks_or_chats(self) -> None:
+        if self.corpora and self.tasks:
+            raise ValueError(TASKS_AND_CHATS)
+        if not (self.corpora or self.tasks):
+            raise ValueError(TASKS_OR_CHATS if self.method == "sft" else TASKS_OR_SUITE)
+        if self.corpora and self.method != "sft":
+            raise ValueError(f"conversations are for sft; {self.method} plays tasks")
+        idle = [name for name in (OF_ROWS if self.corpora else OF_CHATS) if getattr(self, name)]
+        if idle and self.corpora:
+            raise ValueError(f"{idle[0]} is about the rows of tasks, and these are conversations")
+        if idle:
+            flag = f"--{idle[0].replace('_', '-')}"
+            raise ValueError(f"{flag} is about conversations: soul train sft --data FILE {flag} …")
 
     @field_validator("method")
     @classmethod
@@ -345,6 +387,11 @@ class TrainConfig(
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         return [] if self.method == "sft" else super().served()
+
+    @property
+    def corpus_names(self) -> list[str]:
+        """What the sources of conversations are called: by settings, else by their files."""
+        return [one.name or Path(one.path).stem or one.path for one in self.corpora]
 
     @property
     def feedback_when(self) -> str:

@@ -49,10 +49,23 @@ from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
 from soulkit.train.objectives.base import Objective
 from soulkit.train.planning import training_plan, work_of
+from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.feedback import FeedbackWatch, in_vain, newest
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.rollouts.watched import CanaryWatch
-from soulkit.train.sft.lessons import SupervisedStep, check_lessons
+from soulkit.train.sft.corpus import Validation
+from soulkit.train.sft.corpus_run import (
+    check_corpus,
+    lesson_totals,
+    loss_cells,
+    measured_rows,
+    rows_without_use,
+    supervision,
+    validation_totals,
+    words_of_corpus,
+)
+from soulkit.train.sft.lessons import SupervisedStep, check_lessons, dev_spans
+from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
@@ -95,7 +108,7 @@ def train(
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         begin(LOADING)
         policy = load_policy(config, base_model(config, material, out))
-        policy.note = model_note(config, policy)
+        policy.note = model_note(config, policy, material.corpus)
         begin("checking model and rows")
         teacher = make_ready(config, policy, material)
         # A new folder last: a mistake found until here leaves none that is bound to it.
@@ -154,6 +167,9 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     The average is there before the loop resumes, which puts the kept one in its place.
     """
     limit = context_limit(policy.model, None)
+    if material.corpus is not None:
+        check_corpus(config, policy, material.corpus)
+        return None
     if material.objective is None:
         check_lessons(policy, limit, material.pool)
         return None
@@ -183,7 +199,8 @@ def _open(config: TrainConfig, out: Path) -> Run:
 
 
 def refuse_untrainable(config: TrainConfig) -> None:
-    """ConfigError for settings that contradict each other."""
+    """ConfigError for settings that contradict each other, or that cannot fit."""
+    refuse_unfitting(config)
     if config.full and config.dtype in ("bfloat16", "float16"):
         raise ConfigError(
             f"All weights were to be trained in {config.dtype}.",
@@ -228,7 +245,8 @@ def base_model(config: TrainConfig, material: Material, out: Path) -> str:
 
 
 def _build_tiny(folder: Path, config: TrainConfig, material: Material) -> None:
-    texts = words_of(material.pool)
+    corpus = material.corpus
+    texts = words_of_corpus(corpus, config) if corpus else words_of(material.pool)
     build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 
@@ -256,25 +274,26 @@ async def _train(
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
-    loop = Loop.open(config, run, policy, tracker, journal, begin)
+    stream = material.corpus.stream if material.corpus else None
+    loop = Loop.open(config, run, policy, tracker, journal, begin, stream)
     try:
+        await measure_ability(loop, "before")
         if material.objective is None:
-            step = SupervisedStep(loop, material.pool, Skips.of(run.metrics))
-            stop_ended(loop)
-            await loop.run_all(step, with_stops(loop, show))
-            summary = supervised_summary(config, run, loop, material)
+            summary = await _supervise(loop, material, show)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
+        await measure_ability(loop, "after")
+        summary = replace(summary, retention=ability_of(loop, say))
     finally:
         loop.close()
     replace_folder(run.path / "model", partial(policy.save, step=loop.step))
     best = export_best(run.path, run.checkpoints)
     if best is not None:
-        summary = with_best(summary, run, *best)
+        summary = with_best(summary, run, best)
     whole = with_origin(run.path, summary.to_json())
     write_card(run.path / "model", config, material, policy, whole, loop.step)
     if best is not None:
-        done = read_position(best[0]).step
+        done = read_position(best).step
         of_best = with_origin(run.path, best_summary(summary, run, done, material).to_json())
         write_card(run.path / "best", config, material, policy, of_best, done)
     run.write_summary(whole)
@@ -285,16 +304,32 @@ async def _train(
 def best_summary(summary: TrainSummary, run: Run, step: int, material: Material) -> TrainSummary:
     """`summary` with what the best weights, those after `step`, scored: not what the last did."""
     measured = dev_after(run.path, step, light=True)
-    return with_dev(without_dev(summary), measured, material.tasks.values())
+    before = replace(without_dev(summary), retention=None)  # that of the last weights, not of these
+    return with_dev(before, measured, material.tasks.values())
 
 
-def with_best(summary: TrainSummary, run: Run, checkpoint: Path, dev: float) -> TrainSummary:
+def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary:
+    position = read_position(checkpoint)
     return replace(
         summary,
-        best_step=read_position(checkpoint).step,
-        best_dev=dev,
+        best_step=position.step,
+        best_dev=position.dev,
+        best_valid=None if position.dev is not None else position.valid,
         best_checkpoint=checkpoint.relative_to(run.path).as_posix(),
     )
+
+
+async def _supervise(loop: Loop, material: Material, show: Show) -> TrainSummary:
+    """Take the steps of supervised training: on gold episodes, or on conversations."""
+    stop_ended(loop)
+    if material.corpus is not None:
+        step, validate = supervision(loop, material.corpus)
+        await loop.run_all(step, with_stops(loop, show), validate=validate)
+    else:
+        lessons = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
+        held_out = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy))
+        await loop.run_all(lessons, with_stops(loop, show), validate=held_out)
+    return supervised_summary(loop.config, loop.run, loop, material)
 
 
 async def _reinforce(
@@ -416,8 +451,10 @@ def rollout_summary(
 def supervised_summary(
     config: TrainConfig, run: Run, loop: Loop, material: Material
 ) -> TrainSummary:
-    """The loss over the last steps, one cell for every task of the mixture."""
-    losses = [line.learned.loss for line in read_step_lines(run.metrics)]
+    """The loss over the last steps, one cell for every task of the mixture, or for every source of
+    conversations; what was measured on others of them stands beside it."""
+    lines = read_step_lines(run.metrics)
+    losses = [line.learned.loss for line in lines]
     last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
     mean = estimate(last, range(len(last)))
     cell = Cell(
@@ -428,9 +465,12 @@ def supervised_summary(
         model=config.model,
         protocol=config.protocol,
         seconds=loop.seconds,
-        tasks={name: {"loss": cell} for name in config.tasks},
+        tasks={name: {"loss": cell} for name in config.tasks} or loss_cells(lines),
         suite=config.suite or "",
         left_out=material.left_out,
         steps=loop.step,
         summary_steps=len(last),
+        validation=validation_totals(lines, measured_rows(material)),
+        lessons=lesson_totals(lines),
+        unusable=rows_without_use(material.corpus),
     )

@@ -127,6 +127,10 @@ def differing(one: Any, other: Any, name: str = "") -> dict[str, tuple[Any, Any]
     return {key: pair for part in parts for key, pair in part.items()}
 
 
+SAME_PLACE = ("step", "policy", "dev", "valid", "stream")
+"""What of a position no clock says."""
+
+
 def states(run: Path) -> dict[str, Any]:
     """Every file of every checkpoint; of its position what no clock says."""
     contents: dict[str, Any] = {}
@@ -135,7 +139,7 @@ def states(run: Path) -> dict[str, Any]:
         contents |= {f"{path.name}/{name}": held for name, held in files(path).items()}
         position = json.loads(contents.pop(f"{path.name}/position.json"))
         # Offsets depend on how many digits the clock's numbers have.
-        contents[path.name] = {name: position[name] for name in ("step", "policy", "dev")}
+        contents[path.name] = {name: position[name] for name in SAME_PLACE}
     return contents
 
 

@@ -264,11 +264,11 @@ def test_the_best_model_is_copied_without_the_state_of_training(
     assert export_best(tmp_path, points) is None
     good = write(points, policy, 2, dev=0.5)
     best = write(points, policy, 4, dev=0.75)
-    assert export_best(tmp_path, points) == (best, 0.75)
+    assert export_best(tmp_path, points) == best
     model = {"adapter_config.json", "adapter_model.safetensors"}
     assert set(names(tmp_path / "best")) == model | TOKENIZER
     weights = "adapter_model.safetensors"
     assert (tmp_path / "best" / weights).read_bytes() == (best / weights).read_bytes()
     flip(best / weights)
-    assert export_best(tmp_path, points) == (good, 0.5)
+    assert export_best(tmp_path, points) == good
     assert (tmp_path / "best" / weights).read_bytes() == (good / weights).read_bytes()

@@ -139,6 +139,12 @@ def test_one_rendering_gives_the_ids_of_a_prompt_for_every_turn(
 TALKED = [("user", "say"), ("assistant", "yes"), ("user", "and"), ("assistant", "no box")]
 
 
+def only(result: list[Span] | str) -> Span:
+    assert isinstance(result, list)
+    (span,) = result
+    return span
+
+
 class Counting(Renderer):
     """Counts how often the template was filled in."""
 
@@ -156,8 +162,7 @@ def test_a_conversation_of_a_shape_that_was_seen_is_rendered_once() -> None:
     encoder(lesson_of(*long))
     for reply in ("yes", "no", "rule"):
         before = renderer.renderings
-        (span,) = encoder(lesson_of(*[(role, reply) for role, _ in long]))
-        assert isinstance(span, Span)
+        span = only(encoder(lesson_of(*[(role, reply) for role, _ in long])))
         assert renderer.renderings == before + 1
         assert span.n_trained == 6 * 2
 
@@ -183,8 +188,7 @@ def test_a_template_that_moves_the_rules_is_one_sequence_only_without_them() -> 
 
 def test_a_person_who_speaks_first_is_learned_behind_the_header() -> None:
     encoder = ENCODERS["begins with a sign, trims"]
-    (span,) = encoder(lesson_of(*TALKED[1:]))
-    assert isinstance(span, Span)
+    span = only(encoder(lesson_of(*TALKED[1:])))
     header = encoder.renderer.tokenize("<|endoftext|><|im_start|>assistant\n")
     assert list(span.ids[: len(header)]) == header
     assert span.trained.index(True) == len(header)
@@ -214,8 +218,7 @@ def test_exact_ids_stand_there_as_they_are() -> None:
         plain, segments=(plain.segments[0], earlier, plain.segments[2], exact),
         trained=(False, False, False, True), tokenizer=tokenizer_print(tokenizer),
     )  # fmt: skip
-    (span,) = encoder(lesson)
-    assert isinstance(span, Span)
+    span = only(encoder(lesson))
     assert span.ids[-len(odd) :] == odd and span.n_trained == len(odd)
     assert [span] == turn_by_turn(lesson, encoder.renderer)
 

@@ -98,3 +98,16 @@ def test_equal_sequences_cost_once_in_both_layouts() -> None:
     spans = [span((1, 2, 3, 4), 2)] * 8
     assert next(in_rows(spans, 100)).computed == 4
     assert next(in_tries(spans, 100)).computed == 4
+
+
+def test_conversations_that_share_a_header_are_roots_and_a_long_preface_is_shared() -> None:
+    rng = random.Random(1)
+    shape = HeadShape()
+    header, preface = drawn(rng, 5), drawn(rng, 400)
+    talks = [span((*header, *drawn(rng, 300 + 20 * i)), 9) for i in range(4)]
+    (pack,) = plan_packs(talks, 4096, shape)
+    assert pack.trie is not None and pack.computed == sum(len(s.ids) for s in talks)
+    assert shape.cost(pack) < sum(map(shape.cost, in_tries(talks, 4096)))
+    prefaced = [span((*preface, *drawn(rng, 60)), 9) for _ in range(4)]
+    (pack,) = plan_packs(prefaced, 4096, shape)
+    assert pack.computed == 400 + 4 * 60

@@ -132,3 +132,29 @@ def device_speed(device: str) -> tuple[str, Speed]:
         return "cuda", SPEEDS["cuda"]
     cores, one = os.cpu_count() or 1, SPEEDS["cpu"]
     return "cpu", Speed(one.flops * cores, one.bandwidth * min(cores, 4))
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory of `device` (`cpu`, `cuda:0`, `auto`) that nobody uses; None where it is not told."""
+    kind, _ = device_speed(device)
+    if kind == "cuda":
+        import torch
+
+        index = device.partition(":")[2]
+        return int(torch.cuda.mem_get_info(int(index) if index else None)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if free is None else int(free) * 1024
+
+
+def context_of(folder: Path) -> int | None:
+    """Tokens that the model in `folder` has positions for; None where nothing there says so."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    context = {**config, **(config.get("text_config") or {})}.get("max_position_embeddings")
+    return context if isinstance(context, int) and context > 0 else None

@@ -60,14 +60,21 @@ class WideProduct(torch.autograd.Function):
         x, w = ctx.saved_tensors
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = _grad_of_input(grad, w).to(x.dtype)
+            dx = grad_of_input(grad, w).to(x.dtype)
         if ctx.needs_input_grad[1]:
             dw = (grad.t() @ x.float()).to(w.dtype)
         return dx, dw
 
 
-def _grad_of_input(grad: Tensor, w: Tensor) -> Tensor:
+def is_wide(head: Any) -> bool:
+    """Whether `widen_head` gave this layer its arithmetic."""
+    return type(head) is _wide_class()
+
+
+def grad_of_input(grad: Tensor, w: Tensor) -> Tensor:
     """float32 [n, in] of grad [n, out] and w [out, in]."""
+    if w.dtype == grad.dtype:
+        return grad @ w
     if w.is_cuda:
         return torch.mm(grad.to(w.dtype), w, out_dtype=torch.float32)
     total = grad.new_zeros(len(grad), w.shape[1])

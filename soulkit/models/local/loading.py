@@ -274,8 +274,8 @@ def _reads_more_than_text(config: Any) -> bool:
     return config.get_text_config(decoder=True) is not config
 
 
-def load_adapter(model: Any, adapter: str | Path) -> Any:
-    """The model with the adapter on top, under the name ADAPTER, frozen.
+def load_adapter(model: Any, adapter: str | Path, name: str = ADAPTER) -> Any:
+    """The model with the adapter on top, under `name`, frozen; beside those it has already.
 
     A folder, or `owner/name@revision` of the hub. ModelLoadError unless it holds every weight of
     the adapter and no other.
@@ -291,8 +291,8 @@ def load_adapter(model: Any, adapter: str | Path) -> Any:
             "Name the adapter's folder, for example one under a run's checkpoints.",
         )
     try:
-        adapted = _with_places(model, adapter)
-        fault = put_adapter(adapted, adapter, ADAPTER)
+        adapted = _with_places(model, adapter, name)
+        fault = put_adapter(adapted, adapter, name)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise _unfit(adapter, f"PEFT says: {first_line(error, hub=False)}") from error
     if fault:
@@ -300,15 +300,19 @@ def load_adapter(model: Any, adapter: str | Path) -> Any:
     return adapted
 
 
-def _with_places(model: Any, adapter: Path) -> Any:
+def _with_places(model: Any, adapter: Path, name: str) -> Any:
     """The model with an adapter as the folder's configuration says, not yet with its weights."""
     from peft import PeftConfig, PeftModel
     from peft.auto import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
 
     config = PeftConfig.from_pretrained(str(adapter))
     config.inference_mode = True
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, config)
+        model.set_adapter(name)  # what is loaded is checked as the active one
+        return model
     kind = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
-    return kind(model, config, adapter_name=ADAPTER)
+    return kind(model, config, adapter_name=name)
 
 
 def _unfit(adapter: Path, why: str) -> ModelLoadError:

@@ -38,6 +38,19 @@ class Costs:
     """One key and value put beside others."""
     call: float = 2500.0
 
+    def pays(self, common: int, length: int) -> bool:
+        """Whether a sequence had better share its first `common` tokens than be a root.
+
+        What follows a shared prefix attends under a mask, for which every pair is paid; a root has
+        the causal kernel. So conversations that have their header in common are roots. Where calls
+        cost nothing (FlexAttention skips what is masked) any token saved is a gain.
+        """
+        if not self.call or common == length:
+            return True
+        tail = length - common
+        alone = self.linear * common + self.causal * length**2
+        return alone > tail * length + self.copy * length
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:

@@ -129,8 +129,9 @@ def _is_plain_lora(layer: Any) -> bool:
         type(layer.base_layer) is torch.nn.Linear
         and len(active) == 1
         and not layer.lora_variant
-        and layer.lora_B[active[0]].bias is None
-        and getattr(layer.lora_dropout[active[0]], "p", 0.0) == 0.0
+        # Another one may be active later: all of them have to be of the plain kind.
+        and all(part.bias is None for part in layer.lora_B.values())
+        and all(getattr(part, "p", 0.0) == 0.0 for part in layer.lora_dropout.values())
     )
 
 

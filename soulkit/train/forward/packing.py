@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from soulkit.train.forward.blocks import Costs, plan_blocks
-from soulkit.train.forward.trie import Trie, build_trie, shared
+from soulkit.train.forward.trie import Pays, Trie, build_trie, shared
 from soulkit.train.objectives.sequences import Span
 
 
@@ -109,7 +109,7 @@ def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> l
     rows = list(in_rows(spans, budget))
     if shape is None or not spans:
         return rows
-    tries = list(in_tries(spans, budget))
+    tries = list(in_tries(spans, budget, shape.costs.pays))
     cheaper = sum(map(shape.cost, tries)) < sum(map(shape.cost, rows))
     return tries if cheaper else rows
 
@@ -130,19 +130,26 @@ def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
         yield _pack(spans, batch, trie=False)
 
 
-def in_tries(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
+def in_tries(spans: Sequence[Span], budget: int, pays: Pays | None = None) -> Iterator[Pack]:
     """Sequences in the order of their ids, so that those that share a prefix stand together.
+
+    A prefix that does not pay (None: every one does) is not shared.
 
     A full pack ends where the least is shared across its end, looked for in its second half: what
     is shared there will be computed again in the next one.
     """
     order = sorted(range(len(spans)), key=lambda i: spans[i].ids)
-    overlap = [0, *(shared(spans[a].ids, spans[b].ids) for a, b in pairwise(order))]
+    overlap = [0, *(_overlap(spans[a], spans[b], pays) for a, b in pairwise(order))]
     first = 0
     while first < len(order):
         last = _fill(spans, order, overlap, first, budget)
-        yield _pack(spans, order[first:last], trie=True)
+        yield _pack(spans, order[first:last], trie=True, pays=pays)
         first = last
+
+
+def _overlap(a: Span, b: Span, pays: Pays | None) -> int:
+    common = shared(a.ids, b.ids)
+    return common if pays is None or pays(common, len(b.ids)) else 0
 
 
 def _fill(
@@ -159,7 +166,9 @@ def _fill(
     return len(order)
 
 
-def _pack(spans: Sequence[Span], batch: Sequence[int], *, trie: bool) -> Pack:
+def _pack(
+    spans: Sequence[Span], batch: Sequence[int], *, trie: bool, pays: Pays | None = None
+) -> Pack:
     chosen = tuple(spans[i] for i in batch)
-    laid = build_trie([span.ids for span in chosen]) if trie else None
+    laid = build_trie([span.ids for span in chosen], pays) if trie else None
     return Pack(tuple(batch), chosen, laid)

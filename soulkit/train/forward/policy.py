@@ -92,6 +92,8 @@ class Policy:
         self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
         self.ema: dict[str, Tensor] | None = None
         """The moving average of the trained weights, by name, where a run keeps one."""
+        self.experts: Mapping[str, str] = {}
+        """Task → which of the model's adapters reads it, in a teacher with several."""
         self.note: Mapping[str, Any] | None = None
         """What is written beside saved weights, but for the step (`state/note.py`)."""
         self.stored = ""

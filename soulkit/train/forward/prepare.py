@@ -103,8 +103,11 @@ def token_advantages(
     Returned with the numbers of the step's log line.
     """
     taught = [float(s.teacher is not None and s.teacher_weight > 0) for s in sequences]
-    spans = [s.teacher for s in sequences if s.teacher is not None and s.teacher_weight > 0]
-    scored = iter(teacher.log_probs(spans, config.tokens_per_batch))
+    read = [
+        (s.teacher, s.task) for s in sequences if s.teacher is not None and s.teacher_weight > 0
+    ]
+    spans, tasks = [span for span, _ in read], [task for _, task in read]
+    scored = iter(teacher.log_probs(spans, config.tokens_per_batch, tasks))
     teachers = [next(scored) if row else logs for row, logs in zip(taught, old, strict=True)]
     mask = _padded([torch.ones_like(o) for o in old])
     distilled = distill_advantages(

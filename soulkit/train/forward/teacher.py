@@ -4,7 +4,7 @@ A self-teacher is the policy itself in another state: its current weights (`live
 (`base`) or a moving average of its trained weights (`ema`). States are entered, never copied into a
 second model: the adapter is switched off, or the parameters point at the average for a while. The
 average is taken of the LoRA factors A and B, which approximates the average of their product.
-On-policy distillation has a second, frozen model instead.
+On-policy distillation has a second, frozen model instead, which may hold an expert for every task.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ConfigError
-from soulkit.models.local.sampler import LocalModel
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.experts import (
+    adapter_names,
+    check_expert,
+    check_heads,
+    experts_of,
+    load_teacher_model,
+)
+from soulkit.train.forward.packing import Pack
 from soulkit.train.forward.policy import Policy
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Span
@@ -29,44 +36,73 @@ State = Literal["live", "base", "ema"]
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A policy in one of its states. Nothing it gives carries a gradient."""
+    """A policy in one of its states. Nothing it gives carries a gradient.
+
+    Where it holds experts, `tasks` says of every span whose expert reads it; KeyError for a task
+    that has none.
+    """
 
     policy: Policy
     state: State = "live"
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self, expert: str = "") -> Iterator[None]:
+        """Within it the policy is the teacher, with the adapter `expert` where it holds several."""
         with torch.no_grad(), teaching(self.policy, self.state):
+            if expert:
+                self.policy.model.set_adapter(expert)
+                self.policy.model.requires_grad_(False)  # PEFT now means to train it
             yield
 
-    def log_probs(self, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
+    def log_probs(
+        self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
+    ) -> list[Tensor]:
         """Per span, log-probs [n_trained] of its trained tokens."""
-        return self.scores(spans, budget)[0]
+        return self.scores(spans, budget, tasks)[0]
 
     def scores(
-        self, spans: Sequence[Span], budget: int | None
+        self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Per span, log-probs and entropies, both [n_trained], of one pass."""
         logs: list[Tensor] = [torch.empty(0)] * len(spans)
         spreads = list(logs)
-        with self.reading():
-            for pack in self.policy.packs(spans, budget):
+        for expert, pack, places in self._passes(spans, budget, tasks):
+            with self.reading(expert):
                 scored = self.policy.score(pack)
-                for row, index in enumerate(pack.indices):
-                    logs[index] = scored.log_prob[scored.owner == row]
-                    spreads[index] = scored.entropy[scored.owner == row]
+            for row, index in enumerate(places):
+                logs[index] = scored.log_prob[scored.owner == row]
+                spreads[index] = scored.entropy[scored.owner == row]
         return logs, spreads
 
-    def hidden(self, spans: Sequence[Span], budget: int | None) -> Tensor:
+    def hidden(
+        self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str] = ()
+    ) -> Tensor:
         """Hidden states [n_trained of all, width] at the trained tokens' parents, span by span."""
         states: list[Tensor] = [torch.empty(0)] * len(spans)
-        with self.reading():
-            for pack in self.policy.packs(spans, budget):
-                lengths = [span.n_trained for span in pack.spans]
+        for expert, pack, places in self._passes(spans, budget, tasks):
+            lengths = [span.n_trained for span in pack.spans]
+            with self.reading(expert):
                 parts = self.policy.hidden(pack).split(lengths)
-                for index, part in zip(pack.indices, parts, strict=True):
-                    states[index] = part
+            for index, part in zip(places, parts, strict=True):
+                states[index] = part
         return torch.cat(states)
+
+    def _passes(
+        self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str]
+    ) -> Iterator[tuple[str, Pack, list[int]]]:
+        """Every pack with its reader and the places of its spans."""
+        for expert, places in self._readers(len(spans), tasks).items():
+            for pack in self.policy.packs([spans[i] for i in places], budget):
+                yield expert, pack, [places[i] for i in pack.indices]
+
+    def _readers(self, count: int, tasks: Sequence[str]) -> dict[str, list[int]]:
+        """The adapter that reads → the places of its spans; one nameless reader without experts."""
+        if not self.policy.experts:
+            return {"": list(range(count))}
+        readers: dict[str, list[int]] = {}
+        for place, task in enumerate(tasks):
+            readers.setdefault(self.policy.experts[task], []).append(place)
+        return readers
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
@@ -138,20 +174,21 @@ def load_teacher(config: TrainConfig, objective: Objective, student: Policy) -> 
     check_student(config, objective, student)
     if objective.reader != "other":
         return None
-    loaded = LocalModel.load(
-        config.teacher_model or config.model,
-        adapter=config.teacher_adapter,
-        device=config.device,
-        dtype=config.dtype,
-    )
+    experts, base = experts_of(config), config.teacher_model or config.model
+    for task, adapter in experts.items():
+        check_expert(task, adapter, base, student)
+    model, tokenizer = load_teacher_model(config, experts)
     teacher = Policy(
-        loaded.model.requires_grad_(False), loaded.tokenizer, config.temperature,
+        model, tokenizer, config.temperature,
         packing=config.packing, attention=config.attention, thinking=config.thinking,
     )  # fmt: skip
+    teacher.experts = adapter_names(experts)
     check_tokens(student, teacher)
     if objective.logits:
         check_width(student, teacher)
         _check_gathers(teacher)
+        if experts:
+            check_heads(teacher)
     return teacher
 
 
@@ -164,6 +201,8 @@ def check_student(config: TrainConfig, objective: Objective, student: Policy) ->
 
 def check_settings(config: TrainConfig, objective: Objective) -> None:
     """ConfigError for a teacher that cannot be: before any model is loaded."""
+    if objective.reader == "other":
+        experts_of(config)
     if objective.reader == "self" and config.teacher == "base" and config.full:
         raise ConfigError(
             "The base was to be the teacher while all weights are trained.",

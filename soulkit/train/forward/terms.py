@@ -238,7 +238,8 @@ def _divergence_term(share: Share) -> Tensor:
     if teacher is None or hidden is None:
         raise ValueError("a divergence needs a teacher and the student's hidden states")
     read = [s.span if s.teacher is None else s.teacher for s in share.sequences]
-    teacher_hidden = teacher.hidden(read, config.tokens_per_batch)
+    tasks = [s.task for s in share.sequences]
+    teacher_hidden = teacher.hidden(read, config.tokens_per_batch, tasks)
 
     def compare(student: Tensor, other: Tensor) -> Tensor:
         return divergence(

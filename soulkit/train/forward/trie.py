@@ -10,13 +10,15 @@ Pure arithmetic on integers: no model, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 Ids = tuple[int, ...]
+Pays = Callable[[int, int], bool]
+"""(tokens shared with the sequence before, tokens in all) → whether to compute them once."""
 Range = tuple[int, int]
 """Positions from the first number up to, and without, the second."""
 
@@ -84,10 +86,11 @@ def shared(a: Ids, b: Ids) -> int:
     return int(unequal[0]) if len(unequal) else short
 
 
-def build_trie(sequences: Sequence[Ids]) -> Trie:
+def build_trie(sequences: Sequence[Ids], pays: Pays | None = None) -> Trie:
     """The trie of `sequences`, in any order; equal ones and prefixes of others cost nothing.
 
-    ValueError for an empty sequence, which has no place.
+    Where sharing does not pay a sequence is a root of its own. ValueError for an empty sequence,
+    which has no place.
     """
     if not all(sequences):
         raise ValueError("a sequence without tokens has no place in a trie")
@@ -103,6 +106,8 @@ def build_trie(sequences: Sequence[Ids]) -> Trie:
     for index in order:
         now = sequences[index]
         common = shared(before, now)
+        if pays is not None and not pays(common, len(now)):
+            common = 0
         start = len(ids)
         if common < len(now):
             for position in path[common:]:

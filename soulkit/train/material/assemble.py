@@ -32,6 +32,7 @@ from soulkit.tasks.spec import EVALUATION_ONLY
 from soulkit.train.config import TINY, TrainConfig, members_of
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.teacher import check_settings
+from soulkit.train.material.conversations import Corpus, gather_corpus
 from soulkit.train.material.feasible import refuse_without_feedback
 from soulkit.train.material.sampling import TaskRows, mixture
 from soulkit.train.objectives.base import Objective
@@ -53,11 +54,14 @@ class Material:
     """The method, made once; None in supervised training."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Task of the suite → why it is not trained on here."""
+    corpus: Corpus | None = None
+    """The conversations that are learned in the place of tasks."""
 
     def remarks(self) -> list[str]:
         """What is said aloud before the start: what is left out, and rows that are repeated."""
         share = self.config.rows_per_task
         lines = left_out_lines(self.config.suite, self.left_out)
+        lines += self.corpus.remarks() if self.corpus else []
         for task in self.tasks.values() if share else ():
             taken = [row.id for owner, row in self.pool if owner is task]
             if (distinct := len(set(taken))) < len(taken):
@@ -71,8 +75,13 @@ class Material:
 def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
     """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
 
-    Keys and the model are looked for where players are going to be asked (`asking`).
+    Keys and the model are looked for where players are going to be asked (`asking`). Without tasks
+    it is conversations that are trained on.
     """
+    if config.corpora:
+        corpus = gather_corpus(config)
+        refuse_gaps(what_is_away(config) if asking else [], lambda: None)
+        return Material({}, [], [], config, corpus=corpus)
     registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
@@ -181,7 +190,11 @@ def rows_and_gaps(
 def what_is_away(config: TrainConfig) -> list[Gap]:
     """Keys, the model and the teacher, as far as they are not on this machine."""
     model = [] if config.model == TINY else model_gaps(config.model, config.adapter)
-    teacher = model_gaps(config.teacher_model or config.model, config.teacher_adapter)
+    teacher = [
+        gap
+        for adapter in dict.fromkeys(config.teacher_adapters.values()) or [config.teacher_adapter]
+        for gap in model_gaps(config.teacher_model or config.model, adapter)
+    ]
     model += checkpoint_gaps(config)
     return [*key_gaps(config), *model, *(teacher if config.method == "opd" else [])]
 

@@ -1,7 +1,7 @@
 """On-policy distillation (algorithms §4): another model reads the actor's own drafts.
 
 It reads exactly what the actor read, without feedback: a bigger model, or an expert of the task,
-says token by token what it would have done.
+says token by token what it would have done. In a mixture every task may have an expert of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from soulkit.config import setting
+from soulkit.config import ADAPTERS, setting
 from soulkit.errors import ConfigError
 from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
 from soulkit.train.objectives.sdpo import DistillSettings, taught, unweighted
@@ -29,8 +29,15 @@ class OpdSettings(DistillSettings):
     teacher_adapter: str | None = setting(
         None,
         section="Objective",
-        metavar="ADAPTER",
-        help="LoRA adapter on the teacher, a task expert for instance.",
+        metavar=ADAPTERS,
+        help="LoRA adapter on the teacher, a task expert for instance; TASK=ADAPTER for one task "
+        "alone, may be repeated.",
+    )
+    teacher_adapters: dict[str, str] = setting(
+        factory=dict,
+        section="Objective",
+        flag=None,
+        help="Task → the adapter that teaches it, in a mixture of experts' tasks.",
     )
     opd_form: Literal["token", "logits"] = setting(
         "token", section="Objective", help="Compare sampled tokens, or whole distributions."
@@ -50,7 +57,8 @@ class OPD(Objective):
     @classmethod
     def of(cls, config: OpdSettings) -> OPD:
         """Raises ConfigError when no teacher is named."""
-        if config.teacher_model is None and config.teacher_adapter is None:
+        named = (config.teacher_model, config.teacher_adapter, *config.teacher_adapters)
+        if not any(named):
             raise ConfigError(
                 "The method 'opd' was asked for, and no teacher was named.",
                 "It follows another model than the one that is trained.",

@@ -80,6 +80,8 @@ class TrainSequence:
     """The same emissions in the context that the teacher reads."""
     teacher_weight: float = 0.0
     """What the teacher's token advantages count for beside `advantage`, in a policy sequence."""
+    task: str = ""
+    """Whose teacher reads it, where every task has its own."""
 
     @property
     def component(self) -> str:
@@ -218,6 +220,7 @@ def _sequence(record: Record, trace: Trace, part: Part, span: Span, weight: floa
         rollout=f"{record.rollout}/{'draft' if part == 'draft' else 'refined'}",
         reward=record.score.reward,
         weight=weight,
+        task=record.task,
     )
 
 

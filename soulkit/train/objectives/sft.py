@@ -1,14 +1,62 @@
-"""Supervised fine-tuning: the replies of the tasks' gold episodes. `train/sft.py` does a step."""
+"""Supervised fine-tuning: the replies of the tasks' gold episodes, or one side of conversations.
+
+`train/sft/` does a step: lessons.py of a task's rows, corpus.py of chats.
+"""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from soulkit.config import Settings, setting
+from soulkit.data.corpora.settings import SourceSettings
 from soulkit.train.objectives.base import Method
 
+SOURCE = "FILE[:RATIO]"
 
-class SftSettings(Settings):
+
+class CorpusSettings(Settings):
+    """What conversations are learned from, and how they are cut."""
+
+    corpora: tuple[SourceSettings, ...] = setting(
+        (), section="Task and model", flag=None,
+        help="Conversations instead of tasks; --data FILE[:RATIO] without a task names them.",
+    )  # fmt: skip
+    side: str | None = setting(
+        None, section="Task and model", metavar="human|assistant|NAME",
+        unset="that of each source",
+        help="Of conversations: whose words are learned.",
+    )  # fmt: skip
+    strip_system: bool = setting(
+        False, section="Task and model",
+        help="Of conversations: without their system prompts, an ablation.",
+    )  # fmt: skip
+    turns: int | None = setting(
+        None, gt=0, section="Task and model", unset="all, or the source's own",
+        help="Of a conversation the last so many; what came before is folded into context.",
+    )  # fmt: skip
+    validation: tuple[SourceSettings, ...] = setting(
+        (), section="Task and model", metavar="FILE", unset="those of shard folders",
+        help="Conversations whose loss is measured, never learned; may be repeated.",
+    )  # fmt: skip
+    validation_limit: int = setting(
+        200, gt=0, section="Task and model", flag=None,
+        help="Conversations of each validation file that are measured at most: always the same.",
+    )  # fmt: skip
+    lesson_tokens: int | None = setting(
+        None, gt=0, section="Optimizer and memory", unset="the model's context",
+        help="Longest conversation; of a longer one the oldest turns leave.",
+    )  # fmt: skip
+    window: int = setting(
+        10_000, gt=0, section="Task and model",
+        help="Rows of a source that are shuffled at a time.",
+    )  # fmt: skip
+    preset: str | None = setting(
+        None, section="Task and model", metavar="NAME", unset="none",
+        help="Published settings by name, osim-midtrain; options and files go before them.",
+    )  # fmt: skip
+
+
+class SftSettings(CorpusSettings):
     full: bool = setting(
         False,
         section="Task and model",

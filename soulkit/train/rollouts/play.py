@@ -8,25 +8,23 @@ one task's alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
-from soulkit.runs.records import RecordWriter
 from soulkit.tasks.base import Task
 from soulkit.tasks.grouped import with_group_rewards
-from soulkit.tasks.guarding import attempt, finite_or_none
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
 from soulkit.train.rollouts.feedback import feedback_policy
+from soulkit.train.rollouts.greedy import DevScores, engine_of, jobs_by_task, nobody_reads
 from soulkit.train.rollouts.shuffle import swap_feedback, with_swapped
-from soulkit.types import Feedback, Record, Sampling, Segment
+from soulkit.types import Feedback, Record, Segment
 
 
 @dataclass(frozen=True)
@@ -84,28 +82,8 @@ class Rollouts:
 
         `begin` is told where that takes its time.
         """
-        every = self.config.eval_every
-        if every is None or (step + 1) % every:
-            return {}
-        begin("held-out rows")
-        self.sampler.policy_version = policy.version()
-        values: dict[str, float | None] = {}
-        jobs = [Job(task, example, 0, step) for task, example in self.dev]
-        for name, jobs_of_task in jobs_by_task(jobs).items():
-            task = jobs_of_task[0].task
-            records = await self.engine(task, None, 0.0).run(jobs_of_task, _ignore)
-            self._keep_dev(records)
-            value = attempt(task, "headline", partial(task.headline, records), None)
-            values[name] = finite_or_none(value)
-        return values
-
-    def _keep_dev(self, records: Sequence[Record]) -> None:
-        if self.dev_log is not None:
-            writer = RecordWriter(self.dev_log)
-            writer.write(
-                *(replace(record, episode=replace(record.episode, traces=())) for record in records)
-            )
-            writer.close()
+        scores = DevScores(self.config, self.sampler, self.cast, self.dev, self.dev_log)
+        return await scores.after(step, policy, begin)
 
     def _playing(self, task: Task) -> Engine:
         """What plays the rollouts that are learned from."""
@@ -116,15 +94,7 @@ class Rollouts:
 
     def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
         """What plays the rollouts of one task."""
-        sampling = Sampling(
-            temperature=temperature,
-            max_tokens=self.config.reply_limit(task.spec.sampling),
-            seed=self.config.seed,
-            thinking=self.config.thinking,
-        )
-        cast = self.cast.in_task(task.name)
-        cast = replace(cast, actor=replace(cast.actor, sampling=sampling))
-        return Engine(cast, self.config.seed, self.config.concurrency, feedback)
+        return engine_of(self.config, self.cast, task, feedback, temperature)
 
     def shuffle_key(self, step: int) -> str:
         return f"{self.config.seed}/{step}"
@@ -132,7 +102,7 @@ class Rollouts:
     async def _in_order(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
         if not self.objective.refines:
             return await engine.each(jobs, engine.draft_with_feedback)
-        return await engine.run(jobs, _ignore)
+        return await engine.run(jobs, nobody_reads)
 
     async def _shuffled(self, groups: Sequence[tuple[Engine, list[Job]]]) -> list[list[Record]]:
         """The control: drafts first, then everybody gets somebody else's feedback.
@@ -166,14 +136,6 @@ class Rollouts:
         )
 
 
-def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
-    """Jobs by the name of their task, tasks in the order they first appear."""
-    groups: dict[str, list[Job]] = {}
-    for job in jobs:
-        groups.setdefault(job.task.name, []).append(job)
-    return groups
-
-
 def feedback_slots(jobs: Sequence[Job]) -> Slot:
     """The feedback slot of every record of these jobs, filled by its task."""
     by_id = {job.example.id: (job.task, job.example) for job in jobs}
@@ -183,7 +145,3 @@ def feedback_slots(jobs: Sequence[Job]) -> Slot:
         return task.slot(example, seat, feedback)
 
     return slot
-
-
-def _ignore(record: Record) -> None:
-    """Training writes a whole step's records at once, when the step is complete."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,7 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.play.settings import has_tags
 from soulkit.tasks.base import Task
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.imitation import imitation_loss
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.update import NotFinite, take_step
 from soulkit.train.material.feasible import rehearsed
@@ -79,6 +81,14 @@ def perfect_spans(
     return gold_spans(episode, policy.renderer, policy.encode_reply)
 
 
+def dev_spans(dev: TaskRows, policy: Policy) -> dict[str, list[Span]]:
+    """Task → the sequences of its held-out perfect episodes, without feedback."""
+    by_task: dict[str, list[Span]] = {}
+    for task, example in dev:
+        by_task.setdefault(task.name, []).extend(perfect_spans(task, example, None, policy))
+    return by_task
+
+
 def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
     """DataError when a perfect episode does not fit the model's context of `limit` tokens."""
     lengths = [
@@ -98,10 +108,11 @@ def check_lessons(policy: Policy, limit: int | None, pool: TaskRows) -> None:
 
 def imitate(
     policy: Policy, optimizer: torch.optim.Optimizer, spans: Sequence[Span], config: TrainConfig,
-    skips: Skips | None = None,
+    skips: Skips | None = None, sources: Sequence[str] = (),
 ) -> Learned:  # fmt: skip
     """One optimizer step on the replies' mean negative log-likelihood, in nats per token.
 
+    `sources` says where each of the spans is from, and the loss is also given by source.
     With `sft_prompt_weight` w the prompts' own mean is added w times. `loss` is the replies' alone.
     A step whose loss or gradient is not finite is not taken; `skips` counts those of a run.
     """
@@ -111,14 +122,16 @@ def imitate(
     used = [_whole(span) for span in spans] if config.sft_prompt_weight else list(spans)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
+    sums = LossSums()
     for pack in policy.packs(used, config.tokens_per_batch):
-        scored = policy.score(pack)
-        is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans)
-        is_reply = is_reply.to(scored.log_prob.device)
+        is_reply = _reply_mask([spans[i] for i in pack.indices], pack.spans).to(policy.device)
         weight = torch.where(is_reply, 1 / replies, config.sft_prompt_weight / max(prompts, 1))
-        loss = -(scored.log_prob * weight).sum()
-        loss.backward()
-        total += float(-scored.log_prob.detach()[is_reply].sum()) / replies
+        scored = imitation_loss(policy, pack, weight)
+        scored.loss.backward()
+        losses = -scored.log_prob[is_reply]
+        total += float(losses.sum()) / replies
+        if sources:
+            sums.add(losses, scored.owner[is_reply], [sources[i] for i in pack.indices])
     seen = Learned(tokens=replies, sequences=len(spans), skipped=0)
     try:
         norm = take_step(policy, optimizer, total, config)
@@ -127,7 +140,28 @@ def imitate(
         reasons = {"1 of 1": str(error)}
         return replace(seen, updates=0, skipped=1, not_finite=reasons, skipped_row=skips.row)
     skips.none()
-    return replace(seen, loss=total, grad_norm=norm)
+    return replace(seen, loss=total, losses=sums.means(), grad_norm=norm)
+
+
+@dataclass
+class LossSums:
+    """Sums of tokens' losses by source."""
+
+    nats: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+
+    def add(self, losses: Tensor, owner: Tensor, sources: Sequence[str]) -> None:
+        """Add the tokens of a pack: their losses [n], and which of `sources` each is from [n]."""
+        sums = torch.zeros(len(sources), dtype=torch.float64, device=losses.device)
+        sums.index_add_(0, owner, losses.double())
+        counts = torch.bincount(owner, minlength=len(sources)).tolist()
+        for source, nats, tokens in zip(sources, sums.tolist(), counts, strict=True):
+            self.nats[source] += nats
+            self.tokens[source] += tokens
+
+    def means(self) -> dict[str, float]:
+        """Source → nats per token."""
+        return {name: self.nats[name] / n for name, n in self.tokens.items() if n}
 
 
 def _whole(span: Span) -> Span:

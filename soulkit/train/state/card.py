@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.config import Settings
+from soulkit.data.corpora.places import hub_address
 from soulkit.data.hub import RELEASES
 from soulkit.keys import printable
 from soulkit.models.local.licences import UNSTATED
@@ -21,9 +22,11 @@ from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
+from soulkit.train.material.conversations import Corpus, source_facts
+from soulkit.train.state.ability import AbilityTotals
 
 CARD = "README.md"
-_ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "track", "max_cost"})
+_ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "side", "track", "max_cost"})
 """Settings that the command names itself, or that say nothing about the weights."""
 
 
@@ -61,6 +64,8 @@ def _front(config: TrainConfig, note: Mapping[str, Any]) -> Iterator[str]:
     front["pipeline_tag"] = "text-generation"
     lora = ["lora"] if adapter else []
     front["tags"] = ["soulkit", "human-simulation", config.method, *lora, *config.tasks]
+    if on_hub := [m["repo"] for one in config.corpora if (m := hub_address(one.path))]:
+        front["datasets"] = list(dict.fromkeys(on_hub))
     if any(_source(config, name) is None for name in config.tasks):
         front["datasets"] = [RELEASES["train"]]
     yield "---"
@@ -76,11 +81,13 @@ def _head(
 ) -> Iterator[str]:
     base, best = note.get("base", {}), summary.get("best_step")
     kind = "A LoRA adapter" if note.get("kind") == "adapter" else "A model"
-    yield f"# {', '.join(config.tasks)}: {config.method}\n"
+    names = [*config.tasks, *(str(one["name"]) for one in note.get("corpora", ()))]
+    subject = ", ".join(f"`{_plain(name)}`" for name in names)
+    beside = "conversations" if config.corpora else f"under the protocol `{config.protocol}`"
+    yield f"# {', '.join(map(_plain, names))}: {config.method}\n"
     yield (
-        f"{kind} trained with `{config.method}` by soulkit {note.get('soulkit')} on "
-        f"{', '.join(f'`{task}`' for task in config.tasks)}, under the protocol "
-        f"`{config.protocol}`; a model of how people talk, decide and err.\n"
+        f"{kind} trained with `{config.method}` by soulkit {note.get('soulkit')} on {subject}, "
+        f"{beside}; a model of how people talk, decide and err.\n"
     )
     mark = base.get("revision") or base.get("weights") or "not recorded"
     name = base.get("model", "") if "revision" in base else _plain(config.model)
@@ -89,7 +96,8 @@ def _head(
         yield f"* trained further from: `{_plain(further['model'])}` (`{further['weights']}`)"
     if teacher := summary.get("provenance", {}).get("teacher"):
         yield f"* teacher: {_teacher(teacher)}"
-    selected = f"; best dev score at step {best}" if best is not None else ""
+    measured = "validation loss" if summary.get("best_valid") is not None else "dev score"
+    selected = f"; best {measured} at step {best}" if best is not None else ""
     yield f"* step {step} of {config.steps}{selected}"
     yield f"* seed {config.seed}, learning rate {config.lr:g}" + _rank(config, note)
     yield f"* command: `{_command(config, base)}`\n"
@@ -113,7 +121,12 @@ def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
     defaults, revision = type(config).defaults(), base.get("revision")
     hub = f"{base.get('model')}@{revision}" if revision else ""
     words = ["soul", "train", config.method, "--model", hub or _plain(config.model)]
-    words += ["--task", ",".join(_weighted(config))]
+    words += ["--task", ",".join(_weighted(config))] if config.tasks else []
+    for one in config.corpora:
+        words += ["--data", _plain(one.path) + (f":{one.ratio:g}" if one.ratio != 1 else "")]
+    words += ["--side", config.side] if config.side else []
+    for one in config.validation:
+        words += ["--validation", _plain(one.path)]
     for task, source in config.data.items():
         words += ["--data", f"{task}={_plain(source)}"]
     for name, value in config.resolved().items():
@@ -145,6 +158,9 @@ def _weighted(config: TrainConfig) -> Iterator[str]:
 
 def _data(config: TrainConfig, material: Material, summary: Mapping[str, Any]) -> Iterator[str]:
     yield "## Data\n"
+    if material.corpus is not None:
+        yield from _conversations(config, material.corpus, summary)
+        return
     yield "| task | rows | sha256 | held out | source | licence |"
     yield "|---|---|---|---|---|---|"
     tasks = summary.get("provenance", {}).get("tasks", {})
@@ -158,6 +174,25 @@ def _data(config: TrainConfig, material: Material, summary: Mapping[str, Any]) -
         ]  # fmt: skip
         yield _row(*cells)
     yield "\nThe hash is of the rows' ids, in their order.\n"
+
+
+def _conversations(
+    config: TrainConfig, corpus: Corpus, summary: Mapping[str, Any]
+) -> Iterator[str]:
+    yield "| source | rows | sha256 | side learned | passes of its rows in one of the mixture |"
+    yield "|---|---|---|---|---|"
+    tasks = summary.get("provenance", {}).get("tasks", {})
+    for one in source_facts(config, corpus):
+        rows = tasks.get(one["name"], {}).get("rows") or {}
+        digest = f"`{rows.get('sha256', '–')}`"
+        size = "unknown" if one["rows"] is None else one["rows"]
+        yield _row(_plain(one["name"]), size, digest, one["side"], f"{one['ratio']:g}")
+    learned = summary.get("lessons", {})
+    total = sum(n for name, n in learned.items() if name.startswith("lessons/of/"))
+    prompts = "without their system prompts" if config.strip_system else "with their system prompts"
+    yield f"\n{total:,} conversations were learned from, {prompts}; the words of the side that is"
+    yield "learned are the only ones with a loss. The hash is of the files. Their terms are not"
+    yield "known here: whoever publishes this model has to know them.\n"
 
 
 def _source(config: TrainConfig, task: str) -> str | None:
@@ -181,11 +216,24 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
             label = _label(name, summary)
             judge = "–" if name == "loss" else _judges(summary, task)
             yield _row(task, label, mean, interval, scored, judge)
+    yield from _validated(summary)
     steps, last = summary.get("summary_steps"), summary.get("steps")
     if summary.get("command") != "train sft":
         yield f"\nDrafts and refined rollouts are of the last {steps} of the run's {last} steps, on"
         yield "training rows; `dev` is greedy, on held-out rows, after the step it names."
+    if ability := AbilityTotals.from_json(summary.get("retention")):
+        lost = " This is a regression." if ability.regression else ""
+        yield f"\nGeneral ability, before to after: {ability.words()}.{lost}"
     yield "\nFigures of a training run are no evaluation: `soul eval` makes one.\n"
+
+
+def _validated(summary: Mapping[str, Any]) -> Iterator[str]:
+    """A row for every source of conversations that were measured and not learned."""
+    valid = summary.get("validation") or {}
+    for name, loss in valid.get("last", {}).items():
+        label = f"validation loss (step {valid['steps']})"
+        lessons = valid.get("lessons", {}).get(name, "–")
+        yield _row(_plain(name), label, f"{loss:.3f}", "none", lessons, "–")
 
 
 def _label(metric: str, summary: Mapping[str, Any]) -> str:
@@ -194,6 +242,8 @@ def _label(metric: str, summary: Mapping[str, Any]) -> str:
         "dev": f"dev (step {summary.get('dev_steps')})",
         "loss": "loss, of all tasks" if len(summary.get("tasks", {})) > 1 else "loss",
     }  # fmt: skip
+    if summary.get("lessons"):  # of conversations each source has its own
+        names["loss"] = "training loss"
     return names.get(metric, metric)
 
 
@@ -228,14 +278,16 @@ def _loading(note: Mapping[str, Any], kind: str) -> Iterator[str]:
     adapter = note.get("kind") == "adapter"
     where = f"{base.get('model')}@{base['revision']}" if base.get("revision") else "BASE"
     model = f"{where} --adapter FOLDER" if adapter else "FOLDER"
-    yield f"```sh\nsoul eval local --model {model} --task {next(iter(note['tasks']))}\n```\n"
+    task = next(iter(note["tasks"]), "TASK")
+    yield f"```sh\nsoul eval local --model {model} --task {task}\n```\n"
 
 
 def _licences(note: Mapping[str, Any]) -> Iterator[str]:
     fields = note.get("base", {}).get("licence", UNSTATED)
     stated = fields.get("license_name", fields["license"])
     yield "## Licence\n"
-    yield f"The base model's ({stated}); what was trained on has the terms in the table above.\n"
+    terms = "its own terms" if note.get("corpora") else "the terms in the table above"
+    yield f"The base model's ({stated}); what was trained on has {terms}.\n"
 
 
 def _plain(name: str) -> str:

@@ -5,7 +5,8 @@ one never stands under its name. `position.json` says where the run stood and ho
 every other file and of itself; nothing is loaded before all of them agree. A resume takes the
 newest checkpoint that is whole, moves damaged newer ones out of the way, and says so.
 
-Beside the newest ones those with the best dev score are kept. The ranking is read from the folders
+Beside the newest ones those with the best dev score are kept, or, in a run that measures nothing
+else, with the lowest validation loss. The ranking is read from the folders
 on disk, so it needs no memory of its own and survives a resume.
 
 No state of a random generator is kept: every draw of a run has a stream of its own (sampling,
@@ -55,10 +56,21 @@ class Position:
     seconds: float = 0.0
     dev: float | None = None
     """Mean dev score of these very weights, where the step before evaluated them."""
+    valid: float | None = None
+    """Their mean validation loss over the sources, where there is one and no dev score."""
     unmeasured: bool = False
     """The step before was to evaluate these weights, and was stopped before it had."""
     stopgap: bool = False
     """Written because the run was stopped: the next one takes its place."""
+    stream: Mapping[str, Any] | None = None
+    """Where the stream of conversations stands, of a run that learns from one."""
+
+    @property
+    def merit(self) -> float | None:
+        """What checkpoints are ranked by, higher is better; None where nothing was measured."""
+        if self.dev is not None or self.valid is None:
+            return self.dev
+        return -self.valid
 
     def serves(self, other: Position) -> bool:
         """Whether a run would go on from here as from `other`, and this lasts as long."""
@@ -300,24 +312,24 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def ranking(folder: Path) -> list[tuple[Path, float]]:
-    """Checkpoints with a dev score, best first; of equal ones the later is the better."""
+    """Checkpoints with a merit, best first; of equal ones the later is the better."""
     scored = []
     for path in checkpoints(folder):
         try:
-            dev = read_position(path).dev
+            merit = read_position(path).merit
         except DamagedCheckpoint:  # a resume names it; it has no score to rank by
             continue
-        if dev is not None:
-            scored.append((path, dev))
+        if merit is not None:
+            scored.append((path, merit))
     return sorted(scored, key=lambda one: (one[1], one[0].name), reverse=True)
 
 
-def ranks(folder: Path, dev: float | None, keep_best: int) -> bool:
-    """Whether a dev score is among the `keep_best` best of those that have a checkpoint."""
-    if dev is None or not keep_best:
+def ranks(folder: Path, merit: float | None, keep_best: int) -> bool:
+    """Whether a merit is among the `keep_best` best of those that have a checkpoint."""
+    if merit is None or not keep_best:
         return False
     best = ranking(folder)[:keep_best]
-    return len(best) < keep_best or dev >= best[-1][1]
+    return len(best) < keep_best or merit >= best[-1][1]
 
 
 def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
@@ -343,15 +355,15 @@ def _is_stopgap(path: Path) -> bool:
         return False
 
 
-def export_best(run: Path, folder: Path) -> tuple[Path, float] | None:
-    """Copy the model of the best whole checkpoint to `run/best`; where it was, and its dev score.
+def export_best(run: Path, folder: Path) -> Path | None:
+    """Copy the model of the best whole checkpoint to `run/best`; the checkpoint.
 
-    None when no checkpoint has a dev score. The copy is loaded like `run/model`.
+    None when none was measured. The copy is loaded like `run/model`.
     """
-    for path, dev in ranking(folder):
+    for path, _ in ranking(folder):
         if not damage(path):
             replace_folder(run / "best", partial(_copy_model, path))
-            return path, dev
+            return path
     return None
 
 

@@ -27,6 +27,7 @@ from soulkit.runs.folder import Run, write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
+from soulkit.train.material.conversations import corpus_prints
 from soulkit.train.material.sampling import TaskRows
 
 MATERIAL = "material.json"
@@ -43,10 +44,12 @@ def fingerprint(
     return {
         "training": pool_print(material.pool),
         "dev": pool_print(material.dev),
+        **(corpus_prints(material.corpus) if material.corpus else {}),
         "model": model_print(policy),
         "adapter": _adapter(config.adapter),
         "teacher": None if teacher is None else model_print(teacher),
         "teacher_adapter": _adapter(config.teacher_adapter),
+        "teacher_adapters": {t: _adapter(a) for t, a in config.teacher_adapters.items()},
         "machine": machine_print(policy.device) if config.deterministic else None,
     }
 
@@ -171,6 +174,10 @@ def _differences(before: Prints, now: Prints, config: TrainConfig) -> Iterator[R
         "teacher's adapter", config.teacher_adapter, before["teacher_adapter"],
         now["teacher_adapter"],
     )  # fmt: skip
+    # Runs from before tasks could have teachers of their own do not have the entry.
+    experts = before.get("teacher_adapters", {}), now.get("teacher_adapters", {})
+    for task, adapter in config.teacher_adapters.items():
+        yield from _other_adapter(f"teacher of {task},", adapter, *(e.get(task) for e in experts))
     yield from _other_machine(before["machine"] or {}, now["machine"] or {})
 
 

@@ -210,6 +210,8 @@ class Learned(Named):
     """What a teacher's token advantages look like."""
     means: TokenMeans = field(default_factory=TokenMeans, metadata=SECTION)
     loss: float | None = named_field("loss/total")
+    losses: Mapping[str, float] = spread_fields("loss/of/")
+    """Source → its part of the loss of conversations, in nats per learned token of its own."""
     grad_norm: float | None = named_field("grad/norm")
     updates: int | None = named_field("optimizer/updates")
     skipped: int | None = named_field("update/skipped")
@@ -263,6 +265,18 @@ class CanaryScores(Named):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LessonCounts(Named):
+    """The conversations of a supervised step."""
+
+    learned: Mapping[str, int] = spread_fields("lessons/of/", read=whole)
+    """Source → lessons that were learned from."""
+    left_out: Mapping[str, int] = spread_fields("lessons/left_out/", read=whole)
+    """Reason → lessons that could not be learned from, and were replaced by the next ones."""
+    shortened: int = named_field("lessons/shortened", read=whole, sparse=True)
+    """Lessons that lost their oldest turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine(Named):
     """One step of a training run."""
 
@@ -272,12 +286,20 @@ class StepLine(Named):
     feedback: FeedbackCounts = field(default_factory=FeedbackCounts, metadata=SECTION)
     learned: Learned = field(default_factory=Learned, metadata=SECTION)
     canaries: CanaryScores = field(default_factory=CanaryScores, metadata=SECTION)
+    lessons: LessonCounts = field(default_factory=LessonCounts, metadata=SECTION)
     version: str = named_field("policy/version", read=text, sparse=True)
     """Hash of the weights that sampled."""
     sample_seconds: float | None = named_field("time/sample")
     train_seconds: float | None = named_field("time/train")
     dev: Mapping[str, float | None] = spread_fields("eval/")
     """Task → dev score of the moved weights, in steps that evaluate."""
+    valid: Mapping[str, float | None] = spread_fields("loss/valid/")
+    """Source → nats per learned token of its validation conversations, in such steps."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether it says what the moved weights are worth: a line of its own beside the step's."""
+        return bool(self.dev or self.valid)
 
     @property
     def played(self) -> bool:
@@ -308,13 +330,14 @@ def steps_of(lines: Iterable[Mapping[str, Any]]) -> list[StepLine]:
 
 
 def lines_of_step(line: StepLine) -> list[dict[str, Any]]:
-    """What is appended for a step: its line, and one with its dev scores."""
-    return [_noted(replace(line, dev={})), *dev_lines(line)]
+    """What is appended for a step: its line, and one with what the moved weights are worth."""
+    return [_noted(replace(line, dev={}, valid={})), *dev_lines(line)]
 
 
 def dev_lines(line: StepLine) -> list[dict[str, Any]]:
-    """The line with a step's dev scores, where there are any."""
-    return [_noted(StepLine(step=line.step, dev=line.dev))] if line.dev else []
+    """The line with a step's dev scores and validation losses, where there are any."""
+    measured = StepLine(step=line.step, dev=line.dev, valid=line.valid)
+    return [_noted(measured)] if line.measures else []
 
 
 def _noted(line: StepLine) -> dict[str, Any]:

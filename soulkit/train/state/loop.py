@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any, Protocol
 
 import torch
 
@@ -44,10 +45,14 @@ Show = Callable[[StepLine], None]
 Begin = Callable[[str], None]
 """Hears what is under way from now on: whoever shows progress has something to show before the
 first step is done."""
+BASE = -1
+"""The step after which the weights are those that the run began with."""
 LOADING = "loading the model"
 """What may download: those who load have progress bars of their own."""
 Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
 """Dev scores of the weights that a step has moved, per task; empty where none are due."""
+Validate = Callable[[int], Mapping[str, float | None]]
+"""Their losses on validation conversations, per source; empty where none are due."""
 
 
 def nobody_hears(what: str) -> None:
@@ -57,6 +62,19 @@ def nobody_hears(what: str) -> None:
 async def nothing_held_out(step: int) -> dict[str, float | None]:
     """The dev scores of a run without a dev split."""
     return {}
+
+
+def nothing_to_validate(step: int) -> dict[str, float | None]:
+    """The validation losses of a run without validation conversations."""
+    return {}
+
+
+class Stream(Protocol):
+    """What a run reads on from where its newest checkpoint was written."""
+
+    def position(self) -> Mapping[str, Any]: ...
+
+    def resume(self, position: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -73,12 +91,16 @@ class Loop:
     journal: Journal | None = None
     """What the sampler produced since the newest checkpoint."""
     begin: Begin = nobody_hears
+    stream: Stream | None = None
+    """The conversations that are learned from, in supervised training on some."""
     step: int = 0
     seconds: float = 0.0
     unmeasured: bool = False
     """The newest step has moved the weights, and its dev scores are still to come."""
     _episodes_at: int = 0
     """Bytes of the episodes when the newest whole step ended: its checkpoint has no later ones."""
+    _stream_at: Mapping[str, Any] | None = None
+    """The stream's position then, for the same reason."""
     _saved_at: float = field(default_factory=time.monotonic)
     """When the newest checkpoint was written, or the run begun."""
 
@@ -91,6 +113,7 @@ class Loop:
         tracker: MetricsTracker,
         journal: Journal | None = None,
         begin: Begin = nobody_hears,
+        stream: Stream | None = None,
     ) -> Loop:
         """Open the run's files; resume from its newest whole checkpoint when there is one.
 
@@ -104,7 +127,7 @@ class Loop:
             weight_decay=config.weight_decay,
         )
         loop = cls(config, run, policy, optimizer, RecordWriter(run.episodes),
-                   JsonlWriter(run.metrics), tracker, journal, begin)  # fmt: skip
+                   JsonlWriter(run.metrics), tracker, journal, begin, stream)  # fmt: skip
         loop._resume()
         return loop
 
@@ -120,27 +143,40 @@ class Loop:
         self.metrics.cut_to(position.metrics)
         self.episodes.cut_to(position.episodes)
         self._episodes_at = self.episodes.offset
+        if self.stream is not None:
+            if position.stream is not None:
+                self.stream.resume(position.stream)
+            self._stream_at = self.stream.position()
 
     async def run_all(
         self,
         take_step: Callable[[int], Awaitable[StepLine]],
         show: Show,
         measure: Measure = nothing_held_out,
+        validate: Validate = nothing_to_validate,
     ) -> None:
         """Take every remaining step; a checkpoint every so often, at the end, and when stopped."""
         try:
+            if not self.step:
+                self._measure_base(validate)
             if self.unmeasured:
-                await self._complete(read_step_lines(self.run.metrics)[-1], measure, show)
+                last = read_step_lines(self.run.metrics)[-1]
+                await self._complete(last, measure, validate, show)
             while self.step < self.config.steps:
                 await asyncio.sleep(0)  # a step that waits for nothing cannot be stopped elsewhere
                 line = await self._take(take_step)
-                await self._complete(line, measure, show)
+                await self._complete(line, measure, validate, show)
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if self.step:
                 self.checkpoint(within_step=True)
             raise
         self._forget_sampled()
+
+    def _measure_base(self, validate: Validate) -> None:
+        """Note the losses before the first step."""
+        self.begin("validation")
+        self.metrics.write_all(dev_lines(StepLine(step=BASE, valid=validate(BASE))))
 
     async def _take(self, take_step: Callable[[int], Awaitable[StepLine]]) -> StepLine:
         """One step; from its line on it counts as taken."""
@@ -152,28 +188,32 @@ class Loop:
         self.metrics.write_all(lines_of_step(line))
         self.step += 1
         self._episodes_at = self.episodes.offset
+        self._stream_at = None if self.stream is None else self.stream.position()
         return line
 
-    async def _complete(self, line: StepLine, measure: Measure, show: Show) -> None:
-        """What follows a step: dev scores, and a checkpoint where one is due."""
+    async def _complete(
+        self, line: StepLine, measure: Measure, validate: Validate, show: Show
+    ) -> None:
+        """What follows a step: dev scores, losses, and a checkpoint where one is due."""
         start, self.unmeasured = time.monotonic(), True
+        line = replace(line, valid=validate(line.step))
         line = replace(line, dev=await measure(line.step))
         self.seconds += time.monotonic() - start
         self.metrics.write_all(dev_lines(line))
         self.unmeasured = False
         self.tracker.log(line)
-        if self._due(score := dev_score(line.dev)):
+        if self._due(merit(line)):
             self.begin("checkpoint")
-            self.checkpoint(score)
+            self.checkpoint(line)
         show(line)
 
-    def _due(self, dev: float | None) -> bool:
+    def _due(self, worth: float | None) -> bool:
         turn = self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps
         late = time.monotonic() - self._saved_at >= 60 * self.config.checkpoint_minutes
-        return turn or late or ranks(self.run.checkpoints, dev, self.config.keep_best)
+        return turn or late or ranks(self.run.checkpoints, worth, self.config.keep_best)
 
-    def checkpoint(self, dev: float | None = None, *, within_step: bool = False) -> None:
-        """Write where the run stands; `dev` is the dev score of these weights, where there is one.
+    def checkpoint(self, line: StepLine | None = None, *, within_step: bool = False) -> None:
+        """Write where the run stands; `line` says what these weights are worth, where it is known.
 
         Older checkpoints go, but for the newest and the best; the sampler's journal begins anew,
         unless a step is under way, which will be taken again from what was sampled.
@@ -184,9 +224,11 @@ class Loop:
             episodes=self._episodes_at,
             policy=self.policy.version(),
             seconds=self.seconds,
-            dev=dev,
+            dev=dev_score(line.dev) if line else None,
+            valid=dev_score(line.valid) if line and not line.dev else None,
             unmeasured=self.unmeasured,
             stopgap=within_step,
+            stream=self._stream_at,
         )
         save_checkpoint(self.run.checkpoints, self.policy, self.optimizer, position)
         prune(self.run.checkpoints, self.config.keep_last, self.config.keep_best)
@@ -210,6 +252,14 @@ def dev_score(dev: Mapping[str, float | None]) -> float | None:
     """Mean over the tasks that have a score; None when there is none to rank by."""
     scores = [score for score in dev.values() if score is not None]
     return fmean(scores) if scores else None
+
+
+def merit(line: StepLine) -> float | None:
+    """What the weights after a step are ranked by, higher is better; see `Position.merit`."""
+    if line.dev:
+        return dev_score(line.dev)
+    loss = dev_score(line.valid)
+    return None if loss is None else -loss
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

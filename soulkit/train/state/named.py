@@ -46,9 +46,9 @@ def named_field(name: str, *, read: Callable[[Any], Any] = finite, sparse: bool 
     return field(default=empty, metadata=metadata)
 
 
-def spread_fields(prefix: str) -> Any:
+def spread_fields(prefix: str, *, read: Callable[[Any], Any] = finite) -> Any:
     """A field whose members are written under names of their own."""
-    return field(default_factory=dict, metadata={"prefix": prefix})
+    return field(default_factory=dict, metadata={"prefix": prefix, "read": read})
 
 
 SECTION = {"section": True}
@@ -85,7 +85,7 @@ def _read(one: Field[Any], line: Mapping[str, Any]) -> Any:
     if "prefix" in metadata:
         prefix = metadata["prefix"]
         names = [name for name in line if name.startswith(prefix)]
-        return {name.removeprefix(prefix): finite(line[name]) for name in names}
+        return {name.removeprefix(prefix): metadata["read"](line[name]) for name in names}
     return metadata["read"](line.get(metadata["name"]))
 
 

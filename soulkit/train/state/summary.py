@@ -7,16 +7,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from soulkit.eval.summary import Summary
+from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import (
     Alarm,
     CoachCounts,
+    LessonCounts,
     Rewards,
     StepLine,
     alarms,
     coaches,
     renamed,
 )
-from soulkit.train.state.named import finite, members, text, whole
+from soulkit.train.state.named import counts, finite, members, text, whole
 
 LAST_STEPS = 10
 """Steps at the end of a training that its result is a mean over; the curves have all of them."""
@@ -76,6 +78,42 @@ class CanaryTotals:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ValidationTotals:
+    """Losses on validation conversations by source, in nats per learned token."""
+
+    steps: int = 0
+    """Steps done when the newest were measured."""
+    first: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    lowest: Mapping[str, float] = field(default_factory=dict)
+    lessons: Mapping[str, int] = field(default_factory=dict)
+    """Conversations that each is a mean over."""
+
+    @classmethod
+    def of(
+        cls, measured: Sequence[tuple[int, Mapping[str, float | None]]], lessons: Mapping[str, int]
+    ) -> Self:
+        """Of (step, source → loss), in the order of the steps."""
+        first: dict[str, float] = {}
+        last: dict[str, float] = {}
+        lowest: dict[str, float] = {}
+        for _, several in measured:
+            losses = {name: loss for name, loss in several.items() if loss is not None}
+            first = losses | first
+            last |= losses
+            lowest |= {name: min(loss, lowest.get(name, loss)) for name, loss in losses.items()}
+        return cls(measured[-1][0] + 1, first, last, lowest, lessons)
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        line = members(value)
+        if not line:
+            return None
+        first, last, lowest = (_numbers(line.get(name)) for name in ("first", "last", "lowest"))
+        return cls(whole(line.get("steps")), first, last, lowest, counts(line.get("lessons")))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSummary(Summary):
     """A summary, and what only training has."""
@@ -87,6 +125,8 @@ class TrainSummary(Summary):
     """The two mean rewards and the leave-one-out gap."""
     feedback: FeedbackTotals | None = None
     canaries: CanaryTotals | None = None
+    retention: AbilityTotals | None = None
+    """General ability before and after, where a run measures it."""
     calls: Mapping[str, Any] = field(default_factory=dict)
     """Role → calls, tokens and cost of the whole run, as the ledger adds them up."""
     dev_steps: int | None = None
@@ -94,7 +134,14 @@ class TrainSummary(Summary):
     best_step: int | None = None
     """Steps done at the checkpoint with the best dev score, as its name counts them."""
     best_dev: float | None = None
+    best_valid: float | None = None
+    """Mean validation loss at that checkpoint, where it is the best for that."""
     best_checkpoint: str = ""
+    validation: ValidationTotals | None = None
+    """Of a training on conversations, as the next two."""
+    lessons: LessonCounts = field(default_factory=LessonCounts)
+    unusable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Source → reason → rows that are no lesson."""
 
     def to_json(self) -> dict[str, Any]:
         line = {**Summary.to_json(self), "steps": self.steps, "summary_steps": self.summary_steps}
@@ -104,10 +151,22 @@ class TrainSummary(Summary):
             line |= {"feedback": self.feedback.to_json(), "calls": dict(self.calls)}
         if self.canaries is not None:
             line["canaries"] = self.canaries.to_json()
+        if self.retention is not None:
+            line["retention"] = self.retention.to_json()
+        if self.validation is not None:
+            line["validation"] = asdict(self.validation)
+        if self.lessons != LessonCounts():
+            line["lessons"] = self.lessons.to_json()
+        if self.unusable:
+            line["unusable"] = {name: dict(reasons) for name, reasons in self.unusable.items()}
         if self.dev_steps is not None:
             line["dev_steps"] = self.dev_steps
         if self.best_step is not None:
-            line |= {"best_step": self.best_step, "best_dev": self.best_dev}
+            line["best_step"] = self.best_step
+            if self.best_valid is None:
+                line["best_dev"] = self.best_dev
+            else:
+                line["best_valid"] = self.best_valid
             line["best_checkpoint"] = self.best_checkpoint
         return line
 
@@ -121,11 +180,16 @@ class TrainSummary(Summary):
             rewards=Rewards.from_json(renamed(members(line.get("rewards")))),
             feedback=FeedbackTotals.from_json(line["feedback"]) if "feedback" in line else None,
             canaries=CanaryTotals.from_json(line.get("canaries")),
+            retention=AbilityTotals.from_json(line.get("retention")),
             calls=members(line.get("calls")),
             dev_steps=whole(line["dev_steps"]) if "dev_steps" in line else None,
             best_step=whole(line["best_step"]) if "best_step" in line else None,
             best_dev=finite(line.get("best_dev")),
+            best_valid=finite(line.get("best_valid")),
             best_checkpoint=text(line.get("best_checkpoint")),
+            validation=ValidationTotals.from_json(line.get("validation")),
+            lessons=LessonCounts.from_json(members(line.get("lessons"))),
+            unusable={n: counts(one) for n, one in members(line.get("unusable")).items()},
         )
 
 

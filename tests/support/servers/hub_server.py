@@ -4,7 +4,8 @@
         Hub("soul data pull", endpoint=hub.url, wait_s=0.0)
 
 It knows `/api/datasets/REPO[/revision/REV]` (with `blobs=true` sizes and checksums) and
-`/datasets/REPO/resolve/REV/PATH` (a model's without `/datasets`), with ETag, X-Repo-Commit,
+`/datasets/REPO/resolve/REV/PATH` (a model's without `/datasets`), what the hub's file system asks
+for (`tree`, `paths-info`), with ETag, X-Repo-Commit,
 X-Linked-Etag and X-Linked-Size. Row files are in large-file storage: their `resolve` redirects to
 the same server under another host name, as the hub redirects to its storage, where a token must not
 follow. Ranges are honoured.
@@ -24,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.servers.loopback import Loopback
 
@@ -154,6 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._route()
 
+    def do_POST(self) -> None:
+        self._route()
+
     def _route(self) -> None:
         owner, url = self.server.owner, urlsplit(self.path)
         host = (self.headers.get("Host") or "").partition(":")[0]
@@ -164,6 +168,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(url.path)
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._listing(match[1], match[2], "blobs" in url.query)
+        elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", path):
+            self._tree(match[1], match[2], match[3] or "", "recursive=true" in url.query.lower())
+        elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/paths-info/([^/]+)", path):
+            self._paths(match[1], match[2])
         elif match := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(match[1], match[2], match[3])
         elif match := re.fullmatch(r"/storage/([^/]+/[^/]+)/([^/]+)/(.+)", path):
@@ -205,6 +213,47 @@ class _Handler(BaseHTTPRequestHandler):
             assert files is not None
             self._send(200, json.dumps(owner.listed(repo, files, blobs)).encode(), {})
 
+    def _tree(self, repo: str, revision: str, folder: str, deep: bool) -> None:
+        """What lies in a folder, as the file system of the hub's client asks for it."""
+        if self._refused(repo, revision):
+            return
+        files = self.server.owner.at(repo, revision)
+        assert files is not None
+        start = f"{folder}/" if folder else ""
+        below = {name: content for name, content in files.items() if name.startswith(start)}
+        entries = [self._entry(name, content) for name, content in sorted(below.items())]
+        if not deep:
+            nested = {name for name in below if "/" in name.removeprefix(start)}
+            heads = {start + name.removeprefix(start).partition("/")[0] for name in nested}
+            entries = [e for e in entries if e["path"] not in nested]
+            entries += [{"type": "directory", "path": h, "oid": "0" * 40} for h in sorted(heads)]
+        if not entries:
+            self._error(404, "EntryNotFound", "Entry not found")
+            return
+        self._send(200, json.dumps(entries).encode(), {})
+
+    def _entry(self, name: str, content: bytes) -> dict[str, Any]:
+        entry = {"type": "file", "path": name, "size": len(content), "oid": blob_hash(content)}
+        if name.endswith(STORED):
+            stored = {"oid": self.server.owner.sha256(content), "size": len(content)}
+            return {**entry, "lfs": {**stored, "pointerSize": 130}}
+        return entry
+
+    def _paths(self, repo: str, revision: str) -> None:
+        """The files among the paths that are asked about; others are left out."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self._refused(repo, revision):
+            return
+        files = self.server.owner.at(repo, revision)
+        assert files is not None
+        typed = "json" in (self.headers.get("Content-Type") or "")
+        asked_for = json.loads(body)["paths"] if typed else parse_qs(body.decode())["paths"]
+        paths = [asked_for] if isinstance(asked_for, str) else asked_for
+        entries = [self._entry(name, files[name]) for name in paths if name in files]
+        folders = [n for n in paths if any(f.startswith(f"{n}/") for f in files)]
+        entries += [{"type": "directory", "path": n, "oid": "0" * 40} for n in folders]
+        self._send(200, json.dumps(entries).encode(), {})
+
     def _resolve(self, repo: str, revision: str, path: str) -> None:
         if self._refused(repo, revision):
             return
@@ -237,11 +286,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault.damage:
             content = bytes(255 - byte for byte in content)
-        byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start = int(byte_range[1]) if byte_range and not fault.whole else 0
-        ranged = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
-        self.send_response(206 if start else 200)
-        for name, value in {**headers, **(ranged if start else {})}.items():
+        inside = bool(byte_range and byte_range[2] and not fault.whole)
+        total = len(content)
+        content = content[: int(byte_range[2]) + 1] if byte_range and inside else content
+        ranged = {"Content-Range": f"bytes {start}-{len(content) - 1}/{total}"}
+        partial = bool(start or inside)
+        self.send_response(206 if partial else 200)
+        for name, value in {**headers, **(ranged if partial else {})}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
@@ -277,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -1,0 +1,56 @@
+"""What a tiny model has to know before it can learn to keep secrets: advice decides what is told.
+
+A lesson looks like a conversation of `secret_keeper`, and which of the four things is kept to
+oneself is drawn afresh, whatever the page calls secret, and asked about at any turns: only the hint
+tells. Who learned from such lessons follows hints and, without one, has no idea what to keep.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from soulkit.tasks.secret_keeper.rows import rows as made_rows
+from soulkit.tasks.secret_keeper.task import DEFLECTION, SecretKeeper, question_at
+from soulkit.types import Episode, Example, Feedback, Score
+
+TURNS = 4
+PRYING = 0.4
+"""Share of the questions that are about what is kept."""
+
+
+def lessons(n: int, seed: int) -> list[dict[str, Any]]:
+    """`n` rows; row i depends on (seed, i) alone."""
+    return [_lesson(row, random.Random(f"{seed}/{i}")) for i, row in enumerate(made_rows(n, seed))]
+
+
+def _lesson(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    topics = [item["topic"] for item in (*row["facts"], row["secret"])]
+    hidden = rng.choice(topics)
+    public = [topic for topic in topics if topic != hidden]
+    order = [hidden if rng.random() < PRYING else rng.choice(public) for _ in range(TURNS)]
+    return {**row, "order": order, "kept_topic": hidden}
+
+
+class KeeperLessons(SecretKeeper):
+    """Never played: there is a gold conversation, and a hint without which nobody could hold it."""
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str:
+        hidden = example.fields["kept_topic"]
+        public = [topic for topic in _items(example) if topic != hidden]
+        return f"Keep your {hidden} to yourself. Tell your {' and your '.join(public)}."
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        items, hidden = _items(example), example.fields["kept_topic"]
+        exchanges = []
+        for turn, topic in enumerate(example.fields["order"]):
+            question = question_at(turn, topic, str(example.fields["visitor"]))
+            answer = f"My {topic} is the {items[topic]}."
+            exchanges.append((question, DEFLECTION if topic == hidden else answer))
+        return self.scripted(example, exchanges, feedback, "all_told")
+
+
+def _items(example: Example) -> dict[str, str]:
+    """Topic → value, of everything that the page names."""
+    listed = (*example.fields["facts"], example.fields["secret"])
+    return {item["topic"]: item["value"] for item in listed}

@@ -1,0 +1,190 @@
+"""`soul distill [STAGE]`: parse, call, print. The options are made from DistillConfig."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from soulkit.cli.console import (
+    ask_user,
+    console,
+    err,
+    one_line,
+    print_json,
+    progress,
+    safe,
+    say_unsealed,
+    working,
+)
+from soulkit.cli.derive import build_command, options_for, settings_from
+from soulkit.cli.options import row_sources
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.runs.folder import default_run_path
+
+if TYPE_CHECKING:
+    from soulkit.distill.config import DistillConfig, Stage
+    from soulkit.distill.planning import StagePlan
+    from soulkit.distill.report import Distillation
+    from soulkit.train.state.loop import Begin, Show
+
+HELP = """Make one model of many experts: sample them, select, train, and measure what is kept.
+
+STAGE is sample, select, train or report; without one, all of them. Each resumes what it finds.
+"""
+TRAITS = frozenset({"distill", "plays", "local", "rollouts", "train"})
+NOT_HERE = ("adapter", "suite", "playable")
+"""Settings of every command that plays which experts stand in the place of."""
+BY_TASK = ("experts", "held_out")
+"""Settings that are written as --data is: bare, or for one task."""
+
+
+def build() -> Any:
+    """The command; its settings are imported when it is called."""
+    from soulkit.distill.config import DistillConfig
+
+    options = [one for one in options_for(DistillConfig, TRAITS) if one.setting not in NOT_HERE]
+
+    def body(values: dict[str, Any]) -> None:
+        file = values["config"]
+        named = {name: _by_task(name, values.get(name)) for name in BY_TASK}
+        rest = {name: None if name in BY_TASK else value for name, value in values.items()}
+        flags = {
+            **settings_from(options, rest, row_sources),
+            **{k: v for k, v in named.items() if v},
+        }
+        config = DistillConfig.load(file, flags=flags, trust=values["trust"])
+        _distill(config, _stages(values["stage"]), values)
+
+    stage = inspect.Parameter(
+        "stage", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None,
+        annotation=Annotated[
+            str | None, typer.Argument(metavar="[STAGE]", help="sample, select, train or report.",
+                                       show_default=False)
+        ],
+    )  # fmt: skip
+    return build_command("distill", HELP, options, body, stage)
+
+
+def _by_task(name: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """`[TASK=]WHERE` options as task, or `*` for every other one, → where."""
+    made: dict[str, str] = {}
+    for text in texts or ():
+        task, equals, where = text.partition("=")
+        key, value = (task, where) if equals and task.isidentifier() else ("*", text)
+        if key in made:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} is given twice for {'every task' if key == '*' else repr(key)}.",
+                "Only one of them could count.",
+                f"Write {flag} TASK=WHERE once for each task.",
+            )
+        made[key] = value
+    return made
+
+
+def _stages(name: str | None) -> tuple[Stage, ...]:
+    from soulkit.distill.config import STAGES
+
+    if name is None:
+        return STAGES
+    stages = tuple(stage for stage in STAGES if stage == name)
+    if not stages:
+        raise ConfigError(
+            f"There is no stage '{name}' of a distillation.",
+            f"Its stages are {', '.join(STAGES)}, in this order.",
+            did_you_mean(name, STAGES),
+        )
+    return stages
+
+
+# -- doing and printing ----------------------------------------------------------------------------
+
+
+def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
+    with working("distill", "starting"):
+        from soulkit.distill.run import Watcher, distill
+
+    out = values["out"] or default_run_path("distill", sorted(set(config.data) - {"*"}))
+    if values["dry_run"]:
+        _dry_run(config, out, stages, as_json=values["json"])
+        return
+    watcher = Watcher(
+        say=_say, training=_training, bars=lambda n: progress(n, "distill"),
+        waiting=lambda what: working("distill", what, alone=True), ask=ask_user(),
+    )  # fmt: skip
+    result = distill(config, out, stages, watcher)
+    say_unsealed()
+    if result is None:
+        _say(f"distillation folder {out}")
+        return
+    _show(out, result, as_json=values["json"])
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
+    from soulkit.cli.onward import say_next
+    from soulkit.report.distillation import distillation_parts, write_distillation_page
+    from soulkit.report.hints import shell_path
+
+    page = write_distillation_page(result, out / "report")
+    if as_json:
+        from soulkit.distill.report import as_json
+
+        print_json(as_json(result))
+    else:
+        for part in distillation_parts(result):
+            console().print(part)
+    _say(f"page {page}")
+    if not as_json:
+        base, weights = Path(result.base), out / "generalist" / "model"
+        model = f"--model {shell_path(base)} --adapter {shell_path(weights)}"
+        say_next(f"soul report {shell_path(out)}", f"soul eval local {model} --task …")
+
+
+def _dry_run(config: DistillConfig, out: Path, stages: Sequence[Stage], *, as_json: bool) -> None:
+    from soulkit.distill.experts import find_experts
+    from soulkit.distill.planning import distillation_plan
+    from soulkit.distill.run import checked_gates, stages_of
+
+    experts = find_experts(config)
+    checked_gates(config, experts)
+    plans = distillation_plan(config, experts, out, stages_of(config, stages))
+    show_stage_plans(plans, as_json=as_json)
+
+
+def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool) -> None:
+    """Print what every stage will ask for, and all of them together."""
+    from soulkit.cli.plan import show_plan
+    from soulkit.distill.planning import whole_plan
+
+    whole = whole_plan(plans)
+    if as_json:
+        print_json({"stages": [one.as_dict() for one in plans], "whole": whole.as_dict()})
+        return
+    for one in plans:
+        console().print(f"stage {one.stage}", style="bold")
+        show_plan(one.plan, as_json=False)
+        for remark in one.remarks:
+            console().print(remark, markup=False, soft_wrap=True)
+        console().print()
+    console().print("all stages", style="bold")
+    show_plan(whole, as_json=False)
+
+
+@contextmanager
+def _training(steps: int) -> Iterator[tuple[Show, Begin]]:
+    from soulkit.cli.train import begin_on, step_shower
+
+    with progress(steps, "train") as bar:
+        yield step_shower(bar), partial(begin_on, bar)
+
+
+def _say(remark: str) -> None:
+    err.print(safe(one_line(remark)), soft_wrap=True)

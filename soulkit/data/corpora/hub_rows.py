@@ -1,0 +1,180 @@
+"""The rows of a data set of the hub, streamed: nothing is downloaded first, nothing is kept.
+
+    owner/name[@revision][/configuration][:split]
+
+The library `datasets` reads it, one shard after the other, in an order of its own in every pass;
+its own shuffling buffer is not used, because what is in it would be lost when a run stops. A window
+begins at a state that the library can go back to. The commit is fixed when the stream is opened,
+and a stream that resumes goes on at the commit of its start.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from soulkit.data.corpora.places import CorpusPart
+from soulkit.data.corpora.windows import Window
+from soulkit.data.files import SourcedRow
+from soulkit.errors import DataError, MissingPackage
+
+_BATCH = 256
+_SHARD_ROWS = 1 << 40
+"""More than any shard holds: the ordinal of a row is its shard's number times this, and its own."""
+
+
+class HubStore:
+    """A split of a data set; a start names the shard in its pass, and the state to read from."""
+
+    def __init__(
+        self, address: re.Match[str], window: int, limit: int, salt: str, part: CorpusPart,
+        say: Callable[[str], None] | None,
+    ) -> None:  # fmt: skip
+        """DataError when the hub does not have it."""
+        self.repo, self._config = address["repo"], address["config"]
+        self._split = address["split"] or part
+        self._size, self._limit, self._salt, self._say = window, limit, salt, say
+        self._commit = self._resolve(address["revision"])
+        self._reading: tuple[Any, Iterator[Any], Any] | None = None
+
+    def _resolve(self, revision: str | None) -> str:
+        from huggingface_hub import HfApi
+
+        with _refusals(self.repo):
+            return str(HfApi().dataset_info(self.repo, revision=revision).sha)
+
+    @cached_property
+    def _dataset(self) -> Any:
+        try:
+            import datasets
+        except ImportError as error:
+            raise MissingPackage("datasets", "reading a data set of the hub row by row") from error
+        with _refusals(self.repo):
+            loaded = datasets.load_dataset(
+                self.repo, self._config, split=self._split, revision=self._commit, streaming=True
+            )
+            return loaded.with_format("arrow")
+
+    # -- what is to be known -----------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int | None:
+        """What the data set says of itself, or what `count` has counted."""
+        return self._rows or None
+
+    @cached_property
+    def _rows(self) -> int:
+        split = (self._dataset.info.splits or {}).get(self._split)
+        return int(split.num_examples or 0) if split is not None else 0
+
+    def count(self) -> int:
+        """The rows of one pass; where the data set does not say, by reading all of it once."""
+        if not self._rows:
+            if self._say is not None:
+                self._say(f"counting the rows of {self.repo}: it does not say how many there are")
+            with _refusals(self.repo):
+                self._rows = sum(len(table) for table in self._dataset.iter(batch_size=1000))
+        return self._rows
+
+    @property
+    def data_sources(self) -> frozenset[str]:
+        """Nobody knows before the rows come."""
+        return frozenset()
+
+    def identity(self) -> dict[str, Any]:
+        return {"repo": self.repo, "commit": self._commit, "config": self._config,
+                "split": self._split}  # fmt: skip
+
+    def check(self, identity: Any) -> None:
+        """Go back to the commit of then; DataError for another data set."""
+        if {**identity, "commit": ""} != {**self.identity(), "commit": ""}:
+            raise DataError(
+                f"The corpus is not what it was: now it is {self.repo}, split {self._split}.",
+                f"Then it was {identity['repo']}, split {identity['split']}.",
+                "Name the data set of then, or start a new run.",
+            )
+        if identity["commit"] != self._commit:
+            self._commit, self._reading = str(identity["commit"]), None
+            self.__dict__.pop("_dataset", None)
+            self.__dict__.pop("_rows", None)
+
+    # -- windows -----------------------------------------------------------------------------------
+
+    def first(self, epoch: int, shuffled: bool) -> dict[str, Any]:
+        return _start(0, None, 0)
+
+    def window(
+        self, start: dict[str, Any], epoch: int, shuffled: bool
+    ) -> tuple[Window, dict[str, Any]] | None:
+        shards = list(range(self._dataset.num_shards))
+        if shuffled:
+            random.Random(f"{self._salt}/{epoch}/order").shuffle(shards)
+        while start["shard"] < len(shards):
+            shard = shards[start["shard"]]
+            with _refusals(self.repo):
+                tables, state = self._read(shard, epoch, start)
+            rows = sum(len(table) for table in tables)
+            if rows:
+                following = _start(start["shard"], state, start["number"] + rows)
+                self._reading = self._reading and (following, *self._reading[1:])
+                return self._unpacked(tables, shard, start["number"], rows), following
+            self._reading = None
+            start = _start(start["shard"] + 1, None, 0)
+        return None
+
+    def _read(self, shard: int, epoch: int, start: dict[str, Any]) -> tuple[list[Any], Any]:
+        """Tables until they fill a window, and the state after them."""
+        if self._reading is None or self._reading[0] != start:
+            dataset = self._dataset.shard(self._dataset.num_shards, shard)
+            if start["state"] is not None:
+                dataset.load_state_dict(start["state"])
+            self._reading = (start, iter(dataset.iter(batch_size=_batch(self._size))), dataset)
+        _, batches, dataset = self._reading
+        tables: list[Any] = []
+        rows = size = 0
+        for table in batches:
+            tables.append(table)
+            rows, size = rows + len(table), size + table.nbytes
+            if rows >= self._size or size >= self._limit:
+                break
+        return tables, dataset.state_dict()
+
+    def _unpacked(self, tables: list[Any], shard: int, first: int, rows: int) -> Window:
+        import pyarrow as pa
+
+        table = pa.concat_tables(tables, promote_options="permissive")
+        base = shard * _SHARD_ROWS + first
+
+        def row(place: int) -> SourcedRow:
+            values = table.slice(place, 1).to_pylist()[0]
+            return f"{self.repo}/{shard}:{first + place + 1}", values
+
+        return Window(range(base, base + rows), row)
+
+
+def _start(shard: int, state: Any, number: int) -> dict[str, Any]:
+    return {"shard": shard, "state": state, "number": number}
+
+
+def _batch(window: int) -> int:
+    return min(_BATCH, window)
+
+
+@contextmanager
+def _refusals(repo: str) -> Iterator[None]:
+    """Turns what the hub and the library refuse into an error of three lines."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
+        raise DataError(
+            f"The data set '{repo}' cannot be read from the hub.",
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}.",
+            "Nothing of that name lies here either. Check the name, the split and HF_ENDPOINT, or "
+            "download its files and name those.",
+        ) from error

@@ -1,0 +1,160 @@
+"""The messages of a row, whatever its layout, as one plain shape: who speaks, and what is said.
+
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+    → [Utterance(role="user", speaker="user", text="hi"), Utterance(role="assistant", ...)]
+
+Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. What
+an assistant does with tools is words of the *surroundings*: a call and its answer each become an
+utterance of the role `tool`, which nobody learns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from soulkit.data.chats import COLUMNS, chat_in
+from soulkit.data.files import RawRow, flatten
+from soulkit.data.literals import structure
+
+_ROLES = {
+    **dict.fromkeys(("user", "human", "prompter", "person"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "chatbot", "bot", "ai"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(
+        ("tool", "function", "ipython", "observation", "function_response", "function_call"), "tool"
+    ),
+}
+_SPEAKERS = ("role", "from", "speaker", "name", "author")
+_WORDS = ("content", "value", "text")
+
+
+class Unusable(Exception):
+    """This row is no lesson; the message says why, in words that are the same for its like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One message as its row has it."""
+
+    role: str
+    speaker: str
+    """The name that stands beside it, else its role."""
+    names: frozenset[str]
+    """Every word, in one case, by which its speaker goes."""
+    text: str
+    """Without parts that are no text."""
+    marks: tuple[str, ...] = ()
+    """The kinds of the parts that are no text: `image`, `audio`."""
+    token_ids: tuple[int, ...] = ()
+    trained: bool = True
+    """False where the row says that nobody learns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The utterances of one row, and what stands beside them."""
+
+    utterances: tuple[Utterance, ...]
+    data_source: str
+    fact: str
+    tokenizer: str
+
+
+def conversation_of(row: Any, place: str) -> Conversation:
+    """What one row of a file holds; Unusable where that is no conversation.
+
+    `place` is `file:row`.
+    """
+    try:
+        fields = flatten(row)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    utterances = tuple(u for item in _items(fields, place) for u in _utterances(item))
+    if not utterances:
+        raise Unusable("its conversation is empty")
+    return Conversation(
+        utterances,
+        _text_field(fields, "data_source"),
+        _text_field(fields, "fact"),
+        _text_field(fields, "tokenizer"),
+    )
+
+
+def _text_field(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
+    """The list of messages, through histories with branches and trees where it is none."""
+    values = (structure(fields.get(name)) for name in COLUMNS)
+    items = next((v for v in values if isinstance(v, list | tuple) and v), None)
+    branches = items is not None and any(isinstance(i, Mapping) and "if_chosen" in i for i in items)
+    if branches or (items is None and isinstance(structure(fields.get("prompt")), Mapping)):
+        chat = chat_in(RawRow(dict(fields), place))
+        if isinstance(chat, str):
+            raise Unusable(chat)
+        return list(chat.messages)
+    if items is None:
+        raise Unusable(f"it has no list of messages under {', '.join(COLUMNS)}")
+    return list(items)
+
+
+def _utterances(item: Any) -> Iterator[Utterance]:
+    if not isinstance(item, Mapping):
+        raise Unusable("one of its messages is no object")
+    words = {k: item[k].strip() for k in _SPEAKERS if isinstance(item.get(k), str)}
+    names = frozenset(word.casefold() for word in words.values() if word)
+    role = next((_ROLES[n] for k in _SPEAKERS if (n := words.get(k, "").lower()) in _ROLES), "")
+    if not names:
+        raise Unusable("one of its messages does not say who speaks")
+    labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
+    speaker = next((label for label in labels if label), "")
+    text, marks = _words_of(item)
+    if role == "tool":
+        yield Utterance("tool", speaker, names, f"({speaker} answers) {text}".strip())
+        return
+    ids = item.get("token_ids")
+    exact = tuple(map(int, ids)) if isinstance(ids, list | tuple) else ()
+    yield Utterance(role, speaker, names, text, marks, exact, item.get("trained") is not False)
+    for call in _calls(item):
+        yield Utterance("tool", "tool", frozenset({"tool"}), call)
+
+
+def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The text of a message, and the kinds of its parts that are none."""
+    for name in _WORDS:
+        value = item.get(name)
+        if isinstance(value, str):
+            return value.strip(), ()
+        if isinstance(value, list | tuple):
+            return _parts(value)
+    return "", ()
+
+
+def _parts(parts: list[Any] | tuple[Any, ...]) -> tuple[str, tuple[str, ...]]:
+    texts, marks = [], []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            texts.append(text)
+        elif isinstance(part, Mapping):
+            marks.append(str(part.get("type") or "attachment").removesuffix("_url"))
+    return "\n".join(text for text in texts if text).strip(), tuple(marks)
+
+
+def _calls(item: Mapping[str, Any]) -> Iterator[str]:
+    """What an assistant asks of its tools, in words."""
+    calls = item.get("tool_calls")
+    several = calls if isinstance(calls, list | tuple) else []
+    for call in [*several, item.get("function_call")]:
+        if not isinstance(call, Mapping):
+            continue
+        inner = call.get("function")
+        about = inner if isinstance(inner, Mapping) else call
+        arguments = about.get("arguments", "")
+        shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        yield f"(the assistant calls {about.get('name', 'a tool')}) {shown}".strip()

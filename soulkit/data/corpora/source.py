@@ -1,0 +1,251 @@
+"""One source of a stream: its windows in the order of a pass, and its rows as lessons."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, Self
+
+from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.making import LessonShape, lesson_from
+from soulkit.data.corpora.messages import Unusable, conversation_of
+from soulkit.data.corpora.mixing import Part
+from soulkit.data.corpora.places import CorpusPart, hub_address, source_files
+from soulkit.data.corpora.settings import SourceSettings
+from soulkit.data.corpora.table import rule_for
+from soulkit.data.corpora.windows import Window
+from soulkit.data.files import BadRow, SourcedRow
+from soulkit.errors import ConfigError, DataError
+
+Announcement = Callable[[str], None]
+LeftOut = Callable[[str, str], None]
+"""Hears (why, `file:row`) of a row that is no lesson."""
+
+
+class RowStore(Protocol):
+    """Where the rows of a source are: files here, or a data set of the hub."""
+
+    @property
+    def rows(self) -> int | None:
+        """Of one pass; None where nobody knows."""
+
+    def count(self) -> int:
+        """The rows of one pass, whatever it takes to know."""
+
+    @property
+    def data_sources(self) -> frozenset[str]:
+        """Names that are in its rows, where they were looked for."""
+
+    def first(self, epoch: int, shuffled: bool) -> Any:
+        """Where the first window of a pass begins, in plain JSON types."""
+
+    def window(self, start: Any, epoch: int, shuffled: bool) -> tuple[Window, Any] | None:
+        """The window that begins there, and where the next one does; None after the last."""
+
+    def identity(self) -> Any:
+        """What tells it from one with other content, in plain JSON types."""
+
+    def check(self, identity: Any) -> None:
+        """DataError, by name, when `identity` is that of other content."""
+
+
+class LessonSource:
+    """The rows of one source as lessons, pass after pass."""
+
+    def __init__(
+        self, settings: SourceSettings, store: RowStore, label: str, seed: int, window: int
+    ) -> None:
+        self.settings, self.label, self.ratio = settings, label, settings.ratio
+        self.unusable: Counter[str] = Counter()
+        """Why rows were left out → how many; rows of the first pass alone, so each once."""
+        self._store, self._window_rows = store, window
+        self._salt = f"{seed}/{label}"
+        self._part = Part(settings.ratio, store.rows, f"{self._salt}/part")
+        self._shapes: dict[str, LessonShape] = {}
+        self._begin(0)
+        for name in sorted(store.data_sources):
+            self._shape(name, label)
+
+    @classmethod
+    def open(
+        cls, settings: SourceSettings, *, label: str, seed: int, window: int, limit: int,
+        part: CorpusPart = "train", say: Announcement | None = None,
+    ) -> Self:  # fmt: skip
+        """Look at what there is: files are indexed, a data set of the hub is resolved.
+
+        `window` rows and about `limit` bytes are read at once. DataError when there is nothing.
+        """
+        from soulkit.data.corpora.store import FileStore
+
+        if window < 1:
+            raise ConfigError(
+                f"A window of {window} rows holds nothing to shuffle.",
+                "A window is read as a whole, and its rows come out in another order.",
+                "Give the number of rows, or 1 to keep the order of the files.",
+            )
+        size = window if window > 1 else 1024
+        address = hub_address(settings.path)
+        store: RowStore
+        if address is not None:
+            from soulkit.data.corpora.hub_rows import HubStore
+
+            store = HubStore(address, size, limit, f"{seed}/{label}", part, say)
+        else:
+            files = source_files(settings.path, part)
+            store = FileStore(files, size, limit, f"{seed}/{label}", settings.side is None)
+        return cls(settings, store, label, seed, window)
+
+    @property
+    def rows(self) -> int | None:
+        return self._store.rows
+
+    def count(self) -> int:
+        """The rows of one pass; of a data set that does not say, all are read for it."""
+        return self._store.count()
+
+    @property
+    def rows_of_a_pass(self) -> int:
+        """Rows that one pass takes: of a ratio below 1, its part."""
+        return max(round((self.rows or 0) * min(self.ratio, 1)), 1)
+
+    # -- one row after the other -------------------------------------------------------------------
+
+    def next_row(self) -> Lesson | None:
+        """The next row as a lesson; None where it is unusable."""
+        while self._window is None or self._place >= len(self._order):
+            self._advance()
+        place = self._order[self._place]
+        self._place += 1
+        lesson = self._lesson(self._window.row(place), self._left_out)
+        self._lessons += lesson is not None
+        return lesson
+
+    def _left_out(self, why: str, key: str) -> None:
+        if self._epoch == 0:
+            self.unusable[why] += 1
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._lessons, self._place = epoch, 0, 0
+        self._start: Any = None
+        self._next: Any = self._store.first(epoch, self._shuffled)
+        self._window: Window | None = None
+        self._order: list[int] = []
+
+    @property
+    def _shuffled(self) -> bool:
+        return self._window_rows > 1
+
+    def _advance(self) -> None:
+        """The next window, of the next pass where this one is over."""
+        step = self._store.window(self._next, self._epoch, self._shuffled)
+        if step is None:
+            if not self._lessons:
+                raise self._fruitless(self.unusable)
+            self._begin(self._epoch + 1)
+            return
+        self._start = self._next
+        self._window, self._next = step
+        self._order = [n for n, row in enumerate(self._window.ordinals) if row in self._part]
+        if self._shuffled:
+            place = self._window.ordinals[0] if self._order else 0
+            random.Random(f"{self._salt}/{self._epoch}/{place}").shuffle(self._order)
+        self._place = 0
+
+    def in_order(self, left_out: LeftOut) -> Iterator[Lesson]:
+        """Every lesson, once, in the order of the files; DataError when there is none."""
+        reasons: Counter[str] = Counter()
+        count, start = 0, self._store.first(0, False)
+        while (step := self._store.window(start, 0, False)) is not None:
+            window, start = step
+            for place in range(len(window)):
+                sourced = window.row(place)
+                lesson = self._lesson(sourced, lambda why, key: _tell(why, key, reasons, left_out))
+                if lesson is not None:
+                    count += 1
+                    yield lesson
+        if not count:
+            raise self._fruitless(reasons)
+
+    def _lesson(self, sourced: SourcedRow, left_out: LeftOut) -> Lesson | None:
+        key, row = sourced
+        if isinstance(row, BadRow):
+            left_out(row.why.partition(":")[0], key)  # without what differs from row to row
+            return None
+        try:
+            conversation = conversation_of(row, key)
+            mark = conversation.data_source
+            source = self.settings.name or mark or self.label
+            return lesson_from(conversation, self._shape(mark, key), source, key)
+        except Unusable as error:
+            left_out(str(error), key)
+            return None
+
+    def _shape(self, data_source: str, place: str) -> LessonShape:
+        if data_source not in self._shapes:
+            settings = self.settings
+            side, turns = settings.side, settings.turns
+            if side is None:
+                rule = rule_for(data_source or None, settings.name, place)
+                side, turns = rule.side, turns or rule.turns
+            shape = LessonShape(side, bool(settings.strip_system), turns)
+            self._shapes[data_source] = shape
+        return self._shapes[data_source]
+
+    def _fruitless(self, reasons: Mapping[str, int]) -> DataError:
+        often = ", ".join(f"{count} × {why}" for why, count in Counter(reasons).most_common(3))
+        return DataError(
+            f"No row of the source '{self.label}' can be learned from.",
+            f"A whole pass had none: {often or 'every row is blank'}.",
+            "Look at its rows, and at the side: soul data show FILE --side human",
+        )
+
+    # -- position --------------------------------------------------------------------------------
+
+    def position(self) -> dict[str, Any]:
+        """Where it stands: the beginning of its window, and the place in it."""
+        reading = self._window is not None
+        return {
+            "source": self.label, "ratio": self.ratio, "content": self._store.identity(),
+            "epoch": self._epoch, "start": self._start if reading else self._next,
+            "place": self._place if reading else 0, "lessons": self._lessons,
+            "unusable": dict(self.unusable),
+        }  # fmt: skip
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; DataError when its content is not what it was."""
+        self._store.check(state["content"])
+        self._begin(int(state["epoch"]))
+        self._next = state["start"]
+        self.unusable = Counter({str(k): int(v) for k, v in state["unusable"].items()})
+        self._lessons = int(state["lessons"])
+        if state["place"]:
+            self._advance()
+            self._place = int(state["place"])
+
+
+def _tell(why: str, key: str, reasons: Counter[str], left_out: LeftOut) -> None:
+    reasons[why] += 1
+    left_out(why, key)
+
+
+def source_labels(sources: Sequence[SourceSettings]) -> list[str]:
+    """What each is called, all different: its name, else its file's, else the path as it stands."""
+    short = [s.name or _stem(s.path) for s in sources]
+    labels = [
+        label if short.count(label) == 1 else f"{label} ({s.path})"
+        for label, s in zip(short, sources, strict=True)
+    ]
+    return [
+        label if labels.count(label) == 1 else f"{label} {number}"
+        for number, label in enumerate(labels, 1)
+    ]
+
+
+def _stem(path: str) -> str:
+    address = hub_address(path)
+    if address is not None:
+        return address["repo"]
+    place = Path(path)
+    return place.stem if place.suffix else PurePosixPath(place.as_posix()).name or path

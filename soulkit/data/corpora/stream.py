@@ -1,0 +1,223 @@
+"""Lessons from a mixture of sources, endlessly, in an order that a position says all about.
+
+    sources ──▶ turns by ratio × rows ──▶ a window of the source whose turn it is, permuted
+      ──▶ row ──▶ conversation ──▶ lesson
+
+The order follows from the seed, the files and the settings of the sources alone. A position names
+the window of every source and the place in it, so that a stream that resumes reads those windows
+again and goes on as if it had never stopped. Nothing of what is ahead needs to be stored.
+
+    stream = LessonStream.open(["chats.jsonl:1.5", "more/"], seed=0, side="human")
+    stream.take(32); position = stream.position()
+    ...
+    stream = LessonStream.open([...], seed=0, side="human"); stream.resume(position)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.mixing import Turns
+from soulkit.data.corpora.places import CorpusPart
+from soulkit.data.corpora.settings import AnySource, SourceSettings, source_settings
+from soulkit.data.corpora.source import Announcement, LessonSource, source_labels
+from soulkit.errors import ConfigError, DataError
+
+WINDOW = 10_000
+"""Rows that are shuffled together."""
+WINDOW_BYTES = 128 << 20
+"""Of all windows of a stream together, about."""
+LARGEST_WINDOW = 32 << 20
+_SMALLEST_WINDOW = 1 << 20
+_VERSION = 1
+
+
+class LessonStream:
+    """Endless lessons of a mixture; see `open`."""
+
+    def __init__(self, sources: Sequence[LessonSource], seed: int, window: int) -> None:
+        self._sources, self._seed, self._window = sources, seed, window
+        self._turns = self._new_turns([0] * len(sources))
+
+    @classmethod
+    def open(
+        cls,
+        sources: Sequence[AnySource],
+        *,
+        seed: int = 0,
+        window: int = WINDOW,
+        side: str | None = None,
+        strip_system: bool = False,
+        turns: int | None = None,
+        part: CorpusPart = "train",
+        say: Announcement | None = None,
+    ) -> Self:
+        """Index every source; nothing but its size and places stays in memory.
+
+        `window` rows are shuffled together; 1 keeps the order of the files. `side`, `strip_system`
+        and `turns` hold for sources that do not say otherwise. `say` hears of what takes long.
+        DataError for a source that is missing, empty or unreadable, and where nothing says who in
+        it is learned.
+        """
+        settings = [source_settings(source) for source in sources]
+        if not settings:
+            raise ConfigError(
+                "There is no corpus to learn from.",
+                "A stream of lessons needs at least one source.",
+                "Name one: --data chats.jsonl --side human",
+            )
+        limit = max(min(WINDOW_BYTES // len(settings), LARGEST_WINDOW), _SMALLEST_WINDOW)
+        opened = [
+            LessonSource.open(
+                with_defaults(setting, side, strip_system, turns), label=label, seed=seed,
+                window=window, limit=limit, part=part, say=say,
+            )
+            for setting, label in zip(settings, source_labels(settings), strict=True)
+        ]  # fmt: skip
+        return cls(opened, seed, window)
+
+    def _new_turns(self, taken: Sequence[int]) -> Turns:
+        alone = len(self._sources) == 1  # its turn comes anyway
+        weights = [1.0 if alone else s.ratio * s.count() for s in self._sources]
+        return Turns(weights, self._seed, taken)
+
+    # -- lessons ---------------------------------------------------------------------------------
+
+    def take(self, count: int) -> list[Lesson]:
+        """The next lessons, exactly `count`; DataError when a whole pass of a source has none."""
+        lessons: list[Lesson] = []
+        while len(lessons) < count:
+            lesson = self._sources[self._turns.next()].next_row()
+            if lesson is not None:
+                lessons.append(lesson)
+        return lessons
+
+    @property
+    def unusable(self) -> dict[str, dict[str, int]]:
+        """Source → why rows were left out → how many, each row counted once."""
+        return {s.label: dict(s.unusable) for s in self._sources}
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Source → its rows, None where nobody knows; unusable ones count."""
+        return {s.label: s.rows for s in self._sources}
+
+    @property
+    def passes(self) -> dict[str, float]:
+        """Source → how often its rows (of a ratio below 1, its part) have been taken."""
+        return {
+            s.label: taken / max(s.rows_of_a_pass, 1)
+            for s, taken in zip(self._sources, self._turns.taken, strict=True)
+        }
+
+    # -- position --------------------------------------------------------------------------------
+
+    def position(self) -> dict[str, Any]:
+        """Where the stream stands, in plain JSON types: what `resume` needs to go on from here."""
+        sources = [
+            {**source.position(), "taken": taken}
+            for source, taken in zip(self._sources, self._turns.taken, strict=True)
+        ]
+        return {
+            "version": _VERSION, "seed": self._seed, "window": self._window, "sources": sources
+        }  # fmt: skip
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on where a stream of the same sources stood.
+
+        DataError, with its name, for a file that has changed, and for other sources or settings.
+        """
+        try:
+            self._check(position)
+            for source, state in zip(self._sources, position["sources"], strict=True):
+                source.resume(state)
+            self._turns = self._new_turns([int(s["taken"]) for s in position["sources"]])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _no_position(f"it cannot be read: {type(error).__name__}: {error}") from error
+
+    def _check(self, position: Mapping[str, Any]) -> None:
+        if position["version"] != _VERSION:
+            raise _no_position(f"it has version {position['version']}, this program {_VERSION}")
+        for name, value in (("seed", self._seed), ("window", self._window)):
+            if position[name] != value:
+                raise _no_position(f"its {name} was {position[name]}, now it is {value}")
+        before = [(s["source"], s["ratio"]) for s in position["sources"]]
+        now = [(s.label, s.ratio) for s in self._sources]
+        if before != now:
+            raise _no_position(f"its sources were {_listed(before)}, now they are {_listed(now)}")
+
+
+def _listed(sources: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{label}:{ratio:g}" for label, ratio in sources)
+
+
+def _no_position(why: str) -> DataError:
+    return DataError(
+        "The stream of lessons cannot go on where it stood.",
+        f"The position belongs to another stream: {why}.",
+        "Give the sources and settings of then, or start a new run.",
+    )
+
+
+def with_defaults(
+    source: SourceSettings, side: str | None, strip_system: bool, turns: int | None
+) -> SourceSettings:
+    """`source` with the settings of the run where it has none of its own."""
+    return source.model_copy(
+        update={
+            "side": source.side if source.side is not None else side,
+            "strip_system": strip_system if source.strip_system is None else source.strip_system,
+            "turns": source.turns if source.turns is not None else turns,
+        }
+    )
+
+
+class LessonRows:
+    """The lessons of one source, one pass in file order; iterating again reads again."""
+
+    def __init__(self, source: LessonSource) -> None:
+        self._source = source
+        self.unusable: Counter[str] = Counter()
+        """Why rows were left out → how many, after a whole pass; empty before."""
+        self.examples: dict[str, str] = {}
+        """Why → `file:row` of the first."""
+
+    def __iter__(self) -> Iterator[Lesson]:
+        self.unusable.clear()
+        yield from self._source.in_order(self._left_out)
+
+    def _left_out(self, why: str, key: str) -> None:
+        self.unusable[why] += 1
+        self.examples.setdefault(why, key)
+
+
+def read_lessons(
+    source: AnySource,
+    *,
+    side: str | None = None,
+    strip_system: bool = False,
+    turns: int | None = None,
+    part: CorpusPart = "train",
+    say: Callable[[str], None] | None = None,
+) -> LessonRows:
+    """One pass over a source in file order, without shuffling; its ratio does not matter.
+
+    What it gives is iterated over for Lessons; `unusable` then counts the rows that are none.
+    DataError as in `LessonStream.open`, and where no row at all is a lesson.
+    """
+    settings = with_defaults(source_settings(source), side, strip_system, turns)
+    (label,) = source_labels([settings])
+    return LessonRows(
+        LessonSource.open(
+            settings,
+            label=label,
+            seed=0,
+            window=1024,
+            limit=_SMALLEST_WINDOW << 3,
+            part=part,
+            say=say,
+        )
+    )

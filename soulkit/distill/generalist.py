@@ -1,0 +1,114 @@
+"""One generalist from many experts: an ordinary training run in OUT/generalist.
+
+    --by sft    the selected samples are imitated, with the very ids that the experts emitted
+    --by opd    the experts read what the generalist says, each on its own task
+
+Either way it starts at the base that the experts share, with a new adapter. On-policy it samples
+exactly as many replies as rejection sampling would: every training prompt, `samples` times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from soulkit.distill.config import SELECTED, DistillConfig
+from soulkit.distill.experts import Expert, common_base
+from soulkit.distill.measure import GENERALIST
+from soulkit.distill.select import Selection
+from soulkit.errors import ConfigError
+from soulkit.play.settings import PlayConfig
+from soulkit.runs.folder import Run, is_run
+from soulkit.train.config import TrainConfig
+from soulkit.train.material.assemble import gather_material
+
+BATCH = 32
+"""Samples an update, unless told otherwise."""
+PROMPTS = 64
+"""Prompts a step of on-policy distillation at most."""
+_MACHINE = ("seed", "device", "dtype", "threads")
+"""Settings that training on conversations takes over."""
+
+
+def generalist_folder(out: Path) -> Path:
+    """The run in which the generalist is trained."""
+    return out / GENERALIST
+
+
+def generalist_config(
+    config: DistillConfig, experts: Sequence[Expert], out: Path, selection: Selection | None = None
+) -> TrainConfig:
+    """The training of the generalist; by imitation it needs to know what was selected."""
+    if config.by == "opd":
+        return _on_policy(config, experts)
+    assert selection is not None, "imitation needs what was selected"
+    return imitation(config, experts, out, selection.lines)
+
+
+def imitation(
+    config: DistillConfig, experts: Sequence[Expert], out: Path, lines: int
+) -> TrainConfig:
+    """Training on `lines` selected samples, `epochs` times over."""
+    batch = config.batch or BATCH
+    settings = {name: getattr(config, name) for name in _MACHINE}
+    source = {"path": str(out / SELECTED), "side": "assistant", "name": "selected"}
+    return _with_rate(config, {
+        **settings, "method": "sft", "model": common_base(experts, config), "corpora": [source],
+        "steps": max(1, math.ceil(config.epochs * lines / batch)), "sft_batch": batch,
+        "lora": config.lora,
+    })  # fmt: skip
+
+
+def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
+    """Steps for every training prompt once, `samples` drafts of each."""
+    teachers = {expert.task: str(expert.adapter) for expert in experts if expert.adapter}
+    _refuse_other_teachers(experts)
+    settings: dict[str, Any] = {
+        **_shared(config), "method": "opd", "model": common_base(experts, config),
+        "tasks": dict.fromkeys(teachers, 1.0), "teacher_adapters": teachers,
+        "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
+        "batch_size": config.batch_size,
+    }  # fmt: skip
+    rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
+    # As many steps as that takes, all of one size: equal samples mean equal, not nearly.
+    steps = math.ceil(rows / PROMPTS)
+    prompts = math.ceil(rows / steps)
+    update = max(1, (config.batch or BATCH) // config.samples)
+    return _with_rate(config, {
+        **settings, "prompts_per_step": prompts, "mini_batch_prompts": min(update, prompts),
+        "steps": steps,
+    })  # fmt: skip
+
+
+def _shared(config: DistillConfig) -> dict[str, Any]:
+    """What was set of the settings that every command has that plays: players, protocol, seed …"""
+    other = {"model", "adapter", "suite", "playable"}
+    names = (set(PlayConfig.model_fields) - other) & config.model_fields_set
+    return {**{name: getattr(config, name) for name in names}, "max_tokens": config.max_tokens}
+
+
+def _with_rate(config: DistillConfig, settings: dict[str, Any]) -> TrainConfig:
+    rate = {} if config.lr is None else {"lr": config.lr}
+    return TrainConfig.model_validate({**settings, **rate})
+
+
+def _refuse_other_teachers(experts: Sequence[Expert]) -> None:
+    others = [expert.task for expert in experts if expert.adapter is None]
+    if others:
+        raise ConfigError(
+            f"The experts of {', '.join(others)} are no adapters on the base.",
+            "On-policy distillation reads with them token by token, on the generalist's own base.",
+            "Use --by sft, which needs their replies alone, or name adapters.",
+        )
+
+
+def trained(config: TrainConfig, out: Path) -> bool:
+    """Whether the generalist of this very configuration is finished; RunError for another's."""
+    folder = generalist_folder(out)
+    if not is_run(folder):
+        return False
+    defaults = config.identity_defaults()
+    Run.open(folder, f"train {config.method}", config.identity(), defaults=defaults)
+    return (folder / "summary.json").is_file()

@@ -1,0 +1,174 @@
+"""Base, experts and generalist on the same held-out rows: ordinary evaluation runs.
+
+    OUT/measured/base/TASK  ·  OUT/measured/expert/TASK  ·  OUT/measured/generalist/TASK
+
+Greedy, one reply a row, and everything else alike, so that only the weights differ. The base and
+the experts do not depend on the generalist: they may be measured before it is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from soulkit.distill.config import DistillConfig
+from soulkit.distill.experts import Expert, common_base
+from soulkit.distill.sample import sample_config
+from soulkit.errors import DataError, RunError
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.runner import EvalBars, Waiting, prepare, run_eval
+from soulkit.eval.summary import recorded_summary
+from soulkit.runs.folder import Run, is_run
+
+MEASURED, GENERALIST = "measured", "generalist"
+MODEL = "model"
+ABILITY, ABILITY_ROWS = "instructions", "synth:40"
+"""The task of general ability, and the rows of it that are played beside the experts' tasks."""
+
+Side = Literal["base", "expert", "generalist"]
+SIDES: tuple[Side, ...] = ("base", "expert", "generalist")
+
+_GREEDY: dict[str, Any] = {
+    "split": "test", "repeats": 1, "temperature": 0.0, "where": {}, "example": (),
+}  # fmt: skip
+"""What is other than when the experts were sampled: --where and --example chose training rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One evaluation that a report needs."""
+
+    side: Side
+    task: str
+    config: EvalConfig
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        """Whether every row of it has a score."""
+        try:
+            summary = recorded_summary(self.folder)
+        except DataError:
+            return False
+        return is_run(self.folder) and 0 < summary.n == summary.n_scored
+
+
+def measured_folder(out: Path, side: Side, task: str) -> Path:
+    """The run of one side on one task."""
+    return out / MEASURED / side / task
+
+
+def generalist_weights(out: Path) -> Path:
+    """Where the generalist's adapter lies, once it is trained."""
+    return out / GENERALIST / MODEL
+
+
+def measured_tasks(config: DistillConfig, experts: Sequence[Expert]) -> list[str]:
+    """The experts' tasks with held-out rows."""
+    return [expert.task for expert in experts if config.held_out_source(expert.task)]
+
+
+def unmeasured_words(config: DistillConfig, experts: Sequence[Expert]) -> str:
+    """Which tasks have no retention for want of held-out rows; empty where all have some."""
+    there = measured_tasks(config, experts)
+    lacking = [expert.task for expert in experts if expert.task not in there]
+    if not lacking:
+        return ""
+    return f"no held-out rows, so no retention: {', '.join(lacking)} (--held-out TASK=WHERE)"
+
+
+def measurements(
+    config: DistillConfig, experts: Sequence[Expert], out: Path
+) -> list[Measurement]:  # fmt: skip
+    """Every evaluation of the report, the generalist's last."""
+    base, weights = common_base(experts, config), generalist_weights(out)
+    there = [expert for expert in experts if expert.task in measured_tasks(config, experts)]
+    beside = config.retention and ABILITY not in [expert.task for expert in there]
+    of_base = _here(base, None)
+    of_generalist = _here(base, str(weights))
+
+    def of_side(side: Side, actor: dict[str, Any]) -> list[Measurement]:
+        made = [_on_held_out(config, one) for one in there]
+        made += [_on_ability(config, experts[0])] if beside else []
+        return [_measurement(out, side, one.model_copy(update=actor)) for one in made]
+
+    with_experts = [_measurement(out, "expert", _on_held_out(config, one)) for one in there]
+    return [*of_side("base", of_base), *with_experts, *of_side("generalist", of_generalist)]
+
+
+def _measurement(out: Path, side: Side, config: EvalConfig) -> Measurement:
+    task = config.tasks[0]
+    return Measurement(side=side, task=task, config=config,
+                       folder=measured_folder(out, side, task))  # fmt: skip
+
+
+def _here(model: str, adapter: str | None) -> dict[str, Any]:
+    """A model of this machine in the place of an expert, which may be a served one."""
+    served = ("base_url", "api_key_env", "headers", "api_version", "price_in", "price_out")
+    fields = EvalConfig.model_fields
+    usual = {name: fields[name].get_default(call_default_factory=True) for name in served}
+    return {**usual, "kind": "local", "model": model, "adapter": adapter}
+
+
+def _on_held_out(config: DistillConfig, expert: Expert) -> EvalConfig:
+    """The expert on the held-out rows of its task, as it was sampled but greedy."""
+    return sample_config(config, expert).model_copy(update={
+        **_GREEDY, "data": {expert.task: config.held_out_source(expert.task)},
+        "limit": config.held_out_limit,
+    })  # fmt: skip
+
+
+def _on_ability(config: DistillConfig, expert: Expert) -> EvalConfig:
+    """Whoever it is on instructions that rules can check: neither players nor options."""
+    return sample_config(config, expert).model_copy(update={
+        **_GREEDY, "tasks": (ABILITY,), "data": {ABILITY: ABILITY_ROWS}, "option": {},
+        "task_players": {}, "hack_penalty": None, "assistant": None, "limit": None,
+    })  # fmt: skip
+
+
+# -- playing ---------------------------------------------------------------------------------------
+
+
+def measure(
+    config: DistillConfig, experts: Sequence[Expert], out: Path, *, bars: EvalBars | None = None,
+    say: Callable[[str], None] | None = None, waiting: Waiting | None = None,
+    limited: Callable[[Measurement], EvalConfig] = lambda part: part.config,
+) -> None:  # fmt: skip
+    """Play what `out/measured` lacks; runs with all their scores are not loaded again.
+
+    `limited` puts the bounds of the whole command on each run's cost. RunError while there is no
+    generalist, ConfigError where rows, players or models are not in order, before anything is
+    played.
+    """
+    say = say or _silent
+    parts = measurements(config, experts, out)
+    if not generalist_weights(out).is_dir():
+        raise RunError(
+            f"There is no generalist in '{out}' yet.",
+            "Nothing can be measured beside base and experts.",
+            "Run the stage train first, or all of them: soul distill without a stage.",
+        )
+    left = [part for part in parts if not _reused(part)]
+    for part in left:
+        prepare(part.config)
+    if len(left) < len(parts):
+        say(f"{len(parts) - len(left)} of {len(parts)} measurements are there already")
+    for part in left:
+        say(f"measuring {part.side} on {part.task}")
+        run_eval(limited(part), part.folder, bars=bars, say=say, waiting=waiting)
+
+
+def _reused(part: Measurement) -> bool:
+    """Whether the run is there, all of it; RunError when it is another one's."""
+    if not is_run(part.folder):
+        return False
+    config = part.config
+    defaults, command = config.identity_defaults(), config.command
+    Run.open(part.folder, command, config.identity(), defaults=defaults)
+    return part.finished
+
+
+def _silent(remark: str) -> None:
+    """The default of `say`."""

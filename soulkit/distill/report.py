@@ -1,0 +1,321 @@
+"""What a distillation came to: gains, what is kept of them, and what was lost on the way.
+
+Only what the measurements recorded is read; nothing is scored here. The result stands in
+`OUT/summary.json`, under `distillation`, beside the cells that every summary has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from soulkit.distill.config import COMMAND, DistillConfig
+from soulkit.distill.experts import Expert, common_base
+from soulkit.distill.gains import Played, alike, difference, read_played, retained
+from soulkit.distill.gates import Gated, RetentionGate, gate_results
+from soulkit.distill.measure import (
+    ABILITY,
+    GENERALIST,
+    SIDES,
+    Side,
+    measured_folder,
+    measured_tasks,
+    measurements,
+    unmeasured_words,
+)
+from soulkit.distill.select import TaskSelection, read_selection
+from soulkit.errors import DataError, RunError
+from soulkit.eval.conditions import read_conditions
+from soulkit.eval.gates import GateResult
+from soulkit.eval.likeness import condition_differences
+from soulkit.eval.summary import Cell, Summary, headline, recorded_summary, summary_line
+from soulkit.metrics.comparisons import PairedDifference
+from soulkit.metrics.retention import Retention, macro_retention
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.runs.folder import Run
+from soulkit.runs.provenance import with_origin
+from soulkit.runs.schemas import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
+
+MEMBER = "distillation"
+"""Under which `summary.json` says what only a distillation has."""
+RETENTION = "retention"
+_LEVEL = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A metric that the headline must not be bought with, and how it moved from the base."""
+
+    metric: str
+    means: dict[str, float | None]
+    """Side → mean over what it scored."""
+    paired: PairedDifference
+    """Generalist minus base."""
+    less_is_better: bool = False
+
+    @property
+    def worse(self) -> bool:
+        return fell(self.paired, less_is_better=self.less_is_better)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """One task: what three sides scored on the same rows, and what follows."""
+
+    task: str
+    metric: str
+    """The headline: what all of it is about, unless it says otherwise."""
+    cells: dict[str, Cell]
+    """Side → its headline with interval, over everything that it scored."""
+    expert_gain: PairedDifference | None = None
+    """Expert minus base; None where there is no expert, or no difference may be put."""
+    generalist_gain: PairedDifference | None = None
+    lost: PairedDifference | None = None
+    """Generalist minus expert."""
+    kept: Retention = field(default_factory=Retention)
+    beside: tuple[Beside, ...] = ()
+    selection: TaskSelection | None = None
+    mixed: tuple[str, ...] = ()
+    """Why no difference may be put between the sides; empty: it may."""
+
+    @property
+    def worse(self) -> bool:
+        """Whether the generalist is below the base, and surely so."""
+        return self.generalist_gain is not None and fell(self.generalist_gain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """Everything that a report shows."""
+
+    base: str
+    by: str
+    experts: dict[str, str]
+    """Task → the expert's weights, or its name on its server."""
+    tasks: tuple[TaskResult, ...]
+    macro: Retention
+    """The plain mean over the tasks."""
+    ability: TaskResult | None = None
+    """General ability of base and generalist."""
+    regressions: tuple[str, ...] = ()
+    """`TASK`, or `TASK METRIC`, where the generalist is worse than the base and surely so."""
+    gates: tuple[GateResult, ...] = ()
+    shares: dict[str, float] = field(default_factory=dict)
+    """Task → its share of the rows that the generalist learned from."""
+    steps: int = 0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate is open."""
+        return all(result.outcome == "pass" for result in self.gates)
+
+
+def fell(paired: PairedDifference, *, less_is_better: bool = False) -> bool:
+    """Whether a difference is on the wrong side of zero, and its interval with it; where nothing
+    varied, its p from sign flips decides."""
+    if paired.difference is None:
+        return False
+    low, high, amount = paired.ci_low, paired.ci_high, paired.difference
+    if less_is_better:
+        low, high, amount = None if high is None else -high, None if low is None else -low, -amount
+    if high is None:
+        return amount < 0 and paired.p is not None and paired.p < _LEVEL
+    return high < 0
+
+
+# -- reading what was measured ---------------------------------------------------------------------
+
+
+def distilled(
+    config: DistillConfig, experts: Sequence[Expert], out: Path,
+    gates: Sequence[RetentionGate] = (),
+) -> Distillation:  # fmt: skip
+    """What the runs in `out` come to; RunError where a measurement is missing."""
+    for part in measurements(config, experts, out):
+        if not (part.folder / "summary.json").is_file():
+            raise RunError(
+                f"The {part.side} was not measured on '{part.task}' yet.",
+                "A table without it would say less than was asked for.",
+                "Run the stage report, which measures what is missing.",
+            )
+    selection = _selection(out)
+    tasks = tuple(
+        _task_result(out, task, SIDES, selection.get(task))
+        for task in measured_tasks(config, experts)
+    )
+    ability = None
+    if config.retention and ABILITY not in {one.task for one in tasks}:
+        ability = _task_result(out, ABILITY, ("base", "generalist"), None)
+    macro = macro_retention([one.kept for one in tasks])
+    every = (*tasks, ability) if ability else tasks
+    trained = recorded_summary(out / GENERALIST)
+    regressions = tuple(_regressions(every))
+    lines = {task: part.lines for task, part in selection.items()}
+    return Distillation(
+        base=common_base(experts, config), by=config.by, tasks=tasks, macro=macro, ability=ability,
+        experts={e.task: str(e.folder or e.model) for e in experts}, regressions=regressions,
+        gates=gate_results(gates, _gated(every, macro, regressions)),
+        shares={task: n / sum(lines.values()) for task, n in lines.items()} if lines else {},
+        steps=int(summary_line(out / GENERALIST).get("steps", 0)),
+        remarks=_remarks(config, experts, trained),
+    )  # fmt: skip
+
+
+def _remarks(
+    config: DistillConfig, experts: Sequence[Expert], trained: Summary
+) -> tuple[str, ...]:  # fmt: skip
+    words = unmeasured_words(config, experts)
+    return (words,) if words else ()
+
+
+def _selection(out: Path) -> Mapping[str, TaskSelection]:
+    """What became of the samples, by task; nothing where the experts taught directly."""
+    try:
+        return read_selection(out).tasks
+    except RunError:
+        return {}
+
+
+def _task_result(
+    out: Path, task: str, sides: Sequence[Side], selection: TaskSelection | None
+) -> TaskResult:
+    folders = [measured_folder(out, side, task) for side in sides]
+    played = [read_played(folder, task) for folder in folders]
+    cells: dict[str, Cell] = {s: headline(p.cells) for s, p in zip(sides, played, strict=True)}
+    one, *others = (read_conditions(folder) for folder in folders)
+    mixed = [line for other in others for line in condition_differences(one, other, task)]
+    result = TaskResult(task=task, metric="", cells=cells, selection=selection,
+                        mixed=tuple(dict.fromkeys(mixed)))  # fmt: skip
+    if mixed:
+        return replace(result, kept=Retention(why="the sides were not measured alike"))
+    same = alike(played)
+    base, generalist = same[0], same[-1]
+    gain = difference(task, base, generalist)
+    result = replace(result, metric=gain.metric, generalist_gain=gain.paired,
+                     beside=tuple(_beside(task, dict(zip(sides, same, strict=True)))))  # fmt: skip
+    if len(same) < len(SIDES):
+        return result
+    return replace(
+        result, expert_gain=difference(task, base, same[1]).paired,
+        lost=difference(task, same[1], generalist).paired,
+        kept=retained(task, base, same[1], generalist),
+    )  # fmt: skip
+
+
+def _beside(task: str, sides: Mapping[Side, Played]) -> list[Beside]:
+    """What the task wants to be seen beside its headline, as far as the runs have it."""
+    live = sides["base"].live
+    terms = live.spec.metric if live is not None else None
+    found: list[Beside] = []
+    for metric in terms.beside if terms is not None else ():
+        try:
+            moved = difference(task, sides["base"], sides["generalist"], metric)
+        except DataError:  # of rows that have no such part
+            continue
+        means: dict[str, float | None] = {
+            side: one.cells[metric].mean if metric in one.cells else None
+            for side, one in sides.items()
+        }
+        less = terms is not None and metric in terms.less_is_better
+        found.append(Beside(metric=metric, means=means, paired=moved.paired,
+                            less_is_better=less))  # fmt: skip
+    return found
+
+
+def _regressions(results: Sequence[TaskResult]) -> list[str]:
+    lines = []
+    for result in results:
+        lines += [result.task] if result.worse else []
+        lines += [f"{result.task} {one.metric}" for one in result.beside if one.worse]
+    return lines
+
+
+def _gated(
+    results: Sequence[TaskResult], macro: Retention, regressions: Sequence[str]
+) -> Gated:  # fmt: skip
+    differences: dict[str, dict[str, PairedDifference]] = {}
+    for result in results:
+        moved = {one.metric: one.paired for one in result.beside}
+        gain = {"": result.generalist_gain} if result.generalist_gain is not None else {}
+        differences[result.task] = {**moved, **gain}
+    kept = {result.task: result.kept for result in results if "expert" in result.cells}
+    return Gated(kept=kept, macro=macro, differences=differences, regressions=tuple(regressions))
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+@cache
+def adapter() -> TypeAdapter[Distillation]:
+    """Between a distillation and plain JSON values."""
+    return TypeAdapter(Distillation)
+
+
+def as_json(result: Distillation) -> dict[str, Any]:
+    """Plain JSON values, with the name and version of their schema."""
+    values: dict[str, Any] = adapter().dump_python(result, mode="json")
+    return {SCHEMA: DISTILLATION_SCHEMA, **values}
+
+
+def write_distillation(run: Run, result: Distillation) -> None:
+    """Write `summary.json`: cells as in every summary, and the whole under `distillation`."""
+    parts = [recorded_summary(file.parent) for file in sorted(run.path.rglob("summary.json"))
+             if file.parent != run.path]  # fmt: skip
+    cost, unpriced = spent(run.path)
+    summary = Summary(
+        command=COMMAND, model=result.base,
+        protocol=next((part.protocol for part in parts if part.protocol), ""),
+        seconds=sum(part.seconds or 0.0 for part in parts), cost=cost, unpriced_calls=unpriced,
+        n=sum(_of(one, "n") for one in result.tasks),
+        n_scored=sum(_of(one, "n_scored") for one in result.tasks),
+        tasks={one.task: _cells(one) for one in result.tasks},
+    )  # fmt: skip
+    run.write_summary(with_origin(run.path, {**summary.to_json(), MEMBER: as_json(result)}))
+
+
+def _of(result: TaskResult, name: str) -> int:
+    return int(getattr(result.cells["generalist"], name))
+
+
+def _cells(result: TaskResult) -> dict[str, Cell]:
+    """The generalist's headline, and what is kept."""
+    kept, cell = result.kept, replace(result.cells["generalist"], headline=True)
+    counts = {"n_scored": kept.n_shared, "n": cell.n, "n_clusters": kept.n_clusters}
+    beside = Cell(mean=kept.ratio, ci_low=kept.ci_low, ci_high=kept.ci_high, method=kept.method,
+                  beside=True, **cast("dict[str, Any]", counts))  # fmt: skip
+    return {result.metric or "value": cell, RETENTION: beside}
+
+
+def spent(out: Path) -> tuple[float | None, int]:
+    """(US dollars that the ledgers of a distillation know of, calls without a price)."""
+    cost, unpriced = None, 0
+    for file in sorted(out.rglob("ledger.sqlite")):
+        with Ledger(file) as ledger:
+            totals = ledger.totals()
+        cost = cost if totals["cost"] is None else (cost or 0.0) + totals["cost"]
+        unpriced += totals["unpriced"]
+    return cost, unpriced
+
+
+def read_distillation(out: Path) -> Distillation | None:
+    """What the stage report wrote in `out`; None before that, DataError where it is damaged."""
+    part = summary_line(out).get(MEMBER)
+    if part is None:
+        return None
+    file = out / "summary.json"
+    refuse_other_schema(part, DISTILLATION_SCHEMA, f"what '{file}' says of its distillation")
+    try:
+        return adapter().validate_json(json.dumps(part))
+    except ValidationError as error:
+        raise DataError(
+            f"What '{file}' says of its distillation cannot be read.",
+            f"{error.error_count()} of its members are not what soulkit writes.",
+            "Write it again from what was measured: soul distill report with the same settings.",
+        ) from error

@@ -1,0 +1,176 @@
+"""`distill`: the stages one after the other, each of which says what it finds done.
+
+    experts ──▶ sample ──▶ select ──▶ train ──▶ report        by imitation
+    experts ──▶ train ──▶ report                              on-policy: nobody is sampled before
+
+Whatever dies is taken up by the same command: a sample is an evaluation run, the generalist a
+training run, a measurement an evaluation run, and each of these resumes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from soulkit.distill.config import STAGES, DistillConfig, Stage, open_distillation
+from soulkit.distill.experts import Expert, find_experts
+from soulkit.distill.gates import RetentionGate, parse_gates
+from soulkit.distill.generalist import generalist_config, generalist_folder, trained
+from soulkit.distill.measure import ABILITY, Measurement, measure, measured_tasks, unmeasured_words
+from soulkit.distill.overlap import find_overlaps
+from soulkit.distill.planning import distillation_plan, whole_plan
+from soulkit.distill.report import Distillation, distilled, spent, write_distillation
+from soulkit.distill.sample import sample, training_work
+from soulkit.distill.select import read_selection, select
+from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.keeping import alone
+from soulkit.eval.runner import EvalBars, Waiting
+from soulkit.play.costs import AskUser, confirm_cost
+from soulkit.runs.folder import Run
+from soulkit.train.config import TrainConfig
+from soulkit.train.run import prepare_training, refuse_untrainable, train
+from soulkit.train.state.loop import Begin, Show
+
+_LEAST = 1e-6
+"""US dollars that are left where nothing is: a budget of 0 is none."""
+
+Training = Callable[[int], AbstractContextManager[tuple[Show, Begin]]]
+"""Shows a training of so many steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """Who is told how far a distillation is, and who may be asked."""
+
+    say: Callable[[str], None]
+    training: Training
+    bars: EvalBars | None = None
+    waiting: Waiting | None = None
+    ask: AskUser | None = None
+
+
+def distill(
+    config: DistillConfig, out: Path, stages: Sequence[Stage], watcher: Watcher
+) -> Distillation | None:
+    """Do `stages` in `out`, resuming it; what came out, once the stage report is among them.
+
+    Raises a UserError before anything is loaded or paid for where settings, experts, rows, players
+    or gates are not in order, and where a stage lacks what an earlier one makes.
+    """
+    experts = find_experts(config)
+    gates = checked_gates(config, experts)
+    stages = stages_of(config, stages)
+    run = open_distillation(out, config)
+    if not run.resumed:
+        watcher.say(f"distillation folder {out}")
+    with alone(run):
+        if config.by == "opd" and "train" in stages:
+            _refuse_overlap(config, experts)
+        config = _confirmed(config, experts, out, stages, watcher)
+        if "sample" in stages:
+            sample(config, experts, out, bars=watcher.bars, say=watcher.say,
+                   waiting=watcher.waiting)  # fmt: skip
+        if "select" in stages:
+            select(config, experts, out, say=watcher.say)
+        if "train" in stages:
+            _train(config, experts, out, watcher)
+        if "report" not in stages:
+            return None
+        return _report(config, experts, run, gates, watcher)
+
+
+def stages_of(config: DistillConfig, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Those that there are: on-policy the experts are not sampled, and nothing is selected."""
+    if config.by == "sft":
+        return tuple(stages)
+    left = tuple(stage for stage in stages if stage in ("train", "report"))
+    if not left:
+        raise ConfigError(
+            f"There is no stage '{stages[0]}' with --by opd.",
+            "The experts read what the generalist says; nobody is sampled before.",
+            f"Write soul distill train, or leave the stage out: {', '.join(STAGES)}.",
+        )
+    return left
+
+
+def checked_gates(
+    config: DistillConfig, experts: Sequence[Expert]
+) -> tuple[RetentionGate, ...]:  # fmt: skip
+    """The gates of `config`; ConfigError for one about what is not measured."""
+    tasks = measured_tasks(config, experts)
+    return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
+
+
+def _refuse_overlap(config: DistillConfig, experts: Sequence[Expert]) -> None:
+    """DataError where the generalist would practise on evaluation rows."""
+    find_overlaps(config, training_work(config, experts))
+
+
+def _confirmed(
+    config: DistillConfig, experts: Sequence[Expert], out: Path, stages: Sequence[Stage],
+    watcher: Watcher,
+) -> DistillConfig:  # fmt: skip
+    """The settings as somebody agreed to pay for them: once, for all the stages."""
+    plans = distillation_plan(config, experts, out, stages)
+    confirm_cost(whole_plan(plans), config, watcher.say, watcher.ask)
+    return config.model_copy(update={"yes": True})
+
+
+# -- stages ----------------------------------------------------------------------------------------
+
+
+def _train(
+    config: DistillConfig, experts: Sequence[Expert], out: Path, watcher: Watcher
+) -> None:  # fmt: skip
+    selection = read_selection(out) if config.by == "sft" else None
+    training = _bounded(generalist_config(config, experts, out, selection), config, out)
+    folder = generalist_folder(out)
+    if trained(training, out):
+        watcher.say(f"generalist: trained already, in {folder}")
+        return
+    watcher.say(f"training the generalist: {training.steps} steps by {config.by}")
+    refuse_untrainable(training)
+    material = prepare_training(training, folder, watcher.say)
+    with watcher.training(training.steps) as (show, begin):
+        train(training, folder, show, watcher.say, material, begin)
+
+
+def _report(
+    config: DistillConfig, experts: Sequence[Expert], run: Run, gates: Sequence[RetentionGate],
+    watcher: Watcher,
+) -> Distillation:  # fmt: skip
+    if not measured_tasks(config, experts) and not config.retention:
+        raise ConfigError(
+            "There are no held-out rows to measure on.",
+            "Without them nobody can say what the generalist kept of its experts.",
+            "Name them with --held-out [TASK=]WHERE, as --data names rows to learn from.",
+        )
+    if words := unmeasured_words(config, experts):
+        watcher.say(words)
+
+    def limited(part: Measurement) -> EvalConfig:
+        left = _left(config, run.path, part.folder)
+        return part.config.model_copy(update={"yes": True, "max_cost": left})
+
+    measure(config, experts, run.path, bars=watcher.bars, say=watcher.say,
+            waiting=watcher.waiting, limited=limited)  # fmt: skip
+    result = distilled(config, experts, run.path, gates)
+    write_distillation(run, result)
+    return result
+
+
+def _bounded(training: TrainConfig, config: DistillConfig, out: Path) -> TrainConfig:
+    """The training with what is left of --max-cost, which is one for the whole."""
+    left = _left(config, out, generalist_folder(out))
+    return training.model_copy(update={"yes": True, "max_cost": left})
+
+
+def _left(config: DistillConfig, out: Path, folder: Path) -> float | None:
+    """What the other runs left of --max-cost; that in `folder` counts its own ledger itself."""
+    if config.max_cost is None:
+        return None
+    others = (spent(out)[0] or 0.0) - (spent(folder)[0] or 0.0)
+    return max(_LEAST, config.max_cost - others)

@@ -1,0 +1,302 @@
+"""A distillation as a table, a page and a figure: what the generalist kept of its experts.
+
+Everything stands in the folder's summary.json; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.distill.gates import KEPT, REGRESSIONS
+from soulkit.distill.measure import SIDES
+from soulkit.distill.report import Distillation, TaskResult
+from soulkit.errors import RunError
+from soulkit.eval.gates import GateResult
+from soulkit.eval.summary import Cell
+from soulkit.metrics.comparisons import PairedDifference
+from soulkit.metrics.intervals import interval_remark
+from soulkit.metrics.retention import Retention
+from soulkit.report.ablation_figures import Palette, Picture, dress, picture_of
+from soulkit.report.differences import gate_text, signed
+from soulkit.report.fitting import FittingTable
+from soulkit.report.table import (
+    DASH,
+    interval_text,
+    literal_text,
+    number,
+    plain_table,
+)
+from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.text import one_line
+from soulkit.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "lost", "retention", "rows",
+         "acceptance")  # fmt: skip
+MEANING = (
+    "Retention is the generalist's gain over the base divided by the expert's, on the rows that "
+    "all three scored, with Fieller's 95% interval; clusters are the units. Where the expert's "
+    "gain cannot be told from zero there is nothing to divide by."
+)
+WIDTH = 9.0
+"""Inches; the page scales the picture."""
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+def percent(value: float | None) -> str:
+    """`83%`; a dash for nothing."""
+    return DASH if value is None else f"{100 * value:.0f}%"
+
+
+def retention_text(kept: Retention) -> str:
+    """`83% [71 to 96%]`; `none` where a remark says why there is none."""
+    if kept.ratio is None:
+        return "none" if kept.why else DASH
+    if kept.ci_low is None or kept.ci_high is None:
+        return f"{percent(kept.ratio)}, no interval"
+    return f"{percent(kept.ratio)} [{100 * kept.ci_low:.0f} to {100 * kept.ci_high:.0f}%]"
+
+
+def difference_text(paired: PairedDifference | None) -> str:
+    """`+0.210 [0.150 to 0.270]`."""
+    if paired is None or paired.difference is None:
+        return DASH
+    if paired.ci_low is None:
+        beside = f" ({interval_remark(paired.n_clusters, paired.method)})"
+        return f"{signed(paired.difference)}{beside if paired.n_clusters else ''}"
+    return f"{signed(paired.difference)} [{interval_text(paired.ci_low, paired.ci_high)}]"
+
+
+def rows_text(result: TaskResult) -> str:
+    """`480 of 500, 96 clusters`: the rows that all sides scored."""
+    cells = list(result.cells.values())
+    shared = result.kept.n_shared or min((c.n_scored for c in cells), default=0)
+    n = max((cell.n for cell in cells), default=0)
+    clusters = result.kept.n_clusters or min((c.n_clusters for c in cells), default=0)
+    return ", ".join(filter(None, (f"{shared} of {n}", interval_remark(clusters))))
+
+
+def acceptance_text(result: TaskResult) -> str:
+    """`62%, 310 taken`."""
+    part = result.selection
+    return DASH if part is None else f"{percent(part.acceptance)}, {part.taken} taken"
+
+
+def row_of(result: TaskResult) -> tuple[str, ...]:
+    """A line of the table, as text; the columns are HEADS."""
+    name = result.task if result.metric in ("", "value") else f"{result.task} {result.metric}"
+    return (
+        name,
+        *(_side_text(result.cells.get(side)) for side in SIDES),
+        difference_text(result.expert_gain),
+        difference_text(result.generalist_gain),
+        difference_text(result.lost),
+        retention_text(result.kept) if "expert" in result.cells else DASH,
+        rows_text(result),
+        acceptance_text(result),
+    )
+
+
+def _side_text(cell: Cell | None) -> str:
+    if cell is None or cell.mean is None:
+        return DASH
+    ends = interval_text(cell.ci_low, cell.ci_high)
+    return number(cell.mean) + (f" [{ends}]" if ends != DASH else "")
+
+
+def macro_row(result: Distillation) -> tuple[str, ...]:
+    """The last line of the table: the mean over the tasks."""
+    lines = [DASH] * (len(HEADS) - 4)
+    rows = f"{result.macro.n_shared}, {interval_remark(result.macro.n_clusters)}"
+    return ("mean over tasks", *lines, retention_text(result.macro), rows.strip(", "), DASH)
+
+
+def remarks_of(result: Distillation) -> list[str]:
+    """What has to stand beside the numbers: what fell, what was not measured alike, gates."""
+    lines = []
+    if result.regressions:
+        lines.append(f"worse than the base, and surely so: {', '.join(result.regressions)}")
+    for one in _results(result):
+        lines += [f"{one.task}, not measured alike: {line}" for line in one.mixed]
+        lines += (
+            [f"{one.task}: no {'interval' if one.kept.ratio else 'retention'}, {one.kept.why}"]
+            if one.kept.why
+            else []
+        )
+        lines += [
+            f"{one.task}: of {side} {cell.n_scored} of {cell.n} episodes are scored"
+            for side, cell in one.cells.items()
+            if cell.n_scored < cell.n
+        ]
+        for part in one.beside:
+            means = ", ".join(f"{side} {number(mean)}" for side, mean in part.means.items())
+            worse = "; worse than the base" if part.worse else ""
+            moved = difference_text(part.paired)
+            lines.append(f"{one.task} {part.metric}: {means}; {moved} against the base{worse}")
+    lines += [f"mean over tasks: no retention, {result.macro.why}"] if result.macro.why else []
+    lines += [gate_line(gate) for gate in result.gates]
+    if result.shares:
+        shares = ", ".join(f"{task} {percent(share)}" for task, share in result.shares.items())
+        lines.append(f"learned from: {shares}")
+    return [*lines, *result.remarks]
+
+
+def gate_line(result: GateResult) -> str:
+    """`gate retention>=0.6: pass, 83% [71 to 96%] (tomi: 480 rows)`; others as `soul compare`."""
+    gate = result.gate
+    if gate.target == REGRESSIONS:
+        shown = f"{result.difference:.0f}"
+    elif KEPT in (gate.target, gate.metric):
+        shown = retention_text(
+            Retention(ratio=result.difference, ci_low=result.low, ci_high=result.high, why="-")
+        )
+    else:
+        return gate_text(result)
+    why = f" ({result.why})" if result.why else ""
+    return f"gate {gate.text}: {result.outcome}, {shown}{why}"
+
+
+def _results(result: Distillation) -> list[TaskResult]:
+    return [*result.tasks, *([result.ability] if result.ability else [])]
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+
+def distillation_parts(result: Distillation) -> list[RenderableType]:
+    """What `soul distill` and `soul report` print."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = [Text("\n".join(map(one_line, head_lines(result))))]
+    table = plain_table()
+    for place, head in enumerate(HEADS):
+        table.add_column(head, justify="left" if place == 0 else "right")
+    for one in _results(result):
+        # The interval goes below its number, so that ten columns fit.
+        table.add_row(*(literal_text(text.replace(" [", "\n[")) for text in row_of(one)))
+    if len(result.tasks) > 1:
+        lines = (literal_text(text.replace(" [", "\n[")) for text in macro_row(result))
+        table.add_row(*lines, style="bold")
+    shown.append(FittingTable(table))
+    return [*shown, *(Text(one_line(line), style="dim") for line in [*remarks_of(result), MEANING])]
+
+
+def head_lines(result: Distillation) -> list[str]:
+    """The base, how it learned, and from whom."""
+    return [f"{label}  {text}" for label, text in facts_of(result)]
+
+
+def facts_of(result: Distillation) -> list[tuple[str, str]]:
+    """The same for the head of the page."""
+    how = {"sft": "imitation of selected samples", "opd": "experts as on-policy teachers"}
+    experts = [(f"expert of {task}", where) for task, where in result.experts.items()]
+    trained = f"{how.get(result.by, result.by)}, {result.steps} steps"
+    return [("base", result.base), ("trained by", trained), *experts]
+
+
+def write_distillation_page(result: Distillation, folder: Path) -> Path:
+    """`index.html`, `distillation.json` and `figures/*.png` in `folder`; returns the page's path.
+
+    MissingPackage without matplotlib.
+    """
+    from soulkit.distill.report import as_json
+    from soulkit.report.html import environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "distillation.json", as_json(result))
+    page = environment().get_template("distillation.html.j2").render(
+        result=result, facts=facts_of(result), heads=HEADS, meaning=MEANING,
+        rows=[_cells(row_of(one)) for one in _results(result)],
+        macro=_cells(macro_row(result)) if len(result.tasks) > 1 else None,
+        remarks=remarks_of(result), figures=figures_of(result, folder / "figures"),
+        version=__version__,
+    )  # fmt: skip
+    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
+    return folder / "index.html"
+
+
+def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """(number, what stands below it) of each column: its interval, clusters, or rows taken."""
+    parts = [text.partition(" [") if " [" in text else text.partition(", ") for text in texts]
+    return [(head, f"[{rest}" if mark == " [" else rest) for head, mark, rest in parts]
+
+
+def read_for_report(folder: Path) -> Distillation | None:
+    """The distillation in `folder`; None for a folder of another command, RunError for one that has
+    not come to its report yet."""
+    from soulkit.distill.config import COMMAND
+    from soulkit.distill.report import read_distillation
+    from soulkit.report.progress import command_in
+
+    if command_in(folder) != COMMAND:
+        return None
+    result = read_distillation(folder)
+    if result is None:
+        raise RunError(
+            f"The distillation in '{folder}' has not come to its report yet.",
+            "Its generalist was not measured beside base and experts.",
+            "Run the same command again: soul distill; soul report of a folder in samples or "
+            "measured shows what is there.",
+        )
+    return result
+
+
+# -- figure ----------------------------------------------------------------------------------------
+
+
+def figures_of(result: Distillation, folder: Path) -> list[Picture]:
+    """Scores of the three sides and what is kept, by task; PNG files go to `folder`."""
+    if not result.tasks:
+        return []
+    shown = _results(result)
+    return [
+        picture_of(
+            folder, "scores", "Scores and what is kept",
+            "Left: score of base, expert and generalist on the same rows, with 95% intervals; "
+            "right: share of the expert's gain that the generalist keeps; dashed: all of it.",
+            (WIDTH, 1.2 + 0.75 * len(shown)), lambda canvas, palette: _draw(canvas, shown, palette),
+        )
+    ]  # fmt: skip
+
+
+def _draw(canvas: Any, results: Sequence[TaskResult], palette: Palette) -> None:
+    left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for place, result in enumerate(results):
+        for i, side in enumerate(SIDES):
+            cell = result.cells.get(side)
+            if cell is not None and cell.mean is not None:
+                _point(left, place + (i - 1) * 0.24, cell.mean, (cell.ci_low, cell.ci_high),
+                       palette.of(i))  # fmt: skip
+        kept = result.kept
+        if kept.ratio is not None:
+            _point(right, place, kept.ratio, (kept.ci_low, kept.ci_high), palette.of(2))
+    for axes in (left, right):
+        dress(axes, palette, grid="x")
+    for i, side in enumerate(SIDES):
+        left.plot([], [], "o", color=palette.of(i), label=side)
+    left.legend(ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(0, 1),
+                labelcolor=palette.ink, fontsize=9)  # fmt: skip
+    left.set_xlabel("score", color=palette.ink)
+    right.set_xlabel("retention", color=palette.ink)
+    right.axvline(0, color=palette.ink, linewidth=0.9)
+    right.axvline(1, color=palette.ink, linewidth=0.9, linestyle=(0, (4, 3)))
+    low, high = right.get_xlim()
+    right.set_xlim(max(min(low, -0.05), -1.0), min(max(high, 1.05), 2.0))
+    left.set_yticks(range(len(results)), [one_line(result.task) for result in results])
+    left.set_ylim(len(results) - 0.5, -0.5)
+
+
+def _point(
+    axes: Any, y: float, mean: float, ends: tuple[float | None, float | None], colour: str
+) -> None:
+    low, high = ends
+    if low is not None and high is not None:
+        axes.plot([low, high], [y, y], color=colour, linewidth=4, alpha=0.3,
+                  solid_capstyle="butt")  # fmt: skip
+    axes.plot([mean], [y], "o", color=colour, markersize=6)

@@ -1,0 +1,112 @@
+"""General ability before and after a training: greedy replies in forms that rules can check.
+
+    RUN/retention/before.jsonl     episodes of the weights that the first step finds
+    RUN/retention/after.jsonl      episodes of the weights that the last step leaves
+
+A file is written aside and renamed when it is whole, and its episodes name the weights that spoke
+(`completion.policy`): what is there is taken for a measurement only of these weights, so that a run
+that was killed in the middle measures again, and never calls other weights by their name. Weights
+that have moved on cannot be measured any more: a run whose `before` is missing says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from soulkit.data.files import RawRow
+from soulkit.models.base import Cast, Player
+from soulkit.runs.records import RecordWriter, load_records
+from soulkit.tasks.base import Task
+from soulkit.tasks.loading import to_examples
+from soulkit.tasks.made import make_rows
+from soulkit.tasks.registry import load_registry
+from soulkit.train.material.sampling import TaskRows
+from soulkit.train.rollouts.greedy import played_greedily
+from soulkit.train.state.ability import AbilityTotals, ability_totals
+from soulkit.train.state.loop import Loop
+from soulkit.types import Example, Record
+
+GENERAL = "general"
+"""The suite whose tasks stand for what a model can do beside what it is trained for."""
+FOLDER = "retention"
+Moment = Literal["before", "after"]
+
+
+def general_rows() -> TaskRows:
+    """Every row of the suite, each task's as many as it makes by itself."""
+    registry = load_registry()
+    tasks = [registry.task(name) for name in registry.suite(GENERAL)]
+    return [(task, example) for task in tasks for example in _rows_of(task)]
+
+
+def _rows_of(task: Task) -> Sequence[Example]:
+    made = enumerate(make_rows(task, None, seed=0), 1)
+    return to_examples(task, [RawRow(row, f"{GENERAL}:{i}") for i, row in made]).examples
+
+
+async def measure_ability(loop: Loop, moment: Moment) -> None:
+    """Play the rows with the weights as they are, unless that was done; a run without `retention`
+    measures nothing. Called before the first step and after the last."""
+    path = loop.run.path / FOLDER / f"{moment}.jsonl"
+    version = loop.policy.version()
+    if not loop.config.retention or _is_of(path, version) or (moment == "before" and loop.step):
+        return
+    loop.begin(f"general ability, {moment} the training")
+    config = loop.config
+    sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
+    sampler.policy_version = version
+    step = loop.step - (moment == "after")
+    try:
+        episodes = [
+            record
+            async for _, records in played_greedily(
+                config, Cast(actor=Player(sampler)), general_rows(), step, config.retention_tokens
+            )
+            for record in records
+        ]
+    finally:
+        await sampler.close()
+    _write(path, episodes)
+
+
+def _write(path: Path, episodes: Sequence[Record]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_name(f".{path.name}.part")
+    aside.unlink(missing_ok=True)
+    writer = RecordWriter(aside)
+    writer.write(*episodes)
+    writer.close()
+    os.replace(aside, path)
+
+
+def _is_of(path: Path, version: str) -> bool:
+    """Whether the episodes in `path` are those of the weights of this hash."""
+    if not path.is_file():
+        return False
+    replies = [
+        turn.completion
+        for record in load_records(path)
+        for trace in record.episode.traces
+        for turn in trace.turns
+    ]
+    return bool(replies) and all(reply.policy == version for reply in replies)
+
+
+def ability_of(loop: Loop, say: Callable[[str], None]) -> AbilityTotals | None:
+    """What the run's two measurements come to; None for a run without `retention`. What was lost,
+    and whether it can be told from chance, is said aloud."""
+    if not loop.config.retention:
+        return None
+    folder = loop.run.path / FOLDER
+    before, after = (_records(folder / f"{moment}.jsonl") for moment in ("before", "after"))
+    totals = ability_totals(before, after, [task for task, _ in general_rows()])
+    for remark in totals.remarks():
+        say(remark)
+    return totals
+
+
+def _records(path: Path) -> list[Record]:
+    return load_records(path, light=True) if path.is_file() else []

@@ -1,0 +1,100 @@
+"""Greedy episodes on rows that nothing is learned from: dev splits, rows of general ability.
+
+The same engine and cast as for the rollouts that are learned from, at temperature 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from soulkit.models.base import Cast
+from soulkit.models.local.sampler import LocalModel
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.runs.records import RecordWriter
+from soulkit.tasks.base import Task
+from soulkit.tasks.guarding import attempt, finite_or_none
+from soulkit.train.config import TrainConfig
+from soulkit.train.forward.policy import Policy
+from soulkit.train.material.sampling import TaskRows
+from soulkit.types import Record, Sampling
+
+
+def engine_of(
+    config: TrainConfig, cast: Cast, task: Task, feedback: FeedbackPolicy | None = None,
+    temperature: float = 0.0, max_tokens: int | None = None,
+) -> Engine:  # fmt: skip
+    """What plays one task as a training run has it; `max_tokens`: another limit of replies."""
+    sampling = Sampling(
+        temperature=temperature,
+        max_tokens=max_tokens or config.reply_limit(task.spec.sampling),
+        seed=config.seed,
+        thinking=config.thinking,
+    )
+    seated = cast.in_task(task.name)
+    seated = replace(seated, actor=replace(seated.actor, sampling=sampling))
+    return Engine(seated, config.seed, config.concurrency, feedback)
+
+
+async def played_greedily(
+    config: TrainConfig, cast: Cast, rows: TaskRows, step: int, max_tokens: int | None = None
+) -> AsyncIterator[tuple[Task, list[Record]]]:
+    """One episode of every row, task by task in the order in which the tasks first appear."""
+    jobs = [Job(task, example, 0, step) for task, example in rows]
+    for jobs_of_task in jobs_by_task(jobs).values():
+        task = jobs_of_task[0].task
+        engine = engine_of(config, cast, task, max_tokens=max_tokens)
+        yield task, await engine.run(jobs_of_task, nobody_reads)
+
+
+@dataclass(frozen=True)
+class DevScores:
+    """Scores the weights of a run on its dev rows, every so many steps."""
+
+    config: TrainConfig
+    sampler: LocalModel
+    cast: Cast
+    rows: TaskRows
+    log: Path | None = None
+    """Where the episodes are kept."""
+
+    async def after(
+        self, step: int, policy: Policy, begin: Callable[[str], None]
+    ) -> dict[str, float | None]:
+        """Greedy headline of the weights that `step` moved, per task; empty between turns.
+
+        `begin` is told where that takes its time.
+        """
+        every = self.config.eval_every
+        if every is None or (step + 1) % every or not self.rows:
+            return {}
+        begin("held-out rows")
+        self.sampler.policy_version = policy.version()
+        values: dict[str, float | None] = {}
+        async for task, records in played_greedily(self.config, self.cast, self.rows, step):
+            self._keep(records)
+            value = attempt(task, "headline", partial(task.headline, records), None)
+            values[task.name] = finite_or_none(value)
+        return values
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        if self.log is not None:
+            writer = RecordWriter(self.log)
+            writer.write(
+                *(replace(record, episode=replace(record.episode, traces=())) for record in records)
+            )
+            writer.close()
+
+
+def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """Jobs by the name of their task, tasks in the order they first appear."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.task.name, []).append(job)
+    return groups
+
+
+def nobody_reads(record: Record) -> None:
+    """The sink of whoever takes all records at once, when they are complete."""

@@ -1,0 +1,251 @@
+"""What a distillation came to, from runs that were really played against servers that know so much.
+
+No model is loaded: three served ones stand for base, expert and generalist.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.cli.app import main
+from soulkit.distill.config import DistillConfig, open_distillation
+from soulkit.distill.experts import Expert
+from soulkit.distill.gates import parse_gates
+from soulkit.distill.generalist import generalist_config, imitation
+from soulkit.distill.measure import measured_folder, measurements, unmeasured_words
+from soulkit.distill.report import (
+    Distillation,
+    distilled,
+    read_distillation,
+    write_distillation,
+)
+from soulkit.errors import ConfigError, RunError
+from soulkit.eval.summary import recorded_summary
+from soulkit.metrics.retention import LOSS
+from soulkit.report.distillation import distillation_parts, write_distillation_page
+from soulkit.report.table import parts_text
+from soulkit.runs.schemas import schema_file
+from tests.support.evaluation import Body, api, oracle
+from tests.support.servers.openai_server import ScriptedServer
+
+ROWS = 60
+EXPERT = Expert(task="tomi", folder=Path("adapter"), adapter=Path("adapter"), base="base")
+
+
+def settings(**more: Any) -> DistillConfig:
+    plain: dict[str, Any] = {"experts": "experts", "held_out": {"tomi": f"synth:{ROWS}"}}
+    return DistillConfig.model_validate(plain | more)
+
+
+def sometimes(right: float) -> Callable[[Body], str]:
+    """Knows this share of the answers, always the same."""
+    gold = oracle("tomi", ROWS)
+
+    def answer(body: Body) -> str:
+        text = str(body["messages"][-1]["content"])
+        return gold(body) if sum(text.encode()) % 100 < 100 * right else "I cannot say."
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run for each share of right answers, and one of half the rows."""
+    root = tmp_path_factory.mktemp("played")
+    for right in (0.1, 0.5, 0.9):
+        with ScriptedServer(answer=sometimes(right)) as server:
+            assert api(server.base_url, root / str(right), n=ROWS) == 0
+            if right == 0.9:
+                assert api(server.base_url, root / "half", "--limit", ROWS // 2, n=ROWS) == 0
+    return root
+
+
+def measured(out: Path, played: Path, **sides: object) -> Path:
+    """A distillation's folder with these runs in it."""
+    for side, run in sides.items():
+        shutil.copytree(played / str(run), out / "measured" / side / "tomi")
+    return out
+
+
+@pytest.fixture(scope="module")
+def good(played: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("good")
+    open_distillation(out, settings())
+    return measured(out, played, base=0.1, expert=0.9, generalist=0.5)
+
+
+def against(schema: str, value: Any) -> list[str]:
+    """What a schema has against a value."""
+    jsonschema = pytest.importorskip("jsonschema")
+    loaded = json.loads(schema_file(f"soulkit/{schema}@1").read_text(encoding="utf-8"))
+    return [e.message for e in jsonschema.Draft202012Validator(loaded).iter_errors(value)]
+
+
+def result_of(out: Path, *gates: str, **more: Any) -> Distillation:
+    config = settings(**more)
+    return distilled(config, [EXPERT], out, parse_gates(gates, ["tomi"]))
+
+
+def test_retention_is_the_ratio_of_the_gains_on_the_same_rows(good: Path) -> None:
+    result = result_of(good)
+    (tomi,) = result.tasks
+    means = {s: recorded_summary(measured_folder(good, s, "tomi")).tasks["tomi"]["value"].mean
+             for s in ("base", "expert", "generalist")}  # type: ignore[arg-type]  # fmt: skip
+    base, expert, generalist = (means[s] for s in ("base", "expert", "generalist"))
+    assert base is not None and expert is not None and generalist is not None
+    assert tomi.kept.ratio == pytest.approx((generalist - base) / (expert - base))
+    assert tomi.kept.ci_low is not None and tomi.kept.ci_low < tomi.kept.ratio
+    assert (tomi.kept.n_shared, tomi.metric, tomi.mixed) == (ROWS, "value", ())
+    assert tomi.lost is not None and tomi.lost.difference == pytest.approx(generalist - expert)
+    assert result.macro.ratio == pytest.approx(tomi.kept.ratio)
+    assert result.regressions == () and result.passed
+
+
+def test_gates_are_tested_by_the_ends_of_intervals(good: Path) -> None:
+    result = result_of(
+        good, "tomi/retention>=-0.5", "retention>=2.5", "mean/retention>=-0.5", "tomi>=-0.5",
+        "regressions<=0",
+    )  # fmt: skip
+    outcomes = [gate.outcome for gate in result.gates]
+    assert outcomes[0] == outcomes[2] == outcomes[3] == outcomes[4] == "pass"
+    assert outcomes[1] in ("fail", "undecided") and not result.passed
+    assert result.gates[1].why.startswith("tomi: ")
+
+
+def test_a_gate_on_what_is_not_measured_is_refused() -> None:
+    for text in ("hitom>=0", "mean>=0.2", "mean/gain>=0.2"):
+        with pytest.raises(ConfigError, match="which is not measured here") as raised:
+            parse_gates([text], ["tomi"])
+        assert all(raised.value.lines())
+
+
+def test_what_falls_below_the_base_is_named(played: Path, tmp_path: Path) -> None:
+    result = result_of(
+        measured(tmp_path, played, base=0.5, expert=0.9, generalist=0.1), "regressions<=0"
+    )
+    assert result.regressions == ("tomi",) and not result.passed
+    assert result.tasks[0].kept.ci_high is not None and result.tasks[0].kept.ci_high < 0
+    text = parts_text(distillation_parts(result), 200)
+    assert "worse than the base, and surely so: tomi" in text
+    assert "gate regressions<=0: fail" in text
+
+
+def test_without_a_gain_there_is_no_ratio_and_the_reason_is_said(
+    played: Path, tmp_path: Path
+) -> None:
+    result = result_of(
+        measured(tmp_path, played, base=0.9, expert=0.5, generalist=0.9), "tomi/retention>=0.1"
+    )
+    (tomi,) = result.tasks
+    assert tomi.kept.ratio is None and tomi.kept.why == LOSS
+    assert result.macro.ratio is None and result.gates[0].outcome == "undecided"
+    assert f"tomi: no retention, {tomi.kept.why}" in parts_text(distillation_parts(result), 200)
+
+
+def test_runs_of_other_rows_are_not_put_into_one_ratio(played: Path, tmp_path: Path) -> None:
+    out = measured(tmp_path, played, base=0.1, expert="half", generalist=0.5)
+    (tomi,) = result_of(out).tasks
+    assert tomi.kept.ratio is None and tomi.generalist_gain is None
+    assert any("rows" in line for line in tomi.mixed)
+
+
+def test_a_missing_measurement_is_an_error(played: Path, tmp_path: Path) -> None:
+    measured(tmp_path, played, base=0.1)
+    with pytest.raises(RunError, match="The expert was not measured on 'tomi'"):
+        result_of(tmp_path)
+
+
+def test_the_file_the_table_and_the_page_say_the_same(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = open_distillation(good, settings())
+    capsys.readouterr()
+    assert main(["runs", str(good), "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    assert (line["state"], line["progress"]["done"]) == ("unfinished", 0)
+    assert main(["report", str(good)]) == 2
+    assert "has not come to its report yet" in capsys.readouterr().err
+    result = result_of(good, "retention>=-0.5")
+    write_distillation(run, result)
+    assert read_distillation(good) == result
+    written = json.loads((good / "summary.json").read_text())
+    assert against("summary", written) == against("distillation", written["distillation"]) == []
+    assert against("distillation", {**written["distillation"], "tasks": 1})
+    assert main(["report", str(good), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["tasks"][0]["kept"]["ratio"] == result.tasks[0].kept.ratio
+    assert main(["report", str(good)]) == 0
+    text = capsys.readouterr().out
+    assert "retention" in text and "gate retention>=-0.5: pass" in text
+    assert main(["runs", str(good), "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    mean = result.tasks[0].cells["generalist"].mean
+    assert (line["state"], line["command"], line["headlines"][0]["mean"]) == (
+        "finished", "distill", mean,
+    )  # fmt: skip
+    page = write_distillation_page(result, good / "report").read_text()
+    kept = result.tasks[0].kept.ratio
+    assert kept is not None and f"<strong>{100 * kept:.0f}%</strong>" in page and "<svg" in page
+    assert (good / "report" / "figures" / "scores.png").is_file()
+    assert main(["report", str(good), str(measured_folder(good, "base", "tomi"))]) == 2
+    assert "cannot stand in one table" in capsys.readouterr().err
+
+
+def test_measurements_differ_in_the_weights_alone() -> None:
+    config = settings(held_out_limit=7, limit=3, seed=5, retention=True)
+    parts = measurements(config, [EXPERT], Path("out"))
+    assert [(p.side, p.task) for p in parts] == [
+        ("base", "tomi"), ("base", "instructions"), ("expert", "tomi"),
+        ("generalist", "tomi"), ("generalist", "instructions"),
+    ]  # fmt: skip
+    weights = {"model", "adapter"}
+    of_tomi = [p.config.model_dump(exclude=weights) for p in parts if p.task == "tomi"]
+    assert of_tomi[0] == of_tomi[1] == of_tomi[2]
+    one = parts[0].config
+    assert (one.temperature, one.repeats, one.limit, one.seed) == (0.0, 1, 7, 5)
+    assert parts[-2].config.adapter == "out/generalist/model" and one.adapter is None
+
+
+def test_tasks_without_held_out_rows_are_named() -> None:
+    other = Expert(task="hitom", folder=Path("b"), adapter=Path("b"), base="base")
+    assert unmeasured_words(settings(), [EXPERT]) == ""
+    assert "no retention: hitom" in unmeasured_words(settings(), [EXPERT, other])
+
+
+def test_steps_follow_from_epochs_samples_and_batch() -> None:
+    training = imitation(settings(epochs=2.5, batch=8, lr=1e-3), [EXPERT], Path("out"), 100)
+    assert (training.steps, training.sft_batch, training.lr) == (32, 8, 1e-3)
+    (source,) = training.corpora
+    assert (source.path, source.side) == ("out/selected.jsonl", "assistant")
+    assert (training.model, training.adapter) == ("base", None)
+
+
+def test_on_policy_as_many_replies_are_sampled_as_by_rejection() -> None:
+    config = settings(by="opd", data={"tomi": "synth:100"}, samples=3, batch=12)
+    training = generalist_config(config, [EXPERT], Path("out"))
+    # 100 prompts, 64 a step: two steps, and no prompt is asked more often than it was to be.
+    assert (training.method, training.group_size, training.prompts_per_step) == ("opd", 3, 50)
+    assert training.steps * training.prompts_per_step * training.group_size == 300
+    assert training.teacher_adapters == {"tomi": "adapter"}
+    served = Expert(task="tomi", base="base")
+    with pytest.raises(ConfigError, match="no adapters on the base"):
+        generalist_config(config, [served], Path("out"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["samples"], "There is no stage 'samples'"), ([], "experts is required")],
+)
+def test_mistakes_are_three_lines(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experts = ["--experts", "nowhere"] if words else []
+    assert main(["distill", *words, *experts]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert message in lines[-3] and lines[-1].startswith("fix: ")
