@@ -17,7 +17,7 @@ from typing import Any
 from soulkit.distill.config import SELECTED, DistillConfig
 from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.measure import GENERALIST
-from soulkit.distill.select import Selection
+from soulkit.distill.select import SampleSelection
 from soulkit.errors import ConfigError
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import Run, is_run
@@ -38,7 +38,10 @@ def generalist_folder(out: Path) -> Path:
 
 
 def generalist_config(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, selection: Selection | None = None
+    config: DistillConfig,
+    experts: Sequence[Expert],
+    out: Path,
+    selection: SampleSelection | None = None,
 ) -> TrainConfig:
     """The training of the generalist; by imitation it needs to know what was selected."""
     if config.by == "opd":

@@ -23,7 +23,7 @@ from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.planning import distillation_plan, whole_plan
 from soulkit.distill.report import Distillation, distilled, spent, write_distillation
 from soulkit.distill.sample import sample, training_work
-from soulkit.distill.select import read_selection, select
+from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.keeping import alone
@@ -74,7 +74,7 @@ def distill(
             sample(config, experts, out, bars=watcher.bars, say=watcher.say,
                    waiting=watcher.waiting)  # fmt: skip
         if "select" in stages:
-            select(config, experts, out, say=watcher.say)
+            select_samples(config, experts, out, say=watcher.say)
         if "train" in stages:
             _train(config, experts, out, watcher)
         if "report" not in stages:

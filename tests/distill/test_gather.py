@@ -14,7 +14,7 @@ from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.sample import _within_budget, sample, sample_config, training_work
-from soulkit.distill.select import Selection, read_selection, select
+from soulkit.distill.select import SampleSelection, read_selection, select_samples
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.runs.folder import read_config, read_jsonl
 from soulkit.tasks.choice import ChoiceTask
@@ -59,11 +59,11 @@ def served(actor: ScriptedServer, partner: str, **settings: Any) -> DistillConfi
     return distillation(dict.fromkeys(settings.pop("of", ROWS), where), **(plain | settings))
 
 
-def gathered(config: DistillConfig, out: Path) -> tuple[Selection, list[str]]:
+def gathered(config: DistillConfig, out: Path) -> tuple[SampleSelection, list[str]]:
     remarks: list[str] = []
     experts = find_experts(config)
     sample(config, experts, out, say=remarks.append)
-    return select(config, experts, out, say=remarks.append), remarks
+    return select_samples(config, experts, out, say=remarks.append), remarks
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -139,17 +139,17 @@ def test_missing_samples_and_a_torn_selection(url: str, tmp_path: Path) -> None:
         config = served(actor, url, of=("tomi",), data={"tomi": "synth:4"})
         experts = find_experts(config)
         with pytest.raises(RunError, match="lacks 8 of 8 samples"):
-            select(config, experts, tmp_path)
+            select_samples(config, experts, tmp_path)
         with pytest.raises(RunError, match="Nothing has been selected"):
             read_selection(tmp_path)
         first, _ = gathered(config, tmp_path)
         content = (tmp_path / "selected.jsonl").read_bytes()
         (tmp_path / "selected.jsonl").write_bytes(content[:-9])  # not what selection.json knows
-        second = select(config, experts, tmp_path)
+        second = select_samples(config, experts, tmp_path)
         assert not second.reused and second.sha256 == first.sha256
         assert (tmp_path / "selected.jsonl").read_bytes() == content
         loose = config.model_copy(update={"keep_top": 2, "near": 1.0})
-        assert not select(loose, experts, tmp_path).reused
+        assert not select_samples(loose, experts, tmp_path).reused
 
 
 def test_the_order_of_episodes_changes_no_byte(url: str, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_order_of_episodes_changes_no_byte(url: str, tmp_path: Path) -> None
             file = tmp_path / "samples" / task / "episodes.jsonl"
             file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
         (tmp_path / "selection.json").unlink()
-        select(config, find_experts(config), tmp_path)
+        select_samples(config, find_experts(config), tmp_path)
     assert (tmp_path / "selected.jsonl").read_bytes() == content
 
 

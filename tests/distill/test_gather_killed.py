@@ -14,7 +14,7 @@ from soulkit.data.corpora.lesson import Lesson
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import find_experts
 from soulkit.distill.sample import sample, samples_folder
-from soulkit.distill.select import read_selection, select
+from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import RunError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.runs.folder import read_jsonl
@@ -66,7 +66,7 @@ def untouched(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
     config = DistillConfig.model_validate(settings)
     several = find_experts(config)
     sample(config, several, out)
-    select(config, several, out)
+    select_samples(config, several, out)
     return out
 
 

@@ -58,14 +58,14 @@ def gather_once(settings: dict[str, Any], out: str, stages: Sequence[str]) -> No
     """Sample and select, in a process of its own."""
     from soulkit.distill.experts import find_experts
     from soulkit.distill.sample import sample
-    from soulkit.distill.select import select
+    from soulkit.distill.select import select_samples
 
     config = DistillConfig.model_validate(settings)
     experts = find_experts(config)
     if "sample" in stages:
         sample(config, experts, Path(out))
     if "select" in stages:
-        select(config, experts, Path(out))
+        select_samples(config, experts, Path(out))
 
 
 def killed_after(
