@@ -17,6 +17,8 @@ from typing import Any
 from soulkit.distill.config import SELECTED, DistillConfig
 from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.measure import GENERALIST
+from soulkit.distill.overlap import find_overlaps
+from soulkit.distill.sample import training_work
 from soulkit.distill.select import SampleSelection
 from soulkit.errors import ConfigError
 from soulkit.play.settings import PlayConfig
@@ -72,7 +74,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         **_shared(config), "method": "opd", "model": common_base(experts, config),
         "tasks": dict.fromkeys(teachers, 1.0), "teacher_adapters": teachers,
         "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
-        "batch_size": config.batch_size,
+        "batch_size": config.batch_size, **_clean_rows(config, experts),
     }  # fmt: skip
     rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
     # As many steps as that takes, all of one size: equal samples mean equal, not nearly.
@@ -83,6 +85,19 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         **settings, "prompts_per_step": prompts, "mini_batch_prompts": min(update, prompts),
         "steps": steps,
     })  # fmt: skip
+
+
+def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
+    """The training rows by name, where some overlap evaluation rows and are to be left out.
+
+    DataError for an overlap, unless --exclude-overlap.
+    """
+    work = training_work(config, experts)
+    overlaps = find_overlaps(config, work)
+    if not any(overlaps.values()):
+        return {}
+    rows = [(part.task.name, example.id) for part in work for example in part.examples]
+    return {"example": tuple(row for task, row in rows if row not in overlaps[task])}
 
 
 def _shared(config: DistillConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, find_experts
+from soulkit.distill.generalist import generalist_config
 from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.sample import _within_budget, sample, sample_config, training_work
 from soulkit.distill.select import SampleSelection, read_selection, select_samples
@@ -195,6 +196,22 @@ def test_rows_that_are_evaluated_are_never_learned(url: str, tmp_path: Path) -> 
     task = load_registry().task("tomi")
     refused = {task.example(row.fields).id for row in made_rows(task, "synth:2", 0, "train")}
     assert learned and not learned & refused
+
+
+def test_nor_do_experts_teach_them_on_policy(tmp_path: Path) -> None:
+    held_out = rows_file(tmp_path / "held.jsonl", ("train", 2))
+    expert = Expert(task="tomi", adapter=tmp_path, base="owner/base")
+    config = distillation(
+        {"tomi": str(tmp_path)}, by="opd", data={"tomi": "synth:12"}, held_out={"*": str(held_out)}
+    )
+    with pytest.raises(DataError, match="6 of 12"):
+        generalist_config(config, [expert], tmp_path)
+    excluding = config.model_copy(update={"exclude_overlap": True})
+    rows = set(generalist_config(excluding, [expert], tmp_path).example)
+    work = training_work(config, [expert])
+    learned = {row.id for row in work[0].examples if row.id in rows}
+    assert len(rows) == len(learned) == 6
+    assert not learned & find_overlaps(excluding, work)["tomi"].keys()
 
 
 def test_pulled_evaluation_files_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
