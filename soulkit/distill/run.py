@@ -29,7 +29,7 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.keeping import alone
 from soulkit.eval.runner import EvalBars, Waiting
 from soulkit.play.costs import AskUser, confirm_cost
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import Run, is_run
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import prepare_training, refuse_untrainable, train
 from soulkit.train.state.loop import Begin, Show
@@ -63,13 +63,17 @@ def distill(
     experts = find_experts(config)
     gates = checked_gates(config, experts)
     stages = stages_of(config, stages)
-    run = open_distillation(out, config)
+    # A folder that is there refuses other settings at once; a new one is made last, when nothing
+    # stands in the way and somebody agreed to the cost.
+    run = open_distillation(out, config) if is_run(out) else None
+    if config.by == "opd" and "train" in stages:
+        _refuse_overlap(config, experts)
+    agreed = _confirmed(config, experts, out, stages, watcher)
+    run = run or open_distillation(out, config)
     if not run.resumed:
         watcher.say(f"distillation folder {out}")
+    config = agreed
     with alone(run):
-        if config.by == "opd" and "train" in stages:
-            _refuse_overlap(config, experts)
-        config = _confirmed(config, experts, out, stages, watcher)
         if "sample" in stages:
             sample(config, experts, out, bars=watcher.bars, say=watcher.say,
                    waiting=watcher.waiting)  # fmt: skip
