@@ -96,19 +96,37 @@ def test_from_experts_to_rows_and_again(url: str, tmp_path: Path) -> None:
     assert part.taken == part.lines == len(stories) == part.passed // 2 == part.prompts_taken
     assert part.acceptance == part.passed / 8 and part.scored == 8
     assert selection.tasks["secret_keeper"].tokens > 0
+    content = (tmp_path / "selected.jsonl").read_bytes()
+    for task in ROWS:  # in whatever order episodes came
+        file = tmp_path / "samples" / task / "episodes.jsonl"
+        file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
+    (tmp_path / "selection.json").unlink()
+    select_samples(config, find_experts(config), tmp_path)
+    assert (tmp_path / "selected.jsonl").read_bytes() == content
 
 
 def test_samples_are_an_evaluation_of_training_rows(url: str, tmp_path: Path) -> None:
+    """And --max-cost is one sum for all experts: what one run has paid the next may not."""
+    prices = {"price_in": 100.0, "price_out": 100.0}
     with ScriptedServer(answer=expert()) as actor:
-        config = served(actor, url, of=("tomi",), data={"tomi": "synth:3"})
-        sample(config, find_experts(config), tmp_path)
+        config = served(
+            actor, url, of=("tomi",), data={"*": "synth:3"}, max_cost=5.0, yes=True
+        )  # fmt: skip
+        plain = find_experts(config)[0]
+        assert plain.endpoint is not None
+        priced = plain.endpoint.model_copy(update=prices)
+        experts = [replace(plain, endpoint=priced), Expert(task="secret_keeper", endpoint=priced)]
+        sample(config, experts[:1], tmp_path)
     run = tmp_path / "samples" / "tomi"
     settings = read_config(run)
     assert (settings["split"], settings["repeats"], settings["temperature"]) == ("train", 2, 1.0)
     task = load_registry().task("tomi")
     ids = {task.example(row.fields).id for row in made_rows(task, "synth:3", 0, "train")}
     assert {record.example_id for record in records(run)} == ids
-    assert summary(run)["n"] == 6
+    assert summary(run)["n"] == 6 == len(paid(run))
+    spent = summary(run)["cost"]
+    later = _within_budget(sample_config(config, experts[1]), tmp_path, experts, experts[1])
+    assert spent > 0 and later.max_cost == pytest.approx(5.0 - spent)
 
 
 def test_options_and_players_of_one_task_stay_with_it(tmp_path: Path) -> None:
@@ -151,19 +169,6 @@ def test_missing_samples_and_a_torn_selection(url: str, tmp_path: Path) -> None:
         assert (tmp_path / "selected.jsonl").read_bytes() == content
         loose = config.model_copy(update={"keep_top": 2, "near": 1.0})
         assert not select_samples(loose, experts, tmp_path).reused
-
-
-def test_the_order_of_episodes_changes_no_byte(url: str, tmp_path: Path) -> None:
-    with ScriptedServer(answer=expert()) as actor:
-        config = served(actor, url, keep_top=2)
-        gathered(config, tmp_path)
-        content = (tmp_path / "selected.jsonl").read_bytes()
-        for task in ROWS:
-            file = tmp_path / "samples" / task / "episodes.jsonl"
-            file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
-        (tmp_path / "selection.json").unlink()
-        select_samples(config, find_experts(config), tmp_path)
-    assert (tmp_path / "selected.jsonl").read_bytes() == content
 
 
 # -- evaluation rows -------------------------------------------------------------------------------
@@ -233,19 +238,3 @@ def test_pulled_evaluation_files_count_too(tmp_path: Path, monkeypatch: pytest.M
         find_overlaps(config, work)
     with pytest.raises(DataError, match="All 3 training rows"):
         find_overlaps(config.model_copy(update={"exclude_overlap": True}), work)
-
-
-def test_what_one_run_has_paid_the_next_may_not(tmp_path: Path, url: str) -> None:
-    """--max-cost is one sum for all experts."""
-    prices = {"price_in": 100.0, "price_out": 100.0}
-    with ScriptedServer(answer=expert()) as actor:
-        config = served(actor, url, of=("tomi",), data={"*": "synth:4"}, max_cost=5.0, yes=True)
-        plain = find_experts(config)[0]
-        assert plain.endpoint is not None
-        priced = plain.endpoint.model_copy(update=prices)
-        experts = [replace(plain, endpoint=priced), Expert(task="secret_keeper", endpoint=priced)]
-        sample(config, experts[:1], tmp_path)
-    assert paid(tmp_path / "samples" / "tomi")
-    spent = summary(tmp_path / "samples" / "tomi")["cost"]
-    settings = _within_budget(sample_config(config, experts[1]), tmp_path, experts, experts[1])
-    assert spent > 0 and settings.max_cost == pytest.approx(5.0 - spent)
