@@ -4,8 +4,9 @@
     .venv/bin/python benchmarks/coverage.py --quick                  # seconds; rough
 
 Scores with a known truth are drawn 4,000 times for 2 to 100 clusters: means, differences of two
-runs, leave-one-out gaps, means of suites, and metrics over a whole batch. Of each the table shows
-how often the 95 % interval holds the truth; scipy, inspect_ai and lm-eval see the same draws.
+runs, leave-one-out gaps, means of suites, metrics over a whole batch, and what a generalist
+keeps of an expert's gain. Of each the table shows how often the 95 % interval holds the truth;
+scipy, inspect_ai and lm-eval see the same draws.
 Exit code 1 when a bound is broken (`bounds_of` below says which).
 """
 
@@ -34,6 +35,7 @@ from soulkit.metrics.comparisons import (
     paired_difference,
 )
 from soulkit.metrics.intervals import FEW_EVENTS, Estimate, estimate, jackknife, suite_mean
+from soulkit.metrics.retention import paired_gains, retention
 from soulkit.version import __version__
 
 CLUSTERS = (2, 3, 5, 8, 10, 20, 50, 100)
@@ -181,6 +183,30 @@ def _gap(drafts: made.Floats, refined: made.Floats) -> tuple[float | None, float
     return _ends(leave_one_out_gap(groups))
 
 
+def retentions(simulations: int, clusters: int, resamples: int) -> list[Line]:
+    """What a generalist keeps of an expert's gain. Where that cannot be told from zero there is no
+    ratio; below ten clusters, and where the interval is too careful, it is shown and not held."""
+    lines = []
+    for number, (kind, (base, expert, generalist)) in enumerate(made.TRIPLES.items()):
+        drawn = made.triple(_stream(7, number, clusters), simulations, clusters, kind)
+        scale = (0.0, 1.0) if kind.startswith("yes") else None
+        ends = [_retention(scale, *scores) for scores in zip(*drawn, strict=True)]
+        truth = (generalist - base) / (expert - base)
+        line = line_of("retention", kind, SOULKIT, clusters, truth, ends)
+        lines.append(replace(line, unheld=clusters < 10 or line.coverage > MOST))
+    return lines
+
+
+def _retention(
+    scale: tuple[float, float] | None, *scores: made.Floats
+) -> tuple[float | None, float | None]:
+    base, expert, generalist = (dict(enumerate(side.tolist())) for side in scores)
+    kept = retention(
+        paired_gains(base, expert, generalist, {key: key for key in base}, scale=scale)
+    )
+    return kept.ci_low, kept.ci_high
+
+
 def suites(simulations: int, clusters: int, resamples: int) -> list[Line]:
     """Every member has so many clusters (the second suite: once, twice, four times as many)."""
     lines = []
@@ -268,6 +294,7 @@ def _stream(part: int, number: int, clusters: int) -> np.random.Generator:
 
 PARTS: dict[str, Callable[[int, int, int], list[Line]]] = {
     "means": means, "differences": differences, "gaps": gaps, "suites": suites, "batch": batches,
+    "retention": retentions,
 }  # fmt: skip
 
 

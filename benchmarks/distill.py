@@ -68,11 +68,11 @@ OPTION = {"option": {"max_turns": "5"}}
 """The visitor leaves after five turns."""
 BY_TASK: dict[str, dict[str, Any]] = {
     STORIES: {"prompts_per_step": 64, "mini_batch_prompts": 16},
-    KEEPER: {"prompts_per_step": 16, "mini_batch_prompts": 4, **OPTION},
+    KEEPER: {"prompts_per_step": 16, "mini_batch_prompts": 4, "lr": 2e-3, **OPTION},
     CAST: {"prompts_per_step": 64, "mini_batch_prompts": 8},
 }
 DISTILLED: dict[str, Any] = {
-    "samples": 4, "keep_top": 2, "epochs": 3.0, "batch": 32, "lr": 1e-3, "batch_size": 256,
+    "samples": 4, "keep_top": 2, "epochs": 3.0, "batch": 8, "lr": 1e-3, "batch_size": 256,
     **OPTION,
     # Small worlds: every story has one that differs from it in a name or two.
     "near": 1.0, "exclude_overlap": True,
@@ -88,7 +88,7 @@ class Size:
     warmup: int = 400
     batch: int = 48
     experts: Mapping[str, int] = field(
-        default_factory=lambda: {STORIES: 12, KEEPER: 16, CAST: 24}
+        default_factory=lambda: {STORIES: 12, KEEPER: 12, CAST: 20}
     )  # fmt: skip
     """Task → steps of Ditto."""
     values: int = 6
@@ -100,11 +100,13 @@ class Size:
     prompts: int = 384
     """Training rows of each task that experts are sampled on, or read."""
     measured: int = 540
+    few: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → what its expert's training has less of."""
 
 
 QUICK = Size(
-    warmup=120, batch=24, experts={KEEPER: 8, CAST: 10}, values=3, made=500, stories=(0, 0),
-    prompts=96, measured=160,
+    warmup=120, batch=24, experts={KEEPER: 6, CAST: 10}, values=3, made=500, stories=(0, 0),
+    prompts=64, measured=80, few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
 )  # fmt: skip
 
 
@@ -200,7 +202,8 @@ class World:
 
     def make_expert(self, task: str) -> None:
         self._train(f"experts/{task}", {
-            **EXPERT, **BY_TASK[task], **self._played(), "model": str(self.out / "warmup/model"),
+            **EXPERT, **BY_TASK[task], **self.size.few.get(task, {}), **self._played(),
+            "model": str(self.out / "warmup/model"),
             "steps": self.size.experts[task], "tasks": {task: 1.0},
             "data": {task: str(self.rows(task, "train"))},
         })  # fmt: skip

@@ -183,6 +183,30 @@ PAIRS = (
 DRAFTS, ROWS = 8, 3
 
 
+TRIPLES = {
+    "yes or no, .1 / .9 / .8": (0.1, 0.9, 0.8), "yes or no, .05 / .97 / .9": (0.05, 0.97, 0.9),
+    "yes or no, .3 / .7 / .5": (0.3, 0.7, 0.5), "grades, .3 / .6 / .55": (0.3, 0.6, 0.55),
+}  # fmt: skip
+"""Kind of score → means of base, expert and generalist."""
+
+
+def triple(rng: Rng, simulations: int, clusters: int, kind: str) -> tuple[Floats, Floats, Floats]:
+    """Scores of base, expert and generalist, simulations × clusters, on the same rows: half of the
+    answers that are right or wrong hang on how hard the row is, and so do all grades."""
+    shape = (simulations, clusters)
+    ease = rng.random(shape)
+
+    def of(mean: float) -> Floats:
+        if kind.startswith("grades"):
+            return mean + 0.3 * (ease - 0.5) + rng.normal(0.0, 0.15, shape)
+        shared = rng.random(shape) < 0.5
+        answers: Floats = (np.where(shared, ease, rng.random(shape)) < mean).astype(float)
+        return answers
+
+    base, expert, generalist = map(of, TRIPLES[kind])
+    return base, expert, generalist
+
+
 def reward_groups(
     rng: Rng, simulations: int, clusters: int, gain: float
 ) -> tuple[Floats, NDArray[np.bool_], Floats]:

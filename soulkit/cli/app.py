@@ -6,7 +6,7 @@ that needs it. Exit codes: 0 done, 1 internal error or a model that stayed silen
 user can mend (always three lines: error, why, fix), 130, 143 and 129 interrupted (stopping.py).
 
 To add a command: a row in COMMANDS, and `soulkit/cli/<name>.py` with `app` (a `typer.Typer`, for a
-group), `command` (a function) or `build` (makes the command from settings).
+group), `command` (a function) or `make_command` (makes the command from settings).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def load(name: str) -> Any:
         group.name, group.no_args_is_help = name, True
         group.help = group.help or COMMANDS[name]
         return group
-    if hasattr(module, "build"):
-        return module.build()
+    if hasattr(module, "make_command"):
+        return module.make_command()
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
     command = typer.main.get_command(single)

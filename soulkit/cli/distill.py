@@ -44,7 +44,7 @@ BY_TASK = ("experts", "held_out")
 """Settings that are written as --data is: bare, or for one task."""
 
 
-def build() -> Any:
+def make_command() -> Any:
     """The command; its settings are imported when it is called."""
     from soulkit.distill.config import DistillConfig
 
@@ -135,9 +135,9 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
 
     page = write_distillation_page(result, out / "report")
     if as_json:
-        from soulkit.distill.report import as_json
+        from soulkit.distill.report import distillation_values
 
-        print_json(as_json(result))
+        print_json(distillation_values(result))
     else:
         for part in distillation_parts(result):
             console().print(part)

@@ -92,9 +92,9 @@ def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool
     if chosen is Format.html:
         typer.echo(str(write_page(result, out.parent if out else runs[0] / "report")))
     elif chosen is Format.json:
-        from soulkit.distill.report import as_json
+        from soulkit.distill.report import distillation_values
 
-        values = as_json(result)
+        values = distillation_values(result)
         _write_text(json.dumps(values, indent=2) + "\n", out)
     elif out is None and chosen in (Format.terminal, Format.table):
         from soulkit.cli.console import out as console

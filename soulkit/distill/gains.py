@@ -22,7 +22,7 @@ from soulkit.types import Failure, Record, unscored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class MeasuredSide:
     """One side's run on one task, read."""
 
     records: Sequence[Record]
@@ -31,16 +31,16 @@ class Played:
     live: Task | None
 
 
-def read_played(folder: Path, task: str) -> Played:
+def read_side(folder: Path, task: str) -> MeasuredSide:
     """The run in `folder`; its task with its code where that may run."""
     records = drafts(load_records(folder / "episodes.jsonl", light=True))
-    return Played(
+    return MeasuredSide(
         records=[record for record in records if record.task == task],
         cells=recorded_cells(folder).get(task, {}), live=live_tasks(folder, [task]).get(task),
     )  # fmt: skip
 
 
-def alike(sides: Sequence[Played]) -> list[Played]:
+def alike(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
     """The sides with what not all of them scored counted as lost in each."""
     scored = [{_key(r) for r in side.records if r.score.scored} for side in sides]
     shared = set.intersection(*scored)
@@ -55,7 +55,7 @@ def alike(sides: Sequence[Played]) -> list[Played]:
     ]  # fmt: skip
 
 
-def difference(task: str, a: Played, b: Played, metric: str = HEADLINE) -> Contrast:
+def difference(task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE) -> Contrast:
     """B minus A in a metric; DataError where they do not both have it."""
     return contrast(
         TaskPair(task=task, a=a.records, b=b.records, live_a=a.live, live_b=b.live,
@@ -64,7 +64,9 @@ def difference(task: str, a: Played, b: Played, metric: str = HEADLINE) -> Contr
     )  # fmt: skip
 
 
-def retained(task: str, base: Played, expert: Played, generalist: Played) -> Retention:
+def retained(
+    task: str, base: MeasuredSide, expert: MeasuredSide, generalist: MeasuredSide
+) -> Retention:
     """The share of the expert's gain that the generalist has in the task's headline."""
     sides = (base, expert, generalist)
     pair = TaskPair(task=task, a=base.records, b=generalist.records, live_a=base.live,
@@ -77,7 +79,7 @@ def retained(task: str, base: Played, expert: Played, generalist: Played) -> Ret
     return retention(gains, method="fieller-jackknife")
 
 
-def _of_episodes(sides: Sequence[Played], scale: tuple[float, float] | None) -> Gains | None:
+def _of_episodes(sides: Sequence[MeasuredSide], scale: tuple[float, float] | None) -> Gains | None:
     clusters: dict[Hashable, Hashable] = {
         _key(record): cluster_of(record) for side in sides for record in side.records
     }
@@ -90,7 +92,7 @@ def _of_episodes(sides: Sequence[Played], scale: tuple[float, float] | None) -> 
 
 
 def _of_batches(
-    metric: str, sides: Sequence[Played], scale: tuple[float, float] | None
+    metric: str, sides: Sequence[MeasuredSide], scale: tuple[float, float] | None
 ) -> Gains | None:  # fmt: skip
     """As `eval.contrasts` compares two of them."""
     batches = [

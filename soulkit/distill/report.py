@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from soulkit.distill.config import COMMAND, DistillConfig
 from soulkit.distill.experts import Expert, common_base
-from soulkit.distill.gains import Played, alike, difference, read_played, retained
+from soulkit.distill.gains import MeasuredSide, alike, difference, read_side, retained
 from soulkit.distill.gates import Gated, RetentionGate, gate_results
 from soulkit.distill.measure import (
     ABILITY,
@@ -187,7 +187,7 @@ def _task_result(
     out: Path, task: str, sides: Sequence[Side], selection: TaskSelection | None
 ) -> TaskResult:
     folders = [measured_folder(out, side, task) for side in sides]
-    played = [read_played(folder, task) for folder in folders]
+    played = [read_side(folder, task) for folder in folders]
     cells: dict[str, Cell] = {s: headline(p.cells) for s, p in zip(sides, played, strict=True)}
     one, *others = (read_conditions(folder) for folder in folders)
     mixed = [line for other in others for line in condition_differences(one, other, task)]
@@ -209,7 +209,7 @@ def _task_result(
     )  # fmt: skip
 
 
-def _beside(task: str, sides: Mapping[Side, Played]) -> list[Beside]:
+def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[Beside]:
     """What the task wants to be seen beside its headline, as far as the runs have it."""
     live = sides["base"].live
     terms = live.spec.metric if live is not None else None
@@ -258,7 +258,7 @@ def adapter() -> TypeAdapter[Distillation]:
     return TypeAdapter(Distillation)
 
 
-def as_json(result: Distillation) -> dict[str, Any]:
+def distillation_values(result: Distillation) -> dict[str, Any]:
     """Plain JSON values, with the name and version of their schema."""
     values: dict[str, Any] = adapter().dump_python(result, mode="json")
     return {SCHEMA: DISTILLATION_SCHEMA, **values}
@@ -277,7 +277,9 @@ def write_distillation(run: Run, result: Distillation) -> None:
         n_scored=sum(_of(one, "n_scored") for one in result.tasks),
         tasks={one.task: _cells(one) for one in result.tasks},
     )  # fmt: skip
-    run.write_summary(with_origin(run.path, {**summary.to_json(), MEMBER: as_json(result)}))
+    run.write_summary(
+        with_origin(run.path, {**summary.to_json(), MEMBER: distillation_values(result)})
+    )
 
 
 def _of(result: TaskResult, name: str) -> int:

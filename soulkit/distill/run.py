@@ -19,17 +19,16 @@ from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.gates import RetentionGate, parse_gates
 from soulkit.distill.generalist import generalist_config, generalist_folder, trained
 from soulkit.distill.measure import ABILITY, Measurement, measure, measured_tasks, unmeasured_words
-from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.planning import distillation_plan, whole_plan
 from soulkit.distill.report import Distillation, distilled, spent, write_distillation
-from soulkit.distill.sample import sample, training_work
-from soulkit.distill.select import read_selection, select
+from soulkit.distill.sample import sample
+from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.keeping import alone
 from soulkit.eval.runner import EvalBars, Waiting
 from soulkit.play.costs import AskUser, confirm_cost
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import Run, is_run
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import prepare_training, refuse_untrainable, train
 from soulkit.train.state.loop import Begin, Show
@@ -63,18 +62,20 @@ def distill(
     experts = find_experts(config)
     gates = checked_gates(config, experts)
     stages = stages_of(config, stages)
-    run = open_distillation(out, config)
+    # A folder that is there refuses other settings at once; a new one is made last, when nothing
+    # stands in the way and somebody agreed to the cost.
+    run = open_distillation(out, config) if is_run(out) else None
+    agreed = _confirmed(config, experts, out, stages, watcher)
+    run = run or open_distillation(out, config)
     if not run.resumed:
         watcher.say(f"distillation folder {out}")
+    config = agreed
     with alone(run):
-        if config.by == "opd" and "train" in stages:
-            _refuse_overlap(config, experts)
-        config = _confirmed(config, experts, out, stages, watcher)
         if "sample" in stages:
             sample(config, experts, out, bars=watcher.bars, say=watcher.say,
                    waiting=watcher.waiting)  # fmt: skip
         if "select" in stages:
-            select(config, experts, out, say=watcher.say)
+            select_samples(config, experts, out, say=watcher.say)
         if "train" in stages:
             _train(config, experts, out, watcher)
         if "report" not in stages:
@@ -102,11 +103,6 @@ def checked_gates(
     """The gates of `config`; ConfigError for one about what is not measured."""
     tasks = measured_tasks(config, experts)
     return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
-
-
-def _refuse_overlap(config: DistillConfig, experts: Sequence[Expert]) -> None:
-    """DataError where the generalist would practise on evaluation rows."""
-    find_overlaps(config, training_work(config, experts))
 
 
 def _confirmed(

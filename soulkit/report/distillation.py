@@ -73,7 +73,7 @@ def difference_text(paired: PairedDifference | None) -> str:
     return f"{signed(paired.difference)} [{interval_text(paired.ci_low, paired.ci_high)}]"
 
 
-def rows_text(result: TaskResult) -> str:
+def shared_rows_text(result: TaskResult) -> str:
     """`480 of 500, 96 clusters`: the rows that all sides scored."""
     cells = list(result.cells.values())
     shared = result.kept.n_shared or min((c.n_scored for c in cells), default=0)
@@ -98,7 +98,7 @@ def row_of(result: TaskResult) -> tuple[str, ...]:
         difference_text(result.generalist_gain),
         difference_text(result.lost),
         retention_text(result.kept) if "expert" in result.cells else DASH,
-        rows_text(result),
+        shared_rows_text(result),
         acceptance_text(result),
     )
 
@@ -148,7 +148,7 @@ def remarks_of(result: Distillation) -> list[str]:
 
 
 def gate_line(result: GateResult) -> str:
-    """`gate retention>=0.6: pass, 83% [71 to 96%] (tomi: 480 rows)`; others as `soul compare`."""
+    """`gate retention>=0.6: pass, 83% [71 to 96%] (TASK: 480 rows)`; others as `soul compare`."""
     gate = result.gate
     if gate.target == REGRESSIONS:
         shown = f"{result.difference:.0f}"
@@ -205,11 +205,11 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
     MissingPackage without matplotlib.
     """
-    from soulkit.distill.report import as_json
+    from soulkit.distill.report import distillation_values
     from soulkit.report.html import environment
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "distillation.json", as_json(result))
+    write_json(folder / "distillation.json", distillation_values(result))
     page = environment().get_template("distillation.html.j2").render(
         result=result, facts=facts_of(result), heads=HEADS, meaning=MEANING,
         rows=[_cells(row_of(one)) for one in _results(result)],
