@@ -109,7 +109,8 @@ class Size:
 
 QUICK = Size(
     warmup=120, batch=24, experts={KEEPER: 6, CAST: 10}, values=3, made=500, stories=(0, 0),
-    prompts=160, measured=80, samples=2, epochs=6.0, few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
+    prompts=160, measured=80, samples=2, epochs=6.0,
+    few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
 )  # fmt: skip
 
 
@@ -223,7 +224,9 @@ class World:
         """One road; base and experts are measured once for both."""
         config = DistillConfig.model_validate({
             **DISTILLED, **self._played(), "by": road, "experts": str(self.out / "experts"),
-            "limit": self.size.prompts, "samples": self.size.samples, "epochs": self.size.epochs, "tasks_file": str(self.tasks_file), "seed": self.seed,
+            "limit": self.size.prompts,
+            "samples": self.size.samples, "epochs": self.size.epochs,
+            "tasks_file": str(self.tasks_file), "seed": self.seed,
             "data": {task: str(self.rows(task, "train")) for task in self.size.experts},
             "held_out": {task: str(self.rows(task, "test")) for task in self.size.experts},
         })  # fmt: skip

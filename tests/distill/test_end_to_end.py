@@ -48,7 +48,8 @@ def test_the_generalist_beats_the_base_on_both_tasks(world: Path, tmp_path: Path
             for word in (flag, f"{task}={world}/rows/{split}/{task}.jsonl")]  # fmt: skip
     with visitor() as url:
         command = (
-            "distill", "--experts", world / "experts", *rows, "--limit", 160, "--samples", 2, "--epochs", 6,
+            "distill", "--experts", world / "experts", *rows, "--limit", 160, "--samples", 2,
+            "--epochs", 6,
             "--keep-top", 2, "--max-tokens", 12, "--option", "max_turns=5", "--near", 1,
             "--exclude-overlap", "--lr", 1e-3, "--batch", 8,
             "--batch-size", 256, "--out", out,
