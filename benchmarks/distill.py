@@ -72,7 +72,7 @@ BY_TASK: dict[str, dict[str, Any]] = {
     CAST: {"prompts_per_step": 64, "mini_batch_prompts": 8},
 }
 DISTILLED: dict[str, Any] = {
-    "samples": 4, "keep_top": 2, "epochs": 3.0, "batch": 8, "lr": 1e-3, "batch_size": 256,
+    "keep_top": 2, "batch": 8, "lr": 1e-3, "batch_size": 256,
     **OPTION,
     # Small worlds: every story has one that differs from it in a name or two.
     "near": 1.0, "exclude_overlap": True,
@@ -100,13 +100,17 @@ class Size:
     prompts: int = 384
     """Training rows of each task that experts are sampled on, or read."""
     measured: int = 540
+    samples: int = 4
+    """Of each of these rows."""
+    epochs: float = 5.0
     few: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → what its expert's training has less of."""
 
 
 QUICK = Size(
     warmup=120, batch=24, experts={KEEPER: 6, CAST: 10}, values=3, made=500, stories=(0, 0),
-    prompts=64, measured=80, few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
+    prompts=160, measured=80, samples=2, epochs=6.0,
+    few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
 )  # fmt: skip
 
 
@@ -220,7 +224,9 @@ class World:
         """One road; base and experts are measured once for both."""
         config = DistillConfig.model_validate({
             **DISTILLED, **self._played(), "by": road, "experts": str(self.out / "experts"),
-            "limit": self.size.prompts, "tasks_file": str(self.tasks_file), "seed": self.seed,
+            "limit": self.size.prompts,
+            "samples": self.size.samples, "epochs": self.size.epochs,
+            "tasks_file": str(self.tasks_file), "seed": self.seed,
             "data": {task: str(self.rows(task, "train")) for task in self.size.experts},
             "held_out": {task: str(self.rows(task, "test")) for task in self.size.experts},
         })  # fmt: skip
