@@ -1,62 +1,84 @@
 """Three experts, one generalist: what rejection sampling keeps of them, and on-policy teachers.
 
 One tiny model with one vocabulary is warmed up by lessons on three tasks: plain stories of `tomi`,
-`secret_keeper` (a dialogue with a scripted visitor, over HTTP on this machine) and
-`examples/cast_of_people`. It follows feedback on all of them and is far from good without. Ditto
-makes an expert of it for each task, and `soul distill` one generalist of the experts by two roads
-with equally many samples: rejection sampling with SFT, and on-policy distillation with every expert
-as the teacher of its task. Everything is measured greedily on held-out rows.
+`secret_keeper` in a plain world (a dialogue with a scripted visitor, over HTTP on this machine) and
+`examples/cast_of_people`. It follows feedback and is far from good without. Ditto makes an expert
+of it for each task, and `soul distill` one generalist of the experts by two roads with equally many
+samples: rejection sampling with SFT, and on-policy distillation with every expert as the teacher of
+its task. Everything is measured greedily on held-out rows: other stories, other conversations, and
+people whose combination of cues training never showed.
 
-    .venv/bin/python benchmarks/distill.py --out runs/distill
-    .venv/bin/python benchmarks/distill.py --report runs/distill
+    .venv/bin/python benchmarks/distill.py --out runs/distill_benchmark
+    .venv/bin/python benchmarks/distill.py --report runs/distill_benchmark
 
-Every stage is an ordinary run folder: the first command takes up what was stopped.
+Every stage is an ordinary run folder: the first command takes up what was stopped, and the second
+prints whatever is finished. `--quick` takes two tasks in the small sizes of the test.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from _distill import lessons
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
 from soulkit.demo.rows import BELIEFS, write_stories
-from soulkit.eval.config import EvalConfig
-from soulkit.eval.runner import run_eval
+from soulkit.distill.config import DistillConfig, Stage
+from soulkit.distill.report import Distillation, read_distillation
+from soulkit.distill.run import Watcher, distill
+from soulkit.report.distillation import HEADS, macro_row, row_of
+from soulkit.runs.folder import read_jsonl, write_json
 from soulkit.serving.partner import make_server
 from soulkit.tasks.made import make_rows
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
+from soulkit.train.state.lines import StepLine
+from soulkit.train.state.loop import Begin, Show, nobody_hears
 
-STORIES, KEEPER, CAST = TASKS = ("tomi", "secret_keeper", "cast_of_people")
+STORIES, KEEPER, CAST = "tomi", "secret_keeper", "cast_of_people"
 LESSONS = "keeper_lessons"
 HERE = Path(__file__).parent
 CUES = ("job", "town", "pet")
+SHARE = 0.125
+"""Of the combinations of cues, held out from training."""
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "lr": 2e-3, "lr_schedule": "cosine",
-    "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01, "sft_feedback": 0.6,
-    "sft_feedback_always": {"question": BELIEFS}, "checkpoint_every": 1000, "coach": "terse",
+    "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01, "sft_feedback": 0.8,
+    "sft_feedback_always": {"question": BELIEFS}, "checkpoint_every": 100, "coach": "terse",
 }  # fmt: skip
 EXPERT: dict[str, Any] = {
-    "method": "ditto", "lr": 1e-3, "group_size": 8, "batch_size": 256, "checkpoint_every": 10,
-    "keep_last": 1, "coach": "terse", "prompts_per_step": 64,
+    "method": "ditto", "lr": 1e-3, "group_size": 8, "batch_size": 256, "checkpoint_every": 4,
+    "keep_last": 1, "coach": "terse",
 }  # fmt: skip
+LONGEST = 12
+"""Tokens of a reply at most, on any of the tasks."""
+OPTION = {"option": {"max_turns": "5"}}
+"""The visitor leaves after five turns."""
 BY_TASK: dict[str, dict[str, Any]] = {
-    STORIES: {"max_tokens": 8, "mini_batch_prompts": 16},
-    KEEPER: {"max_tokens": 12, "mini_batch_prompts": 8, "prompts_per_step": 32},
-    CAST: {"max_tokens": 6, "mini_batch_prompts": 8},
+    STORIES: {"prompts_per_step": 64, "mini_batch_prompts": 16},
+    KEEPER: {"prompts_per_step": 16, "mini_batch_prompts": 4, "lr": 2e-3, **OPTION},
+    CAST: {"prompts_per_step": 64, "mini_batch_prompts": 8},
 }
+DISTILLED: dict[str, Any] = {
+    "samples": 4, "keep_top": 2, "epochs": 3.0, "batch": 8, "lr": 1e-3, "batch_size": 256,
+    **OPTION,
+    # Small worlds: every story has one that differs from it in a name or two.
+    "near": 1.0, "exclude_overlap": True,
+}  # fmt: skip
+ROADS = ("sft", "opd")
+LABELS = {"sft": "rejection sampling", "opd": "on-policy teachers"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +87,27 @@ class Size:
 
     warmup: int = 400
     batch: int = 48
-    experts: Mapping[str, int] = None  # type: ignore[assignment]
+    experts: Mapping[str, int] = field(
+        default_factory=lambda: {STORIES: 12, KEEPER: 12, CAST: 20}
+    )  # fmt: skip
+    """Task → steps of Ditto."""
     values: int = 6
-    stories: int = 9000
-    talks: int = 2000
-    people: int = 4000
-    lessons: int = 12_000
+    """Of a cue in the cast of people."""
+    made: int = 2500
+    """Rows of each task for the warm-up, and to train experts on."""
+    stories: tuple[int, int] = (9000, 2100)
+    """Made to choose balanced ones from: to learn from, and to measure."""
+    prompts: int = 384
+    """Training rows of each task that experts are sampled on, or read."""
     measured: int = 540
+    few: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → what its expert's training has less of."""
+
+
+QUICK = Size(
+    warmup=120, batch=24, experts={KEEPER: 6, CAST: 10}, values=3, made=500, stories=(0, 0),
+    prompts=64, measured=80, few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,12 +124,20 @@ class World:
     def tasks_file(self) -> Path:
         return self.out / "tasks" / "tasks.yaml"
 
-    @property
-    def base(self) -> Path:
-        return self.out / "warmup" / "model"
-
     def rows(self, task: str, split: str) -> Path:
         return self.out / "rows" / split / f"{task}.jsonl"
+
+    def run(self, say: Callable[[str], None], roads: Sequence[str] = ROADS) -> None:
+        """All stages; each is skipped or resumed where its run folder says so."""
+        self.write_rows()
+        say("warming up the base")
+        self.warm_up()
+        for task in self.size.experts:
+            say(f"making the expert of {task}")
+            self.make_expert(task)
+        for road in roads:
+            say(f"distilling by {LABELS[road]}")
+            self.distill(road, say)
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -104,156 +148,179 @@ class World:
         aside = self.out / "tasks.new"
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(HERE.parent / "examples" / CAST, aside)
-        shutil.copytree(HERE.parent / "soulkit" / "tasks" / KEEPER / "prompts", aside / "prompts",
-                        dirs_exist_ok=True)  # fmt: skip
+        prompts = load_registry().spec(KEEPER).home.folder / "prompts"
+        shutil.copytree(prompts, aside / "prompts", dirs_exist_ok=True)
         shutil.copy(HERE / "_distill" / "lessons.py", aside)
         declared = yaml.safe_load((aside / "tasks.yaml").read_text(encoding="utf-8"))
         declared["tasks"] |= yaml.safe_load((HERE / "_distill" / "lessons.yaml").read_text())
         (aside / "tasks.yaml").write_text(yaml.safe_dump(declared), encoding="utf-8")
-        for split in ("lessons", "train", "test"):
-            (self.out / "rows" / split).mkdir(parents=True, exist_ok=True)
-        self._write_made(aside / "tasks.yaml")
-        write_stories(self.rows(STORIES, "train"), self.size.stories, self.seed, "train")
-        write_stories(self.rows(STORIES, "test"), 1900, self.seed, "test")
+        self._write_people(aside / "tasks.yaml")
+        self._write(LESSONS, "lessons", lessons.lessons(self.size.made, self._seed(2)))
+        self._write(KEEPER, "train", lessons.plain(self.size.made, self._seed(0)))
+        self._write(KEEPER, "test", lessons.plain(self.size.measured, self._seed(1)))
+        if STORIES in self.size.experts:
+            write_stories(self.rows(STORIES, "train"), self.size.stories[0], self.seed, "train")
+            write_stories(self.rows(STORIES, "test"), self.size.stories[1], self.seed, "test")
         aside.rename(self.out / "tasks")
 
-    def _write_made(self, tasks_file: Path) -> None:
-        registry = load_registry(tasks_file)
+    def _seed(self, part: int) -> int:
+        return 3 * self.seed + part
 
-        def make(task: str, count: int, part: int, **options: Any) -> list[dict[str, Any]]:
-            texts = {name: str(value) for name, value in options.items()}
-            return make_rows(registry.task(task), count, 3 * self.seed + part, texts)
+    def _write_people(self, tasks_file: Path) -> None:
+        """Lessons, people to learn from, and people of all names with other combinations."""
+        task = load_registry(tasks_file).task(CAST)
+        world = {"values": str(self.size.values), "world": str(self.seed)}
 
-        size, world = self.size, {"values": self.size.values, "world": self.seed}
-        people = make(CAST, size.people, 0, **world)
-        others = make(CAST, size.people, 0, names="others", **world)
-        keys = groups_aside([group_key(row, CUES) for row in people], 0.125, "test")
-        unseen = [r for r in (*people, *others) if group_key(r, CUES) in keys]
-        self._write(CAST, "lessons", make(CAST, size.lessons, 2, kind="lessons", **world))
-        self._write(CAST, "train", [r for r in people if group_key(r, CUES) not in keys])
-        self._write(CAST, "test", unseen[: size.measured])
-        self._write(LESSONS, "lessons", make(LESSONS, size.lessons, 2))
-        self._write(KEEPER, "train", make(KEEPER, size.talks, 0))
-        self._write(KEEPER, "test", make(KEEPER, size.measured, 1))
+        def make(part: int, **options: str) -> list[dict[str, Any]]:
+            return make_rows(task, self.size.made * 2, self._seed(part), {**world, **options})
+
+        people, others = make(0), make(0, names="others")
+        aside = groups_aside([group_key(row, CUES) for row in people], SHARE, "test")
+        unseen = [row for row in (*people, *others) if group_key(row, CUES) in aside]
+        self._write(CAST, "lessons", make(2, kind="lessons")[: self.size.made])
+        self._write(CAST, "train", [row for row in people if group_key(row, CUES) not in aside])
+        distinct = {row["name"] + group_key(row, CUES): row for row in unseen}
+        self._write(CAST, "test", list(distinct.values())[: self.size.measured])
 
     def _write(self, task: str, split: str, rows: list[dict[str, Any]]) -> None:
-        write_rows(self.rows(task, split), rows, data_source=task)
+        path = self.rows(task, split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_rows(path, rows, data_source=task)
 
-    # -- base and experts --------------------------------------------------------------------------
+    # -- stages ------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        tasks = {STORIES: 1.0, LESSONS: 1.0, CAST: 1.0}
-        data = {
-            STORIES: str(self.rows(STORIES, "train")),
-            LESSONS: str(self.rows(LESSONS, "lessons")),
-            CAST: str(self.rows(CAST, "lessons")),
-        }
-        self.train(
-            "warmup",
-            WARMUP,
-            steps=self.size.warmup,
-            sft_batch=self.size.batch,
-            tasks=tasks,
-            data=data,
-            rows_per_task=4000,
-        )
+        """All of the vocabulary, and how to follow feedback on each of the tasks."""
+        files = {LESSONS: self.rows(LESSONS, "lessons"), CAST: self.rows(CAST, "lessons")}
+        if STORIES in self.size.experts:
+            files[STORIES] = self.rows(STORIES, "train")
+        self._train("warmup", {
+            **WARMUP, "steps": self.size.warmup, "sft_batch": self.size.batch,
+            "tasks": dict.fromkeys(files, 1.0), "rows_per_task": self.size.made,
+            "data": {task: str(file) for task, file in files.items()},
+        })  # fmt: skip
 
     def make_expert(self, task: str) -> None:
-        self.train(
-            f"experts/{task}",
-            {**EXPERT, **BY_TASK[task]},
-            model=str(self.base),
-            steps=self.size.experts[task],
-            tasks={task: 1.0},
-            data={task: str(self.rows(task, "train"))},
-            partner=self.partner,
-        )
-
-    def train(self, name: str, settings: Mapping[str, Any], **more: Any) -> None:
-        config = TrainConfig.model_validate({
-            **settings, **more, "tasks_file": str(self.tasks_file), "seed": self.seed,
+        self._train(f"experts/{task}", {
+            **EXPERT, **BY_TASK[task], **self.size.few.get(task, {}), **self._played(),
+            "model": str(self.out / "warmup/model"),
+            "steps": self.size.experts[task], "tasks": {task: 1.0},
+            "data": {task: str(self.rows(task, "train"))},
         })  # fmt: skip
-        import time
 
-        at = time.monotonic()
+    def _train(self, name: str, settings: Mapping[str, Any]) -> None:
+        shared = {"tasks_file": str(self.tasks_file), "seed": self.seed}
+        config = TrainConfig.model_validate({**settings, **shared})
+        train(config, self.out / name, _silent)
 
-        def show(line):
-            r = line.rewards
-            if config.method == "sft":
-                if line.step % 40 == 0:
-                    print(name, line.step, line.learned.loss, line.train_seconds, flush=True)
-            else:
-                print(
-                    name,
-                    line.step,
-                    "draft",
-                    r.draft,
-                    "ref",
-                    r.refined,
-                    line.sample_seconds,
-                    line.train_seconds,
-                    flush=True,
-                )
+    def _played(self) -> dict[str, Any]:
+        return {"max_tokens": LONGEST, "partner": self.partner}
 
-        train(config, self.out / name, show)
-        print(name, "took", round(time.monotonic() - at), flush=True)
+    def distill(self, road: str, say: Callable[[str], None]) -> None:
+        """One road; base and experts are measured once for both."""
+        config = DistillConfig.model_validate({
+            **DISTILLED, **self._played(), "by": road, "experts": str(self.out / "experts"),
+            "limit": self.size.prompts, "tasks_file": str(self.tasks_file), "seed": self.seed,
+            "data": {task: str(self.rows(task, "train")) for task in self.size.experts},
+            "held_out": {task: str(self.rows(task, "test")) for task in self.size.experts},
+        })  # fmt: skip
+        stages: tuple[Stage, ...] = ("sample", "select", "train", "report")
+        watcher = Watcher(say=say, training=lambda steps: nullcontext((_show, _begin)))
+        distill(config, self.out / road, stages, watcher)
 
-    def measure(self, name: str, task: str, adapter: Path | None) -> None:
-        config = EvalConfig(
-            kind="local", model=str(self.base), adapter=str(adapter) if adapter else None,
-            tasks=(task,), tasks_file=str(self.tasks_file),
-            data={task: str(self.rows(task, "test"))}, temperature=0.0,
-            max_tokens=BY_TASK[task]["max_tokens"], batch_size=128, partner=self.partner,
-        )  # fmt: skip
-        _, summary = run_eval(config, self.out / "measured" / name / task)
-        print(
-            name,
-            task,
-            {k: v.mean for k, v in summary.tasks[task].items() if "/" not in k or "question" in k},
-            summary.seconds,
-            flush=True,
-        )
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(line: StepLine) -> None:
+    """Nobody watches the steps."""
+
+
+_show: Show = _silent
+_begin: Begin = nobody_hears
 
 
 @contextmanager
-def visitor(port: int = 0) -> Iterator[str]:
+def visitor(out: Path) -> Iterator[str]:
+    """The scripted visitor behind HTTP, at the address of an earlier start: it is in the runs'
+    settings."""
+    file = out / "port.json"
+    port = json.loads(file.read_text(encoding="utf-8"))["port"] if file.exists() else 0
     server = make_server(visitor_line, "visitor", port=port)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
+    write_json(file, {"port": server.server_port})
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield f"endpoint:visitor@http://127.0.0.1:{server.server_address[1]}/v1"
+        yield f"endpoint:visitor@http://127.0.0.1:{server.server_port}/v1"
     finally:
         server.shutdown()
         server.server_close()
 
 
+# -- what came of it -------------------------------------------------------------------------------
+
+
+def report(out: Path) -> str:
+    """Markdown of the roads that are finished in `out`."""
+    lines: list[str] = []
+    for road in ROADS:
+        if not (out / road / "summary.json").exists():
+            continue
+        result = read_distillation(out / road)
+        assert result is not None
+        samples, seconds = costs(out / road, road)
+        lines += [f"By {LABELS[road]}: {samples:,} samples, {result.steps} steps, "
+                  f"{seconds:.0f} s of sampling and training.", "", *table(result), ""]  # fmt: skip
+    made = [f"{name} {_seconds(out / name):.0f} s" for name in
+            ("warmup", *(f"experts/{path.name}" for path in sorted((out / "experts").glob("*"))))
+            if (out / name / "summary.json").exists()]  # fmt: skip
+    return "\n".join([*lines, f"Before: {', '.join(made)}."])
+
+
+def table(result: Distillation) -> list[str]:
+    """A line a task and one for their mean, as `soul distill` prints them."""
+    rows = [row_of(one) for one in result.tasks]
+    rows += [macro_row(result)] if len(rows) > 1 else []
+    head = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
+    return [*head, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def costs(folder: Path, road: str) -> tuple[int, float]:
+    """Samples of the experts (or of the student), and seconds of sampling and training."""
+    seconds = _seconds(folder / "generalist")
+    if road == "opd":
+        lines = read_jsonl(folder / "generalist" / "metrics.jsonl")
+        return sum(line.get("rollouts/draft", 0) for line in lines), seconds
+    runs = [path.parent for path in (folder / "samples").glob("*/summary.json")]
+    samples = sum(len(read_jsonl(run / "episodes.jsonl")) for run in runs)
+    return samples, seconds + sum(map(_seconds, runs))
+
+
+def _seconds(run: Path) -> float:
+    return float(json.loads((run / "summary.json").read_text(encoding="utf-8"))["seconds"])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("runs/distill"))
-    parser.add_argument("--warmup", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--values", type=int, default=6)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--experts", default="tomi:30,secret_keeper:20,cast_of_people:30")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("runs/distill_benchmark"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="the sizes of the test")
+    parser.add_argument("--experts-only", action="store_true", help="stop before distilling")
+    parser.add_argument("--report", type=Path, metavar="OUT", help="only print what is finished")
     chosen = parser.parse_args()
+    if chosen.report is not None:
+        print(report(chosen.report))
+        return
     import torch
 
-    torch.set_num_threads(1)
-    experts = {k: int(v) for k, v in (x.split(":") for x in chosen.experts.split(","))}
-    with visitor(chosen.port) as partner:
-        world = World(
-            chosen.out,
-            0,
-            Size(warmup=chosen.warmup, batch=chosen.batch, values=chosen.values, experts=experts),
-            partner,
-        )
-        world.write_rows()
-        world.warm_up()
-        for task in TASKS:
-            world.measure("base", task, None)
-        for task in experts:
-            world.make_expert(task)
-            world.measure("expert", task, world.out / "experts" / task / "model")
+    torch.set_num_threads(chosen.threads)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    with visitor(chosen.out) as partner:
+        size = QUICK if chosen.quick else Size()
+        roads = () if chosen.experts_only else ROADS
+        World(chosen.out, chosen.seed, size, partner).run(_say, roads)
+    print(report(chosen.out))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 A lesson looks like a conversation of `secret_keeper`, and which of the four things is kept to
 oneself is drawn afresh, whatever the page calls secret, and asked about at any turns: only the hint
 tells. Who learned from such lessons follows hints and, without one, has no idea what to keep.
+
+Whoever keeps a secret here lives in a plain world, in which every job is a baker's: what a topic's
+value is need not be looked up on the page, which takes a tiny model longer than all the rest.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from soulkit.tasks.secret_keeper.rows import TEXTS
 from soulkit.tasks.secret_keeper.rows import rows as made_rows
 from soulkit.tasks.secret_keeper.task import DEFLECTION, SecretKeeper, question_at
 from soulkit.types import Episode, Example, Feedback, Score
@@ -21,7 +25,20 @@ PRYING = 0.4
 
 def lessons(n: int, seed: int) -> list[dict[str, Any]]:
     """`n` rows; row i depends on (seed, i) alone."""
-    return [_lesson(row, random.Random(f"{seed}/{i}")) for i, row in enumerate(made_rows(n, seed))]
+    return [_lesson(row, random.Random(f"{seed}/{i}")) for i, row in enumerate(plain(n, seed))]
+
+
+def plain(n: int, seed: int) -> list[dict[str, Any]]:
+    """`n` made rows of `secret_keeper` with one value for every topic."""
+    values = {topic: several[0] for topic, several in TEXTS["topics"].items()}
+    return [
+        {
+            **row,
+            "facts": [{**item, "value": values[item["topic"]]} for item in row["facts"]],
+            "secret": {**row["secret"], "value": values[row["secret"]["topic"]]},
+        }
+        for row in made_rows(n, seed)
+    ]
 
 
 def _lesson(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Option:
         return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
 
 
-FORMS = {BY_TASK: "players", ADAPTERS: "adapters"}
+BY_TASK_FORMS = {BY_TASK: "players", ADAPTERS: "adapters"}
 """Metavar of options for everything or, repeated, for single tasks → how they are read."""
 
 COMMON = (
@@ -124,7 +124,7 @@ def _settings_options(
         yield Option(
             flag, value, info.description or "", facts["section"], setting,
             default_text(info), metavar, facts["complete"], info.is_required(),
-            FORMS.get(metavar or "") or value_form(info.annotation),
+            BY_TASK_FORMS.get(metavar or "") or value_form(info.annotation),
         )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def _matters(
 def kind_of(annotation: Any, metavar: str | None) -> Any:
     """What an option's text is read as: a choice, a number, a switch, a file, text, or several."""
     parts = _parts(annotation)
-    if metavar in FORMS:
+    if metavar in BY_TASK_FORMS:
         return list[str]
     if len(parts) == 1:
         part = parts[0]

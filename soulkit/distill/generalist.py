@@ -4,7 +4,8 @@
     --by opd    the experts read what the generalist says, each on its own task
 
 Either way it starts at the base that the experts share, with a new adapter. On-policy it samples
-exactly as many replies as rejection sampling would: every training prompt, `samples` times.
+as many replies as rejection sampling would: every training prompt, `samples` times (and a few
+prompts twice where no size of a step divides their number).
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from soulkit.train.material.assemble import gather_material
 
 BATCH = 32
 """Samples an update, unless told otherwise."""
-PROMPTS = 64
-"""Prompts a step of on-policy distillation at most."""
+PROMPTS = 16
+"""Prompts a step of on-policy distillation at most: many small steps follow more closely what the
+generalist says by then."""
 _MACHINE = ("seed", "device", "dtype", "threads")
 """Settings that training on conversations takes over."""
 
@@ -77,14 +79,20 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         "batch_size": config.batch_size, **_clean_rows(config, experts),
     }  # fmt: skip
     rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
-    # As many steps as that takes, all of one size: equal samples mean equal, not nearly.
-    steps = math.ceil(rows / PROMPTS)
-    prompts = math.ceil(rows / steps)
+    prompts = prompts_of(rows)
+    steps = math.ceil(rows / prompts)
     update = max(1, (config.batch or BATCH) // config.samples)
     return _with_rate(config, {
         **settings, "prompts_per_step": prompts, "mini_batch_prompts": min(update, prompts),
         "steps": steps,
     })  # fmt: skip
+
+
+def prompts_of(rows: int) -> int:
+    """Prompts a step so that whole steps take every row once: the largest number, of those up to
+    PROMPTS, that takes the fewest rows twice."""
+    sizes = range(min(PROMPTS, rows), max(1, min(PROMPTS, rows) // 2) - 1, -1)
+    return min(sizes, key=lambda size: -rows % size)
 
 
 def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
