@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.chats import chat
+from tests.support.chats import jsonl as write_chats
 from tests.support.evaluation import soul
 from tests.support.prism import write_conversations
 from tests.support.servers.openai_server import ScriptedServer
@@ -248,6 +250,8 @@ def released(home: Path) -> None:
             writer.writeheader()
             writer.writerows(rows)
     write_conversations(home / "conversations.jsonl", 3)
+    for name in ("chats.jsonl", "chats/monday.jsonl", "unique.jsonl"):
+        write_chats(home / name, [chat(number) for number in range(40)])
     line = json.dumps(TOMBENCH, ensure_ascii=False)
     (home / "False Belief Task.jsonl").write_text(f"{line}\n", encoding="utf-8")
 

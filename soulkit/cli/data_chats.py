@@ -89,7 +89,7 @@ def dedupe(
     ] = 0.8,
     as_json: Json = False,
 ) -> None:
-    """Find conversations that a corpus holds twice, word for word or nearly so.
+    """Find conversations that a corpus holds twice, or nearly so.
 
     With -o, the others are written. The exit code is 2 when some rows cannot be read: nothing is
     known about those, and -o leaves them out.

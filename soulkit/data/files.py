@@ -384,7 +384,8 @@ def write_rows(
             "An empty file would stop the next command anyway.",
             "Check what was asked for, and the bad rows if any were named.",
         )
-    _write_aside(path, _WRITERS[path.suffix.lower()], marked, replace)
+    write = _WRITERS[path.suffix.lower()]
+    _write_aside(path, lambda aside: write(aside, marked), replace)
     return len(marked)
 
 
@@ -392,7 +393,7 @@ def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bo
     """Write objects that are no rows as JSON lines, as `write_rows` does; they may be none."""
     check_target(path, (".jsonl",))
     objects = list(lines)
-    _write_aside(path, _write_jsonl, objects, replace)
+    _write_aside(path, lambda aside: _write_jsonl(aside, objects), replace)
     return len(objects)
 
 
@@ -404,24 +405,22 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     check_target(path, (".jsonl",))
 
-    def writer(aside: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    def write(aside: Path) -> None:
         with aside.open("w", encoding="utf-8", newline="\n") as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
             if not file.tell():
                 raise empty(path)
 
-    _write_aside(path, writer, rows, replace=False)
+    _write_aside(path, write, replace=False)
 
 
-def _write_aside(
-    path: Path, writer: Writer, rows: Sequence[Mapping[str, Any]], replace: bool
-) -> None:
+def _write_aside(path: Path, write: Callable[[Path], None], replace: bool) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            writer(aside, rows)
+            write(aside)
             if not replace:
                 _refuse_other(path, aside)
             aside.replace(path)

@@ -21,13 +21,7 @@ from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts
 from soulkit.report.published import CAVEAT, Publication, published_for
-from soulkit.report.training_facts import (
-    LESSON_FACTS,
-    canary_text,
-    feedback_text,
-    lesson_facts,
-    validation_rows,
-)
+from soulkit.report.training_facts import LESSON_FACTS, facts_of_training, validation_rows
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
 from soulkit.train.state.summary import TrainSummary
@@ -139,9 +133,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("ignored by servers", ignored_text(summary.ignored)),
     ]
     if isinstance(summary, TrainSummary):
-        lines.append(("feedback", feedback_text(summary.feedback)))
-        lines.append(("canaries", canary_text(summary.canaries)))
-        lines += lesson_facts(summary)
+        lines += facts_of_training(summary)
     return [(label, one_line(text, 200)) for label, text in lines if text]
 
 

@@ -48,6 +48,15 @@ def _task_text(rewards: Rewards, task: str) -> str:
     return "  ".join(parts)
 
 
+def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
+    """What the head of a training run says beside that of an evaluation: (label, text or empty)."""
+    lines = [
+        ("feedback", feedback_text(summary.feedback)),
+        ("canaries", canary_text(summary.canaries)),
+    ]
+    return lines + lesson_facts(summary)
+
+
 LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
 """The labels of `lesson_facts`."""
 

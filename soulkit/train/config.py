@@ -328,7 +328,7 @@ class TrainConfig(
     def _preset(cls, raw: Any) -> Any:
         """What a preset says goes behind everything that was written."""
         name = raw.get("preset") if isinstance(raw, Mapping) else None
-        return {**preset_settings(name), **raw} if name else raw
+        return {**preset_settings(name), **raw} if isinstance(name, str) else raw
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

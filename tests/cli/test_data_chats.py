@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 from soulkit.cli import app as cli
@@ -53,6 +55,17 @@ def test_show_of_a_row_that_is_not_there(soul, tmp_path: Path, row: str):
     jsonl(tmp_path / "a.jsonl", [chat(1)])
     code, _, err = soul("show", "a.jsonl", "--side", "human", "--row", row)
     assert code == 2 and f"no conversation {row}" in err
+
+
+def test_what_is_neither_here_nor_on_the_hub_is_told_so(soul, monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    code, _, err = soul("show", "nobody/nothing", "--side", "human")
+    assert code == 2 and "'nobody/nothing' cannot be read from the hub" in err
+    assert "Nothing of that name lies here either" in err
+    code, _, err = soul("dedupe", "nobody/nothing")
+    assert code == 2 and "no file, folder or pattern here" in err
 
 
 def test_dedupe_writes_the_rows_that_stay(soul, tmp_path: Path):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from soulkit.errors import ConfigError
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
@@ -217,6 +218,9 @@ def test_a_preset_goes_behind_what_is_written(files: Path) -> None:
     changed = config(files, preset="osim-midtrain", steps=7, full=False)
     assert (changed.steps, changed.full, changed.sft_batch) == (7, False, 1024)
     assert changed.resolved()["preset"] == "osim-midtrain"
+    for wrong in (["osim-midtrain"], 7, ""):
+        with pytest.raises(ConfigError):
+            config(files, preset=wrong)
 
 
 def test_a_preset_that_cannot_fit_is_refused_with_figures(
@@ -284,6 +288,19 @@ def test_a_stopped_run_goes_on_to_the_bit(
     assert codes[0] in (-number, 128 + number)
     assert soul(*command(files, out)) == 0
     assert_same(out, whole)
+
+
+@pytest.mark.slow
+def test_held_out_rows_of_a_task_have_a_loss_too(tmp_path: Path) -> None:
+    words = ("--task", "tomi", "--data", "tomi=synth:40", "--steps", 2, "--batch", 4)
+    out = tmp_path / "gold"
+    assert soul("train", "sft", "--model", "tiny", "--full", *words, "--eval-every", 2,
+                "--out", out) == 0  # fmt: skip
+    losses = [line["loss/valid/tomi"] for line in read_jsonl(out / "metrics.jsonl")
+              if "loss/valid/tomi" in line]  # fmt: skip
+    assert len(losses) == 2 and losses[1] < losses[0]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["validation"]["lessons"]["tomi"] > 0 and summary["best_valid"] == losses[1]
 
 
 @pytest.mark.slow

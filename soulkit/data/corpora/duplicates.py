@@ -16,10 +16,11 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from soulkit.data.contamination import THRESHOLD, folded_words, shingles
-from soulkit.data.corpora.messages import Conversation, Unusable, conversation_of
+from soulkit.data.corpora.messages import ChatRow, Unusable, conversation_of
 from soulkit.data.corpora.settings import AnySource, source_settings
 from soulkit.data.corpora.store import source_rows
 from soulkit.data.files import BadRow
@@ -96,7 +97,7 @@ def find_duplicates(source: AnySource, threshold: float = THRESHOLD) -> Duplicat
     return report
 
 
-def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str, Conversation]]:
+def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str, ChatRow]]:
     for key, row in source_rows(source_settings(source).path):
         report.rows += 1
         try:
@@ -107,12 +108,12 @@ def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str,
             report.bad.append(BadRow(key, str(error)))
 
 
-def _digest(conversation: Conversation) -> bytes:
+def _digest(conversation: ChatRow) -> bytes:
     words = [(u.role or u.speaker, folded_words(u.text)) for u in conversation.utterances]
     return hashlib.blake2b(repr(words).encode("utf-8"), digest_size=16).digest()
 
 
-def spoken_triples(conversation: Conversation) -> Triples:
+def spoken_triples(conversation: ChatRow) -> Triples:
     """Checksums of the word triples of what is said, each once, in order; (n,), uint32."""
     spoken = [u.text for u in conversation.utterances if u.role != "system"]
     return triples_of(folded_words(spoken))
@@ -131,11 +132,10 @@ def _bands(triples: Triples, threshold: float) -> Any:
     import numpy as np
 
     width = _width(threshold)
-    rng = np.random.default_rng(1)
-    factors, offsets = rng.integers(1, 1 << 63, (2, HASHES, 1), dtype=np.uint64)
+    factors, offsets = _hash_family()
     if not len(triples):
         return np.zeros(HASHES // width, dtype=np.uint64)
-    hashes = ((factors | np.uint64(1)) * triples.astype(np.uint64) + offsets) >> np.uint64(32)
+    hashes = (factors * triples.astype(np.uint64) + offsets) >> np.uint64(32)
     lowest = hashes.min(axis=1)[: HASHES // width * width].reshape(-1, width)
     mixed = np.zeros(len(lowest), dtype=np.uint64)
     for column in lowest.T:
@@ -144,6 +144,17 @@ def _bands(triples: Triples, threshold: float) -> Any:
     return mixed
 
 
+@cache
+def _hash_family() -> tuple[Any, Any]:
+    """Odd factors and offsets, (HASHES, 1) uint64 each."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    factors, offsets = rng.integers(1, 1 << 63, (2, HASHES, 1), dtype=np.uint64)
+    return factors | np.uint64(1), offsets
+
+
+@cache
 def _width(threshold: float) -> int:
     """Hashes a band, as many as leave a pair at the threshold proposed almost surely."""
     widths = [w for w in range(1, 9) if 1 - (1 - threshold**w) ** (HASHES // w) >= _RECALL]

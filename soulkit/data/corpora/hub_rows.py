@@ -116,23 +116,28 @@ class HubStore:
         while start["shard"] < len(shards):
             shard = shards[start["shard"]]
             with _refusals(self.repo):
-                tables, state = self._read(shard, epoch, start)
+                tables, state = self._read(shard, start)
             rows = sum(len(table) for table in tables)
             if rows:
                 following = _start(start["shard"], state, start["number"] + rows)
-                self._reading = self._reading and (following, *self._reading[1:])
+                self._reading = self._reading and ((shard, following), *self._reading[1:])
                 return self._unpacked(tables, shard, start["number"], rows), following
             self._reading = None
             start = _start(start["shard"] + 1, None, 0)
         return None
 
-    def _read(self, shard: int, epoch: int, start: dict[str, Any]) -> tuple[list[Any], Any]:
+    def _read(self, shard: int, start: dict[str, Any]) -> tuple[list[Any], Any]:
         """Tables until they fill a window, and the state after them."""
-        if self._reading is None or self._reading[0] != start:
+        # The shard as well: in another pass the same start may stand for another one.
+        if self._reading is None or self._reading[0] != (shard, start):
             dataset = self._dataset.shard(self._dataset.num_shards, shard)
             if start["state"] is not None:
                 dataset.load_state_dict(start["state"])
-            self._reading = (start, iter(dataset.iter(batch_size=_batch(self._size))), dataset)
+            self._reading = (
+                (shard, start),
+                iter(dataset.iter(batch_size=_batch(self._size))),
+                dataset,
+            )
         _, batches, dataset = self._reading
         tables: list[Any] = []
         rows = size = 0
@@ -167,11 +172,13 @@ def _batch(window: int) -> int:
 @contextmanager
 def _refusals(repo: str) -> Iterator[None]:
     """Turns what the hub and the library refuse into an error of three lines."""
+    import httpx2
     import pyarrow as pa
 
+    refusals = (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException, httpx2.HTTPError)
     try:
         yield
-    except (OSError, ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
+    except refusals as error:
         raise DataError(
             f"The data set '{repo}' cannot be read from the hub.",
             f"{type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}.",

@@ -187,23 +187,34 @@ def _parquet(path: Path) -> Any:
 
 def _parquet_index(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
     with _parquet(path) as file:
-        bundles = tuple(_group_bundles(file.metadata, number, window, limit))
+        least = _decoded_size(file)
+        bundles = tuple(_group_bundles(file.metadata, number, window, limit, least))
         rows = file.metadata.num_rows
         names = _parquet_marks(file) if marks else frozenset()
     return FileIndex(path, "parquet", rows, rows, bundles, sampled_checksum(path), names)
 
 
+def _decoded_size(file: Any) -> float:
+    """Bytes a row takes in memory, by the first ones: equal texts are stored once in a file."""
+    batch = next(file.iter_batches(batch_size=256), None)
+    return 0.0 if batch is None or not batch.num_rows else batch.nbytes / batch.num_rows
+
+
 def _group_bundles(
-    metadata: Any, number: int, window: int, limit: int
+    metadata: Any, number: int, window: int, limit: int, least: float
 ) -> Iterator[tuple[Stretch, ...]]:
-    """Small row groups together as one stretch; of a large one several in a row."""
+    """Small row groups together as one stretch; of a large one several in a row.
+
+    A row takes `least` bytes or what the row group says, whichever is more.
+    """
     first, start, rows, size = 0, 0, 0, 0
     for group in range(metadata.num_row_groups):
         about = metadata.row_group(group)
-        if rows and (rows + about.num_rows > window or size + about.total_byte_size > limit):
+        more = max(about.total_byte_size, int(about.num_rows * least))
+        if rows and (rows + about.num_rows > window or size + more > limit):
             yield _divided(number, first, rows, start, size, window, limit)
             first, start, rows, size = first + rows, group, 0, 0
-        rows, size = rows + about.num_rows, size + about.total_byte_size
+        rows, size = rows + about.num_rows, size + more
     if rows:
         yield _divided(number, first, rows, start, size, window, limit)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from soulkit.data.corpora.lesson import Lesson
-from soulkit.data.corpora.messages import Conversation, Unusable, Utterance
+from soulkit.data.corpora.messages import ChatLine, ChatRow, Unusable
 from soulkit.data.corpora.table import ASSISTANT, HUMAN
 from soulkit.text import one_line
 from soulkit.types import Segment
@@ -60,8 +60,10 @@ class _Part:
     token_ids: tuple[int, ...] = ()
 
 
-def lesson_from(conversation: Conversation, shape: LessonShape, source: str, key: str) -> Lesson:
+def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str) -> Lesson:
     """The lesson of one conversation; Unusable where nothing can be learned from it."""
+    if conversation.evaluation_only:
+        raise Unusable("it is marked evaluation_only: nobody trains on it")
     system, spoken = _system(conversation.utterances, shape.strip_system)
     parts = _joined([part for u in spoken if (part := _part(u, shape)) is not None])
     last = max((n for n, part in enumerate(parts) if part.trained), default=-1)
@@ -79,10 +81,10 @@ def lesson_from(conversation: Conversation, shape: LessonShape, source: str, key
     return Lesson(tuple(segments), tuple(trained), source, key, conversation.fact, tokenizer)
 
 
-def _system(utterances: Sequence[Utterance], strip: bool) -> tuple[str, list[Utterance]]:
+def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[ChatLine]]:
     """The system prompt, and everything else; a later one is words of the surroundings."""
     prompts: list[str] = []
-    rest: list[Utterance] = []
+    rest: list[ChatLine] = []
     for utterance in utterances:
         if utterance.role != "system":
             rest.append(utterance)
@@ -98,7 +100,7 @@ def _nobody(side: str) -> str:
     return f"{who} says nothing that could be learned"
 
 
-def _part(utterance: Utterance, shape: LessonShape) -> _Part | None:
+def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:
     """One utterance on its side; None where it says nothing that anybody must hear."""
     if not _is_learned(utterance, shape.side):
         seen = " ".join(filter(None, [utterance.text, *(f"({m})" for m in utterance.marks)]))
@@ -113,7 +115,7 @@ def _part(utterance: Utterance, shape: LessonShape) -> _Part | None:
     return _Part("assistant", (_Piece("You", utterance.text),), utterance.trained, ids)
 
 
-def _is_learned(utterance: Utterance, side: str) -> bool:
+def _is_learned(utterance: ChatLine, side: str) -> bool:
     if side not in (HUMAN, ASSISTANT):
         return utterance.role != "tool" and side.strip().casefold() in utterance.names
     if not utterance.role:
@@ -121,7 +123,7 @@ def _is_learned(utterance: Utterance, side: str) -> bool:
     return utterance.role == ("user" if side == HUMAN else "assistant")
 
 
-def _label(utterance: Utterance, side: str) -> str:
+def _label(utterance: ChatLine, side: str) -> str:
     if side == HUMAN:
         return "Assistant"
     if side == ASSISTANT:
@@ -153,7 +155,7 @@ def _segments(
     segments = [Segment(p.role, _words(p, labelled), token_ids=p.token_ids) for p in staying]
     trained = [part.trained for part in staying]
     if cut:
-        past = folded(p for part in parts[:cut] for p in _speeches(part))
+        past = folded_past(p for part in parts[:cut] for p in _speeches(part))
         if segments[0].role == "user":
             segments[0] = replace(segments[0], text=f"{past}\n{segments[0].text}")
         else:
@@ -178,7 +180,7 @@ def _speeches(part: _Part) -> list[tuple[str, str]]:
     return speeches
 
 
-def folded(speeches: Iterable[tuple[str, str]]) -> str:
+def folded_past(speeches: Iterable[tuple[str, str]]) -> str:
     """Earlier (label, text) as words, oldest first, between two lines that say so."""
     return "\n".join([EARLIER, *(labelled_line(*speech) for speech in speeches), FROM_HERE])
 

@@ -1,7 +1,7 @@
 """The messages of a row, whatever its layout, as one plain shape: who speaks, and what is said.
 
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
-    → [Utterance(role="user", speaker="user", text="hi"), Utterance(role="assistant", ...)]
+    → [ChatLine(role="user", speaker="user", text="hi"), ChatLine(role="assistant", ...)]
 
 Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. What
 an assistant does with tools is words of the *surroundings*: a call and its answer each become an
@@ -23,9 +23,8 @@ _ROLES = {
     **dict.fromkeys(("user", "human", "prompter", "person"), "user"),
     **dict.fromkeys(("assistant", "gpt", "model", "chatbot", "bot", "ai"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(
-        ("tool", "function", "ipython", "observation", "function_response", "function_call"), "tool"
-    ),
+    **dict.fromkeys(("tool", "function", "ipython", "observation", "function_response"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
 }
 _SPEAKERS = ("role", "from", "speaker", "name", "author")
 _WORDS = ("content", "value", "text")
@@ -36,7 +35,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class ChatLine:
     """One message as its row has it."""
 
     role: str
@@ -54,16 +53,18 @@ class Utterance:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ChatRow:
     """The utterances of one row, and what stands beside them."""
 
-    utterances: tuple[Utterance, ...]
+    utterances: tuple[ChatLine, ...]
     data_source: str
     fact: str
     tokenizer: str
+    evaluation_only: bool
+    """Whether the row says that nobody may train on it."""
 
 
-def conversation_of(row: Any, place: str) -> Conversation:
+def conversation_of(row: Any, place: str) -> ChatRow:
     """What one row of a file holds; Unusable where that is no conversation.
 
     `place` is `file:row`.
@@ -72,15 +73,23 @@ def conversation_of(row: Any, place: str) -> Conversation:
         fields = flatten(row)
     except ValueError as error:
         raise Unusable(str(error)) from error
-    utterances = tuple(u for item in _items(fields, place) for u in _utterances(item))
+    utterances = (*_prompt(fields), *(u for i in _items(fields, place) for u in _utterances(i)))
     if not utterances:
         raise Unusable("its conversation is empty")
-    return Conversation(
+    return ChatRow(
         utterances,
         _text_field(fields, "data_source"),
         _text_field(fields, "fact"),
         _text_field(fields, "tokenizer"),
+        str(fields.get("evaluation_only")).lower() in ("true", "1"),
     )
+
+
+def _prompt(fields: Mapping[str, Any]) -> Iterator[ChatLine]:
+    """A system prompt that stands beside the messages."""
+    text = _text_field(fields, "system").strip()
+    if text:
+        yield ChatLine("system", "system", frozenset({"system"}), text)
 
 
 def _text_field(fields: Mapping[str, Any], name: str) -> str:
@@ -103,7 +112,7 @@ def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
     return list(items)
 
 
-def _utterances(item: Any) -> Iterator[Utterance]:
+def _utterances(item: Any) -> Iterator[ChatLine]:
     if not isinstance(item, Mapping):
         raise Unusable("one of its messages is no object")
     words = {k: item[k].strip() for k in _SPEAKERS if isinstance(item.get(k), str)}
@@ -114,14 +123,29 @@ def _utterances(item: Any) -> Iterator[Utterance]:
     labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
     speaker = next((label for label in labels if label), "")
     text, marks = _words_of(item)
-    if role == "tool":
-        yield Utterance("tool", speaker, names, f"({speaker} answers) {text}".strip())
+    if role in ("tool", "call"):
+        act = f"({speaker} answers)" if role == "tool" else "(the assistant calls a tool)"
+        yield ChatLine("tool", speaker, names, f"{act} {text}".strip())
         return
+    calls = list(_calls(item))
+    if text or marks or not calls:
+        yield ChatLine(role, speaker, names, text, marks, _exact_ids(item), _is_trained(item))
+    for call in calls:
+        yield ChatLine("tool", "tool", frozenset({"tool"}), call)
+
+
+def _exact_ids(item: Mapping[str, Any]) -> tuple[int, ...]:
     ids = item.get("token_ids")
-    exact = tuple(map(int, ids)) if isinstance(ids, list | tuple) else ()
-    yield Utterance(role, speaker, names, text, marks, exact, item.get("trained") is not False)
-    for call in _calls(item):
-        yield Utterance("tool", "tool", frozenset({"tool"}), call)
+    if ids is None:
+        return ()
+    if not isinstance(ids, list | tuple) or not all(type(i) is int and i >= 0 for i in ids):
+        raise Unusable("its token_ids are no list of ids")
+    return tuple(ids)
+
+
+def _is_trained(item: Mapping[str, Any]) -> bool:
+    """False where the message says so: by `trained`, or by the `weight` of other layouts."""
+    return item.get("trained") is not False and item.get("weight") != 0
 
 
 def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from soulkit.data.corpora.messages import Unusable, conversation_of
 from soulkit.data.corpora.mixing import Part
 from soulkit.data.corpora.places import CorpusPart, hub_address, source_files
 from soulkit.data.corpora.settings import SourceSettings
-from soulkit.data.corpora.table import rule_for
+from soulkit.data.corpora.table import listed_rule, rule_for
 from soulkit.data.corpora.windows import Window
 from soulkit.data.files import BadRow, SourcedRow
 from soulkit.errors import ConfigError, DataError
@@ -67,6 +67,7 @@ class LessonSource:
         self._begin(0)
         for name in sorted(store.data_sources):
             self._shape(name, label)
+        self._probe()
 
     @classmethod
     def open(
@@ -96,6 +97,12 @@ class LessonSource:
             files = source_files(settings.path, part)
             store = FileStore(files, size, limit, f"{seed}/{label}", settings.side is None)
         return cls(settings, store, label, seed, window)
+
+    def _probe(self) -> None:
+        """Read the first row, so that what ails all of them is told before anything starts."""
+        step = self._store.window(self._store.first(0, False), 0, False)
+        if step is not None and len(step[0]):
+            self._lesson(step[0].row(0), lambda why, key: None)
 
     @property
     def rows(self) -> int | None:
@@ -185,12 +192,11 @@ class LessonSource:
     def _shape(self, data_source: str, place: str) -> LessonShape:
         if data_source not in self._shapes:
             settings = self.settings
-            side, turns = settings.side, settings.turns
+            side, rule = settings.side, listed_rule(data_source, settings.name)
             if side is None:
-                rule = rule_for(data_source or None, settings.name, place)
-                side, turns = rule.side, turns or rule.turns
-            shape = LessonShape(side, bool(settings.strip_system), turns)
-            self._shapes[data_source] = shape
+                side = rule_for(data_source or None, settings.name, place).side
+            turns = settings.turns or (rule.turns if rule is not None else None)
+            self._shapes[data_source] = LessonShape(side, bool(settings.strip_system), turns)
         return self._shapes[data_source]
 
     def _fruitless(self, reasons: Mapping[str, int]) -> DataError:

@@ -38,15 +38,20 @@ def corpus_rules() -> dict[str, CorpusRule]:
     }
 
 
+def listed_rule(data_source: str | None, name: str | None) -> CorpusRule | None:
+    """What the table says of a row: by its `data_source`, else by its source's `name`."""
+    rules = corpus_rules()
+    return next((rules[mark] for mark in (data_source, name) if mark and mark in rules), None)
+
+
 def rule_for(data_source: str | None, name: str | None, place: str) -> CorpusRule:
     """The rule of a row: by its `data_source`, else by its source's `name`; `place` says where.
 
     DataError where nothing says who is learned.
     """
-    rules = corpus_rules()
-    for mark in (data_source, name):
-        if mark is not None and mark in rules:
-            return rules[mark]
+    rule = listed_rule(data_source, name)
+    if rule is not None:
+        return rule
     mark = data_source or name
     way_out = "Say who is learned: --side human, --side assistant, or --side NAME of a speaker."
     if mark is None:

@@ -11,7 +11,7 @@ from soulkit.data.chats import REPLIES, TREE, read_chats
 from soulkit.data.files import SourcedRow, read_rows
 from soulkit.errors import DataError
 
-WHOLE_FILE_LIMIT = 256 << 20
+WHOLE_FILE_LIMIT = 64 << 20
 """Bytes of such a file, at most."""
 
 
@@ -32,9 +32,15 @@ def check_whole(path: Path) -> None:
         )
 
 
-@lru_cache(maxsize=1)
 def whole_rows(path: Path) -> list[SourcedRow]:
     """Every row of a file, the unreadable ones last; several records of one chat as one row."""
+    state = path.stat()
+    return _read_whole(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read_whole(path: Path, changed_ns: int, size: int) -> list[SourcedRow]:
+    """The rows of the file as it was at that time: windows of one file are read in a row."""
     rows, bad = read_rows(path)
     names = frozenset(name for row in rows for name in row.fields)
     good: list[SourcedRow] = [(row.source, row.fields) for row in rows]

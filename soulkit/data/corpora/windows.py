@@ -77,6 +77,8 @@ def _line_window(path: Path, stretch: Stretch, label: str, base: int) -> Window:
     with path.open("rb") as file:
         file.seek(stretch.at)
         content = file.read(stretch.size)
+    if len(content) < stretch.size:
+        raise unreadable(path, "it is shorter than it was when its rows were counted")
     lines = content.split(b"\n")
     places = [n for n, line in enumerate(lines) if line.strip()]
 

@@ -152,8 +152,9 @@ class LossSums:
 
     def add(self, losses: Tensor, owner: Tensor, sources: Sequence[str]) -> None:
         """Add the tokens of a pack: their losses [n], and which of `sources` each is from [n]."""
-        sums = torch.zeros(len(sources), dtype=torch.float64, device=losses.device)
-        sums.index_add_(0, owner, losses.double())
+        owner = owner.cpu()  # where adding by index has one order
+        sums = torch.zeros(len(sources), dtype=torch.float64)
+        sums.index_add_(0, owner, losses.double().cpu())
         counts = torch.bincount(owner, minlength=len(sources)).tolist()
         for source, nats, tokens in zip(sources, sums.tolist(), counts, strict=True):
             self.nats[source] += nats

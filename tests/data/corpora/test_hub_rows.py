@@ -60,11 +60,11 @@ for window in (7, 10, 64):
     for _ in range(130):
         positions.append(json.loads(json.dumps(stream.position())))
         keys.append(stream.take(1)[0].key)
-    again = opened()
-    for at in range(0, 130, 5):
+    for at in range(0, 110, 13):
+        again = opened()
         again.resume(positions[at])
-        if [lesson.key for lesson in again.take(20)] != (keys + [""] * 20)[at:at + 20][:20]:
-            differences += [at] if at + 20 <= 130 else []
+        if [lesson.key for lesson in again.take(20)] != keys[at:at + 20]:
+            differences.append(at)
 in_order = [lesson.segments[1].text for lesson in read_lessons(path, side="human")]
 heard = []
 sizes = LessonStream.open([path, path + ":validation"], side="human", say=heard.append).sizes
@@ -90,28 +90,29 @@ import json, sys
 from soulkit.data.corpora.stream import LessonStream
 from soulkit.errors import UserError
 position, = map(json.loads, sys.argv[1:])
-stream = LessonStream.open(["me/chats"], seed=1, window=7, side="human")
+opened = lambda: LessonStream.open(["me/chats"], seed=1, window=7, side="human")
+words = lambda stream: [lesson.segments[1].text for lesson in stream.take(20)]
+stream, refusals = opened(), []
 if position:
-    stream.resume(position)
-words = [lesson.segments[1].text for lesson in stream.take(20)]
-position = stream.position()
-after = [lesson.segments[1].text for lesson in stream.take(20)]
-refusals = []
-for path in ("me/nothing", "me/chats:nowhere", "me/chats/other"):
-    try:
-        LessonStream.open([path], side="human").take(1)
-    except UserError as error:
-        refusals.append(error.lines())
-print(json.dumps([words, position, after, refusals]))
+    resumed = opened()
+    resumed.resume(position)
+    print(json.dumps([words(stream), words(resumed)]))
+else:
+    for path in ("me/nothing", "me/chats:nowhere", "me/chats/other"):
+        try:
+            LessonStream.open([path], side="human").take(1)
+        except UserError as error:
+            refusals.append(error.lines())
+    stream.take(20)
+    print(json.dumps([stream.position(), words(stream), refusals]))
 """
 
 
 def test_a_stream_goes_on_at_the_commit_of_its_start(tmp_path: Path):
     with HubServer({"me/chats": files(0)}) as hub:
-        _, position, after, refusals = child(hub, tmp_path, GO_ON, None)
+        position, after, refusals = child(hub, tmp_path, GO_ON, None)
         hub.push("me/chats", files(500))
-        fresh = child(hub, tmp_path, GO_ON, None)[0]
-        resumed = child(hub, tmp_path, GO_ON, position)[0]
+        fresh, resumed = child(hub, tmp_path, GO_ON, position)
     assert resumed == after
     assert all(int(text.split()[1]) >= 500 for text in fresh)
     assert len(refusals) == 3

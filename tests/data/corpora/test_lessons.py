@@ -31,6 +31,7 @@ LAYOUTS: dict[str, Any] = {
     "extra_info as text": {"extra_info": json.dumps({"messages": TURNS}), "data_source": "x"},
     "sharegpt": {"conversations": SHAREGPT},
     "parts": {"messages": PARTS},
+    "a system prompt beside": {"system": "Be kind.", "conversations": SHAREGPT[1:]},
     "struct with empty keys": {
         "messages": [{**m, "name": None, "tool_calls": None} for m in TURNS]
     },
@@ -103,6 +104,26 @@ def test_tools_are_words_of_the_surroundings_and_never_learned():
     ]  # fmt: skip
 
 
+def test_a_call_without_words_is_no_blank_message():
+    call = {"role": "assistant", "content": None, "tool_calls": [
+        {"function": {"name": "clock", "arguments": {"zone": "UTC"}}}]}  # fmt: skip
+    row = {"messages": [*said_by("user: time?"), call, *said_by("tool: 9:00", "assistant: nine")]}
+    words = '(the assistant calls clock) {"zone": "UTC"}\n(tool answers) 9:00'
+    assert lines(lesson(row, "assistant")) == [f"user time?\n{words}", "assistant* nine"]
+    talk = {"human": "time?", "function_call": "clock()", "observation": "9:00", "gpt": "nine"}
+    turns = [{"from": speaker, "value": text} for speaker, text in talk.items()]
+    words = "(the assistant calls a tool) clock()\n(observation answers) 9:00"
+    assert lines(lesson({"conversations": turns}, "assistant")) == [
+        f"user time?\n{words}", "assistant* nine"
+    ]  # fmt: skip
+
+
+def test_a_message_of_no_weight_is_context():
+    turns = said_by("user: a", "assistant: b", "user: c", "assistant: d")
+    turns[1] |= {"weight": 0}  # type: ignore[dict-item]
+    assert lesson({"messages": turns}, "assistant").trained == (False, False, False, True)
+
+
 def test_pictures_stay_visible_in_the_context_and_are_no_words_to_learn():
     picture = {"type": "image_url", "image_url": {"url": "x"}}
     look = [{"type": "text", "text": "see"}, picture]
@@ -151,6 +172,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "nobody learned": ({"messages": said_by("system: a", "assistant: b")}, "says nothing"),
     "no speaker": ({"messages": [{"content": "a"}]}, "who speaks"),
     "no message": ({"messages": ["a"]}, "no object"),
+    "ids that are none": (
+        {"messages": [{"role": "user", "content": "a", "token_ids": ["x"]}]},
+        "token_ids are no",
+    ),
     "no branch": ({"conversation_history": [{"if_chosen": True, "content": "x"}]}, "nobody knows"),
 }
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soulkit.data.corpora.index import index_file
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.mixing import Part, Turns
 from soulkit.data.corpora.stream import LessonStream, read_lessons
@@ -313,6 +314,76 @@ def test_records_that_make_up_one_chat_are_read_together(tmp_path: Path):
     (lesson,) = read_lessons(jsonl(tmp_path / "a.jsonl", records))
     assert [s.text for s in lesson.segments][1:] == ["q0", "r1", "q1"]
     assert lesson.source == "prism"
+
+
+def test_rows_for_evaluation_only_are_never_lessons(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [chat(1), chat(2, evaluation_only=True)])
+    stream = opened(path)
+    assert set(keys(stream.take(4))) == {"a.jsonl:1"}
+    assert stream.unusable["a"] == {"it is marked evaluation_only: nobody trains on it": 1}
+
+
+def test_the_turns_of_the_table_hold_whoever_names_the_side(tmp_path: Path):
+    turns = [{"role": role, "content": f"{n}"} for n in range(30) for role in ("assistant", "user")]
+    path = jsonl(tmp_path / "a.jsonl", [{"messages": turns, "data_source": "psych101"}])
+    for side, count in (("human", 20), (None, 20)):
+        (lesson,) = read_lessons(path, side=side)
+        assert len(lesson.segments) == count
+        assert lesson.segments[0].text.count("\n") == 42  # forty turns, two marks, and a line
+    (lesson,) = read_lessons(path, side="human", turns=4)
+    assert len(lesson.segments) == 4
+
+
+def test_nothing_that_says_who_is_learned_is_told_at_once(tmp_path: Path):
+    with pytest.raises(DataError, match="Nothing says who is learned"):
+        LessonStream.open([jsonl(tmp_path / "a.jsonl", [chat(1), chat(2)])])
+    nested = {"extra_info": json.dumps(chat(1)), "data_source": "wildchat"}
+    assert LessonStream.open([jsonl(tmp_path / "b.jsonl", [nested])]).take(1)
+
+
+def test_a_file_that_changes_under_a_stream_is_noticed(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [chat(n) for n in range(40)])
+    stream = opened(path)
+    stream.take(1)
+    jsonl(path, [chat(1)])
+    with pytest.raises(DataError, match="cannot be read"):
+        stream.take(40)
+
+
+def test_a_file_that_is_read_whole_is_read_again_when_it_has_changed(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    for number in (1, 22):
+        cell = json.dumps(chat(number)["messages"]).replace('"', '""')
+        path.write_text(f'data_source,messages\nwildchat,"{cell}"\n')
+        (lesson,) = read_lessons(path)
+        assert lesson.segments[1].text == f"question {number}"
+        assert (lesson.source, lesson.key) == ("wildchat", "a.csv:2")
+
+
+def test_a_file_too_large_to_be_read_whole_is_refused(tmp_path: Path):
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(DataError, match="too large to be read as a whole: 65 MiB"):
+        opened(path)
+
+
+def test_texts_that_a_parquet_file_stores_once_count_as_often_as_they_stand_there(tmp_path: Path):
+    prompt = {"role": "system", "content": "x" * 20_000}
+    rows = [{"messages": [prompt, *chat(n)["messages"]]} for n in range(600)]
+    path = parquet(tmp_path / "a.parquet", rows)
+    assert path.stat().st_size < 100_000
+    index = index_file(path, 0, 10_000, 1 << 20, False)
+    assert [s.rows for s in index.bundles[0]][:-1] == [52] * 11
+
+
+def test_a_damaged_parquet_file_is_no_end_of_the_rows(tmp_path: Path):
+    path = parquet(tmp_path / "a.parquet", [chat(n) for n in range(200)], group=10)
+    content = bytearray(path.read_bytes())
+    content[2_000:4_000] = bytes(2_000)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_lessons(path, side="human"))
 
 
 GROWTH = """
