@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import torch
 
 from soulkit.train.forward import policy as policy_module
+from soulkit.train.forward.blocks import Costs
 from soulkit.train.forward.imitation import imitation_loss
 from soulkit.train.forward.packing import in_rows, in_tries
 from soulkit.train.forward.policy import Policy
@@ -83,3 +85,30 @@ def test_a_head_with_arithmetic_that_is_not_plain_is_itself_itself() -> None:
         itself = imitation_loss(policy, pack, weights)
     assert not expected.loss.requires_grad
     torch.testing.assert_close(itself.loss, expected.loss)
+
+
+def test_conversations_in_one_pack_never_see_one_another() -> None:
+    rng = random.Random(0)
+    talks = []
+    for length in (30, 41, 57):
+        ids = (5, 6, 7, *(rng.randrange(10, 90) for _ in range(length)))
+        talks.append(Span(ids, tuple(i > 4 and i % 3 > 0 for i in range(len(ids))), ()))
+    policy = policy_of(torch.float64, head=True)
+    (together,) = in_tries(talks, 1000, Costs().pays)
+    assert together.trie is not None
+    assert len(together.trie) == sum(len(t.ids) for t in talks)  # the header was not shared
+    weights = torch.full((sum(t.n_trained for t in talks),), 0.5, dtype=torch.float64)
+    packed = gradients(policy, imitation_loss(policy, together, weights).loss)
+    alone: dict[str, torch.Tensor] = {}
+    for talk in talks:
+        (pack,) = in_rows([talk], 1000)
+        ids = torch.tensor([talk.ids])
+        labels = ids.masked_fill(~torch.tensor([talk.trained]), -100)[0, 1:]
+        logits = policy.causal(input_ids=ids, use_cache=False).logits[0, :-1] / 0.7
+        loss = 0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        learned = imitation_loss(policy, pack, weights[: talk.n_trained])
+        torch.testing.assert_close(learned.loss.double(), loss, rtol=1e-6, atol=1e-6)
+        for name, gradient in gradients(policy, loss).items():
+            alone[name] = alone.get(name, torch.zeros_like(gradient)) + gradient
+    for name, gradient in alone.items():
+        assert float((packed[name] - gradient).norm()) <= 1e-5 * float(gradient.norm()) + 1e-8
