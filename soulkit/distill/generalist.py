@@ -79,7 +79,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         "batch_size": config.batch_size, **_clean_rows(config, experts),
     }  # fmt: skip
     rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
-    prompts = prompts_of(rows)
+    prompts = prompts_a_step(rows)
     steps = math.ceil(rows / prompts)
     update = max(1, (config.batch or BATCH) // config.samples)
     return _with_rate(config, {
@@ -88,7 +88,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
     })  # fmt: skip
 
 
-def prompts_of(rows: int) -> int:
+def prompts_a_step(rows: int) -> int:
     """Prompts a step so that whole steps take every row once: the largest number, of those up to
     PROMPTS, that takes the fewest rows twice."""
     sizes = range(min(PROMPTS, rows), max(1, min(PROMPTS, rows) // 2) - 1, -1)

@@ -17,7 +17,7 @@ from soulkit.cli.app import main
 from soulkit.distill.config import DistillConfig, open_distillation
 from soulkit.distill.experts import Expert
 from soulkit.distill.gates import parse_gates
-from soulkit.distill.generalist import generalist_config, imitation, prompts_of
+from soulkit.distill.generalist import generalist_config, imitation, prompts_a_step
 from soulkit.distill.measure import measured_folder, measurements, unmeasured_words
 from soulkit.distill.report import (
     Distillation,
@@ -231,7 +231,7 @@ def test_on_policy_as_many_replies_are_sampled_as_by_rejection() -> None:
     training = generalist_config(config, [EXPERT], Path("out"))
     # 100 prompts, 16 a step at most: ten steps of ten, and none of them is asked twice.
     assert (training.method, training.group_size, training.prompts_per_step) == ("opd", 3, 10)
-    assert [prompts_of(n) for n in (1, 7, 16, 17, 300)] == [1, 7, 16, 9, 15]
+    assert [prompts_a_step(n) for n in (1, 7, 16, 17, 300)] == [1, 7, 16, 9, 15]
     assert training.steps * training.prompts_per_step * training.group_size == 300
     assert training.teacher_adapters == {"tomi": "adapter"}
     served = Expert(task="tomi", base="base")
