@@ -179,7 +179,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
         refuse_unfitting(config)
-        material = gather_material(config)
+        material = gather_material(config, say=_say)
         for remark in material.remarks():
             _say(remark)
         if material.corpus is not None:

@@ -151,7 +151,7 @@ def prepare_training(
 ) -> Material:  # fmt: skip
     """What a run trains on, with players that can be asked, and with its cost confirmed: by
     settings, or by `ask`."""
-    material = gather_material(config, asking=True)
+    material = gather_material(config, asking=True, say=say)
     say = say or _quiet
     for remark in material.remarks():
         say(remark)
@@ -264,7 +264,7 @@ def base_model(config: TrainConfig, material: Material, out: Path) -> str:
 
 def _build_tiny(folder: Path, config: TrainConfig, material: Material) -> None:
     corpus = material.corpus
-    texts = words_of_corpus(corpus, config) if corpus else words_of(material.pool)
+    texts = words_of_corpus(corpus) if corpus else words_of(material.pool)
     build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 

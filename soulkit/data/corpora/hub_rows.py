@@ -66,6 +66,11 @@ class HubStore:
         """What the data set says of itself, or what `count` has counted."""
         return self._rows or None
 
+    @property
+    def span(self) -> int | None:
+        """Of several shards nobody knows where the rows of each end."""
+        return self.rows if self._dataset.num_shards == 1 else None
+
     @cached_property
     def _rows(self) -> int:
         split = (self._dataset.info.splits or {}).get(self._split)

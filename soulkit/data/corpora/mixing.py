@@ -40,9 +40,13 @@ class Turns:
 class Part:
     """The fixed part of a source that a ratio below 1 leaves; everything from 1 on."""
 
-    def __init__(self, ratio: float, rows: int | None, salt: str) -> None:
-        """`rows` of the source, None where nobody knows; `salt` tells sources and seeds apart."""
-        self._ratio, self._rows, self._salt = ratio, rows, salt
+    def __init__(self, ratio: float, span: int | None, salt: str) -> None:
+        """Ordinals lie below `span`, None where nobody knows; `salt` tells sources and seeds apart.
+
+        Among ordinals that no row has (the end of a window with blank lines) a block's part may
+        hold a few rows more or fewer.
+        """
+        self._ratio, self._span, self._salt = ratio, span, salt
 
     def __contains__(self, ordinal: int) -> bool:
         """Whether the row at this place (from 0) of the source is in it."""
@@ -50,7 +54,8 @@ class Part:
             return True
         block, place = divmod(ordinal, BLOCK_ROWS)
         first = block * BLOCK_ROWS
-        rest = BLOCK_ROWS if self._rows is None else min(self._rows - first, BLOCK_ROWS)
+        known = self._span is not None and ordinal < self._span
+        rest = min((self._span or 0) - first, BLOCK_ROWS) if known else BLOCK_ROWS
         quota = int((first + rest) * self._ratio) - int(first * self._ratio)
         if block == 0:  # a part of few rows is never empty
             quota = max(quota, 1)

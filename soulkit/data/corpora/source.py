@@ -20,6 +20,8 @@ from soulkit.data.files import BadRow, SourcedRow
 from soulkit.errors import ConfigError, DataError
 
 Announcement = Callable[[str], None]
+LONG_TO_READ = 1 << 30
+"""Bytes of a source whose reading is announced."""
 LeftOut = Callable[[str, str], None]
 """Hears (why, `file:row`) of a row that is no lesson."""
 
@@ -30,6 +32,10 @@ class RowStore(Protocol):
     @property
     def rows(self) -> int | None:
         """Of one pass; None where nobody knows."""
+
+    @property
+    def span(self) -> int | None:
+        """The ordinals of its rows lie below; None where nobody knows."""
 
     def count(self) -> int:
         """The rows of one pass, whatever it takes to know."""
@@ -62,7 +68,7 @@ class LessonSource:
         """Why rows were left out → how many; rows of the first pass alone, so each once."""
         self._store, self._window_rows = store, window
         self._salt = f"{seed}/{label}"
-        self._part = Part(settings.ratio, store.rows, f"{self._salt}/part")
+        self._part = Part(settings.ratio, store.span, f"{self._salt}/part")
         self._shapes: dict[str, LessonShape] = {}
         self._begin(0)
         for name in sorted(store.data_sources):
@@ -95,6 +101,7 @@ class LessonSource:
             store = HubStore(address, size, limit, f"{seed}/{label}", part, say)
         else:
             files = source_files(settings.path, part)
+            _announce(settings.path, files, say)
             store = FileStore(files, size, limit, f"{seed}/{label}", settings.side is None)
         return cls(settings, store, label, seed, window)
 
@@ -229,6 +236,13 @@ class LessonSource:
         if state["place"]:
             self._advance()
             self._place = int(state["place"])
+
+
+def _announce(path: str, files: Sequence[Path], say: Announcement | None) -> None:
+    """Say what takes long: the rows and the checksum of .jsonl files are known once all is read."""
+    size = sum(f.stat().st_size for f in files if f.suffix.lower() == ".jsonl" and f.is_file())
+    if say is not None and size >= LONG_TO_READ:
+        say(f"reading {size / 1e9:.1f} GB of {path} once, for its rows and its checksum")
 
 
 def _tell(why: str, key: str, reasons: Counter[str], left_out: LeftOut) -> None:

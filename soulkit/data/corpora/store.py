@@ -31,6 +31,10 @@ class FileStore:
     def rows(self) -> int:
         return sum(file.rows for file in self._files)
 
+    @property
+    def span(self) -> int:
+        return sum(file.span for file in self._files)
+
     def count(self) -> int:
         return self.rows
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Self
 
 from soulkit.data.corpora.lesson import Lesson
@@ -95,6 +96,13 @@ class LessonStream:
                 lessons.append(lesson)
         return lessons
 
+    def heads(self, count: int) -> dict[str, tuple[Lesson, ...]]:
+        """Source → its first `count` lessons in the order of its files; the stream stands still.
+
+        DataError for a source in which no row is a lesson.
+        """
+        return {s.label: tuple(islice(s.in_order(_unheard), count)) for s in self._sources}
+
     @property
     def unusable(self) -> dict[str, dict[str, int]]:
         """Source → why rows were left out → how many, each row counted once."""
@@ -148,6 +156,10 @@ class LessonStream:
         now = [(s.label, s.ratio) for s in self._sources]
         if before != now:
             raise _no_position(f"its sources were {_listed(before)}, now they are {_listed(now)}")
+
+
+def _unheard(why: str, key: str) -> None:
+    """Nobody counts what is left out here: the stream does when it comes to it."""
 
 
 def _listed(sources: Sequence[tuple[str, float]]) -> str:

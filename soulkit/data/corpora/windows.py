@@ -92,7 +92,8 @@ def _line_window(path: Path, stretch: Stretch, label: str, base: int) -> Window:
         except ValueError as error:
             return source, BadRow(source, f"the line is not JSON: {error}")
 
-    return Window([base + n for n in places], row)
+    # Blank lines have no ordinal, so that a part of the rows is drawn among rows.
+    return Window(range(base, base + len(places)), row)
 
 
 class _ParquetCursor:
@@ -106,28 +107,29 @@ class _ParquetCursor:
         groups = list(range(stretch.at, self._file.metadata.num_row_groups))
         self._batches: Iterator[Any] = self._file.iter_batches(256, row_groups=groups)
         self._rest: Any = None
-        self._take(stretch.size)
+        for _ in self._slices(stretch.size):  # what is before is read and gone
+            pass
 
     def take(self, rows: int) -> Any:
         """The next rows, as a table."""
         import pyarrow as pa
 
         self.row += rows
-        return pa.Table.from_batches(self._take(rows), self._file.schema_arrow).combine_chunks()
+        batches = list(self._slices(rows))
+        return pa.Table.from_batches(batches, self._file.schema_arrow).combine_chunks()
 
-    def _take(self, rows: int) -> list[Any]:
+    def _slices(self, rows: int) -> Iterator[Any]:
         import pyarrow as pa
 
-        batches = []
         while rows > 0:
             try:
                 batch = self._rest if self._rest is not None else next(self._batches)
             except (pa.ArrowException, StopIteration) as error:
                 raise unreadable(self.path, f"rows are missing or damaged: {error}") from error
-            batches.append(batch.slice(0, rows))
+            head = batch.slice(0, rows)
             self._rest = batch.slice(rows) if batch.num_rows > rows else None
-            rows -= batches[-1].num_rows
-        return batches
+            rows -= head.num_rows
+            yield head
 
     def close(self) -> None:
         self._file.close()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from soulkit.data.corpora.source import Announcement
 from soulkit.data.folder import folder_note
 from soulkit.data.rows import dev_split
 from soulkit.errors import ConfigError, DataError, did_you_mean
@@ -75,14 +76,16 @@ class Material:
         return lines
 
 
-def gather_material(config: TrainConfig, *, asking: bool = False) -> Material:
+def gather_material(
+    config: TrainConfig, *, asking: bool = False, say: Announcement | None = None
+) -> Material:
     """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
 
     Keys and the model are looked for where players are going to be asked (`asking`). Without tasks
-    it is conversations that are trained on.
+    it is conversations that are trained on; `say` then hears of what takes long.
     """
     if config.corpora:
-        corpus = gather_corpus(config)
+        corpus = gather_corpus(config, say)
         refuse_gaps(what_is_away(config) if asking else [], lambda: None)
         return Material({}, [], [], config, corpus=corpus, measured=_measured(config, asking))
     registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))

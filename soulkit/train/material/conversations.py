@@ -19,7 +19,7 @@ from typing import Any
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.places import hub_address, source_files
 from soulkit.data.corpora.settings import SourceSettings
-from soulkit.data.corpora.source import Announcement, source_labels
+from soulkit.data.corpora.source import Announcement
 from soulkit.data.corpora.stream import LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
 from soulkit.train.config import TrainConfig
@@ -84,11 +84,7 @@ def gather_corpus(config: TrainConfig, say: Announcement | None = None) -> Corpu
         )
     _refuse_same_files(config)
     stream = open_stream(config, say)
-    labels = source_labels(config.corpora)
-    samples = {
-        label: tuple(islice(lessons_of(one, config), SAMPLE))
-        for label, one in zip(labels, config.corpora, strict=True)
-    }
+    samples = stream.heads(SAMPLE)
     validation = {
         name: tuple(islice(lessons_of(one, config), config.validation_limit))
         for name, one in validation_sources(config).items()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from soulkit.errors import ConfigError
@@ -17,7 +16,7 @@ from soulkit.models.local.sampler import context_limit
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
-from soulkit.train.material.conversations import Corpus, lessons_of
+from soulkit.train.material.conversations import Corpus
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.sft.corpus import CorpusStep, Validation, nothing_learned
 from soulkit.train.sft.encode import LessonEncoder
@@ -68,12 +67,11 @@ def check_corpus(config: TrainConfig, policy: Policy, corpus: Corpus) -> None:
             raise nothing_learned(name, reasons)
 
 
-def words_of_corpus(corpus: Corpus, config: TrainConfig) -> list[str]:
+def words_of_corpus(corpus: Corpus) -> list[str]:
     """Texts with the words that a tiny model has to know, of the first lessons of each source."""
     texts = {segment.text for lesson in corpus.lessons for segment in lesson.segments}
-    for source in config.corpora:
-        for lesson in islice(lessons_of(source, config), WORDS_OF):
-            texts |= {segment.text for segment in lesson.segments}
+    for lessons in corpus.stream.heads(WORDS_OF).values():
+        texts |= {segment.text for lesson in lessons for segment in lesson.segments}
     return sorted(texts)
 
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from soulkit.data.corpora import source
 from soulkit.data.corpora.index import index_file
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.mixing import Part, Turns
@@ -170,6 +171,24 @@ def test_a_part_has_its_size_to_the_row(ratio, rows, seed):
     assert members == [n for n in range(rows) if n in Part(ratio, rows, f"{seed}")]
 
 
+def test_a_part_of_a_file_with_blank_lines_is_drawn_among_its_rows(tmp_path: Path):
+    rows = [json.dumps(chat(n)) for n in range(1300)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n\n\n".join(rows))  # more lines than rows by far
+    for window in (1, 100, 10_000):
+        stream = opened(f"{path}:0.5", window=window)
+        first = {lesson.key for lesson in stream.take(600)}
+        assert len(first | {lesson.key for lesson in stream.take(800)}) == pytest.approx(
+            650, abs=40
+        )
+
+
+def test_ordinals_beyond_the_span_that_was_stated_are_drawn_as_well():
+    # A data set of the hub may state fewer rows than it has.
+    part = Part(0.5, 10, "s")
+    assert sum(n in part for n in range(2000, 3000)) == 500
+
+
 # -- changes and refusals --------------------------------------------------------------------------
 
 
@@ -261,6 +280,63 @@ def test_sources_that_are_none_are_refused(tmp_path: Path, monkeypatch, sources:
         LessonStream.open(sources, side="human")
     with pytest.raises(ConfigError):
         LessonStream.open([jsonl(tmp_path / "a.jsonl", [chat(1)])], side="human", window=0)
+
+
+def test_the_first_lessons_of_each_source_leave_the_stream_where_it_is(mixture: list[Any]):
+    stream, untouched = opened(*mixture), opened(*mixture)
+    for _ in range(3):
+        heads = stream.heads(3)
+        assert stream.position() == untouched.position()
+        assert stream.take(20) == untouched.take(20)
+    assert {name: keys(some) for name, some in heads.items()} == {
+        "a": [f"a.jsonl:{n}" for n in (1, 2, 3)],
+        "b": [f"train-0.parquet:{n}" for n in (1, 2, 3)],
+        "c": [f"c.json:{n}" for n in (1, 2, 3)],
+    }
+    for path in mixture:
+        (head,) = opened(path).heads(3).values()
+        assert list(head) == list(islice(read_lessons(path, side="human"), 3))
+
+
+def test_what_takes_long_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = jsonl(tmp_path / "a.jsonl", [chat(n) for n in range(30)])
+    for least, lines in ((1 << 30, 0), (10, 1)):
+        monkeypatch.setattr(source, "LONG_TO_READ", least)
+        words: list[str] = []
+        LessonStream.open([path], side="human", say=words.append)
+        assert len(words) == lines and all(str(path) in line for line in words)
+
+
+LATE = """
+import json, sys
+from soulkit.data.corpora.stream import LessonStream
+stream = LessonStream.open([sys.argv[1]], side="human")
+position = stream.position()
+position["sources"][0].update(start=int(sys.argv[2]), place=3)
+stream.take(1)
+before = memory()
+stream.resume(position)
+stream.take(1)
+print(memory() - before)
+"""
+PEAK = """
+def memory():
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) << 10
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own figures")
+def test_what_is_before_a_late_window_of_a_row_group_is_not_held(tmp_path: Path):
+    path = parquet(
+        tmp_path / "a.parquet", [chat(n, note="x" * 4000) for n in range(60_000)], 60_000
+    )
+    windows = len(index_file(path, 0, 10_000, 32 << 20, False).bundles[0])
+    assert windows > 5
+    command = [sys.executable, "-c", PEAK + LATE, str(path), str(windows - 1)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100 << 20  # of 240 MB
 
 
 # -- reading ---------------------------------------------------------------------------------------
