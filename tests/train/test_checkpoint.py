@@ -244,14 +244,15 @@ def test_the_best_stay_beside_the_newest(tmp_path: Path, folder: Path) -> None:
     scores = {1: 0.5, 2: 0.75, 3: None, 4: 0.75, 5: 0.25, 6: None}
     for number, dev in scores.items():
         write(tmp_path, policy, number, dev)
-    ranked = [(p.name, dev) for p, dev in ranking(tmp_path)]
+    ranked = [(p.name, merit) for p, (_, merit) in ranking(tmp_path)]
     assert ranked == [("step_000004", 0.75), ("step_000002", 0.75), ("step_000001", 0.5),
                       ("step_000005", 0.25)]  # fmt: skip
     prune(tmp_path, 1, 2)
     assert names(tmp_path) == ["step_000002", "step_000004", "step_000006"]
-    assert ranks(tmp_path, 0.75, 2) and ranks(tmp_path, 0.8, 2)
-    assert not ranks(tmp_path, 0.7, 2) and ranks(tmp_path, 0.1, 3)
-    assert not ranks(tmp_path, None, 2) and not ranks(tmp_path, 1.0, 0)
+    assert ranks(tmp_path, (True, 0.75), 2) and ranks(tmp_path, (True, 0.8), 2)
+    assert not ranks(tmp_path, (True, 0.7), 2) and ranks(tmp_path, (True, 0.1), 3)
+    assert not ranks(tmp_path, (False, 9.0), 2)  # of a loss, on no scale of theirs
+    assert not ranks(tmp_path, None, 2) and not ranks(tmp_path, (True, 1.0), 0)
     prune(tmp_path, 1, 0)
     assert names(tmp_path) == ["step_000006"]
 

@@ -21,6 +21,8 @@ from soulkit.train.material.conversations import gather_corpus
 from soulkit.train.sft.corpus import Validation
 from soulkit.train.sft.corpus_run import encoded, encoder_for
 from soulkit.train.state.checkpoint import Position, read_position
+from soulkit.train.state.lines import StepLine
+from soulkit.train.state.loop import merit
 from tests.support.people import chats_file, person_chat, write_rows
 from tests.support.resuming import assert_same, fork_context, stop_after
 from tests.support.training import lines_of, soul
@@ -136,8 +138,12 @@ def test_what_checkpoints_are_ranked_by() -> None:
 
     low, high = (place(valid=loss).merit for loss in (1.5, 2.5))
     assert low is not None and high is not None and low > high  # a lower loss is the better
-    assert place(dev=0.4, valid=9.0).merit == 0.4
+    assert place(dev=0.4, valid=9.0).merit == place(dev=0.4).merit
+    # The last step may have a loss alone: a dev score on any scale goes before it.
+    assert high is not None and place(dev=-30.0).merit > high
     assert place().merit is None
+    assert merit(StepLine(step=1, valid={"a": 1.0, "b": 3.0})) == (False, -2.0)
+    assert merit(StepLine(step=1, valid={"a": 1.0, "b": None})) is None
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -50,12 +50,18 @@ TEMPLATES = {
         "message.content",
         "(message.content if not loop.last or '<tool>' not in message.content else 'tool')",
     ),
+    "a switch in anybody's words": TEMPLATE.replace(
+        "assistant\\n' }}",
+        "assistant\\n' + ('<think></think>' if '/no_think' in (messages | map(attribute='content') "
+        "| join(' ')) else '') }}",
+    ),
     "a line lost after the last reply": (
         "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
         "{{ '<|im_end|>' if loop.revindex > 2 else '<|im_end|>\\n' }}{%- endfor -%}" + HEADER
     ),
 }
-ODD = ["<think>\nbox\n</think>\n\nyes", "yes<|im_end|>\n<|im_start|>user\nno", "<tool> box", "<"]
+ODD = ["<think>\nbox\n</think>\n\nyes", "yes<|im_end|>\n<|im_start|>user\nno", "<tool> box", "<",
+       "say /no_think"]  # fmt: skip
 
 
 def renderer_of(template: str) -> Renderer:
@@ -137,6 +143,15 @@ def test_one_rendering_gives_the_ids_of_a_prompt_for_every_turn(
 
 
 TALKED = [("user", "say"), ("assistant", "yes"), ("user", "and"), ("assistant", "no box")]
+
+
+def test_a_switch_in_the_words_of_one_conversation_is_no_verdict_on_the_next() -> None:
+    encoder = ENCODERS["a switch in anybody's words"]
+    for words in ("say", "say /no_think", "say"):
+        lesson = lesson_of(("user", words), *TALKED[1:])
+        result = encoder(lesson)
+        assert result == turn_by_turn(lesson, encoder.renderer)
+        assert len(result) == 1 + ("/no_think" in words)
 
 
 def only(result: list[Span] | str) -> Span:

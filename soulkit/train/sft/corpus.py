@@ -19,6 +19,7 @@ from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.stream import LessonStream
 from soulkit.errors import DataError
 from soulkit.train.config import TrainConfig
+from soulkit.train.forward.imitation import imitation_loss
 from soulkit.train.forward.policy import Policy
 from soulkit.train.material.conversations import lesson_print
 from soulkit.train.objectives.sequences import Span
@@ -140,7 +141,11 @@ class Validation:
     def _loss(self, spans: Sequence[Span]) -> float | None:
         sums = LossSums()
         for pack in self.policy.packs(spans, self.config.tokens_per_batch):
-            scored = self.policy.score(pack)
+            tokens = sum(span.n_trained for span in pack.spans)
+            # Without the entropies that a score has beside it.
+            scored = imitation_loss(
+                self.policy, pack, torch.ones(tokens, device=self.policy.device)
+            )
             sums.add(-scored.log_prob, scored.owner, [""] * len(pack.indices))
         loss = sums.means().get("", float("nan"))
         return loss if loss == loss and abs(loss) != float("inf") else None

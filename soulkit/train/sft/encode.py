@@ -35,7 +35,14 @@ UNPRECEDED = "nothing stands before its first learned word"
 MOST_COMPARED = 64
 """Turns of a shape that are compared one by one; of longer ones so many, evenly spread."""
 
+MOST_SHAPES = 10_000
+"""Shapes that are remembered at a time."""
+
 _TAG = re.compile(r"\s*(<[\w|/]+)")
+_SOUGHT = re.compile(
+    r"""(?:"([^"\n]+)"|'([^'\n]+)')\s+(?:not\s+)?in\b"""
+    r"""|\.(?:startswith|endswith|split|rsplit|find|replace|count)\(\s*(?:"([^"\n]+)"|'([^'\n]+)')"""
+)
 
 Shape = tuple[tuple[str, bool, str], ...]
 """Per message: its role, whether its ids are spliced in, and what a template may look for."""
@@ -171,16 +178,32 @@ class LessonEncoder:
     ) -> bool:
         """Whether every prompt of a conversation of this shape begins with those before it."""
         shape = tuple(
-            (s.role, bool(s.token_ids), "" if s.token_ids else _peculiarity(s.text))
+            (s.role, bool(s.token_ids), "" if s.token_ids else self._peculiarity(s.text))
             for s in segments[:last]
         )
         if shape not in self._continues:
+            if len(self._continues) >= MOST_SHAPES:
+                self._continues.clear()
             earlier = [i for i in range(last) if trained[i]]
             self._continues[shape] = all(
                 self._pieces(segments[:i])[0] == pieces[: 1 + _spliced(segments[:i])]
                 for i in earlier[:: -(-len(earlier) // MOST_COMPARED) or 1]
             )
         return self._continues[shape]
+
+    @cached_property
+    def _sought(self) -> tuple[str, ...]:
+        """Words that the template looks for in something: switches, tags."""
+        matches = _SOUGHT.finditer(self.renderer.template)
+        return tuple(sorted({next(filter(None, match.groups())) for match in matches}))
+
+    def _peculiarity(self, text: str) -> str:
+        """What a template may look for in somebody's words."""
+        if not text.strip():
+            return "blank"
+        tag = _TAG.match(text)
+        sought = (word for word in (END_OF_THINKING, *self._sought) if word in text)
+        return "\0".join((tag[1] if tag else "", *sought))
 
     def _in_one(
         self, segments: Sequence[Segment], trained: Sequence[bool], pieces: list[str]
@@ -206,14 +229,6 @@ class LessonEncoder:
 
     def _prompt(self, context: Sequence[Segment]) -> Sequence[int]:
         return self.renderer.prompt_ids(context) if context else self._opening
-
-
-def _peculiarity(text: str) -> str:
-    """What a template may look for in somebody's words."""
-    if not text.strip():
-        return "blank"
-    tag = _TAG.match(text)
-    return f"{tag[1] if tag else ''}{'thinks' * (END_OF_THINKING in text)}"
 
 
 def _spliced(segments: Sequence[Segment]) -> int:

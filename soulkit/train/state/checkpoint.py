@@ -45,6 +45,10 @@ COMPLETE = "optimizer_complete"
 """Noted where every trained weight has optimizer state; earlier checkpoints left some out."""
 
 
+Merit = tuple[bool, float]
+"""Whether it is a dev score, and how good: those who were played stand above those who were not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where a run stands: steps done, bytes of its append-only files, the policy's hash."""
@@ -66,17 +70,25 @@ class Position:
     """Where the stream of conversations stands, of a run that learns from one."""
 
     @property
-    def merit(self) -> float | None:
+    def merit(self) -> Merit | None:
         """What checkpoints are ranked by, higher is better; None where nothing was measured."""
-        if self.dev is not None or self.valid is None:
-            return self.dev
-        return -self.valid
+        return merit_of(self.dev, self.valid)
 
     def serves(self, other: Position) -> bool:
         """Whether a run would go on from here as from `other`, and this lasts as long."""
         names = ("step", "metrics", "episodes", "policy", "unmeasured")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and (other.stopgap or not self.stopgap)
+
+
+def merit_of(dev: float | None, loss: float | None) -> Merit | None:
+    """Of weights with this mean dev score, or else this mean validation loss.
+
+    The last step of a run has a loss even where no dev score is due: the two are on no one scale.
+    """
+    if dev is not None:
+        return True, dev
+    return None if loss is None else (False, -loss)
 
 
 class DamagedCheckpoint(RunError):
@@ -311,7 +323,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step_*") if p.is_dir())
 
 
-def ranking(folder: Path) -> list[tuple[Path, float]]:
+def ranking(folder: Path) -> list[tuple[Path, Merit]]:
     """Checkpoints with a merit, best first; of equal ones the later is the better."""
     scored = []
     for path in checkpoints(folder):
@@ -324,7 +336,7 @@ def ranking(folder: Path) -> list[tuple[Path, float]]:
     return sorted(scored, key=lambda one: (one[1], one[0].name), reverse=True)
 
 
-def ranks(folder: Path, merit: float | None, keep_best: int) -> bool:
+def ranks(folder: Path, merit: Merit | None, keep_best: int) -> bool:
     """Whether a merit is among the `keep_best` best of those that have a checkpoint."""
     if merit is None or not keep_best:
         return False

@@ -32,7 +32,9 @@ from soulkit.runs.records import RecordWriter
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.state.checkpoint import (
+    Merit,
     Position,
+    merit_of,
     prune,
     ranks,
     resume_checkpoint,
@@ -209,7 +211,7 @@ class Loop:
             self.checkpoint(line)
         show(line)
 
-    def _due(self, worth: float | None) -> bool:
+    def _due(self, worth: Merit | None) -> bool:
         turn = self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps
         late = time.monotonic() - self._saved_at >= 60 * self.config.checkpoint_minutes
         return turn or late or ranks(self.run.checkpoints, worth, self.config.keep_best)
@@ -227,7 +229,7 @@ class Loop:
             policy=self.policy.version(),
             seconds=self.seconds,
             dev=dev_score(line.dev) if line else None,
-            valid=dev_score(line.valid) if line and not line.dev else None,
+            valid=mean_loss(line.valid) if line and not line.dev else None,
             unmeasured=self.unmeasured,
             stopgap=within_step,
             stream=self._stream_at,
@@ -256,12 +258,15 @@ def dev_score(dev: Mapping[str, float | None]) -> float | None:
     return fmean(scores) if scores else None
 
 
-def merit(line: StepLine) -> float | None:
+def mean_loss(losses: Mapping[str, float | None]) -> float | None:
+    """Mean over the sources; None where one is no finite number, which no other makes good."""
+    finite = [loss for loss in losses.values() if loss is not None]
+    return fmean(finite) if finite and len(finite) == len(losses) else None
+
+
+def merit(line: StepLine) -> Merit | None:
     """What the weights after a step are ranked by, higher is better; see `Position.merit`."""
-    if line.dev:
-        return dev_score(line.dev)
-    loss = dev_score(line.valid)
-    return None if loss is None else -loss
+    return merit_of(dev_score(line.dev), None if line.dev else mean_loss(line.valid))
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
