@@ -227,7 +227,8 @@ RUN = ("--full", "--side", "assistant", "--objective", "mixsd", "--mix-samples",
 def start(folder: Path, facts: Path, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "soulkit.cli.app", "train", "sft", "--model", str(folder)]
     return subprocess.Popen(
-        [*command, "--data", str(facts), "--out", str(out), *RUN],
+        [*command, "--data", str(facts), "--data", str(facts.with_name("plain.jsonl")),
+         "--out", str(out), *RUN],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -244,8 +245,11 @@ def test_kill_9_while_writing_and_the_run_ends_alike(
     tmp_path: Path, folder: Path, facts: Path
 ) -> None:
     rows = write_rows(tmp_path / "facts.jsonl", ROWS)
+    # Nothing is written of a source without facts; the run and its card name it all the same.
+    write_rows(tmp_path / "plain.jsonl", [{"messages": row["messages"]} for row in ROWS])
     words = finish(start(folder, rows, tmp_path / "whole"))
     assert "texts about 7 facts" in words
+    assert "| plain | 7 |" in (tmp_path / "whole" / "model" / "README.md").read_text()
     process, path = start(folder, rows, tmp_path / "killed"), tmp_path / "killed" / WRITTEN
     while not path.exists() or path.read_bytes().count(b"\n") < 20:
         assert process.poll() is None, "it ended before it could be killed"

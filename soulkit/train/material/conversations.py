@@ -39,6 +39,8 @@ class Corpus:
     """Source → its first lessons."""
     validation: Mapping[str, tuple[Lesson, ...]]
     """Name → the conversations whose loss is measured."""
+    sizes: Mapping[str, int | None]
+    """Source → its rows where known, whatever the stream reads in their place (`mixsd`)."""
 
     @property
     def lessons(self) -> Iterator[Lesson]:
@@ -90,7 +92,7 @@ def gather_corpus(config: TrainConfig, say: Announcement | None = None) -> Corpu
         for name, one in validation_sources(config).items()
     }
     _refuse_same_rows(samples, validation)
-    return Corpus(stream, samples, validation)
+    return Corpus(stream, samples, validation, stream.sizes)
 
 
 def open_stream(config: TrainConfig, say: Announcement | None = None) -> LessonStream:
@@ -210,7 +212,7 @@ def source_facts(config: TrainConfig, corpus: Corpus) -> list[dict[str, Any]]:
             "name": label,
             "side": source.side or config.side or "by data set",
             "ratio": source.ratio,
-            "rows": corpus.stream.sizes[label],
+            "rows": rows,
         }
-        for label, source in zip(corpus.stream.sizes, config.corpora, strict=True)
+        for (label, rows), source in zip(corpus.sizes.items(), config.corpora, strict=True)
     ]
