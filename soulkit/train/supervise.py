@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from soulkit.eval.provenance import keep_provenance
@@ -10,17 +11,15 @@ from soulkit.eval.summary import Cell
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players
-from soulkit.runs.folder import Run
 from soulkit.runs.records import newest_dev
-from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import Material
 from soulkit.train.sft.corpus import Validation
 from soulkit.train.sft.corpus_run import (
     lesson_totals,
     loss_cells,
-    measured_rows,
     rows_without_use,
     supervision,
+    unmeasured,
     validation_totals,
 )
 from soulkit.train.sft.lessons import SupervisedStep, dev_spans
@@ -28,7 +27,7 @@ from soulkit.train.sft.measures import make_measures
 from soulkit.train.sft.probe import Reinforce
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
-from soulkit.train.state.loop import Loop, Show, Validate, nothing_to_validate
+from soulkit.train.state.loop import Loop, Show
 from soulkit.train.state.players import training_provenance
 from soulkit.train.state.skips import Skips
 from soulkit.train.state.stops import stop_ended, with_stops
@@ -42,16 +41,18 @@ async def supervise(
     trains its probes."""
     stop_ended(loop)
     step: Callable[[int], Awaitable[StepLine]]
-    validate: Validate = nothing_to_validate
     if material.corpus is not None:
         step, validate = supervision(loop, material.corpus)
+        for remark in unmeasured(material.corpus, validate):
+            say(remark)
     else:
         step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
-        validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy))
+        rows = Counter(task.name for task, _ in material.dev)
+        validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy), rows)
     shown = with_stops(loop, show)
     if material.measured is None:
         await loop.run_all(step, shown, validate=validate)
-        return supervised_summary(loop.config, loop.run, loop, material)
+        return supervised_summary(loop, material, validate.lessons)
     measures = make_measures(loop, material.measured, reinforce, say)
     try:
         await hold_roll(loop, material.measured, measures.players, say)
@@ -61,7 +62,7 @@ async def supervise(
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
     summary = replace(
-        supervised_summary(loop.config, loop.run, loop, material),
+        supervised_summary(loop, material, validate.lessons),
         cost=paid["cost"], unpriced_calls=paid["unpriced"],
         probes={str(line.step + 1): line.probe
                 for line in read_step_lines(loop.run.metrics) if line.probe},
@@ -82,11 +83,11 @@ async def hold_roll(
 
 
 def supervised_summary(
-    config: TrainConfig, run: Run, loop: Loop, material: Material
+    loop: Loop, material: Material, validated: Mapping[str, int]
 ) -> TrainSummary:
     """The loss over the last steps, one cell for every task of the mixture, or for every source of
     conversations; what was measured on others of them stands beside it."""
-    lines = read_step_lines(run.metrics)
+    config, lines = loop.config, read_step_lines(loop.run.metrics)
     losses = [line.learned.loss for line in lines]
     last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
     mean = estimate(last, range(len(last)))
@@ -103,7 +104,7 @@ def supervised_summary(
         left_out=material.left_out,
         steps=loop.step,
         summary_steps=len(last),
-        validation=validation_totals(lines, measured_rows(material)),
+        validation=validation_totals(lines, validated),
         lessons=lesson_totals(lines),
         unusable=rows_without_use(material.corpus),
     )

@@ -7,19 +7,24 @@ import random
 import shutil
 import signal
 import struct
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from soulkit.data.corpora.lesson import Lesson
 from soulkit.errors import ConfigError
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
 from soulkit.train.material.conversations import gather_corpus
+from soulkit.train.objectives.sequences import Span
 from soulkit.train.sft.corpus import Validation
-from soulkit.train.sft.corpus_run import encoded, encoder_for
+from soulkit.train.sft.corpus_run import encoded, encoder_for, unmeasured
+from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.state.checkpoint import Position, read_position
 from soulkit.train.state.lines import StepLine
 from soulkit.train.state.loop import merit
@@ -104,7 +109,7 @@ def test_a_validation_loss_is_the_mean_over_the_learned_tokens(files: Path, poli
     settings = config(files, validation=[str(files / "valid.jsonl")], tokens_per_batch=64)
     corpus = gather_corpus(settings)
     encode = encoder_for(policy, settings)
-    spans = encoded(corpus.validation["valid"], encode)
+    spans = list(chain(*encoded(corpus.validation["valid"], encode)))
     nats, tokens = 0.0, 0
     for span in spans:
         with torch.no_grad():
@@ -119,13 +124,36 @@ def test_a_validation_loss_is_the_mean_over_the_learned_tokens(files: Path, poli
     assert any("hi i am" in text for text in words) and not any("hello" in t for t in words)
 
 
+def _within(limit: int, lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
+    """The lessons that fit so many tokens."""
+    encode.limit = limit
+    return encoded(lessons, encode)
+
+
+def test_validation_conversations_that_do_not_fit_are_told_and_not_counted(
+    files: Path, policy: Policy
+) -> None:
+    settings = config(files, validation=[str(files / "valid.jsonl")])
+    corpus, encode = gather_corpus(settings), encoder_for(policy, settings)
+    lessons = corpus.validation["valid"]
+    longest = [max(len(span.ids) for span in one) for one in encoded(lessons, encode)]
+    few = (limit for limit in range(max(longest)) if len(_within(limit, lessons, encode)))
+    _within(next(few), lessons, encode)
+    counts = {"valid": len(encoded(lessons, encode))}
+    assert 0 < counts["valid"] < len(lessons)
+    (remark,) = unmeasured(corpus, Validation(settings, policy, {}, counts))
+    lost = len(lessons) - counts["valid"]
+    assert remark.startswith(f"{lost} of the {len(lessons)} validation conversations in 'valid'")
+    assert not unmeasured(corpus, Validation(settings, policy, {}, {"valid": len(lessons)}))
+
+
 def test_validation_comes_every_so_often_and_after_the_last_step(
     files: Path, policy: Policy
 ) -> None:
     every = Validation(config(files, eval_every=3, steps=7), policy, {})
-    spans = encoded(
+    (*spans,) = chain(*encoded(
         gather_corpus(config(files)).samples["chats"][:2], encoder_for(policy, every.config)
-    )
+    ))  # fmt: skip
     every = Validation(every.config, policy, {"v": spans})
     assert [step for step in range(-1, 7) if every(step)] == [-1, 2, 5, 6]
     last = Validation(config(files, steps=7), policy, {"v": spans})

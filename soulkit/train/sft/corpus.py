@@ -124,6 +124,8 @@ class Validation:
     config: TrainConfig
     policy: Policy
     spans: Mapping[str, Sequence[Span]]
+    lessons: Mapping[str, int] = field(default_factory=dict)
+    """Source → conversations that its loss is a mean over."""
 
     def __call__(self, step: int) -> dict[str, float | None]:
         """After `step`, where its turn is: before the first, every `eval_every` steps and after the

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from soulkit.data.corpora.lesson import Lesson
 from soulkit.errors import ConfigError
 from soulkit.eval.summary import Cell
 from soulkit.metrics.intervals import estimate
 from soulkit.models.local.sampler import context_limit
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.material.assemble import Material
 from soulkit.train.material.conversations import Corpus
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.sft.corpus import CorpusStep, Validation, nothing_learned
@@ -80,14 +79,28 @@ def supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validation]:
     config, policy = loop.config, loop.policy
     encode = encoder_for(policy, config)
     step = CorpusStep(loop, corpus.stream, encode, corpus.held_out, Skips.of(loop.run.metrics))
-    spans = {name: encoded(lessons, encode) for name, lessons in corpus.validation.items()}
-    return step, Validation(config, policy, spans)
+    spans, counts = {}, {}
+    for name, lessons in corpus.validation.items():
+        fitting = encoded(lessons, encode)
+        spans[name], counts[name] = [span for one in fitting for span in one], len(fitting)
+    return step, Validation(config, policy, spans, counts)
 
 
-def encoded(lessons: Sequence[Any], encode: LessonEncoder) -> list[Span]:
-    """The sequences of those lessons that fit."""
+def encoded(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
+    """The sequences of those lessons that fit, lesson by lesson."""
     several = [encode(lesson) for lesson in lessons]
-    return [span for spans in several if not isinstance(spans, str) for span in spans]
+    return [spans for spans in several if not isinstance(spans, str)]
+
+
+def unmeasured(corpus: Corpus, validation: Validation) -> list[str]:
+    """What is said of validation conversations that cannot be measured."""
+    lost = {name: len(some) - validation.lessons[name] for name, some in corpus.validation.items()}
+    return [
+        f"{count} of the {len(corpus.validation[name])} validation conversations in '{name}' "
+        "cannot be measured: too long, or refused by the model's chat template"
+        for name, count in lost.items()
+        if count
+    ]
 
 
 # --- what is recorded -----------------------------------------------------------------------------
@@ -117,13 +130,6 @@ def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
         left_out.update(line.lessons.left_out)
     shortened = sum(line.lessons.shortened for line in lines)
     return LessonCounts(learned=dict(learned), left_out=dict(left_out), shortened=shortened)
-
-
-def measured_rows(material: Material) -> dict[str, int]:
-    """Source → conversations whose loss is measured; of tasks the held-out rows."""
-    if material.corpus is not None:
-        return {name: len(some) for name, some in material.corpus.validation.items()}
-    return dict(Counter(task.name for task, _ in material.dev))
 
 
 def validation_totals(
