@@ -47,7 +47,7 @@ async def supervise(
             say(remark)
     else:
         step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
-        rows = Counter(task.name for task, _ in material.dev)
+        rows = dict(Counter(task.name for task, _ in material.dev))
         validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy), rows)
     shown = with_stops(loop, show)
     if material.measured is None:
