@@ -22,7 +22,7 @@ from typing import Any
 
 from soulkit.distill.bases import Base, adapters_base, named_base, noted_base, same_base
 from soulkit.distill.config import ANY, DistillConfig
-from soulkit.distill.places import SERVED, WEIGHTS, Candidate, candidates
+from soulkit.distill.places import SERVED, WEIGHTS, Candidate, expert_candidates
 from soulkit.errors import ConfigError, ModelLoadError, did_you_mean
 from soulkit.models.local.names import ADAPTER_CONFIG, NOTE, first_line
 from soulkit.models.roles.settings import RoleSettings
@@ -88,7 +88,7 @@ def _distinct(config: DistillConfig) -> tuple[list[Expert], dict[str, Base]]:
     lies there for it."""
     experts: dict[str, Expert] = {one.task: one for one in _served(config)}
     bases: dict[str, Base] = {}
-    for candidate in candidates(config):
+    for candidate in expert_candidates(config):
         expert, base = _expert(candidate, config)
         first = experts.get(expert.task)
         if first is not None and expert.task not in config.experts:

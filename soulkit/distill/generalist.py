@@ -18,7 +18,9 @@ from typing import Any
 from soulkit.distill.config import SELECTED, DistillConfig
 from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.measure import GENERALIST
-from soulkit.distill.select import Selection
+from soulkit.distill.overlap import find_overlaps
+from soulkit.distill.sample import training_work
+from soulkit.distill.select import SampleSelection
 from soulkit.errors import ConfigError
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import Run, is_run
@@ -40,7 +42,10 @@ def generalist_folder(out: Path) -> Path:
 
 
 def generalist_config(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, selection: Selection | None = None
+    config: DistillConfig,
+    experts: Sequence[Expert],
+    out: Path,
+    selection: SampleSelection | None = None,
 ) -> TrainConfig:
     """The training of the generalist; by imitation it needs to know what was selected."""
     if config.by == "opd":
@@ -71,7 +76,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         **_shared(config), "method": "opd", "model": common_base(experts, config),
         "tasks": dict.fromkeys(teachers, 1.0), "teacher_adapters": teachers,
         "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
-        "batch_size": config.batch_size,
+        "batch_size": config.batch_size, **_clean_rows(config, experts),
     }  # fmt: skip
     rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
     prompts = prompts_of(rows)
@@ -88,6 +93,19 @@ def prompts_of(rows: int) -> int:
     PROMPTS, that takes the fewest rows twice."""
     sizes = range(min(PROMPTS, rows), max(1, min(PROMPTS, rows) // 2) - 1, -1)
     return min(sizes, key=lambda size: -rows % size)
+
+
+def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
+    """The training rows by name, where some overlap evaluation rows and are to be left out.
+
+    DataError for an overlap, unless --exclude-overlap.
+    """
+    work = training_work(config, experts)
+    overlaps = find_overlaps(config, work)
+    if not any(overlaps.values()):
+        return {}
+    rows = [(part.task.name, example.id) for part in work for example in part.examples]
+    return {"example": tuple(row for task, row in rows if row not in overlaps[task])}
 
 
 def _shared(config: DistillConfig) -> dict[str, Any]:

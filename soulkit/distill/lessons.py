@@ -35,7 +35,7 @@ class Message:
 def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
     """The rows of selected.jsonl that one episode makes."""
     for trace in record.episode.traces:
-        for messages in conversations(trace):
+        for messages in lesson_conversations(trace):
             exact = any(message.segment.token_ids for message in messages)
             tokenizer = {"tokenizer": expert.tokenizer_print} if exact else {}
             yield {
@@ -47,7 +47,7 @@ def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def conversations(trace: Trace) -> list[list[Message]]:
+def lesson_conversations(trace: Trace) -> list[list[Message]]:
     """The turns of one seat as conversations; each reply is learned in exactly one of them."""
     done: list[list[Message]] = []
     for turn in trace.turns:

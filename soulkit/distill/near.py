@@ -3,17 +3,23 @@
 Two sets of phrases that share at least a part t of all their phrases share one of the rarest
 |x| - ceil(t·|x|) + 1 of either (prefix filtering: Chaudhuri, Ganti & Kaushik 2006; Bayardo, Ma &
 Srikant 2007). So only texts that share such a phrase are compared, and none is missed.
+
+A phrase is held as 64 bits: long rows have thousands each.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from soulkit.data.contamination import Passage, RowMatch, Shingles, Words, shingles
+import numpy as np
+from numpy.typing import NDArray
+
+from soulkit.data.contamination import Passage, RowMatch, Words, shingles
 from soulkit.metrics.diversity import jaccard
 
+Phrases = NDArray[np.int64]
+"""The hashes of a text's phrases, each once, in rising order."""
 _ROUNDING = 1e-9
 
 
@@ -23,27 +29,47 @@ def same_words(one: Words, other: Words, threshold: float) -> bool:
 
 
 def near_pairs(
-    left: Sequence[Shingles], right: Sequence[Shingles], threshold: float
+    left: Sequence[Words], right: Sequence[Words], threshold: float
 ) -> Iterator[tuple[int, int, float]]:
-    """(place in `left`, place in `right`, Jaccard index) of all pairs at or above `threshold`, by
-    place; texts without any phrase are like none."""
-    commonness = Counter(phrase for text in (*left, *right) for phrase in text)
-    index: dict[object, list[int]] = {}
-    for place, text in enumerate(right):
-        for phrase in _rarest(text, commonness, threshold):
-            index.setdefault(phrase, []).append(place)
-    for place, text in enumerate(left):
-        phrases = _rarest(text, commonness, threshold)
-        for other in sorted({o for phrase in phrases for o in index.get(phrase, ())}):
-            share = jaccard(text, right[other])
+    """(place in `left`, place in `right`, Jaccard index of their word triples) of all pairs at or
+    above `threshold`, by place; texts without any words are like none."""
+    texts = [[_phrases(words) for words in side] for side in (left, right)]
+    every = [*texts[0], *texts[1]]
+    if not any(len(text) for text in every):
+        return
+    distinct, counts = np.unique(np.concatenate(every), return_counts=True)
+
+    def rarest(text: Phrases) -> Phrases:
+        size = len(text) - math.ceil(threshold * len(text) - _ROUNDING) + 1 if len(text) else 0
+        commonness = counts[np.searchsorted(distinct, text)]
+        return text[np.argsort(commonness, kind="stable")[:size]]
+
+    heads = [rarest(text) for text in texts[1]]
+    index = np.concatenate([*heads, np.empty(0, np.int64)])
+    owners = np.repeat(np.arange(len(heads)), [len(head) for head in heads])
+    order = np.argsort(index, kind="stable")
+    index, owners = index[order], owners[order]
+    for place, text in enumerate(texts[0]):
+        head = rarest(text)
+        ends = np.searchsorted(index, head, "left"), np.searchsorted(index, head, "right")
+        spans = [owners[first:last] for first, last in zip(*ends, strict=True)]
+        for other in np.unique(np.concatenate(spans)) if spans else ():
+            share = _jaccard(text, texts[1][other], threshold)
             if share >= threshold:
-                yield place, other, share
+                yield place, int(other), share
 
 
-def _rarest(text: Shingles, commonness: Counter[Words], threshold: float) -> list[Words]:
-    """The phrases of which a text that is as near must have one; rarest first, then by spelling."""
-    count = len(text) - math.ceil(threshold * len(text) - _ROUNDING) + 1
-    return sorted(text, key=lambda phrase: (commonness[phrase], phrase))[: count if text else 0]
+def _phrases(words: Words) -> Phrases:
+    return np.array(sorted(map(hash, shingles(words))), dtype=np.int64)
+
+
+def _jaccard(one: Phrases, other: Phrases, threshold: float) -> float:
+    """The share of phrases that both have; 0 where the sizes alone keep it below `threshold`."""
+    small, large = sorted((len(one), len(other)))
+    if small < threshold * large - _ROUNDING:
+        return 0.0
+    both = len(np.intersect1d(one, other, assume_unique=True))
+    return both / (small + large - both)
 
 
 def row_matches(
@@ -62,7 +88,7 @@ def row_matches(
         for other in by_words.get(passage.words, ()):
             match = RowMatch("exact", passage.source, others[other].source, 1.0)
             matches.setdefault(place, []).append((other, match))
-    texts = [[shingles(passage.words) for passage in part] for part in (rows, others)]
+    texts = [[passage.words for passage in part] for part in (rows, others)]
     for place, other, share in near_pairs(texts[0], texts[1], threshold):
         one, two = rows[place], others[other]
         if one.words != two.words and same_words(one.core, two.core, threshold):

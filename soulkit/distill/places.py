@@ -27,7 +27,7 @@ class Candidate:
     """The run that it is the outcome of."""
 
 
-def candidates(config: DistillConfig) -> Iterator[Candidate]:
+def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
     """Those that are named for a task, then those that are found and not named."""
     named = {t: w for t, w in config.experts.items() if t != ANY and not w.startswith(SERVED)}
     settled = [_weights_of(_folder(where), task) for task, where in named.items()]

@@ -16,7 +16,7 @@ from soulkit.distill.experts import Expert
 from soulkit.distill.generalist import generalist_config, imitation
 from soulkit.distill.measure import Measurement, measurements
 from soulkit.distill.sample import sample_config, samples_folder
-from soulkit.distill.select import Selection, read_selection
+from soulkit.distill.select import SampleSelection, read_selection
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import assumed, evaluation_plan, number_bytes
@@ -124,7 +124,7 @@ def _training(
     )  # fmt: skip
 
 
-def _selection(out: Path) -> Selection | None:
+def _selection(out: Path) -> SampleSelection | None:
     try:
         return read_selection(out)
     except RunError:

@@ -115,7 +115,7 @@ def _fault(record: Record, ends: Collection[str]) -> str:
 # -- choosing ------------------------------------------------------------------------------------
 
 
-def choose(
+def choose_samples(
     samples: Iterable[Sampled], rules: Rules, *, overlapping: Collection[str] = (),
     alike: Mapping[str, Collection[str]] | None = None,
 ) -> Choice:  # fmt: skip

@@ -19,11 +19,10 @@ from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.gates import RetentionGate, parse_gates
 from soulkit.distill.generalist import generalist_config, generalist_folder, trained
 from soulkit.distill.measure import ABILITY, Measurement, measure, measured_tasks, unmeasured_words
-from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.planning import distillation_plan, whole_plan
 from soulkit.distill.report import Distillation, distilled, spent, write_distillation
-from soulkit.distill.sample import sample, training_work
-from soulkit.distill.select import read_selection, select
+from soulkit.distill.sample import sample
+from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.keeping import alone
@@ -66,8 +65,6 @@ def distill(
     # A folder that is there refuses other settings at once; a new one is made last, when nothing
     # stands in the way and somebody agreed to the cost.
     run = open_distillation(out, config) if is_run(out) else None
-    if config.by == "opd" and "train" in stages:
-        _refuse_overlap(config, experts)
     agreed = _confirmed(config, experts, out, stages, watcher)
     run = run or open_distillation(out, config)
     if not run.resumed:
@@ -78,7 +75,7 @@ def distill(
             sample(config, experts, out, bars=watcher.bars, say=watcher.say,
                    waiting=watcher.waiting)  # fmt: skip
         if "select" in stages:
-            select(config, experts, out, say=watcher.say)
+            select_samples(config, experts, out, say=watcher.say)
         if "train" in stages:
             _train(config, experts, out, watcher)
         if "report" not in stages:
@@ -106,11 +103,6 @@ def checked_gates(
     """The gates of `config`; ConfigError for one about what is not measured."""
     tasks = measured_tasks(config, experts)
     return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
-
-
-def _refuse_overlap(config: DistillConfig, experts: Sequence[Expert]) -> None:
-    """DataError where the generalist would practise on evaluation rows."""
-    find_overlaps(config, training_work(config, experts))
 
 
 def _confirmed(

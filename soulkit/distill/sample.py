@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.distill.config import ANY, SAMPLES, SELECTION, DistillConfig
+from soulkit.distill.config import SAMPLES, SELECTION, DistillConfig
 from soulkit.distill.experts import Expert
 from soulkit.distill.overlap import find_overlaps
 from soulkit.errors import DataError
@@ -99,20 +99,10 @@ def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work
 
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     configured_tasks(registry, [one.task for one in experts], config, training=True)
-    if ANY in config.data and len(experts) > 1 and Path(config.data[ANY]).is_file():
-        raise _whose_rows(config.data[ANY], experts)
     work = [part for one in experts for part in load_work(sample_config(config, one))]
     for part in work:
         refuse_marked_rows(part.task.name, part.examples)
     return work
-
-
-def _whose_rows(file: str, experts: Sequence[Expert]) -> DataError:
-    return DataError(
-        f"'{file}' is one file of rows, and there are {len(experts)} experts.",
-        "Every expert answers rows of its own task.",
-        f"Write --data {experts[0].task}={file}, and so for each task.",
-    )
 
 
 # -- playing -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Selection as files: samples are read, what is learned of them is written.
+"""SampleSelection as files: samples are read, what is learned of them is written.
 
     OUT/samples/TASK/episodes.jsonl ──▶ OUT/selected.jsonl    rows as `soul train sft --data` reads
                                         OUT/selection.json    what became of the samples, by task
@@ -22,7 +22,7 @@ from soulkit.distill.experts import Expert
 from soulkit.distill.lessons import lesson_lines
 from soulkit.distill.near import row_matches
 from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.rejection import Choice, Rules, Sampled, choose, sampled
+from soulkit.distill.rejection import Choice, Rules, Sampled, choose_samples, sampled
 from soulkit.distill.sample import samples_folder, training_work
 from soulkit.errors import DataError, RunError
 from soulkit.eval.standing import draft_keys
@@ -64,7 +64,7 @@ class TaskSelection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class SampleSelection:
     """The contents of selection.json."""
 
     tasks: Mapping[str, TaskSelection]
@@ -78,10 +78,10 @@ class Selection:
         return sum(part.lines for part in self.tasks.values())
 
 
-def select(
+def select_samples(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *,
     say: Callable[[str], None] | None = None,
-) -> Selection:  # fmt: skip
+) -> SampleSelection:  # fmt: skip
     """Write selected.jsonl and selection.json of the samples in `out`, or find them written.
 
     RunError while samples are missing, DataError where rows overlap evaluation rows or nothing of a
@@ -97,7 +97,7 @@ def select(
     parts, lines = {}, list[bytes]()
     for expert, part in zip(experts, work, strict=True):
         samples = _samples(out, part, config)
-        choice = choose(
+        choice = choose_samples(
             samples, _rules(config, part), overlapping=overlaps[expert.task],
             alike=_alike(part, config.near),
         )  # fmt: skip
@@ -110,7 +110,7 @@ def select(
     content = b"".join(lines)
     digest = hashlib.sha256(content).hexdigest()
     write_aside(out / SELECTED, content)
-    selection = Selection(tasks=parts, sha256=digest)
+    selection = SampleSelection(tasks=parts, sha256=digest)
     write_json(out / SELECTION, {
         "schema": SCHEMA, "settings": settings, "sha256": digest,
         "tasks": {name: asdict(part) for name, part in parts.items()},
@@ -118,7 +118,7 @@ def select(
     return selection
 
 
-def read_selection(out: Path) -> Selection:
+def read_selection(out: Path) -> SampleSelection:
     """What `select` wrote; RunError where it did not."""
     line = _read(out)
     if line is None:
@@ -128,7 +128,7 @@ def read_selection(out: Path) -> Selection:
             "Select first: soul distill select, with the same settings.",
         )
     tasks = {name: TaskSelection(**part) for name, part in line["tasks"].items()}
-    return Selection(tasks=tasks, sha256=line["sha256"], reused=True)
+    return SampleSelection(tasks=tasks, sha256=line["sha256"], reused=True)
 
 
 def _read(out: Path) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ def _read(out: Path) -> dict[str, Any] | None:
         return None
 
 
-def _written(out: Path, settings: Mapping[str, Any]) -> Selection | None:
+def _written(out: Path, settings: Mapping[str, Any]) -> SampleSelection | None:
     line = _read(out)
     return read_selection(out) if line is not None and line["settings"] == settings else None
 
@@ -219,7 +219,8 @@ def _counted(
 ) -> TaskSelection:
     eligible = len(samples) - choice.overlaps
     return TaskSelection(
-        prompts=len(part.examples), sampled=len(samples), scored=eligible - choice.faults.get("unscored", 0),
+        prompts=len(part.examples), sampled=len(samples),
+        scored=eligible - choice.faults.get("unscored", 0),
         passed=choice.passed, overlaps=choice.overlaps, duplicates=choice.duplicates,
         taken=len(choice.taken), prompts_taken=len({one.example_id for one in choice.taken}),
         lines=len(lines), tokens=sum(one.tokens for one in choice.taken),

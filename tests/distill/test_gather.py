@@ -12,9 +12,10 @@ import pytest
 
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, find_experts
+from soulkit.distill.generalist import generalist_config
 from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.sample import _within_budget, sample, sample_config, training_work
-from soulkit.distill.select import Selection, read_selection, select
+from soulkit.distill.select import SampleSelection, read_selection, select_samples
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.runs.folder import read_config, read_jsonl
 from soulkit.tasks.choice import ChoiceTask
@@ -59,11 +60,11 @@ def served(actor: ScriptedServer, partner: str, **settings: Any) -> DistillConfi
     return distillation(dict.fromkeys(settings.pop("of", ROWS), where), **(plain | settings))
 
 
-def gathered(config: DistillConfig, out: Path) -> tuple[Selection, list[str]]:
+def gathered(config: DistillConfig, out: Path) -> tuple[SampleSelection, list[str]]:
     remarks: list[str] = []
     experts = find_experts(config)
     sample(config, experts, out, say=remarks.append)
-    return select(config, experts, out, say=remarks.append), remarks
+    return select_samples(config, experts, out, say=remarks.append), remarks
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -95,19 +96,37 @@ def test_from_experts_to_rows_and_again(url: str, tmp_path: Path) -> None:
     assert part.taken == part.lines == len(stories) == part.passed // 2 == part.prompts_taken
     assert part.acceptance == part.passed / 8 and part.scored == 8
     assert selection.tasks["secret_keeper"].tokens > 0
+    content = (tmp_path / "selected.jsonl").read_bytes()
+    for task in ROWS:  # in whatever order episodes came
+        file = tmp_path / "samples" / task / "episodes.jsonl"
+        file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
+    (tmp_path / "selection.json").unlink()
+    select_samples(config, find_experts(config), tmp_path)
+    assert (tmp_path / "selected.jsonl").read_bytes() == content
 
 
 def test_samples_are_an_evaluation_of_training_rows(url: str, tmp_path: Path) -> None:
+    """And --max-cost is one sum for all experts: what one run has paid the next may not."""
+    prices = {"price_in": 100.0, "price_out": 100.0}
     with ScriptedServer(answer=expert()) as actor:
-        config = served(actor, url, of=("tomi",), data={"tomi": "synth:3"})
-        sample(config, find_experts(config), tmp_path)
+        config = served(
+            actor, url, of=("tomi",), data={"*": "synth:3"}, max_cost=5.0, yes=True
+        )  # fmt: skip
+        plain = find_experts(config)[0]
+        assert plain.endpoint is not None
+        priced = plain.endpoint.model_copy(update=prices)
+        experts = [replace(plain, endpoint=priced), Expert(task="secret_keeper", endpoint=priced)]
+        sample(config, experts[:1], tmp_path)
     run = tmp_path / "samples" / "tomi"
     settings = read_config(run)
     assert (settings["split"], settings["repeats"], settings["temperature"]) == ("train", 2, 1.0)
     task = load_registry().task("tomi")
     ids = {task.example(row.fields).id for row in made_rows(task, "synth:3", 0, "train")}
     assert {record.example_id for record in records(run)} == ids
-    assert summary(run)["n"] == 6
+    assert summary(run)["n"] == 6 == len(paid(run))
+    spent = summary(run)["cost"]
+    later = _within_budget(sample_config(config, experts[1]), tmp_path, experts, experts[1])
+    assert spent > 0 and later.max_cost == pytest.approx(5.0 - spent)
 
 
 def test_options_and_players_of_one_task_stay_with_it(tmp_path: Path) -> None:
@@ -139,30 +158,17 @@ def test_missing_samples_and_a_torn_selection(url: str, tmp_path: Path) -> None:
         config = served(actor, url, of=("tomi",), data={"tomi": "synth:4"})
         experts = find_experts(config)
         with pytest.raises(RunError, match="lacks 8 of 8 samples"):
-            select(config, experts, tmp_path)
+            select_samples(config, experts, tmp_path)
         with pytest.raises(RunError, match="Nothing has been selected"):
             read_selection(tmp_path)
         first, _ = gathered(config, tmp_path)
         content = (tmp_path / "selected.jsonl").read_bytes()
         (tmp_path / "selected.jsonl").write_bytes(content[:-9])  # not what selection.json knows
-        second = select(config, experts, tmp_path)
+        second = select_samples(config, experts, tmp_path)
         assert not second.reused and second.sha256 == first.sha256
         assert (tmp_path / "selected.jsonl").read_bytes() == content
         loose = config.model_copy(update={"keep_top": 2, "near": 1.0})
-        assert not select(loose, experts, tmp_path).reused
-
-
-def test_the_order_of_episodes_changes_no_byte(url: str, tmp_path: Path) -> None:
-    with ScriptedServer(answer=expert()) as actor:
-        config = served(actor, url, keep_top=2)
-        gathered(config, tmp_path)
-        content = (tmp_path / "selected.jsonl").read_bytes()
-        for task in ROWS:
-            file = tmp_path / "samples" / task / "episodes.jsonl"
-            file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
-        (tmp_path / "selection.json").unlink()
-        select(config, find_experts(config), tmp_path)
-    assert (tmp_path / "selected.jsonl").read_bytes() == content
+        assert not select_samples(loose, experts, tmp_path).reused
 
 
 # -- evaluation rows -------------------------------------------------------------------------------
@@ -197,6 +203,22 @@ def test_rows_that_are_evaluated_are_never_learned(url: str, tmp_path: Path) -> 
     assert learned and not learned & refused
 
 
+def test_nor_do_experts_teach_them_on_policy(tmp_path: Path) -> None:
+    held_out = rows_file(tmp_path / "held.jsonl", ("train", 2))
+    expert = Expert(task="tomi", adapter=tmp_path, base="owner/base")
+    config = distillation(
+        {"tomi": str(tmp_path)}, by="opd", data={"tomi": "synth:12"}, held_out={"*": str(held_out)}
+    )
+    with pytest.raises(DataError, match="6 of 12"):
+        generalist_config(config, [expert], tmp_path)
+    excluding = config.model_copy(update={"exclude_overlap": True})
+    rows = set(generalist_config(excluding, [expert], tmp_path).example)
+    work = training_work(config, [expert])
+    learned = {row.id for row in work[0].examples if row.id in rows}
+    assert len(rows) == len(learned) == 6
+    assert not learned & find_overlaps(excluding, work)["tomi"].keys()
+
+
 def test_pulled_evaluation_files_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = load_registry().task("tomi")
     folder = tmp_path / "data"
@@ -216,19 +238,3 @@ def test_pulled_evaluation_files_count_too(tmp_path: Path, monkeypatch: pytest.M
         find_overlaps(config, work)
     with pytest.raises(DataError, match="All 3 training rows"):
         find_overlaps(config.model_copy(update={"exclude_overlap": True}), work)
-
-
-def test_what_one_run_has_paid_the_next_may_not(tmp_path: Path, url: str) -> None:
-    """--max-cost is one sum for all experts."""
-    prices = {"price_in": 100.0, "price_out": 100.0}
-    with ScriptedServer(answer=expert()) as actor:
-        config = served(actor, url, of=("tomi",), data={"*": "synth:4"}, max_cost=5.0, yes=True)
-        plain = find_experts(config)[0]
-        assert plain.endpoint is not None
-        priced = plain.endpoint.model_copy(update=prices)
-        experts = [replace(plain, endpoint=priced), Expert(task="secret_keeper", endpoint=priced)]
-        sample(config, experts[:1], tmp_path)
-    assert paid(tmp_path / "samples" / "tomi")
-    spent = summary(tmp_path / "samples" / "tomi")["cost"]
-    settings = _within_budget(sample_config(config, experts[1]), tmp_path, experts, experts[1])
-    assert spent > 0 and settings.max_cost == pytest.approx(5.0 - spent)

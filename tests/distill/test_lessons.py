@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from soulkit.distill.experts import Expert
-from soulkit.distill.lessons import conversations, lesson_lines
+from soulkit.distill.lessons import lesson_conversations, lesson_lines
 from soulkit.types import Completion, Episode, Record, Score, Segment, Trace, Turn
 
 RULES, HELLO = Segment("system", "Be brief."), Segment("user", "Hello.")
@@ -18,7 +18,7 @@ def turn(text: str, *context: Segment, ids: tuple[int, ...] = ()) -> Turn:
 
 
 def shape(trace: Trace) -> list[list[tuple[str, bool]]]:
-    return [[(m.segment.text, m.trained) for m in part] for part in conversations(trace)]
+    return [[(m.segment.text, m.trained) for m in part] for part in lesson_conversations(trace)]
 
 
 def test_a_dialogue_is_one_conversation() -> None:
@@ -38,8 +38,8 @@ def test_another_context_begins_another_conversation() -> None:
     # The same words with other ids are other words.
     again = (RULES, HELLO, reply("Hi.", 7, 2), Segment("user", "Well?"))
     apart = Trace("a", (turn("Hi.", RULES, HELLO, ids=(5, 2)), turn("Yes.", *again, ids=(6, 2))))
-    assert len(conversations(apart)) == 2
-    assert sum(m.trained for part in conversations(apart) for m in part) == 2
+    assert len(lesson_conversations(apart)) == 2
+    assert sum(m.trained for part in lesson_conversations(apart) for m in part) == 2
 
 
 def test_rows_of_every_seat_without_feedback() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,3 +49,46 @@ def change_note(folder: Path, **entries: Any) -> None:
     path = folder / "soulkit.json"
     note = {**json.loads(path.read_text()), **entries}
     path.write_text(json.dumps({k: v for k, v in note.items() if v is not None}))
+
+
+# -- processes that may be killed ------------------------------------------------------------------
+
+
+def gather_once(settings: dict[str, Any], out: str, stages: Sequence[str]) -> None:
+    """Sample and select, in a process of its own."""
+    from soulkit.distill.experts import find_experts
+    from soulkit.distill.sample import sample
+    from soulkit.distill.select import select_samples
+
+    config = DistillConfig.model_validate(settings)
+    experts = find_experts(config)
+    if "sample" in stages:
+        sample(config, experts, Path(out))
+    if "select" in stages:
+        select_samples(config, experts, Path(out))
+
+
+def killed_after(
+    context: Any, settings: dict[str, Any], out: Path, *stages: str, growing: Sequence[Path] = (),
+    events: int = 0, delay: float = 0.0,
+) -> bool:  # fmt: skip
+    """Start the stages and kill them `delay` seconds after the files in `growing` have been seen to
+    change `events` times; False when they had ended by then."""
+    process = context.Process(target=gather_once, args=(settings, str(out), stages))
+    process.start()
+    before = sizes(growing)
+    while process.is_alive() and events:
+        now = sizes(growing)
+        events -= now != before
+        before = now
+        time.sleep(0.002)
+    process.join(delay)
+    if process.exitcode is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.join(600)
+    assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
+    return bool(process.exitcode)
+
+
+def sizes(paths: Sequence[Path]) -> list[int]:
+    return [path.stat().st_size if path.exists() else 0 for path in paths]

@@ -179,7 +179,10 @@ def fork_context() -> Any:
     """Processes that begin with everything imported; one thread each, like this one."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["soulkit.train.run", "soulkit.cli.app", "peft"])
+    model = "transformers.models.qwen3.modeling_qwen3"
+    context.set_forkserver_preload(
+        ["soulkit.train.run", "soulkit.cli.app", "soulkit.distill.select", "peft", model]
+    )
     return context
 
 

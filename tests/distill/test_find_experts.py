@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -204,7 +205,10 @@ def test_experts_in_a_settings_file(tmp_path: Path) -> None:
     assert DistillConfig.load(file, {}).experts == {"tomi": "a", "hitom": "b"}
     file.write_text("experts: some/folder\n")
     assert DistillConfig.load(file, {}).experts == {"*": "some/folder"}
-    for wrong in ({"adapter": "x"}, {"suite": "soul-10"}, {"experts": {}}):
+    refused: tuple[dict[str, Any], ...] = (
+        {"adapter": "x"}, {"suite": "soul-10"}, {"experts": {}},
+    )  # fmt: skip
+    for wrong in refused:
         with pytest.raises(ConfigError):
             DistillConfig.load(file, {}, wrong)
 
