@@ -57,6 +57,8 @@ class Passage:
     """The words outside entity columns; all words where nothing else is left."""
     entities: frozenset[tuple[str, str]]
     """(kind, value as words)."""
+    recorded: tuple[tuple[Words, ...], ...] = ()
+    """What was recorded and not written for the row, a tuple of texts each: a history, an answer."""
 
 
 @dataclass(frozen=True, slots=True)
