@@ -58,7 +58,7 @@ class Passage:
     entities: frozenset[tuple[str, str]]
     """(kind, value as words)."""
     recorded: tuple[tuple[Words, ...], ...] = ()
-    """What was recorded and not written for the row, a tuple of texts each: a history, an answer."""
+    """What was recorded, not written for the row: a history or an answer, each as its texts."""
 
 
 @dataclass(frozen=True, slots=True)

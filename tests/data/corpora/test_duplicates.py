@@ -145,7 +145,7 @@ def test_what_was_recorded_is_looked_for_without_what_was_written_for_the_row(tm
     rng = random.Random(8)
     said, answer, aim = words(rng, 14), words(rng, 20), words(rng, 30)
     turns = (tuple(said[:7]), tuple(said[7:]))
-    whole = tuple([*aim, "user", *said[:7], "assistant", *said[7:]])
+    whole = (*aim, "user", *said[:7], "assistant", *said[7:])
     evaluation = [
         Passage("eval.jsonl:1", "t", whole, whole, frozenset(), (turns,)),
         Passage("eval.jsonl:2", "t", whole, whole, frozenset(), ((tuple(answer),),)),
