@@ -31,8 +31,9 @@ from tests.support.servers.verdicts import answer
 
 ROOT = Path(__file__).parents[1]
 CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"
-RUN_IN_ORDER = {"authoring.md"}
-"""Its commands build on each other; tests/test_authoring.py runs them from top to bottom."""
+RUN_IN_ORDER = {"authoring.md", "own-chats.md"}
+"""Their commands build on each other; tests/test_authoring.py and tests/test_own_chats.py run them
+from top to bottom."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in RUN_IN_ORDER),

@@ -57,6 +57,8 @@ class Passage:
     """The words outside entity columns; all words where nothing else is left."""
     entities: frozenset[tuple[str, str]]
     """(kind, value as words)."""
+    recorded: tuple[tuple[Words, ...], ...] = ()
+    """What was recorded, not written for the row: a history or an answer, each as its texts."""
 
 
 @dataclass(frozen=True, slots=True)

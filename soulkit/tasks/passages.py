@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from soulkit.data.contamination import Passage, entity_values, folded_words
+from soulkit.data.contamination import Passage, Words, entity_values, folded_words
 from soulkit.data.files import BadRow, RawRow
 from soulkit.errors import DataError
 from soulkit.tasks.base import Task
@@ -43,7 +44,26 @@ def passage_of(task: Task, example: Example) -> Passage:
     }
     every = tuple(w for words in texts.values() for w in words)
     core = tuple(w for n, words in texts.items() if not columns[n].entity for w in words)
-    return Passage(example.source, task.name, every, core or every, frozenset(entities))
+    return Passage(
+        example.source, task.name, every, core or every, frozenset(entities),
+        tuple(_recorded(example)),
+    )  # fmt: skip
+
+
+def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
+    """Histories that a seat reads, message by message, and the texts of the gold."""
+    for name, value in example.fields.items():
+        readers = example.audience.get(name, ())
+        if set(readers) & set(example.seats) and _is_history(value):
+            texts = (folded_words(v) for item in value for v in item.values())
+            yield tuple(words for words in texts if len(words) > 1)  # without names of roles
+        elif "gold" in readers and isinstance(value, str):
+            yield (folded_words(value),)
+
+
+def _is_history(value: Any) -> bool:
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return is_list and all(isinstance(item, Mapping) for item in value)
 
 
 def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:

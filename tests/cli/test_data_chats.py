@@ -100,3 +100,19 @@ def test_contamination_of_a_folder_of_chats(soul, tmp_path: Path):
     report = json.loads(out)
     assert (code, report["matches"], report["chats"]) == (0, [], 1)
     assert soul(*command, "--exclude", "clean.parquet")[0] == 2
+
+
+def test_the_chats_that_evaluation_rows_were_drafted_from_are_leaks(soul, tmp_path: Path):
+    """The aim and the names of roles, which stand in no chat, do not hide what does."""
+    turns = said_by("user: my radio from 1963 hums, what now?", "assistant: let it dry for a day")
+    aim = "hear the news at home again before the week is over and without a new set"
+    row = {"source": "prism", "intent": aim, "conversation_history": turns, "is_last_turn": False}
+    opening = "um hello the radio that came from grandfather hums all night"
+    first = {"source": "prism", "intent": aim, "opening_prompt": opening, "is_last_turn": False}
+    jsonl(tmp_path / "eval.jsonl", [{"data_source": "userllm", **one} for one in (row, first)])
+    chats = [turns, said_by(f"user: {opening}", "assistant: does it?"), said_by("user: hi")]
+    jsonl(tmp_path / "chats.jsonl", [{"messages": one} for one in chats])
+    code, out, _ = soul("contamination", "chats.jsonl", "eval.jsonl", "--chats", "--json")
+    assert code == 0 and [m["train"] for m in json.loads(out)["matches"]] == [
+        "chats.jsonl:1", "chats.jsonl:2"
+    ]  # fmt: skip

@@ -3,7 +3,9 @@
 Word triples are compared, as in `contamination`, but what counts is how much of one stands in the
 other, because a conversation may hold a whole story beside much else:
 
-* `holds`: the conversation has at least `threshold` of the triples of the evaluation row;
+* `holds`: the conversation has at least `threshold` of the triples of the evaluation row, or of
+  what was recorded for it (the history that it continues, its answer): beside those may stand an
+  aim or a persona that was written for the row, and that no conversation has;
 * `part`: the evaluation row has at least `threshold` of the triples of the conversation, a longer
   one than a greeting.
 
@@ -63,15 +65,8 @@ def find_leaks(
     """
     check_threshold(threshold, "A leak is at least this part of the word triples of a row.")
     report = ChatLeaks(evaluation_rows=len(evaluation))
-    sizes: list[int] = []
-    holders: dict[int, list[int]] = defaultdict(list)
-    for place, passage in enumerate(evaluation):
-        triples = triples_of(passage.words).tolist()
-        sizes.append(len(triples))
-        report.short += len(triples) < LEAST_TRIPLES
-        if len(triples) >= LEAST_TRIPLES:
-            for triple in triples:
-                holders[triple].append(place)
+    texts = _Texts(evaluation)
+    report.short = len(evaluation) - len(set(texts.sources))
     for key, row in rows:
         report.chats += 1
         try:
@@ -79,8 +74,31 @@ def find_leaks(
         except Unusable as error:
             report.bad.append(BadRow(key, str(error)))
             continue
-        _compare(key, triples, evaluation, sizes, holders, threshold, report)
+        _compare(key, triples, texts, threshold, report)
     return report
+
+
+class _Texts:
+    """The texts of evaluation rows that are long enough to be looked for, by number."""
+
+    def __init__(self, evaluation: Sequence[Passage]) -> None:
+        self.sources: list[str] = []
+        """Text → the row that it is of."""
+        self.sizes: list[int] = []
+        """Text → its triples."""
+        self.holders: dict[int, list[int]] = defaultdict(list)
+        """Triple → the texts that have it."""
+        for passage in evaluation:
+            for text in ((passage.words,), *passage.recorded):
+                self._add(passage.source, {n for w in text for n in triples_of(w).tolist()})
+
+    def _add(self, source: str, triples: set[int]) -> None:
+        if len(triples) < LEAST_TRIPLES:
+            return
+        for triple in triples:
+            self.holders[triple].append(len(self.sources))
+        self.sources.append(source)
+        self.sizes.append(len(triples))
 
 
 def _triples(key: str, row: Any) -> list[int]:
@@ -91,20 +109,19 @@ def _triples(key: str, row: Any) -> list[int]:
 
 
 def _compare(
-    key: str, triples: Sequence[int], evaluation: Sequence[Passage], sizes: Sequence[int],
-    holders: dict[int, list[int]], threshold: float, report: ChatLeaks,
-) -> None:  # fmt: skip
+    key: str, triples: Sequence[int], texts: _Texts, threshold: float, report: ChatLeaks
+) -> None:
     common: Counter[int] = Counter()
     for triple in triples:
-        common.update(holders.get(triple, ()))
+        common.update(texts.holders.get(triple, ()))
     best: RowMatch | None = None
-    for place, count in common.items():
-        held = count / sizes[place]
+    for text, count in common.items():
+        held = count / texts.sizes[text]
         part = count / len(triples) if len(triples) >= LEAST_OF_A_CHAT else 0.0
         share = max(held, part)
         if share < threshold:
             continue
-        source = evaluation[place].source
+        source = texts.sources[text]
         report.evaluations.add(source)
         if best is None or share > best.similarity:
             kind = "holds" if held >= threshold else "part"

@@ -14,11 +14,14 @@ from soulkit.data.corpora.messages import Unusable, conversation_of
 from soulkit.data.corpora.mixing import Part
 from soulkit.data.corpora.places import CorpusPart, hub_address, source_files
 from soulkit.data.corpora.settings import SourceSettings
-from soulkit.data.corpora.table import listed_rule, rule_for
+from soulkit.data.corpora.table import ASSISTANT, HUMAN, listed_rule, rule_for
 from soulkit.data.corpora.windows import Window
 from soulkit.data.files import BadRow, SourcedRow
 from soulkit.errors import ConfigError, DataError
+from soulkit.text import one_line
 
+SPEAKERS = 12
+"""Names that an error lists."""
 Announcement = Callable[[str], None]
 LONG_TO_READ = 1 << 30
 """Bytes of a source whose reading is announced."""
@@ -70,6 +73,7 @@ class LessonSource:
         self._salt = f"{seed}/{label}"
         self._part = Part(settings.ratio, store.span, f"{self._salt}/part")
         self._shapes: dict[str, LessonShape] = {}
+        self._speakers: set[str] = set()
         self._begin(0)
         for name in sorted(store.data_sources):
             self._shape(name, label)
@@ -191,6 +195,8 @@ class LessonSource:
             conversation = conversation_of(row, key)
             mark = conversation.data_source
             source = self.settings.name or mark or self.label
+            if len(self._speakers) < SPEAKERS:
+                self._speakers.update(one_line(u.speaker, 40) for u in conversation.utterances)
             return lesson_from(conversation, self._shape(mark, key), source, key)
         except Unusable as error:
             left_out(str(error), key)
@@ -202,6 +208,8 @@ class LessonSource:
             side, rule = settings.side, listed_rule(data_source, settings.name)
             if side is None:
                 side = rule_for(data_source or None, settings.name, place).side
+            elif side.strip().casefold() in (HUMAN, ASSISTANT):
+                side = side.strip().casefold()  # names of speakers are read so, too
             turns = settings.turns or (rule.turns if rule is not None else None)
             self._shapes[data_source] = LessonShape(side, bool(settings.strip_system), turns)
         return self._shapes[data_source]
@@ -211,8 +219,15 @@ class LessonSource:
         return DataError(
             f"No row of the source '{self.label}' can be learned from.",
             f"A whole pass had none: {often or 'every row is blank'}.",
-            "Look at its rows, and at the side: soul data show FILE --side human",
+            self._way_out(),
         )
+
+    def _way_out(self) -> str:
+        side = self.settings.side
+        if side is None or side.casefold() in (HUMAN, ASSISTANT) or not self._speakers:
+            return "Look at its rows, and at the side: soul data show FILE --side human"
+        names = ", ".join(sorted(self._speakers)[:SPEAKERS])
+        return f"Give --side human, or one who speaks there: {names}."
 
     # -- position --------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.mixing import Part, Turns
 from soulkit.data.corpora.stream import LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
-from tests.support.chats import chat, jsonl, parquet
+from tests.support.chats import chat, jsonl, parquet, said_by
 
 
 def keys(lessons: Sequence[Lesson]) -> list[str]:
@@ -501,3 +501,15 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
     assert path.stat().st_size > 300_000_000
     assert int(rows) == 100_000
     assert int(grown) < 200  # MiB
+
+
+def test_a_speaker_whom_nobody_knows_is_answered_with_those_who_speak(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [{"messages": said_by("Ann: hi", "Ben: ho")}])
+    with pytest.raises(DataError) as error:
+        list(read_lessons(path, side="Anne"))
+    assert error.value.way_out == "Give --side human, or one who speaks there: Ann, Ben."
+
+
+def test_a_side_is_read_in_any_case(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", [chat(1)])
+    assert [*read_lessons(path, side=" Human")] == [*read_lessons(path, side="human")]
