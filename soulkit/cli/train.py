@@ -169,7 +169,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.material.assemble import gather_material
         from soulkit.train.material.feasible import weightless
         from soulkit.train.objectives.registry import overruled
-        from soulkit.train.planning import measured_plan, training_plan
+        from soulkit.train.planning import beside_plan, training_plan
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
@@ -185,7 +185,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan
 
-            played = measured_plan(config, material.measured) if material.measured else None
+            played = beside_plan(config, material)
             show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
             return
         show_plan(training_plan(material.config, material), values["json"])
