@@ -81,12 +81,13 @@ def beside_plan(config: TrainConfig, material: Material) -> Plan | None:
         return measured
     own = Plan(tasks=general, concurrency=config.concurrency)
     by_itself = sampler(config.model, own, own.asked, config.batch_size, config.device, "auto")
-    machines = [replace(by_itself, memory=0)]  # the trained model is there already
+    # The trained model is there already; of one that is not on this machine nothing is known.
+    machine = replace(by_itself, memory=0) if by_itself.memory else None
     if measured is None:
-        return on_machine(own, machines[0])
+        return on_machine(own, machine)
     whole = replace(measured, tasks=(*measured.tasks, *general))
-    machines += [measured.machine] if measured.machine else []
-    return on_machine(whole, together(machines) or machines[0])
+    machines = [one for one in (measured.machine, machine) if one]
+    return on_machine(whole, together(machines) or machine)
 
 
 def general_tasks(config: TrainConfig) -> tuple[TaskPlan, ...]:
