@@ -55,8 +55,8 @@ def training_plan(config: TrainConfig, material: Material | None = None) -> Plan
         lessons = _supervised_plan(config, work) if work else Plan(tasks=(), concurrency=1)
         played = beside_plan(config, material)
         if played is None:
-            return on_machine(lessons, _lessons_machine(config, work))
-        machines = [m for m in (_lessons_machine(config, work), played.machine) if m]
+            return on_machine(lessons, imitation_machine(config, _mean_prompt(work)))
+        machines = [m for m in (imitation_machine(config, _mean_prompt(work)), played.machine) if m]
         whole = replace(played, tasks=(*lessons.tasks, *played.tasks))
         return on_machine(whole, together(machines))
     learned = _learned(config, material.objective, work)
@@ -219,13 +219,14 @@ def _actor(config: TrainConfig, work: Work) -> PlayerTerms:
     return PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
 
 
-def _lessons_machine(config: TrainConfig, work: list[Work]) -> Machine | None:
+def imitation_machine(config: TrainConfig, lesson_tokens: float) -> Machine | None:
+    """What supervised steps take, with lessons of so many tokens in the mean: nothing is sampled.
+    None where nothing is known of the model."""
     model = footprint(Path(config.model))
     if model is None:
         return None
     kind, speed = device_speed(config.device)
-    trained = config.steps * config.sft_batch * _mean_prompt(work)
-    seconds = model.seconds(0, 0, trained, 1, speed)
+    seconds = model.seconds(0, 0, config.steps * config.sft_batch * lesson_tokens, 1, speed)
     memory, _ = _training_bytes(config, model)
     return Machine(memory=memory, seconds=seconds, words=assumed(model, kind, speed.flops))
 
