@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,7 +273,9 @@ def test_kill_9_while_writing_and_the_run_ends_alike(
     finish(start(folder, rows, tmp_path / "killed"))
     summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
     assert summary["written"]["facts"] == 7
+    card = (tmp_path / "killed" / "model" / "README.md").read_text()
+    assert re.search(r"\| facts \| 7 \| `[0-9a-f]{8,}` \| assistant \| 1 \|", card)
     texts = f"{summary['written']['texts']:,} about 7 facts"
-    assert texts in (tmp_path / "killed" / "model" / "README.md").read_text()
+    assert texts in card
     for name in (WRITTEN, "lessons/source0.jsonl", "model/model.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
