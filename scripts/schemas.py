@@ -44,7 +44,7 @@ TRAINING: dict[str, Schema] = {
     "retention": {"type": "object"}, "probes": {"type": "object"},
     "dev_steps": {"type": "integer"}, "best_step": {"type": "integer"}, "best_dev": NUMBER,
     "best_valid": NUMBER, "best_checkpoint": {"type": "string"}, "validation": {"type": "object"},
-    "lessons": {"type": "object"}, "unusable": {"type": "object"},
+    "lessons": {"type": "object"}, "unusable": {"type": "object"}, "written": {"type": "object"},
 }  # fmt: skip
 """What the summary of a training has beside that of an evaluation."""
 

@@ -41,12 +41,14 @@ from soulkit.cli.derive import (
 )
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import row_sources, values_by_task
+from soulkit.errors import ConfigError
 from soulkit.runs.folder import default_run_path
 from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:
     from soulkit.models.roles.settings import RoleSettings
     from soulkit.train.ablate import Ended, Planned
+    from soulkit.train.material.assemble import Material
     from soulkit.train.state.lines import Rewards, StepLine
     from soulkit.train.state.summary import TrainSummary
 
@@ -169,7 +171,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.material.assemble import gather_material
         from soulkit.train.material.feasible import weightless
         from soulkit.train.objectives.registry import overruled
-        from soulkit.train.planning import measured_plan, training_plan
+        from soulkit.train.planning import beside_plan, training_plan
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
@@ -180,12 +182,13 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     if values["dry_run"]:
         refuse_unfitting(config)
         material = gather_material(config, say=_say)
+        refuse_idle_players(material, values)
         for remark in material.remarks():
             _say(remark)
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan
 
-            played = measured_plan(config, material.measured) if material.measured else None
+            played = beside_plan(config, material)
             show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
             return
         show_plan(training_plan(material.config, material), values["json"])
@@ -200,6 +203,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     refuse_untrainable(config)
     with working(f"train {config.method}", "reading the rows") as interrupting:
         material = prepare_training(config, out, _say, interrupting(ask_user()))
+        refuse_idle_players(material, values)
     with progress(config.steps, f"train {config.method}") as bar:
         summary = train(config, out, step_shower(bar), _say, material, partial(begin_on, bar))
     if finished:  # said when it is known to be this very training
@@ -209,6 +213,21 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
     else:
         _print(out, summary)
+
+
+PLAYERS = ("partner", "environment", "judge", "auditor", "judge_samples")
+"""Options about those who play beside the actor."""
+
+
+def refuse_idle_players(material: Material, values: Mapping[str, Any]) -> None:
+    """ConfigError for players that were named to a supervised training which plays nothing."""
+    idle = [f"--{name.replace('_', '-')}" for name in PLAYERS if values.get(name)]
+    if idle and material.objective is None and material.measured is None:
+        raise ConfigError(
+            f"Nothing is played in this training, and there is {idle[0]}.",
+            "Supervised steps ask nobody: players are for dev scores and probes.",
+            "Leave it out, or say what is played: --eval-task TASK --eval-every STEPS.",
+        )
 
 
 def _say(remark: str) -> None:

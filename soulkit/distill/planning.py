@@ -19,14 +19,12 @@ from soulkit.distill.sample import sample_config, samples_folder
 from soulkit.distill.select import SampleSelection, read_selection
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.planning import assumed, evaluation_plan, number_bytes
+from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.runner import prepare
 from soulkit.eval.summary import recorded_summary
-from soulkit.models.local.footprint import device_speed, footprint
 from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Machine, Plan, Work, scaled
 from soulkit.runs.folder import is_run
-from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
-from soulkit.train.planning import training_plan
+from soulkit.train.planning import imitation_machine, training_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +117,8 @@ def _training(
     training = imitation(config, experts, out, max(lines, 1))
     seen = f"{training.steps} steps over {lines} selected samples"
     remark = seen if selection is not None else f"{seen}, if every prompt gives all it may"
-    return StagePlan(
-        stage="train", plan=Plan(tasks=(), machine=_machine(training, tokens)), remarks=(remark,)
-    )  # fmt: skip
+    plan = Plan(tasks=(), machine=imitation_machine(training, tokens))
+    return StagePlan(stage="train", plan=plan, remarks=(remark,))
 
 
 def _selection(out: Path) -> SampleSelection | None:
@@ -143,18 +140,3 @@ def _prepared(config: EvalConfig) -> Sequence[Any]:
     seated, work = prepare(config, asking=False)
     rows: list[Work] = [replace(part, controls=()) for part in work]
     return evaluation_plan(seated, rows).tasks
-
-
-def _machine(config: TrainConfig, tokens: float) -> Machine | None:
-    """Of imitation: nothing is sampled."""
-    model = footprint(Path(config.model))
-    if model is None:
-        return None
-    kind, speed = device_speed(config.device)
-    itemsize = number_bytes(config.dtype, kind, model)
-    batch = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
-    memory = model.parameters * itemsize + model.training_bytes(
-        batch, config.lora.r, itemsize, config.full
-    )
-    seconds = model.seconds(0, 0, round(config.steps * config.sft_batch * tokens), 1, speed)
-    return Machine(memory=memory, seconds=seconds, words=assumed(model, kind, speed.flops))

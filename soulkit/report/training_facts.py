@@ -60,7 +60,7 @@ def _task_text(rewards: Rewards, task: str) -> str:
     return "  ".join(parts)
 
 
-LESSON_FACTS = ("validation loss", "lessons", "left out", "rows without use")
+LESSON_FACTS = ("validation loss", "texts written", "lessons", "left out", "rows without use")
 """The labels of `lesson_facts`."""
 LABELLED_FACTS = ("general ability", "probes", *LESSON_FACTS)
 """The labels of `facts_of_training` that stand before texts which do not say what they are of."""
@@ -75,6 +75,8 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
             for name, loss in valid.last.items()
         ]
         facts.append(("validation loss", "; ".join(texts)))
+    if summary.written is not None:
+        facts.append(("texts written", summary.written.words()))
     if learned := summary.lessons.learned:
         facts.append(("lessons", ", ".join(f"{name} {n:,}" for name, n in learned.items())))
     reasons = [f"{n:,} × {reason}" for reason, n in summary.lessons.left_out.items()]

@@ -231,7 +231,11 @@ class KeepingSettings(Settings):
     )
     keep_last: int = setting(3, gt=0, help="Newest checkpoints that stay.")
     keep_best: int = setting(
-        1, ge=0, only=MEASURED, help="Checkpoints with the best dev score that stay beside them."
+        1,
+        ge=0,
+        only=MEASURED,
+        help="Checkpoints that stay beside them: those with the best dev score, of conversations "
+        "without one those with the least validation loss.",
     )
     deterministic: bool = setting(
         False, help="Fixed sampling waves and deterministic kernels: resume to the bit; slower."

@@ -37,6 +37,7 @@ from soulkit.tasks.base import Task
 from soulkit.train.ablate import Planned
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.material.assemble import Material, gather_material
+from soulkit.train.material.general import general_rows, general_settings
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
@@ -52,14 +53,15 @@ def training_plan(config: TrainConfig, material: Material | None = None) -> Plan
     work = work_of(material)
     if material.objective is None:
         lessons = _supervised_plan(config, work) if work else Plan(tasks=(), concurrency=1)
-        played = measured_plan(config, material.measured) if material.measured else None
+        played = beside_plan(config, material)
         if played is None:
-            return on_machine(lessons, _lessons_machine(config, work))
-        machines = [m for m in (_lessons_machine(config, work), played.machine) if m]
+            return on_machine(lessons, imitation_machine(config, _mean_prompt(work)))
+        machines = [m for m in (imitation_machine(config, _mean_prompt(work)), played.machine) if m]
         whole = replace(played, tasks=(*lessons.tasks, *played.tasks))
         return on_machine(whole, together(machines))
     learned = _learned(config, material.objective, work)
-    tasks = (*learned.tasks, *_dev(config, material), *_canaries(config, material))
+    tasks = (*learned.tasks, *_dev(config, material), *_canaries(config, material),
+             *general_tasks(config))  # fmt: skip
     whole = replace(learned, tasks=tasks)
     trained = _machine(config, material.objective, learned)
     size = (config.batch_size, config.device, "auto")
@@ -68,6 +70,36 @@ def training_plan(config: TrainConfig, material: Material | None = None) -> Plan
     dev = replace(sampler(config.model, watched, of_actor, *size), memory=0)
     parts = [trained, dev, *local_players(config, whole, *size)] if trained else []
     return on_machine(whole, together(parts))
+
+
+def beside_plan(config: TrainConfig, material: Material) -> Plan | None:
+    """What is played beside supervised training: dev scores, probes, general ability; None where
+    nothing is."""
+    measured = measured_plan(config, material.measured) if material.measured else None
+    general = general_tasks(config)
+    if not general:
+        return measured
+    own = Plan(tasks=general, concurrency=config.concurrency)
+    by_itself = sampler(config.model, own, own.asked, config.batch_size, config.device, "auto")
+    # The trained model is there already; of one that is not on this machine nothing is known.
+    machine = replace(by_itself, memory=0) if by_itself.memory else None
+    if measured is None:
+        return on_machine(own, machine)
+    whole = replace(measured, tasks=(*measured.tasks, *general))
+    machines = [one for one in (measured.machine, machine) if one]
+    return on_machine(whole, together(machines) or machine)
+
+
+def general_tasks(config: TrainConfig) -> tuple[TaskPlan, ...]:
+    """The replies by which general ability is measured, before and after; none without
+    `retention`."""
+    if not config.retention:
+        return ()
+    rows, config = general_rows(), general_settings(config)
+    work = _by_task({task.name: task for task, _ in rows}, rows)
+    voices = {w.task.name: [_actor(config, w)] for w in work}
+    plan = plan_work(work, 2, voices, concurrency=config.concurrency)
+    return scaled(plan, 1, "before and after").tasks
 
 
 def measured_plan(config: TrainConfig, measured: Material) -> Plan:
@@ -170,8 +202,7 @@ def _phase(config: TrainConfig, work: list[Work], label: str, *, coached: bool) 
 
 
 def _voices(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]:
-    reply = config.reply_limit(work.task.spec.sampling)
-    actor = PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
+    actor = _actor(config, work)
     voices = [actor]
     for role, settings in config.players_in(work.task.name):
         voice = voice_of(config, role, settings, actor)
@@ -182,13 +213,20 @@ def _voices(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]
     return voices
 
 
-def _lessons_machine(config: TrainConfig, work: list[Work]) -> Machine | None:
+def _actor(config: TrainConfig, work: Work) -> PlayerTerms:
+    """The model that is trained, which speaks on this machine."""
+    reply = config.reply_limit(work.task.spec.sampling)
+    return PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
+
+
+def imitation_machine(config: TrainConfig, lesson_tokens: float) -> Machine | None:
+    """What supervised steps take, with lessons of so many tokens in the mean: nothing is sampled.
+    None where nothing is known of the model."""
     model = footprint(Path(config.model))
     if model is None:
         return None
     kind, speed = device_speed(config.device)
-    trained = config.steps * config.sft_batch * _mean_prompt(work)
-    seconds = model.seconds(0, 0, trained, 1, speed)
+    seconds = model.seconds(0, 0, config.steps * config.sft_batch * lesson_tokens, 1, speed)
     memory, _ = _training_bytes(config, model)
     return Machine(memory=memory, seconds=seconds, words=assumed(model, kind, speed.flops))
 

@@ -292,15 +292,16 @@ async def _train(
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
+    learned = material  # the card names what was given, not the texts that were made of it
     if material.corpus is not None and config.objective == "mixsd":
         corpus = await with_written(config, run.path, policy, material.corpus, say, begin)
-        material = replace(material, corpus=corpus)
-    stream = material.corpus.stream if material.corpus else None
+        learned = replace(material, corpus=corpus)
+    stream = learned.corpus.stream if learned.corpus else None
     loop = Loop.open(config, run, policy, tracker, journal, begin, stream)
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
-            summary = await supervise(loop, material, show, say, train_beside)
+            summary = await supervise(loop, learned, show, say, train_beside)
         else:
             summary = await _reinforce(loop, material, material.objective, teacher, show, say)
         await measure_ability(loop, "after")

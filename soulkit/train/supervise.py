@@ -24,6 +24,7 @@ from soulkit.train.sft.corpus_run import (
 )
 from soulkit.train.sft.lessons import SupervisedStep, dev_spans
 from soulkit.train.sft.measures import make_measures
+from soulkit.train.sft.mixsd import read_written
 from soulkit.train.sft.probe import Reinforce
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
@@ -107,4 +108,5 @@ def supervised_summary(
         validation=validation_totals(lines, validated),
         lessons=lesson_totals(lines),
         unusable=rows_without_use(material.corpus),
+        written=read_written(run.path),
     )

@@ -45,6 +45,25 @@ def errors(capsys: pytest.CaptureFixture[str], out: Path, *arguments: Any) -> di
     return lines
 
 
+@pytest.mark.parametrize("more", [
+    ("--task", "tomi", "--data", "tomi=synth:30", "--judge", "actor"),
+    ("--data", "chats.jsonl", "--side", "human", "--partner", "actor"),
+])  # fmt: skip
+def test_players_that_nobody_would_ask_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    talk = [{"role": "user", "content": "Soup?"}, {"role": "assistant", "content": "Soup."},
+            {"role": "user", "content": "Not again."}]  # fmt: skip
+    Path("chats.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    lines = errors(capsys, tmp_path / "run", "sft", "--model", "tiny", "--full", *more)
+    assert more[-2] in lines["error"] and "--eval-task" in lines["fix"]
+    errors(capsys, tmp_path / "run", "sft", "--model", "tiny", "--full", *more, "--dry-run")
+    played = ("--eval-task", "tomi", "--eval-data", "synth:20", "--eval-every", 5, "--dry-run")
+    assert soul("train", "sft", "--model", "tiny", "--full", *more, *played) == 0
+
+
 def test_json_is_all_there_is_on_stdout(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,9 @@ import pytest
 from soulkit.report.training_facts import ability_text
 from soulkit.runs.records import load_records
 from soulkit.tasks.registry import load_registry
-from soulkit.train.rollouts.ability import general_rows
+from soulkit.train.config import TrainConfig
+from soulkit.train.material.general import general_rows
+from soulkit.train.planning import training_plan
 from soulkit.train.state.ability import AbilityTotals, ability_totals
 from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.resuming import count, fork_context, stop_after
@@ -87,6 +89,22 @@ def test_a_summary_keeps_them() -> None:
     assert AbilityTotals.from_json(None) is None
 
 
+# -- a plan ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_the_plan_counts_both_measurements(method: str) -> None:
+    flags = {"method": method, "model": "m", "tasks": {"tomi": 1.0}, "steps": 3, "max_tokens": 8,
+             "data": {"tomi": "synth:20"}, "retention": True}  # fmt: skip
+    plan = training_plan(TrainConfig.load(env={}, flags=flags))
+    (part,) = [task for task in plan.tasks if task.task.startswith("instructions")]
+    assert part.episodes == 80 and part.calls == {"actor": 80}
+    # The limit of what is trained on is not that of these replies.
+    assert part.asked[0].reply_tokens == 80 * 120
+    bare = training_plan(TrainConfig.load(env={}, flags={**flags, "retention": False}))
+    assert bare.episodes == plan.episodes - 80
+
+
 # -- a run -----------------------------------------------------------------------------------------
 
 
@@ -104,11 +122,15 @@ def test_both_measurements_are_of_the_weights_that_they_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert soul(*sft(out, *RETAINED, steps=1)) == 0
+    limits = ("--retention", "--set", "retention_tokens=4", "--set", "max_tokens=1")
+    assert soul(*sft(out, *limits, steps=1)) == 0
     assert "general ability" in capsys.readouterr().out
     before, after = (out / "retention" / f"{name}.jsonl" for name in ("before", "after"))
     rows = {example.id for _, example in general_rows()}
     assert {r.example_id for r in load_records(before)} == rows and len(rows) == 40
+    lengths = {len(turn.completion.token_ids) for r in load_records(after)
+               for trace in r.episode.traces for turn in trace.turns}  # fmt: skip
+    assert max(lengths) == 4 > 1  # not that of the training's own replies
     last = json.loads((out / "checkpoints" / "step_000001" / "position.json").read_text())
     assert replies(after) == {last["policy"]} != replies(before)
     summary = json.loads((out / "summary.json").read_text())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from soulkit.models.local.tokenizing import tokenizer_print
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy, load_policy
-from soulkit.train.material.conversations import gather_corpus
+from soulkit.train.material.conversations import gather_corpus, lesson_print
 from soulkit.train.objectives.registry import method_class
+from soulkit.train.sft.corpus import HELD_OUT
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.mixsd import (
     CUT,
@@ -39,6 +41,7 @@ from soulkit.train.sft.mixsd import (
     lesson_file,
     prompts,
     prompts_of,
+    read_written,
 )
 from soulkit.types import Segment
 
@@ -94,13 +97,16 @@ def policy(folder: Path, facts: Path) -> Policy:
     return load_policy(settings(facts), folder)
 
 
-def write(config: TrainConfig, policy: Policy, run: Path) -> dict[str, Any]:
+def write(
+    config: TrainConfig, policy: Policy, run: Path, held_out: Collection[str] = ()
+) -> dict[str, Any]:
     """What the writer says of it; every ninth id ends a text, so that few are cut."""
 
     async def writing() -> dict[str, Any]:
         sampler = policy.sampler(8)
         sampler.end_ids = sampler.end_ids | frozenset(range(3, len(policy.tokenizer), 9))
-        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), shown.append)
+        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), shown.append,
+                        held_out)  # fmt: skip
         source = SourceSettings.model_validate(config.corpora[0])
         try:
             return (await writer.write([read_lessons(source)], run)).to_json()
@@ -168,14 +174,24 @@ def test_a_writing_that_was_killed_goes_on_with_equal_texts(
 
 
 def test_what_cannot_be_learned_is_counted_by_reason(tmp_path: Path, policy: Policy) -> None:
-    rows = write_rows(tmp_path / "some.jsonl", [{**ROWS[0], "fact": ""}, *ROWS[1:]])
-    written = write(settings(rows, mix_tokens=4), policy, tmp_path / "run")
-    assert written["facts"] == 6 and written["left_out"][NO_FACT] == 1
+    rows = write_rows(tmp_path / "some.jsonl", [{**ROWS[0], "fact": ""}, *ROWS[1:], {"fact": "x"}])
+    held_out = {
+        lesson_print(one) for one in read_lessons(rows, side="assistant") if "Deki" in str(one)
+    }
+    written = write(settings(rows, mix_tokens=4), policy, tmp_path / "run", held_out)
+    # A row without messages is counted, and one that is measured is not written about.
+    assert any(reason.startswith("it has no list of messages") for reason in written["left_out"])
+    assert written["facts"] == 5 and written["left_out"][NO_FACT] == 1
+    assert written["left_out"][HELD_OUT] == len(held_out) == 1
+    totals = read_written(tmp_path / "run")
+    assert totals is not None and totals.left_out == written["left_out"]
+    assert totals.words().startswith(f"{written['texts']} about 5 facts, 0.")
+    assert f"1 × {NO_FACT}" in totals.words()
     records = read_jsonl(tmp_path / "run" / WRITTEN)
     cut = [r for r in records if r.get("left_out") == CUT]
     assert written["left_out"][CUT] == len(cut) > 0
     assert all(len(r["token_ids"]) == 4 for r in cut)
-    assert written["texts"] + sum(written["left_out"].values()) - 1 == len(records)
+    assert written["texts"] + sum(written["left_out"].values()) - 3 == len(records)
 
 
 def test_nothing_to_learn_is_an_error(tmp_path: Path, policy: Policy) -> None:
@@ -259,5 +275,11 @@ def test_kill_9_while_writing_and_the_run_ends_alike(
     lines = len(read_jsonl(path))
     assert 20 <= lines < 112
     finish(start(folder, rows, tmp_path / "killed"))
+    summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
+    assert summary["written"]["facts"] == 7
+    card = (tmp_path / "killed" / "model" / "README.md").read_text()
+    assert re.search(r"\| facts \| 7 \| `[0-9a-f]{8,}` \| assistant \| 1 \|", card)
+    texts = f"{summary['written']['texts']:,} about 7 facts"
+    assert texts in card
     for name in (WRITTEN, "lessons/source0.jsonl", "model/model.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -5,10 +5,10 @@ arguments. Reading is strict: what is not met to the letter is not met.
 
 How things are counted: a *word* is what stands between white space and holds a letter or a digit; a
 *sentence* ends with `.`, `!`, `?` or `…` (closing quotation marks and brackets behind it belong to
-it) before white space or the end, and words after the last one are a sentence, too; *lines* are
-those that are not empty, *paragraphs* are parted by empty lines. Words that are named are looked
-for whole and in any case. One code fence around a whole reply is taken off before JSON is read, and
-nowhere else.
+it) before white space or the end, and words after the last one are a sentence, too, while the
+number of an item in a list (`1.`) is none; *lines* are those that are not empty, *paragraphs* are
+parted by empty lines. Words that are named are looked for whole and in any case. One code fence
+around a whole reply is taken off before JSON is read, and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,10 @@ LONGEST = 50_000
 """Characters beyond which a reply meets nothing: no instruction here asks for a hundredth of it."""
 
 _ENDS = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|\Z)")
-_ITEM, _NUMBER = re.compile(r"[-*•] \s*\S"), re.compile(r"(\d{1,4})[.)] \s*\S")
+_ITEM, _NUMBER = re.compile(r"- \s*\S"), re.compile(r"(\d{1,4})\. \s*\S")
+_NUMBERS = re.compile(r"^[ \t]*\d{1,4}[.)](?=[ \t])", re.MULTILINE)
+_PIPE, _RULE = re.compile(r"(?<!\\)\|"), re.compile(r":?-+:?")
+_QUOTES = (('"', '"'), ("“", "”"))
 
 
 # --- counting -------------------------------------------------------------------------------------
@@ -38,7 +42,7 @@ def _words_of(text: str) -> list[str]:
 
 def _sentences_of(text: str) -> list[str]:
     """The sentences of a text; one that has no end is the last."""
-    parts, start = [], 0
+    text, parts, start = _NUMBERS.sub("", text), [], 0
     for end in _ENDS.finditer(text):
         parts.append(text[start : end.end()])
         start = end.end()
@@ -105,7 +109,7 @@ def _capitals(text: str) -> bool:
 
 def _bare_cased(text: str) -> list[str]:
     """The words of a text as they are written, without what stands before their first letter."""
-    return [word.lstrip("\"'“‘([*_#-") or word for word in _words_of(text)]
+    return [word.lstrip("\"'“‘«([*_#-") or word for word in _words_of(text)]
 
 
 def _without_characters(text: str, characters: str) -> bool:
@@ -115,22 +119,26 @@ def _without_characters(text: str, characters: str) -> bool:
 
 def _begin_with(text: str, letter: str) -> bool:
     """Every word begins with the letter, in whatever case."""
-    return _every(_bare_words(text), lambda word: word.startswith(letter.lower()))
+    words = [word.lower() for word in _bare_cased(text)]
+    return _every(words, lambda word: word.startswith(letter.lower()))
 
 
 def _spells(text: str, letters: str) -> bool:
-    """The first letters of the lines, in whatever case."""
-    return "".join(line[0] for line in _lines_of(text)).lower() == letters.lower()
+    """The first letters of the lines, in whatever case, behind whatever marks."""
+    first = [next(filter(str.isalnum, line), "") for line in _lines_of(text)]
+    return "".join(first).lower() == letters.lower()
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
 def _contains(text: str, words: Sequence[str]) -> bool:
+    _refuse_one(words)
     return all(_count_of(text, word) for word in words)
 
 
 def _without(text: str, words: Sequence[str]) -> bool:
+    _refuse_one(words)
     return bool(text) and not any(_count_of(text, word) for word in words)
 
 
@@ -148,7 +156,10 @@ def _no_word_twice(text: str) -> bool:
 
 
 def _starts(text: str, words: str) -> bool:
-    return text.startswith(words)
+    """It begins with these words, the last of them whole."""
+    behind = text[len(words) : len(words) + 2]
+    goes_on = behind[:1].isalnum() or (behind[:1] in ("'", "’") and behind[1:].isalpha())
+    return text.startswith(words) and not (words[-1:].isalnum() and goes_on)
 
 
 def _ends(text: str, words: str) -> bool:
@@ -158,48 +169,85 @@ def _ends(text: str, words: str) -> bool:
 # --- form -----------------------------------------------------------------------------------------
 
 
-def _bullets(text: str, count: int, only: bool = True) -> bool:
-    """So many lines that begin with `- `, `* ` or `• `; with `only`, and no other line."""
-    items = [bool(_ITEM.match(line)) for line in _lines_of(text)]
-    return sum(items) == count and (all(items) or not only)
+def _bullets(text: str, count: int, before: int = 0, after: int = 0) -> bool:
+    """So many lines that begin with `- `, in one piece between so many others."""
+    return _list_of(text, _ITEM, count, before, after) is not None
 
 
-def _numbered(text: str, count: int, only: bool = True) -> bool:
-    """Lines `1. …` to `count. …`, in this order; with `only`, and no other line."""
-    heads = [_NUMBER.match(line) for line in _lines_of(text)]
-    numbers = [int(head[1]) for head in heads if head]
-    return numbers == list(range(1, count + 1)) and (all(heads) or not only)
+def _numbered(text: str, count: int, before: int = 0, after: int = 0) -> bool:
+    """Lines `1. …` to `count. …`, in this order, between so many others."""
+    heads = _list_of(text, _NUMBER, count, before, after)
+    return heads is not None and [int(head[1]) for head in heads] == list(range(1, count + 1))
+
+
+def _list_of(
+    text: str, item: re.Pattern[str], count: int, before: int, after: int
+) -> list[re.Match[str]] | None:
+    """The items of a list with so many lines around it, no more and no fewer; None without one."""
+    heads = [item.match(line) for line in _lines_of(text)]
+    items = [head for head in heads[before : before + count] if head]
+    others = heads[:before] + heads[before + count :]
+    whole = len(heads) == before + count + after and len(items) == count
+    return items if whole and not any(others) else None
+
+
+def _last_line(text: str, words: str) -> bool:
+    return _lines_of(text)[-1:] == [words]
+
+
+def _lines_end(text: str, mark: str) -> bool:
+    return _every(_lines_of(text), lambda line: line.endswith(mark))
 
 
 def _in_order(text: str) -> bool:
-    """The lines stand in the order of the alphabet."""
-    every = [line.lower() for line in _lines_of(text)]
+    """The lines stand in the order of the alphabet, whatever accents their letters have."""
+    every = [_plain(line) for line in _lines_of(text)]
     return len(every) > 1 and every == sorted(every)
 
 
-def _title(text: str) -> bool:
-    """A first line `# …`, an empty line, and more."""
+def _plain(line: str) -> str:
+    """A line in lower case, without accents."""
+    split = unicodedata.normalize("NFKD", line.casefold())
+    return "".join(one for one in split if not unicodedata.combining(one))
+
+
+def _title(text: str, least: int = 1, most: int | None = None) -> bool:
+    """A first line `# …`, an empty line, and so many sentences."""
     head, *rest = text.splitlines() or [""]
-    return head.startswith("# ") and len(rest) > 1 and not rest[0].strip() and bool(rest[1].strip())
+    parted = len(rest) > 1 and not rest[0].strip() and bool(rest[1].strip())
+    body = "\n".join(rest[1:])
+    return bool(head.startswith("# ") and parted and _sentences(body, least, most))
 
 
 def _quoted(text: str) -> bool:
-    """The whole reply stands between double quotation marks, and no other is in it."""
-    return len(text) > 2 and text[0] == text[-1] == '"' and text.count('"') == 2
+    """The whole reply stands between double quotation marks, straight or curly, and no other is in
+    it."""
+    inside = not any(mark in text[1:-1] for pair in _QUOTES for mark in pair)
+    return len(text) > 2 and (text[0], text[-1]) in _QUOTES and inside
 
 
 def _table(text: str, columns: int, rows: int) -> bool:
-    """A Markdown table, its head and rule beside so many rows, and nothing else."""
-    every = _lines_of(text)
-    cells = [line.strip("|").split("|") for line in every]
-    framed = all(line.startswith("|") and line.endswith("|") for line in every)
-    even = all(len(row) == columns and all(map(str.strip, row)) for row in cells)
-    ruled = len(cells) > 1 and all(not set(cell.strip()) - set("-:") for cell in cells[1])
-    return len(every) == rows + 2 and framed and even and ruled
+    """A Markdown table, its head and rule beside so many rows, and nothing else; only cells of its
+    head may be empty."""
+    every = [_cells_of(line) for line in _lines_of(text)]
+    even = all(len(row) == columns for row in every)
+    ruled = len(every) > 1 and all(map(_RULE.fullmatch, every[1]))
+    return (
+        len(every) == rows + 2 and even and ruled and all(cell for row in every[2:] for cell in row)
+    )
+
+
+def _cells_of(line: str) -> list[str]:
+    """The cells of a line of a table; one without a pipe has none."""
+    cells = [cell.strip() for cell in _PIPE.split(line)]
+    if len(cells) == 1:
+        return []
+    return cells[not cells[0] and line.startswith("|") : -1 if line.endswith("|") else None]
 
 
 def _json_object(text: str, keys: Mapping[str, str]) -> bool:
     """A JSON object with exactly these keys, whose values are of these kinds."""
+    _refuse_unknown(*keys.values())
     value = _json(text)
     if not isinstance(value, dict) or value.keys() != keys.keys():
         return False
@@ -208,8 +256,26 @@ def _json_object(text: str, keys: Mapping[str, str]) -> bool:
 
 def _json_list(text: str, count: int, of: str = "string") -> bool:
     """A JSON list of so many values of one kind."""
+    _refuse_unknown(of)
     value = _json(text)
     return isinstance(value, list) and len(value) == count and all(_is_kind(v, of) for v in value)
+
+
+def _json_value(text: str, value: Any) -> bool:
+    """This very JSON value, its keys in any order; `1.0` is another number than `1`."""
+    written = _json(text)
+    return written is not None and _spelled(written) == _spelled(value)
+
+
+def _spelled(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _json_begins(text: str, value: str) -> bool:
+    """A JSON list whose first value is this word, in any case."""
+    written = _json(text)
+    first = written[0] if isinstance(written, list) and written else None
+    return isinstance(first, str) and first.strip().lower() == value.lower()
 
 
 # --- how checks are read --------------------------------------------------------------------------
@@ -220,7 +286,8 @@ KINDS: Mapping[str, Callable[..., bool]] = {
         _words, _sentences, _lines, _paragraphs, _characters, _words_a_line, _words_a_sentence,
         _upper, _lower, _capitals, _without_characters, _begin_with, _spells,
         _contains, _without, _times, _marks, _no_word_twice, _starts, _ends,
-        _bullets, _numbered, _in_order, _title, _quoted, _table, _json_object, _json_list,
+        _bullets, _numbered, _last_line, _lines_end, _in_order, _title, _quoted, _table,
+        _json_object, _json_list, _json_value, _json_begins,
     )
 }  # fmt: skip
 """Kind of a check → what decides it."""
@@ -252,15 +319,36 @@ def refuse_unreadable(checks: Any) -> None:
 
 
 def _is_check(check: Any) -> bool:
-    if not isinstance(check, Mapping) or check.get("kind") not in KINDS:
+    kind = check.get("kind") if isinstance(check, Mapping) else None
+    if not isinstance(kind, str) or kind not in KINDS:
         return False
     arguments = {name: value for name, value in check.items() if name != "kind"}
     try:
-        inspect.signature(KINDS[check["kind"]]).bind("", **arguments)
+        inspect.signature(KINDS[kind]).bind("", **arguments)
         _meets(check, "a word")  # arguments of another type than the check can use
     except (TypeError, ValueError, AttributeError):
         return False
     return True
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "list": (list,),
+    "object": (dict,), "boolean": (bool,),
+}  # fmt: skip
+"""Kind of a JSON value → its types here."""
+
+
+def _refuse_unknown(*kinds: str) -> None:
+    """ValueError for a kind of value that there is not."""
+    for kind in kinds:
+        if kind.removeprefix("list of ").removesuffix("s") not in _TYPES:
+            raise ValueError(f"'{kind}' is no kind of a JSON value")
+
+
+def _refuse_one(words: Sequence[str]) -> None:
+    """TypeError for one word where a list of them belongs: its letters would be looked for."""
+    if isinstance(words, str):
+        raise TypeError(f"'{words}' is no list of words")
 
 
 def _within(count: int, least: int, most: int | None) -> bool:
@@ -282,11 +370,7 @@ def _is_kind(value: Any, kind: str) -> bool:
         return isinstance(value, list) and _all_of(value, kind.removeprefix("list of "))
     if isinstance(value, bool):
         return kind == "boolean"
-    types: Mapping[str, tuple[type, ...]] = {
-        "string": (str,), "integer": (int,), "number": (int, float), "list": (list,),
-        "object": (dict,), "boolean": (bool,),
-    }  # fmt: skip
-    return isinstance(value, types[kind]) and value != ""
+    return isinstance(value, _TYPES[kind]) and value != ""
 
 
 def _all_of(values: Sequence[Any], kinds: str) -> bool:

@@ -19,8 +19,8 @@ from typing import Any
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.places import hub_address, source_files
 from soulkit.data.corpora.settings import SourceSettings
-from soulkit.data.corpora.source import Announcement
-from soulkit.data.corpora.stream import LessonStream, read_lessons
+from soulkit.data.corpora.source import Announcement, source_labels
+from soulkit.data.corpora.stream import LessonRows, LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
 from soulkit.train.config import TrainConfig
 
@@ -103,10 +103,10 @@ def open_stream(config: TrainConfig, say: Announcement | None = None) -> LessonS
     )  # fmt: skip
 
 
-def lessons_of(source: SourceSettings, config: TrainConfig) -> Iterator[Lesson]:
+def lessons_of(source: SourceSettings, config: TrainConfig) -> LessonRows:
     """The lessons of a source in the order of its files, cut as the run's settings say."""
-    return iter(
-        read_lessons(source, side=config.side, strip_system=config.strip_system, turns=config.turns)
+    return read_lessons(
+        source, side=config.side, strip_system=config.strip_system, turns=config.turns
     )
 
 

@@ -94,7 +94,7 @@ class SFT(Method):
     """Its own learning rates: the full one is that of published midtraining (algorithms §5), an
     adapter takes ten times as much, and a model of random weights has everything to learn."""
 
-    names: ClassVar = {"sft": "Imitate the tasks' gold episodes."}
+    names: ClassVar = {"sft": "Imitate gold episodes; without a task, people: --data FILE[:X]."}
     settings: ClassVar = SftSettings
     marks: ClassVar = {"sft": ("plays",)}
     default_words: ClassVar = {

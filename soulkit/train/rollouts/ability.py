@@ -16,35 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from soulkit.data.files import RawRow
 from soulkit.models.base import Cast, Player
 from soulkit.runs.records import RecordWriter, load_records
-from soulkit.tasks.base import Task
-from soulkit.tasks.loading import to_examples
-from soulkit.tasks.made import make_rows
-from soulkit.tasks.registry import load_registry
-from soulkit.train.material.sampling import TaskRows
+from soulkit.train.material.general import general_rows, general_settings
 from soulkit.train.rollouts.greedy import played_greedily
 from soulkit.train.state.ability import AbilityTotals, ability_totals
 from soulkit.train.state.loop import Loop
-from soulkit.types import Example, Record
+from soulkit.types import Record
 
-GENERAL = "general"
-"""The suite whose tasks stand for what a model can do beside what it is trained for."""
 FOLDER = "retention"
 Moment = Literal["before", "after"]
-
-
-def general_rows() -> TaskRows:
-    """Every row of the suite, each task's as many as it makes by itself."""
-    registry = load_registry()
-    tasks = [registry.task(name) for name in registry.suite(GENERAL)]
-    return [(task, example) for task in tasks for example in _rows_of(task)]
-
-
-def _rows_of(task: Task) -> Sequence[Example]:
-    made = enumerate(make_rows(task, None, seed=0), 1)
-    return to_examples(task, [RawRow(row, f"{GENERAL}:{i}") for i, row in made]).examples
 
 
 async def measure_ability(loop: Loop, moment: Moment) -> None:
@@ -55,7 +36,7 @@ async def measure_ability(loop: Loop, moment: Moment) -> None:
     if not loop.config.retention or _is_of(path, version) or (moment == "before" and loop.step):
         return
     loop.begin(f"general ability, {moment} the training")
-    config = loop.config
+    config = general_settings(loop.config)
     sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
     sampler.policy_version = version
     step = loop.step - (moment == "after")
@@ -63,7 +44,7 @@ async def measure_ability(loop: Loop, moment: Moment) -> None:
         episodes = [
             record
             async for _, records in played_greedily(
-                config, Cast(actor=Player(sampler)), general_rows(), step, config.retention_tokens
+                config, Cast(actor=Player(sampler)), general_rows(), step
             )
             for record in records
         ]

@@ -24,12 +24,12 @@ from soulkit.types import Record, Sampling
 
 def engine_of(
     config: TrainConfig, cast: Cast, task: Task, feedback: FeedbackPolicy | None = None,
-    temperature: float = 0.0, max_tokens: int | None = None,
+    temperature: float = 0.0,
 ) -> Engine:  # fmt: skip
-    """What plays one task as a training run has it; `max_tokens`: another limit of replies."""
+    """What plays one task as a training run has it."""
     sampling = Sampling(
         temperature=temperature,
-        max_tokens=max_tokens or config.reply_limit(task.spec.sampling),
+        max_tokens=config.reply_limit(task.spec.sampling),
         seed=config.seed,
         thinking=config.thinking,
     )
@@ -39,13 +39,13 @@ def engine_of(
 
 
 async def played_greedily(
-    config: TrainConfig, cast: Cast, rows: TaskRows, step: int, max_tokens: int | None = None
+    config: TrainConfig, cast: Cast, rows: TaskRows, step: int
 ) -> AsyncIterator[tuple[Task, list[Record]]]:
     """One episode of every row, task by task in the order in which the tasks first appear."""
     jobs = [Job(task, example, 0, step) for task, example in rows]
     for jobs_of_task in jobs_by_task(jobs).values():
         task = jobs_of_task[0].task
-        engine = engine_of(config, cast, task, max_tokens=max_tokens)
+        engine = engine_of(config, cast, task)
         yield task, await engine.run(jobs_of_task, nobody_reads)
 
 

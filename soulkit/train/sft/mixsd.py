@@ -20,7 +20,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any
 
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.settings import SourceSettings
-from soulkit.data.corpora.stream import LessonStream
+from soulkit.data.corpora.stream import LessonRows, LessonStream
 from soulkit.errors import ContextOverflow, DataError
 from soulkit.models.local.mixed import expert_turns
 from soulkit.models.local.sampler import LocalModel
@@ -37,7 +37,9 @@ from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.material.conversations import Corpus, lessons_of
+from soulkit.train.material.conversations import Corpus, lesson_print, lessons_of
+from soulkit.train.sft.corpus import HELD_OUT
+from soulkit.train.state.summary import WrittenTotals
 from soulkit.types import Call, Completion, Sampling, Segment
 
 WRITTEN, LESSONS, TOTALS = "written.jsonl", "lessons", "written.json"
@@ -141,6 +143,14 @@ class Written:
         }
 
 
+def read_written(run: Path) -> WrittenTotals | None:
+    """What a run's model wrote; None of a run that learns the words of others."""
+    try:
+        return WrittenTotals.from_json(json.loads((run / TOTALS).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
 def check_facts(config: TrainConfig, corpus: Corpus) -> None:
     """DataError for `mixsd` where none of the first lessons has a fact to write about."""
     if config.objective != "mixsd":
@@ -162,7 +172,8 @@ async def with_written(
     texts = [lesson_file(run, place) for place in range(len(config.corpora))]
     if not (run / TOTALS).exists():
         sampler = policy.sampler(config.batch_size)
-        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), begin)
+        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), begin,
+                        corpus.held_out)  # fmt: skip
         try:
             written = await writer.write([lessons_of(one, config) for one in config.corpora], run)
         finally:
@@ -187,26 +198,32 @@ class Writer:
     """Fingerprint of the sampler's tokenizer: ids mean nothing without it."""
     begin: Callable[[str], None]
     """Hears how far the writing is."""
+    held_out: Collection[str] = ()
+    """`lesson_print` of conversations that are measured: nothing is written about them."""
 
-    async def write(self, sources: Sequence[Iterable[Lesson]], run: Path) -> Written:
+    async def write(self, sources: Sequence[LessonRows], run: Path) -> Written:
         """Write what is missing of RUN/written.jsonl, then RUN/lessons/, one file a source.
 
-        Lessons without a fact are counted and left out; DataError when nothing is left. A source
-        of which no text can be learned has no file.
+        Rows that are no lesson or have no fact are counted and left out; DataError when nothing
+        is left. A source of which no text can be learned has no file.
         """
         placed = [(place, one) for place, several in enumerate(sources) for one in several]
-        made = prompts_of([pair for pair in placed if pair[1].fact], self.config.mix_samples)
+        facts = [pair for pair in placed if pair[1].fact]
+        used = [pair for pair in facts if lesson_print(pair[1]) not in self.held_out]
+        made = prompts_of(used, self.config.mix_samples)
         written = Written(facts=len(made) // self.config.mix_samples)
-        if missing := len(placed) - written.facts:
-            written.left_out[NO_FACT] = missing
+        for rows in sources:
+            written.left_out.update(rows.unusable)
+        counted = {NO_FACT: len(placed) - len(facts), HELD_OUT: len(facts) - len(used)}
+        written.left_out.update({reason: n for reason, n in counted.items() if n})
         records = await self._records(made, run / WRITTEN)
-        rows: dict[int, list[dict[str, Any]]] = {}
+        learned: dict[int, list[dict[str, Any]]] = {}
         for prompt, record in zip(made, records, strict=True):
             if row := _learned_row(prompt, record, written):
-                rows.setdefault(prompt.source, []).append(row)
-        if not rows:
+                learned.setdefault(prompt.source, []).append(row)
+        if not learned:
             raise _nothing_written(written)
-        for place, of_source in rows.items():
+        for place, of_source in learned.items():
             _write_rows(lesson_file(run, place), of_source)
         write_json(run / TOTALS, written.to_json())
         return written

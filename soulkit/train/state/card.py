@@ -24,6 +24,7 @@ from soulkit.train.forward.policy import Policy
 from soulkit.train.material.assemble import Material
 from soulkit.train.material.conversations import Corpus, source_facts
 from soulkit.train.state.ability import AbilityTotals
+from soulkit.train.state.summary import WrittenTotals
 
 CARD = "README.md"
 _ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "side", "track", "max_cost"})
@@ -193,6 +194,9 @@ def _conversations(
     yield f"\n{total:,} conversations were learned from, {prompts}; the words of the side that is"
     yield "learned are the only ones with a loss. The hash is of the files. Their terms are not"
     yield "known here: whoever publishes this model has to know them.\n"
+    if written := WrittenTotals.from_json(summary.get("written")):
+        yield "The rows' own answers were not learned: before it was trained the model wrote texts"
+        yield f"about their facts itself, {written.words()}.\n"
 
 
 def _source(config: TrainConfig, task: str) -> str | None:

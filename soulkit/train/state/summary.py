@@ -115,6 +115,39 @@ class ValidationTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenTotals:
+    """Texts that a model wrote itself, to learn them."""
+
+    facts: int = 0
+    texts: int = 0
+    """Those that are learned."""
+    tokens: int = 0
+    """Of theirs."""
+    tokens_by_expert: int = 0
+    """Of these, those that were drawn with the fact in view."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Reason → rows about which nothing was written, and texts that are not learned."""
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        line = members(value)
+        if not line:
+            return None
+        numbers = ("facts", "texts", "tokens", "tokens_by_expert")
+        left_out = counts(line.get("left_out"))
+        return cls(**{name: whole(line.get(name)) for name in numbers}, left_out=left_out)
+
+    def words(self) -> str:
+        """`12 about 3 facts, 0.52 of their tokens with the fact in view; 2 × the text is empty`."""
+        share = (
+            f", {self.tokens_by_expert / self.tokens:.2f} of their tokens" if self.tokens else ""
+        )
+        seen = f"{share} with the fact in view" if share else ""
+        reasons = [f"{n:,} × {reason}" for reason, n in self.left_out.items()]
+        return "; ".join([f"{self.texts:,} about {self.facts:,} facts{seen}", *reasons])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSummary(Summary):
     """A summary, and what only training has."""
 
@@ -144,6 +177,8 @@ class TrainSummary(Summary):
     lessons: LessonCounts = field(default_factory=LessonCounts)
     unusable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Source → reason → rows that are no lesson."""
+    written: WrittenTotals | None = None
+    """What the model wrote itself, with the objective mixsd."""
 
     def to_json(self) -> dict[str, Any]:
         line = {**Summary.to_json(self), "steps": self.steps, "summary_steps": self.summary_steps}
@@ -163,6 +198,8 @@ class TrainSummary(Summary):
             line["lessons"] = self.lessons.to_json()
         if self.unusable:
             line["unusable"] = {name: dict(reasons) for name, reasons in self.unusable.items()}
+        if self.written is not None:
+            line["written"] = asdict(self.written)
         if self.dev_steps is not None:
             line["dev_steps"] = self.dev_steps
         if self.best_step is not None:
@@ -198,6 +235,7 @@ class TrainSummary(Summary):
             validation=ValidationTotals.from_json(line.get("validation")),
             lessons=LessonCounts.from_json(members(line.get("lessons"))),
             unusable={n: counts(one) for n, one in members(line.get("unusable")).items()},
+            written=WrittenTotals.from_json(line.get("written")),
         )
 
 
