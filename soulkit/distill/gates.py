@@ -39,13 +39,18 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGa
     gates = tuple(parse_gate(text) for text in texts)
     targets = [*tasks, MEAN, KEPT, REGRESSIONS]
     for gate in gates:
-        if gate.target not in targets or (gate.target == MEAN and gate.metric != KEPT):
+        alone = gate.target in (KEPT, REGRESSIONS) and gate.metric
+        if gate.target not in targets or alone or (gate.target == MEAN and gate.metric != KEPT):
             raise ConfigError(
-                f"The gate '{gate.text}' is about '{gate.target}', which is not measured here.",
+                f"The gate '{gate.text}' is about '{_about(gate)}', which is not measured here.",
                 "A gate names a task with held-out rows, mean/retention, retention or regressions.",
                 did_you_mean(gate.target, targets),
             )
     return gates
+
+
+def _about(gate: RetentionGate) -> str:
+    return f"{gate.target}/{gate.metric}" if gate.metric else gate.target
 
 
 def gate_results(gates: Sequence[RetentionGate], of: Gated) -> tuple[GateResult, ...]:

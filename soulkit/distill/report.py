@@ -161,7 +161,7 @@ def distilled(
     return Distillation(
         base=common_base(experts, config), by=config.by, tasks=tasks, macro=macro, ability=ability,
         experts={e.task: str(e.folder or e.model) for e in experts}, regressions=regressions,
-        gates=gate_results(gates, _gated(every, macro, regressions)),
+        gates=gate_results(gates, _gated(config, experts, every, macro, regressions)),
         shares={task: n / sum(lines.values()) for task, n in lines.items()} if lines else {},
         steps=int(summary_line(out / GENERALIST).get("steps", 0)),
         remarks=_remarks(config, experts, trained),
@@ -238,7 +238,8 @@ def _regressions(results: Sequence[TaskResult]) -> list[str]:
 
 
 def _gated(
-    results: Sequence[TaskResult], macro: Retention, regressions: Sequence[str]
+    config: DistillConfig, experts: Sequence[Expert], results: Sequence[TaskResult],
+    macro: Retention, regressions: Sequence[str],
 ) -> Gated:  # fmt: skip
     differences: dict[str, dict[str, PairedDifference]] = {}
     for result in results:
@@ -246,6 +247,9 @@ def _gated(
         gain = {"": result.generalist_gain} if result.generalist_gain is not None else {}
         differences[result.task] = {**moved, **gain}
     kept = {result.task: result.kept for result in results if "expert" in result.cells}
+    # Of every task nothing is proven while one of them was not measured.
+    kept |= {one.task: Retention(why="no held-out rows") for one in experts
+             if not config.held_out_source(one.task)}  # fmt: skip
     return Gated(kept=kept, macro=macro, differences=differences, regressions=tuple(regressions))
 
 

@@ -114,12 +114,14 @@ def run_eval(
     say: Callable[[str], None] | None = None,
     ask: AskUser | None = None,
     waiting: Waiting | None = None,
+    load: Callable[[EvalConfig], LocalModel] | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
 
     `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
     is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
-    `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded.
+    `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded,
+    by `load` where the caller has it already; it is closed in the end.
 
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
@@ -141,7 +143,7 @@ def run_eval(
     local = config.kind == "local"
     threads = take_threads(config.threads, folder) if local else None
     with waiting("loading the model") if waiting and local else nullcontext():
-        model = local_model(config) if local else None
+        model = (load or local_model)(config) if local else None
     if model is not None:
         check_prompt_lengths(model, work, config)
         if run is not None:

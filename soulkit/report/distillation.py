@@ -124,11 +124,7 @@ def remarks_of(result: Distillation) -> list[str]:
         lines.append(f"worse than the base, and surely so: {', '.join(result.regressions)}")
     for one in _results(result):
         lines += [f"{one.task}, not measured alike: {line}" for line in one.mixed]
-        lines += (
-            [f"{one.task}: no {'interval' if one.kept.ratio else 'retention'}, {one.kept.why}"]
-            if one.kept.why
-            else []
-        )
+        lines += [f"{one.task}: no {_lacking(one.kept)}, {one.kept.why}"] if one.kept.why else []
         lines += [
             f"{one.task}: of {side} {cell.n_scored} of {cell.n} episodes are scored"
             for side, cell in one.cells.items()
@@ -139,12 +135,17 @@ def remarks_of(result: Distillation) -> list[str]:
             worse = "; worse than the base" if part.worse else ""
             moved = difference_text(part.paired)
             lines.append(f"{one.task} {part.metric}: {means}; {moved} against the base{worse}")
-    lines += [f"mean over tasks: no retention, {result.macro.why}"] if result.macro.why else []
+    if result.macro.why:
+        lines.append(f"mean over tasks: no {_lacking(result.macro)}, {result.macro.why}")
     lines += [gate_line(gate) for gate in result.gates]
     if result.shares:
         shares = ", ".join(f"{task} {percent(share)}" for task, share in result.shares.items())
         lines.append(f"learned from: {shares}")
     return [*lines, *result.remarks]
+
+
+def _lacking(kept: Retention) -> str:
+    return "retention" if kept.ratio is None else "interval"
 
 
 def gate_line(result: GateResult) -> str:
