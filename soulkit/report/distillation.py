@@ -35,8 +35,8 @@ from soulkit.version import __version__
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "lost", "retention", "rows",
-         "acceptance")  # fmt: skip
+HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "against expert", "retention",
+         "rows", "acceptance")  # fmt: skip
 MEANING = (
     "Retention is the generalist's gain over the base divided by the expert's, on the rows that "
     "all three scored, with Fieller's 95% interval; clusters are the units. Where the expert's "
@@ -179,10 +179,9 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
     for place, head in enumerate(HEADS):
         table.add_column(head, justify="left" if place == 0 else "right")
     for one in _results(result):
-        # The interval goes below its number, so that ten columns fit.
-        table.add_row(*(literal_text(text.replace(" [", "\n[")) for text in row_of(one)))
+        table.add_row(*(literal_text(_below(text)) for text in row_of(one)))
     if len(result.tasks) > 1:
-        lines = (literal_text(text.replace(" [", "\n[")) for text in macro_row(result))
+        lines = (literal_text(_below(text)) for text in macro_row(result))
         table.add_row(*lines, style="bold")
     shown.append(FittingTable(table))
     return [*shown, *(Text(one_line(line), style="dim") for line in [*remarks_of(result), MEANING])]
@@ -224,8 +223,14 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
 def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
     """(number, what stands below it) of each column: its interval, clusters, or rows taken."""
-    parts = [text.partition(" [") if " [" in text else text.partition(", ") for text in texts]
-    return [(head, f"[{rest}" if mark == " [" else rest) for head, mark, rest in parts]
+    marks = [next((m for m in (" [", " (") if m in text), ", ") for text in texts]
+    parts = [text.partition(mark) for text, mark in zip(texts, marks, strict=True)]
+    return [(head, rest if mark == ", " else f"{mark.strip()}{rest}") for head, mark, rest in parts]
+
+
+def _below(text: str) -> str:
+    """Its interval, or why there is none, below a number: so that ten columns fit."""
+    return text.replace(" [", "\n[").replace(" (", "\n(")
 
 
 def read_for_report(folder: Path) -> Distillation | None:

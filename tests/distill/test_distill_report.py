@@ -119,6 +119,19 @@ def test_gates_are_tested_by_the_ends_of_intervals(good: Path) -> None:
     assert result.gates[1].why.startswith("tomi: ")
 
 
+def test_where_nothing_varied_a_gate_is_tested_as_that_of_a_comparison(
+    played: Path, tmp_path: Path
+) -> None:
+    """The same difference everywhere: how many others there may be follows from the clusters."""
+    out = measured(tmp_path, played, base=0.5, expert=0.9, generalist=0.5)
+    result = result_of(out, "tomi>=-0.9", "tomi>=-0.01")
+    assert [gate.outcome for gate in result.gates] == ["pass", "undecided"]
+    assert result.gates[0].low is not None and -0.9 < result.gates[0].low < -0.01
+    assert result.gates[0].why.startswith("headline: no spread in ")
+    page = write_distillation_page(result, tmp_path / "report").read_text()
+    assert '<strong>0.000</strong><span class="sub">(no spread in ' in page
+
+
 def test_a_gate_on_every_task_stays_shut_where_one_was_not_measured(good: Path) -> None:
     other = Expert(task="hitom", folder=Path("b"), adapter=Path("b"), base="base")
     gates = parse_gates(["retention>=-0.5", "tomi/retention>=-0.5"], ["tomi"])

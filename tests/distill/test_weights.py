@@ -1,4 +1,4 @@
-"""Which weights played: a name may come to stand for others, and one model plays after the other."""
+"""Which weights played: a name may stand for others later, and one model plays after the other."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_generalist_of_other_teachers_is_refused(config: DistillConfig, tmp_pa
 
 
 def test_settings_that_the_road_does_not_read_are_named() -> None:
-    assert unread_words(distillation("x", by="opd", epochs=2, quota=3)) == (
+    assert unread_words(distillation(Path("x"), by="opd", epochs=2, quota=3)) == (
         "--by opd does not read: epochs, quota"
     )
-    assert unread_words(distillation("x", by="opd")) == unread_words(distillation("x")) == ""
+    assert unread_words(distillation(Path("x"), by="opd")) == ""
