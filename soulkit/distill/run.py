@@ -69,7 +69,7 @@ def distill(
         watcher.say(words)
     # A folder that is there refuses other settings at once; a new one is made last, when nothing
     # stands in the way and somebody agreed to the cost.
-    run = open_distillation(out, config) if is_run(out) else None
+    run = open_distillation(out, config, watcher.say) if is_run(out) else None
     agreed = _confirmed(config, experts, out, stages, watcher)
     run = run or open_distillation(out, config)
     if not run.resumed:
