@@ -136,6 +136,16 @@ def entity_values(value: Any, task: str) -> set[str]:
 # -- comparing -----------------------------------------------------------------------------------
 
 
+def check_threshold(threshold: float, meaning: str) -> None:
+    """ConfigError with its `meaning` unless 0 < threshold <= 1."""
+    if not 0 < threshold <= 1:
+        raise ConfigError(
+            f"A threshold of {threshold:g} is no share.",
+            meaning,
+            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
+        )
+
+
 def find_overlap(
     train: Sequence[Passage],
     evaluation: Sequence[Passage],
@@ -147,12 +157,7 @@ def find_overlap(
 
     ConfigError unless 0 < threshold <= 1, MissingPackage without datasketch.
     """
-    if not 0 < threshold <= 1:
-        raise ConfigError(
-            f"A threshold of {threshold:g} is no share.",
-            "Near-duplicates share at least this part of their word triples.",
-            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
-        )
+    check_threshold(threshold, "Near-duplicates share at least this part of their word triples.")
     pairs = [*_exact_matches(train, evaluation), *_near_matches(train, evaluation, threshold)]
     shared = _shared_entities(train, evaluation)
     reached = {k: len({p.evaluation for p in pairs if p.kind == k}) for k in ROW_KINDS}

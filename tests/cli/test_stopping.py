@@ -33,7 +33,7 @@ NAPS = {
         "def command() -> None:\n    asyncio.run(wait())\n"
     ),
     "slow_end": (
-        "def command() -> None:\n    ready()\n    try:\n        time.sleep(600)\n"
+        "def command() -> None:\n    try:\n        ready()\n        time.sleep(600)\n"
         "    finally:\n        print('ending', flush=True)\n        time.sleep(600)\n"
     ),
 }

@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from soulkit.data.contamination import THRESHOLD, folded_words, shingles
+from soulkit.data.contamination import THRESHOLD, check_threshold, folded_words, shingles
 from soulkit.data.corpora.messages import ChatRow, Unusable, conversation_of
 from soulkit.data.corpora.settings import AnySource, source_settings
 from soulkit.data.corpora.store import source_rows
 from soulkit.data.files import BadRow
-from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,12 +69,7 @@ def find_duplicates(source: AnySource, threshold: float = THRESHOLD) -> Duplicat
 
     ConfigError unless 0 < threshold <= 1.
     """
-    if not 0 < threshold <= 1:
-        raise ConfigError(
-            f"A threshold of {threshold:g} is no share.",
-            "Near-duplicates share at least this part of their word triples.",
-            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
-        )
+    check_threshold(threshold, "Near-duplicates share at least this part of their word triples.")
     import numpy as np
 
     report = Duplicates()

@@ -18,11 +18,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from soulkit.data.contamination import THRESHOLD, Passage, RowMatch, folded_words
+from soulkit.data.contamination import (
+    THRESHOLD,
+    Passage,
+    RowMatch,
+    check_threshold,
+    folded_words,
+)
 from soulkit.data.corpora.duplicates import triples_of
 from soulkit.data.corpora.messages import Unusable, conversation_of
 from soulkit.data.files import BadRow, SourcedRow
-from soulkit.errors import ConfigError
 
 LEAST_TRIPLES = 8
 """Of a row; a shorter one is common speech, and stands in many conversations by chance."""
@@ -56,12 +61,7 @@ def find_leaks(
 
     ConfigError unless 0 < threshold <= 1.
     """
-    if not 0 < threshold <= 1:
-        raise ConfigError(
-            f"A threshold of {threshold:g} is no share.",
-            "A leak is at least this part of the word triples of a row.",
-            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
-        )
+    check_threshold(threshold, "A leak is at least this part of the word triples of a row.")
     report = ChatLeaks(evaluation_rows=len(evaluation))
     sizes: list[int] = []
     holders: dict[int, list[int]] = defaultdict(list)
