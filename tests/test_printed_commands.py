@@ -278,9 +278,16 @@ def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
         "--data secret_keeper=synth:8 --steps 2 --batch 4 --out runs/demo/warmup",
         f"train grpo --model {MODEL} {tomi} --steps 1 {TRAINED} --out runs/demo/train",
     )  # fmt: skip
-    for copied in ("runs/warm", "runs/ditto", "runs/first-ditto"):
-        source = desk / "runs" / "demo" / ("warmup" if copied == "runs/warm" else "train")
-        shutil.copytree(source, desk / copied)
+    for copied in (
+        "runs/warm",
+        "base",
+        "runs/ditto",
+        "runs/first-ditto",
+        "runs/tomi",
+        "runs/hitom",
+    ):
+        source = "warmup" if copied in ("runs/warm", "base") else "train"
+        shutil.copytree(desk / "runs" / "demo" / source, desk / copied)
     return desk
 
 
@@ -289,6 +296,7 @@ def filled(one: Printed, url: str, home: Path) -> str:
     line = one.line
     for pattern, value in (*FILLED, *SMALLER):
         line = re.sub(pattern, value, line)
+    line = re.sub(r"\b[ab]\.jsonl\b", "synth:4", line)
     line = re.sub(r"http://127\.0\.0\.1:\d+/v1|\bURL\b", url, line)
     if "--example ID" in line:
         episode = json.loads((home / "RUN" / "episodes.jsonl").read_text("utf-8").splitlines()[0])

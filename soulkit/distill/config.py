@@ -9,7 +9,7 @@ refusal says which stages would have to be done again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -37,6 +37,12 @@ _FIRST_READ: dict[str, Stage] = {
     **dict.fromkeys(("held_out_limit", "retention"), "report"),
 }  # fmt: skip
 """The first stage that reads a setting; of all others it is the first stage of all."""
+
+
+_BEGUN: dict[Stage, str] = {
+    "sample": SAMPLES, "select": SELECTION, "train": "generalist", "report": "measured",
+}  # fmt: skip
+"""What is in the folder once a stage has begun to write."""
 
 
 class DistillConfig(PlayConfig):
@@ -181,18 +187,28 @@ def stages_after(keys: Mapping[str, Any] | set[str]) -> tuple[Stage, ...]:
     return STAGES[first:]
 
 
-def open_distillation(out: Path, config: DistillConfig) -> Run:
+def open_distillation(
+    out: Path, config: DistillConfig, say: Callable[[str], None] | None = None
+) -> Run:
     """The folder of a distillation, new or taken up; RunError when it is another one's.
 
-    The refusal of a changed configuration names the settings, and the stages that they reach.
+    A setting may change as long as no stage has begun that it reaches, and `say` hears of it: what
+    was sampled is not lost because too much was asked of it. Else the refusal names the settings,
+    and the stages that they reach.
     """
     settings, defaults = config.identity(), config.identity_defaults()
+    sealed = not config.foreign
     try:
-        return Run.open(out, COMMAND, settings, defaults=defaults, sealed=not config.foreign)
+        return Run.open(out, COMMAND, settings, defaults=defaults, sealed=sealed)
     except RunError as error:
-        stages = stages_after(_changed(out, settings, defaults))
+        changed = _changed(out, settings, defaults)
+        stages = stages_after(changed)
         if not stages:
             raise
+        if not any((out / _BEGUN[stage]).exists() for stage in stages):
+            if say is not None:
+                say(f"changed before it was read: {', '.join(sorted(changed))}")
+            return Run.open(out, COMMAND, settings, sealed=sealed, replacing=True)
         raise RunError(
             error.what,
             f"What was done before holds no longer for: {', '.join(stages)}. {error.why}",

@@ -14,7 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.eval.gates import ComparisonGate, GateResult, gate_result, parse_gate
+from soulkit.eval.gates import (
+    ComparisonGate,
+    GateResult,
+    gate_result,
+    parse_gate,
+    unseen_interval,
+)
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention
 
@@ -32,6 +38,8 @@ class Gated:
     differences: Mapping[str, Mapping[str, PairedDifference]]
     """Task → metric (empty: the headline) → generalist minus base."""
     regressions: tuple[str, ...]
+    spans: Mapping[str, Mapping[str, float]]
+    """Task → metric → width of its scale, where there is one."""
 
 
 def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGate, ...]:
@@ -39,13 +47,18 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGa
     gates = tuple(parse_gate(text) for text in texts)
     targets = [*tasks, MEAN, KEPT, REGRESSIONS]
     for gate in gates:
-        if gate.target not in targets or (gate.target == MEAN and gate.metric != KEPT):
+        alone = gate.target in (KEPT, REGRESSIONS) and gate.metric
+        if gate.target not in targets or alone or (gate.target == MEAN and gate.metric != KEPT):
             raise ConfigError(
-                f"The gate '{gate.text}' is about '{gate.target}', which is not measured here.",
+                f"The gate '{gate.text}' is about '{_about(gate)}', which is not measured here.",
                 "A gate names a task with held-out rows, mean/retention, retention or regressions.",
                 did_you_mean(gate.target, targets),
             )
     return gates
+
+
+def _about(gate: RetentionGate) -> str:
+    return f"{gate.target}/{gate.metric}" if gate.metric else gate.target
 
 
 def gate_results(gates: Sequence[RetentionGate], of: Gated) -> tuple[GateResult, ...]:
@@ -66,7 +79,12 @@ def _result(gate: RetentionGate, of: Gated) -> GateResult:
     if paired is None:
         return gate_result(gate, None, None, None, "no such difference was measured")
     why = f"{gate.metric or 'headline'}, {paired.n_shared} episodes"
-    return gate_result(gate, paired.difference, paired.ci_low, paired.ci_high, why)
+    low, high = paired.ci_low, paired.ci_high
+    if paired.difference is not None and paired.method == "no-spread" and paired.n_clusters > 1:
+        why = f"{gate.metric or 'headline'}: no spread in {paired.n_clusters} clusters"
+        if (span := of.spans.get(gate.target, {}).get(gate.metric)) is not None:
+            low, high = unseen_interval(paired.difference, paired.n_clusters, span)
+    return gate_result(gate, paired.difference, low, high, why)
 
 
 def _kept(gate: RetentionGate, kept: Retention) -> GateResult:

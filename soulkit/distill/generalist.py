@@ -21,6 +21,7 @@ from soulkit.distill.measure import GENERALIST
 from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.sample import training_work
 from soulkit.distill.select import SampleSelection
+from soulkit.distill.standing import refuse_other_teachers
 from soulkit.errors import ConfigError
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import Run, is_run
@@ -104,8 +105,10 @@ def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, A
     overlaps = find_overlaps(config, work)
     if not any(overlaps.values()):
         return {}
-    rows = [(part.task.name, example.id) for part in work for example in part.examples]
-    return {"example": tuple(row for task, row in rows if row not in overlaps[task])}
+    # Rows are named without their task: one that another task has by the same name goes, too.
+    left_out = {row for matches in overlaps.values() for row in matches}
+    rows = [example.id for part in work for example in part.examples]
+    return {"example": tuple(row for row in rows if row not in left_out)}
 
 
 def _shared(config: DistillConfig) -> dict[str, Any]:
@@ -131,10 +134,12 @@ def _refuse_other_teachers(experts: Sequence[Expert]) -> None:
 
 
 def trained(config: TrainConfig, out: Path) -> bool:
-    """Whether the generalist of this very configuration is finished; RunError for another's."""
+    """Whether the generalist of this very configuration is finished; RunError for another's, and
+    for one whose teachers were other weights."""
     folder = generalist_folder(out)
     if not is_run(folder):
         return False
     defaults = config.identity_defaults()
     Run.open(folder, f"train {config.method}", config.identity(), defaults=defaults)
+    refuse_other_teachers(folder, config.teacher_adapters)
     return (folder / "summary.json").is_file()

@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, common_base
-from soulkit.distill.sample import sample_config
+from soulkit.distill.sample import release, sample_config
+from soulkit.distill.standing import refuse_other_weights, weights_now
 from soulkit.errors import DataError, RunError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.runner import EvalBars, Waiting, prepare, run_eval
+from soulkit.eval.runner import EvalBars, Waiting, local_model, prepare, run_eval
 from soulkit.eval.summary import recorded_summary
 from soulkit.runs.folder import Run, is_run
+
+if TYPE_CHECKING:
+    from soulkit.models.local.sampler import LocalModel
 
 MEASURED, GENERALIST = "measured", "generalist"
 MODEL = "model"
@@ -155,9 +159,29 @@ def measure(
         prepare(part.config)
     if len(left) < len(parts):
         say(f"{len(parts) - len(left)} of {len(parts)} measurements are there already")
+    last = LastLoaded()
     for part in left:
         say(f"measuring {part.side} on {part.task}")
-        run_eval(limited(part), part.folder, bars=bars, say=say, waiting=waiting)
+        run_eval(limited(part), part.folder, bars=bars, say=say, waiting=waiting, load=last.load)
+
+
+class LastLoaded:
+    """Loads a model once for the runs of it that follow each other; never two at a time."""
+
+    def __init__(self) -> None:
+        self._name: tuple[str, str | None] | None = None
+        self._model: LocalModel | None = None
+
+    def load(self, config: EvalConfig) -> LocalModel:
+        """The model of `config`; of configurations that differ in tasks and names alone."""
+        name = config.model, config.adapter
+        if self._model is None or self._name != name:
+            self._model = None
+            release()
+            self._name, self._model = name, local_model(config)
+            return self._model
+        self._model = self._model.anew()
+        return self._model
 
 
 def _reused(part: Measurement) -> bool:
@@ -167,6 +191,8 @@ def _reused(part: Measurement) -> bool:
     config = part.config
     defaults, command = config.identity_defaults(), config.command
     Run.open(part.folder, command, config.identity(), defaults=defaults)
+    actor = {"model": config.model, "adapter": config.adapter, "kind": config.kind}
+    refuse_other_weights(part.folder, weights_now(actor), f"the {part.side}")
     return part.finished
 
 

@@ -7,7 +7,7 @@ Only what the measurements recorded is read; nothing is scored here. The result 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,8 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.runs.folder import Run
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.schemas import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
+from soulkit.tasks.registry import load_registry
+from soulkit.tasks.spec import Metric
 
 MEMBER = "distillation"
 """Under which `summary.json` says what only a distillation has."""
@@ -161,7 +163,7 @@ def distilled(
     return Distillation(
         base=common_base(experts, config), by=config.by, tasks=tasks, macro=macro, ability=ability,
         experts={e.task: str(e.folder or e.model) for e in experts}, regressions=regressions,
-        gates=gate_results(gates, _gated(every, macro, regressions)),
+        gates=gate_results(gates, _gated(config, experts, every, macro, regressions)),
         shares={task: n / sum(lines.values()) for task, n in lines.items()} if lines else {},
         steps=int(summary_line(out / GENERALIST).get("steps", 0)),
         remarks=_remarks(config, experts, trained),
@@ -238,7 +240,8 @@ def _regressions(results: Sequence[TaskResult]) -> list[str]:
 
 
 def _gated(
-    results: Sequence[TaskResult], macro: Retention, regressions: Sequence[str]
+    config: DistillConfig, experts: Sequence[Expert], results: Sequence[TaskResult],
+    macro: Retention, regressions: Sequence[str],
 ) -> Gated:  # fmt: skip
     differences: dict[str, dict[str, PairedDifference]] = {}
     for result in results:
@@ -246,7 +249,21 @@ def _gated(
         gain = {"": result.generalist_gain} if result.generalist_gain is not None else {}
         differences[result.task] = {**moved, **gain}
     kept = {result.task: result.kept for result in results if "expert" in result.cells}
-    return Gated(kept=kept, macro=macro, differences=differences, regressions=tuple(regressions))
+    # Of every task nothing is proven while one of them was not measured.
+    kept |= {one.task: Retention(why="no held-out rows") for one in experts
+             if not config.held_out_source(one.task)}  # fmt: skip
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    spans = {task: _spans(registry.spec(task).metric, moved) for task, moved in differences.items()}
+    return Gated(kept=kept, macro=macro, differences=differences, regressions=tuple(regressions),
+                 spans=spans)  # fmt: skip
+
+
+def _spans(terms: Metric, metrics: Iterable[str]) -> dict[str, float]:
+    """Highest minus lowest value of each metric; empty: of the headline."""
+    scales = {"": (terms.low, terms.high), **terms.scales}
+    if terms.headline in terms.scales:
+        scales[""] = terms.scales[terms.headline]
+    return {name: scales[name][1] - scales[name][0] for name in metrics if name in scales}
 
 
 # -- the file --------------------------------------------------------------------------------------

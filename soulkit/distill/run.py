@@ -21,7 +21,7 @@ from soulkit.distill.generalist import generalist_config, generalist_folder, tra
 from soulkit.distill.measure import ABILITY, Measurement, measure, measured_tasks, unmeasured_words
 from soulkit.distill.planning import distillation_plan, whole_plan
 from soulkit.distill.report import Distillation, distilled, spent, write_distillation
-from soulkit.distill.sample import sample
+from soulkit.distill.sample import refuse_other_samples, release, sample
 from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
@@ -35,6 +35,9 @@ from soulkit.train.state.loop import Begin, Show
 
 _LEAST = 1e-6
 """US dollars that are left where nothing is: a budget of 0 is none."""
+
+UNREAD_BY = {"sft": (), "opd": ("epochs", "keep_top", "min_reward", "quota")}
+"""Settings of one road that the other has no use for: of what the experts read, all is learned."""
 
 Training = Callable[[int], AbstractContextManager[tuple[Show, Begin]]]
 """Shows a training of so many steps."""
@@ -62,15 +65,18 @@ def distill(
     experts = find_experts(config)
     gates = checked_gates(config, experts)
     stages = stages_of(config, stages)
+    if words := unread_words(config):
+        watcher.say(words)
     # A folder that is there refuses other settings at once; a new one is made last, when nothing
     # stands in the way and somebody agreed to the cost.
-    run = open_distillation(out, config) if is_run(out) else None
+    run = open_distillation(out, config, watcher.say) if is_run(out) else None
     agreed = _confirmed(config, experts, out, stages, watcher)
     run = run or open_distillation(out, config)
     if not run.resumed:
         watcher.say(f"distillation folder {out}")
     config = agreed
     with alone(run):
+        refuse_other_samples(out, experts)
         if "sample" in stages:
             sample(config, experts, out, bars=watcher.bars, say=watcher.say,
                    waiting=watcher.waiting)  # fmt: skip
@@ -95,6 +101,12 @@ def stages_of(config: DistillConfig, stages: Sequence[Stage]) -> tuple[Stage, ..
             f"Write soul distill train, or leave the stage out: {', '.join(STAGES)}.",
         )
     return left
+
+
+def unread_words(config: DistillConfig) -> str:
+    """Which settings somebody gave that the chosen road does not read; empty for none."""
+    unread = [name for name in UNREAD_BY[config.by] if name in config.model_fields_set]
+    return f"--by {config.by} does not read: {', '.join(unread)}" if unread else ""
 
 
 def checked_gates(
@@ -132,6 +144,7 @@ def _train(
     material = prepare_training(training, folder, watcher.say)
     with watcher.training(training.steps) as (show, begin):
         train(training, folder, show, watcher.say, material, begin)
+    release()  # the policy: what is measured next needs the room
 
 
 def _report(

@@ -18,9 +18,9 @@ from typing import Any
 from soulkit.distill.config import SAMPLES, SELECTION, DistillConfig
 from soulkit.distill.experts import Expert
 from soulkit.distill.overlap import find_overlaps
+from soulkit.distill.standing import refuse_other_weights, weights_of
 from soulkit.errors import DataError
 from soulkit.eval.config import EvalConfig, load_work
-from soulkit.eval.provenance import read_provenance
 from soulkit.eval.runner import EvalBars, Waiting, run_eval
 from soulkit.eval.standing import draft_keys
 from soulkit.eval.summary import summary_line
@@ -120,6 +120,7 @@ def sample(
     order, or training rows overlap evaluation rows.
     """
     say = say or (lambda remark: None)
+    refuse_other_samples(out, experts)
     if (out / SELECTION).is_file():
         say(f"samples: selected from already, {out / SAMPLES} stays as it is")
         return
@@ -139,24 +140,28 @@ def sample(
             continue
         say(f"samples of {expert.task}, by {expert.name}")
         run_eval(settings, folder, bars=bars, say=say, ask=ask, waiting=waiting)
-        _release()
+        release()
 
 
 def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -> bool:
-    """Whether nothing is left to play, and what was played is of this expert; where somebody
-    changed anything, whoever takes up the run says what."""
+    """Whether nothing is left to play, and what was played is of this expert; RunError where it was
+    another one. Where a setting changed, whoever takes up the run says which."""
     if not is_run(folder) or not has_lines(folder / "episodes.jsonl"):
         return False
     same = same_settings(
         read_config(folder), plain_config(settings.identity()), settings.identity_defaults()
     )
-    actor = read_provenance(folder).get("actor", {})
-    of_whom = "weights" if expert.adapter is None else "adapter_weights"
-    weights = expert.endpoint is not None or expert.weights == actor.get(of_whom)
+    refuse_other_weights(folder, weights_of(expert), expert.name)
     scored = scored_keys(folder / "episodes.jsonl")
     every = set(draft_keys([part], settings.repeats))
     complete = scored.keys() == every and all(scored.values())
-    return same and weights and complete and _summed_up(folder)
+    return same and complete and _summed_up(folder)
+
+
+def refuse_other_samples(out: Path, experts: Sequence[Expert]) -> None:
+    """RunError where samples in `out` are of weights that an expert has no longer."""
+    for expert in experts:
+        refuse_other_weights(samples_folder(out, expert.task), weights_of(expert), expert.name)
 
 
 def _summed_up(folder: Path) -> bool:
@@ -189,7 +194,7 @@ def _spent(folder: Path) -> float:
         ledger.close()
 
 
-def _release() -> None:
+def release() -> None:
     """Give back the memory of a model that nobody holds any more."""
     gc.collect()
     torch: Any = sys.modules.get("torch")

@@ -23,7 +23,7 @@ from soulkit.distill.lessons import lesson_lines
 from soulkit.distill.near import row_matches
 from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.rejection import Choice, Rules, Sampled, choose_samples, sampled
-from soulkit.distill.sample import samples_folder, training_work
+from soulkit.distill.sample import refuse_other_samples, samples_folder, training_work
 from soulkit.errors import DataError, RunError
 from soulkit.eval.standing import draft_keys
 from soulkit.play.plan import Work
@@ -88,6 +88,7 @@ def select_samples(
     task passes.
     """
     say = say or (lambda remark: None)
+    refuse_other_samples(out, experts)
     settings = _settings(config, experts)
     if (selection := _written(out, settings)) is not None:
         say(f"selection: all there, {selection.lines} rows in {out / SELECTED}")

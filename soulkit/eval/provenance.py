@@ -164,10 +164,19 @@ def teacher_print(settings: Mapping[str, Any], live: Any) -> Print:
         "adapter": settings.get("teacher_adapter"),
     }
     experts = dict(settings.get("teacher_adapters") or {})
-    prints = {task: measured_model({**named, "adapter": adapter}, live)
+    prints = {task: _teacher({**named, "adapter": adapter}, live)
               for task, adapter in experts.items()}  # fmt: skip
     by_task = {"teachers": prints} if prints else {}
-    return {"teacher": measured_model(named, live), **by_task}
+    return {"teacher": _teacher(named, live), **by_task}
+
+
+def _teacher(settings: Mapping[str, Any], live: Any) -> Print:
+    """A teacher holds several adapters at once, and tells the weights of none."""
+    from soulkit.models.local.loading import adapter_hash
+
+    adapter = settings.get("adapter")
+    weights = {"adapter_weights": adapter_hash(adapter)} if adapter else {}
+    return {**measured_model(settings, live), **weights}
 
 
 def player_print(

@@ -114,12 +114,14 @@ def run_eval(
     say: Callable[[str], None] | None = None,
     ask: AskUser | None = None,
     waiting: Waiting | None = None,
+    load: Callable[[EvalConfig], LocalModel] | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
 
     `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
     is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
-    `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded.
+    `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded,
+    by `load` where the caller has it already; it is closed in the end.
 
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
@@ -130,7 +132,7 @@ def run_eval(
     folder = (
         out
         or unfinished(config.command, config.identity(), config.identity_defaults())
-        or default_run_path(f"eval-{config.kind}", _names(work))
+        or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
     )
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
@@ -141,7 +143,7 @@ def run_eval(
     local = config.kind == "local"
     threads = take_threads(config.threads, folder) if local else None
     with waiting("loading the model") if waiting and local else nullcontext():
-        model = local_model(config) if local else None
+        model = (load or local_model)(config) if local else None
     if model is not None:
         check_prompt_lengths(model, work, config)
         if run is not None:
@@ -149,8 +151,7 @@ def run_eval(
     run = run or _open(folder, config)
     if not run.resumed:
         say(f"run folder {run.path}")
-    for server in config.servers() if config.ledger != "replay" else ():
-        say(server)
+    _say_servers(config, say)
     with alone(run), open_ledger(run, config) as ledger:
         if threads is not None:
             note_threads(run.path, threads)
@@ -219,6 +220,11 @@ def _confirm(
     confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
 
 
+def _say_servers(config: EvalConfig, say: Callable[[str], None]) -> None:
+    for server in config.servers() if config.ledger != "replay" else ():
+        say(server)
+
+
 def _open(folder: Path, config: EvalConfig) -> Run:
     defaults, sealed = config.identity_defaults(), not config.foreign
     return Run.open(folder, config.command, config.identity(), defaults=defaults, sealed=sealed)
@@ -229,10 +235,6 @@ def _provenance(config: EvalConfig, players: Players, work: Sequence[Work]) -> d
     actor = actor_print(config.model_dump(), players.actor)
     record = with_rows(provenance(config, players, work, actor, sampling), work)
     return {"actor": measured_model(config.model_dump(), players.actor), **record}
-
-
-def _names(work: Sequence[Work]) -> list[str]:
-    return [w.task.name for w in work]
 
 
 def _silent(remark: str) -> None:

@@ -35,8 +35,8 @@ from soulkit.version import __version__
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "lost", "retention", "rows",
-         "acceptance")  # fmt: skip
+HEADS = ("task", *SIDES, "expert's gain", "generalist's gain", "against expert", "retention",
+         "rows", "acceptance")  # fmt: skip
 MEANING = (
     "Retention is the generalist's gain over the base divided by the expert's, on the rows that "
     "all three scored, with Fieller's 95% interval; clusters are the units. Where the expert's "
@@ -124,11 +124,7 @@ def remarks_of(result: Distillation) -> list[str]:
         lines.append(f"worse than the base, and surely so: {', '.join(result.regressions)}")
     for one in _results(result):
         lines += [f"{one.task}, not measured alike: {line}" for line in one.mixed]
-        lines += (
-            [f"{one.task}: no {'interval' if one.kept.ratio else 'retention'}, {one.kept.why}"]
-            if one.kept.why
-            else []
-        )
+        lines += [f"{one.task}: no {_lacking(one.kept)}, {one.kept.why}"] if one.kept.why else []
         lines += [
             f"{one.task}: of {side} {cell.n_scored} of {cell.n} episodes are scored"
             for side, cell in one.cells.items()
@@ -139,12 +135,17 @@ def remarks_of(result: Distillation) -> list[str]:
             worse = "; worse than the base" if part.worse else ""
             moved = difference_text(part.paired)
             lines.append(f"{one.task} {part.metric}: {means}; {moved} against the base{worse}")
-    lines += [f"mean over tasks: no retention, {result.macro.why}"] if result.macro.why else []
+    if result.macro.why:
+        lines.append(f"mean over tasks: no {_lacking(result.macro)}, {result.macro.why}")
     lines += [gate_line(gate) for gate in result.gates]
     if result.shares:
         shares = ", ".join(f"{task} {percent(share)}" for task, share in result.shares.items())
         lines.append(f"learned from: {shares}")
     return [*lines, *result.remarks]
+
+
+def _lacking(kept: Retention) -> str:
+    return "retention" if kept.ratio is None else "interval"
 
 
 def gate_line(result: GateResult) -> str:
@@ -178,10 +179,9 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
     for place, head in enumerate(HEADS):
         table.add_column(head, justify="left" if place == 0 else "right")
     for one in _results(result):
-        # The interval goes below its number, so that ten columns fit.
-        table.add_row(*(literal_text(text.replace(" [", "\n[")) for text in row_of(one)))
+        table.add_row(*(literal_text(_below(text)) for text in row_of(one)))
     if len(result.tasks) > 1:
-        lines = (literal_text(text.replace(" [", "\n[")) for text in macro_row(result))
+        lines = (literal_text(_below(text)) for text in macro_row(result))
         table.add_row(*lines, style="bold")
     shown.append(FittingTable(table))
     return [*shown, *(Text(one_line(line), style="dim") for line in [*remarks_of(result), MEANING])]
@@ -223,8 +223,14 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
 
 def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
     """(number, what stands below it) of each column: its interval, clusters, or rows taken."""
-    parts = [text.partition(" [") if " [" in text else text.partition(", ") for text in texts]
-    return [(head, f"[{rest}" if mark == " [" else rest) for head, mark, rest in parts]
+    marks = [next((m for m in (" [", " (") if m in text), ", ") for text in texts]
+    parts = [text.partition(mark) for text, mark in zip(texts, marks, strict=True)]
+    return [(head, rest if mark == ", " else f"{mark.strip()}{rest}") for head, mark, rest in parts]
+
+
+def _below(text: str) -> str:
+    """Its interval, or why there is none, below a number: so that ten columns fit."""
+    return text.replace(" [", "\n[").replace(" (", "\n(")
 
 
 def read_for_report(folder: Path) -> Distillation | None:

@@ -115,6 +115,7 @@ class Run:
         fresh_ok: bool = True,
         defaults: Mapping[str, Any] | None = None,
         sealed: bool = True,
+        replacing: bool = False,
     ) -> Run:
         """Create the run folder `path`, or resume it when `command` and `config` are the same.
 
@@ -124,13 +125,15 @@ class Run:
         RunError: the folder is another command's, another configuration's, no run at all, or new
         although `fresh_ok` is False. ConfigError: `config` holds a secret. A setting that the
         folder does not name counts as what `defaults` says: it is newer than the run.
+        With `replacing` a run that is there gets this configuration, and the rest of it stays.
         """
         path, plain = Path(path), plain_config(config)
         refuse_secrets(plain)
-        resumed = is_run(path)
+        there = is_run(path)
+        resumed = there and not replacing
         if resumed:
             _same_run(path, command, plain, plain_config(defaults or {}))
-        else:
+        elif not there:
             _may_start(path, fresh_ok)
             path.mkdir(parents=True, exist_ok=True)
         text = _yaml_text(plain).encode()

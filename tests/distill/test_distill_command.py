@@ -92,6 +92,7 @@ def test_a_changed_setting_is_refused_by_name(
     with ScriptedServer(answer="<answer>A</answer>") as server:
         assert soul(base, "distill", "select", "--out", out, where=server.base_url) == 2
         printed(capsys)
+        (out / "selection.json").write_text("{}")
         assert soul(base, "distill", "--out", out, "--near", 0.5, where=server.base_url) == 2
         assert not server.requests
     words = printed(capsys)

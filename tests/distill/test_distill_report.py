@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from soulkit.distill.report import (
 )
 from soulkit.errors import ConfigError, RunError
 from soulkit.eval.summary import recorded_summary
-from soulkit.metrics.retention import LOSS
-from soulkit.report.distillation import distillation_parts, write_distillation_page
+from soulkit.metrics.retention import LOSS, NO_SPREAD, Retention
+from soulkit.report.distillation import distillation_parts, remarks_of, write_distillation_page
 from soulkit.report.table import parts_text
 from soulkit.runs.schemas import schema_file
 from tests.support.evaluation import Body, api, oracle
@@ -118,8 +119,36 @@ def test_gates_are_tested_by_the_ends_of_intervals(good: Path) -> None:
     assert result.gates[1].why.startswith("tomi: ")
 
 
+def test_where_nothing_varied_a_gate_is_tested_as_that_of_a_comparison(
+    played: Path, tmp_path: Path
+) -> None:
+    """The same difference everywhere: how many others there may be follows from the clusters."""
+    out = measured(tmp_path, played, base=0.5, expert=0.9, generalist=0.5)
+    result = result_of(out, "tomi>=-0.9", "tomi>=-0.01")
+    assert [gate.outcome for gate in result.gates] == ["pass", "undecided"]
+    assert result.gates[0].low is not None and -0.9 < result.gates[0].low < -0.01
+    assert result.gates[0].why.startswith("headline: no spread in ")
+    page = write_distillation_page(result, tmp_path / "report").read_text()
+    assert '<strong>0.000</strong><span class="sub">(no spread in ' in page
+
+
+def test_a_gate_on_every_task_stays_shut_where_one_was_not_measured(good: Path) -> None:
+    other = Expert(task="hitom", folder=Path("b"), adapter=Path("b"), base="base")
+    gates = parse_gates(["retention>=-0.5", "tomi/retention>=-0.5"], ["tomi"])
+    result = distilled(settings(), [EXPERT, other], good, gates)
+    assert [gate.outcome for gate in result.gates] == ["undecided", "pass"]
+    assert result.gates[0].why == "hitom: no held-out rows"
+
+
+def test_a_ratio_of_zero_is_one_that_lacks_its_interval(good: Path) -> None:
+    result = result_of(good)
+    kept = Retention(ratio=0.0, n_shared=4, n_clusters=4, method="no-spread", why=NO_SPREAD)
+    text = "\n".join(remarks_of(replace(result, tasks=(replace(result.tasks[0], kept=kept),))))
+    assert "tomi: no interval, nothing varied" in text and "no retention" not in text
+
+
 def test_a_gate_on_what_is_not_measured_is_refused() -> None:
-    for text in ("hitom>=0", "mean>=0.2", "mean/gain>=0.2"):
+    for text in ("hitom>=0", "mean>=0.2", "mean/gain>=0.2", "retention/hacked>=0.2"):
         with pytest.raises(ConfigError, match="which is not measured here") as raised:
             parse_gates([text], ["tomi"])
         assert all(raised.value.lines())

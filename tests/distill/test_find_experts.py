@@ -218,6 +218,14 @@ def test_a_changed_setting_is_named_with_the_stages_that_it_reaches(tmp_path: Pa
     assert not open_distillation(tmp_path / "out", config).resumed
     faster = config.model_copy(update={"batch_size": 2, "gate": ("x>=0",)})
     assert open_distillation(tmp_path / "out", faster).resumed
+    asked: list[str] = []
+    config = config.model_copy(update={"min_reward": 0.5})
+    open_distillation(tmp_path / "out", config, asked.append)
+    assert asked == ["changed before it was read: min_reward"]
+    assert open_distillation(tmp_path / "out", config).resumed
+    for name in ("samples/tomi", "generalist", "measured"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    write_json(tmp_path / "out" / "selection.json", {})
     for key, value, stages in (
         ("samples", 9, "sample, select, train, report"),
         ("keep_top", 3, "select, train, report"),

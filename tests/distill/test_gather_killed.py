@@ -29,7 +29,8 @@ from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import soul, warm_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
-KILLS = 20
+KILLS = 8
+"""Half of them in each stage; tests/distill/test_whole_killed.py kills twelve times more."""
 TASKS = ("tomi", "secret_keeper")
 
 
@@ -39,7 +40,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("experts")
     base = warm_model(root / "warm") / "model"
     for task in TASKS:
-        words = ("--task", task, "--data", f"{task}=synth:20", "--steps", 3, "--batch", 4)
+        words = ("--task", task, "--data", f"{task}=synth:20", "--steps", 1, "--batch", 4)
         out = root / "experts" / f"run of {task}"
         assert soul("train", "sft", "--model", base, *words, "--lora-r", 4, "--out", out) == 0
     return root / "experts"
@@ -54,7 +55,7 @@ def partner() -> Iterator[ScriptedServer]:
 @pytest.fixture(scope="module")
 def settings(experts: Path, partner: ScriptedServer) -> dict[str, Any]:
     return {
-        "experts": str(experts), "data": {"tomi": "synth:12", "secret_keeper": "synth:6"},
+        "experts": str(experts), "data": {"tomi": "synth:8", "secret_keeper": "synth:4"},
         "samples": 4, "keep_top": 2, "partner": f"endpoint:visitor@{partner.base_url}",
         "batch_size": 4, "device": "cpu", "threads": 1, "max_tokens": 12, "min_reward": 0.0,
     }  # fmt: skip
@@ -99,7 +100,7 @@ def kill_while_selecting(
         kills -= killed_after(context, settings, out, "sample", "select", delay=delay)
 
 
-def test_twenty_kills_select_the_same_samples(
+def test_kills_select_the_same_samples(
     settings: dict[str, Any], untouched: Path, partner: ScriptedServer, tmp_path: Path
 ) -> None:
     """In whatever stage and at whatever moment; no prompt is recorded or paid for twice."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.distill.config import STAGES, DistillConfig
+from soulkit.distill.config import STAGES, DistillConfig, Stage
 from soulkit.distill.report import read_distillation
 from soulkit.distill.run import Watcher, distill
 from soulkit.distill.sample import samples_folder
@@ -21,14 +21,22 @@ from soulkit.tasks.loading import to_examples
 from soulkit.tasks.made import made_rows
 from soulkit.tasks.registry import load_registry
 from soulkit.train.state.loop import Begin, Show, nobody_hears
-from tests.support.distilling import small_base
+from tests.support.distilling import killed_after, small_base
 from tests.support.evaluation import last_message
 from tests.support.resuming import fork_context
 from tests.support.servers.openai_server import ScriptedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
-KILLS = 20
 TASKS, ROWS = ("hitom", "tomi"), "synth:6"
+PLACES = (
+    "samples/hitom/episodes.jsonl", "samples/tomi/ledger.sqlite-wal", "samples/tomi/episodes.jsonl",
+    "selected.jsonl", "generalist/config.yaml", "generalist/metrics.jsonl",
+    "generalist/model/adapter_model.safetensors", "measured/base/hitom/episodes.jsonl",
+    "measured/base/tomi/provenance.json", "measured/expert/tomi/episodes.jsonl",
+    "measured/generalist/hitom/config.yaml", "measured/generalist/tomi/episodes.jsonl",
+)  # fmt: skip
+"""What each of twelve processes gets to write before it is killed: all stages have their share.
+tests/distill/test_gather_killed.py adds eight kills in the middle of samples and selections."""
 
 
 @contextmanager
@@ -36,25 +44,13 @@ def unseen(steps: int) -> Iterator[tuple[Show, Begin]]:
     yield (lambda line: None), nobody_hears
 
 
-def once(settings: dict[str, Any], out: str) -> None:
-    """The whole command, in a process of its own."""
+def once(settings: dict[str, Any], out: str, stages: Sequence[Stage]) -> None:
+    """The command, in a process of its own."""
     import torch
 
     torch.set_num_threads(1)
-    distill(DistillConfig.model_validate(settings), Path(out), STAGES,
+    distill(DistillConfig.model_validate(settings), Path(out), stages,
             Watcher(say=lambda line: None, training=unseen))  # fmt: skip
-
-
-def killed(context: Any, settings: dict[str, Any], out: Path, seconds: float) -> bool:
-    """Whether it had not ended after so many seconds, and was killed."""
-    process = context.Process(target=once, args=(settings, str(out)))
-    process.start()
-    process.join(seconds)
-    ended = process.exitcode is not None
-    process.kill()
-    process.join(600)
-    assert not ended or process.exitcode == 0
-    return not ended
 
 
 def answers() -> dict[str, str]:
@@ -97,19 +93,20 @@ def table(out: Path) -> dict[str, Any]:
     return {"summary": summary, "episodes": episodes}
 
 
-def test_twenty_kills_end_in_the_same_table(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_kills_in_every_stage_end_in_the_same_table(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     rng, context = random.Random(11), fork_context()
     untouched, out = tmp_path / "untouched", tmp_path / "out"
-    assert not killed(context, settings, untouched, 600.0)
-    kills = 0
-    while kills < KILLS and killed(context, settings, out, 0.2 + 1.3 * rng.random()):
-        kills += 1
-    assert kills == KILLS or kills > 3, "there was something to kill"
-    while kills < KILLS:  # finished: what can be made again from what is left is
-        for name in ("summary.json", "generalist/summary.json"):
-            (out / name).unlink(missing_ok=True)
-        kills += killed(context, settings, out, 0.2 + 0.8 * rng.random())
-    assert not killed(context, settings, out, 600.0)
+    assert not killed_after(context, settings, untouched, *STAGES, delay=600, target=once)
+    for place in range(len(PLACES)):
+        # A process that was quick may have written what the next one is to be killed at.
+        growing = [out / name for name in PLACES[place:]]
+        assert killed_after(
+            context, settings, out, *STAGES, growing=growing, events=1,
+            delay=0.05 * rng.random(), target=once,
+        ), PLACES[place]  # fmt: skip
+    assert not killed_after(context, settings, out, *STAGES, delay=600, target=once)
     assert (out / "selected.jsonl").read_bytes() == (untouched / "selected.jsonl").read_bytes()
     assert table(out) == table(untouched)
     for task in TASKS:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,11 @@ def gather_once(settings: dict[str, Any], out: str, stages: Sequence[str]) -> No
 
 def killed_after(
     context: Any, settings: dict[str, Any], out: Path, *stages: str, growing: Sequence[Path] = (),
-    events: int = 0, delay: float = 0.0,
+    events: int = 0, delay: float = 0.0, target: Callable[..., None] = gather_once,
 ) -> bool:  # fmt: skip
     """Start the stages and kill them `delay` seconds after the files in `growing` have been seen to
     change `events` times; False when they had ended by then."""
-    process = context.Process(target=gather_once, args=(settings, str(out), stages))
+    process = context.Process(target=target, args=(settings, str(out), stages))
     process.start()
     before = sizes(growing)
     while process.is_alive() and events:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from soulkit.errors import ConfigError
+from soulkit.models.local.loading import adapter_hash
 from soulkit.models.local.tiny import build_tiny
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.experts import experts_of
@@ -220,6 +221,8 @@ def test_a_run_records_its_teachers_and_goes_on_with_them_alone(
     assert soul(*command(whole)) == 0
     teachers = json.loads((whole / "provenance.json").read_text())["teachers"]
     assert {task: one["adapter"] for task, one in teachers.items()} == experts
+    weights = {task: one["adapter_weights"] for task, one in teachers.items()}
+    assert weights == {task: adapter_hash(folder) for task, folder in experts.items()}
     shutil.copytree(whole, again)
     shutil.rmtree(again / "checkpoints" / "step_000003")
     assert soul(*command(again)) == 0

@@ -127,6 +127,13 @@ class LocalModel:
             policy_version=version,
         )
 
+    def anew(self) -> LocalModel:
+        """The same weights for another run, once this one is closed."""
+        return LocalModel(
+            self.model, self.tokenizer, batch_size=self.batch_size, max_context=self.context_limit,
+            name=self.name, policy_version=self.policy_version,
+        )  # fmt: skip
+
     def join(self) -> Participant:
         """One participant, who is the caller within `with`: see `waves.py`.
 
