@@ -108,5 +108,5 @@ def supervised_summary(
         validation=validation_totals(lines, validated),
         lessons=lesson_totals(lines),
         unusable=rows_without_use(material.corpus),
-        written=read_written(run.path),
+        written=read_written(loop.run.path),
     )

@@ -19,7 +19,7 @@ from typing import Any
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.places import hub_address, source_files
 from soulkit.data.corpora.settings import SourceSettings
-from soulkit.data.corpora.source import Announcement, source_labels
+from soulkit.data.corpora.source import Announcement
 from soulkit.data.corpora.stream import LessonRows, LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
 from soulkit.train.config import TrainConfig
