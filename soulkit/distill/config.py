@@ -33,7 +33,7 @@ _FIRST_READ: dict[str, Stage] = {
     **dict.fromkeys(
         ("keep_top", "min_reward", "quota", "near", "exclude_overlap", "held_out"), "select"
     ),
-    **dict.fromkeys(("by", "epochs", "batch", "lr", "lora"), "train"),
+    **dict.fromkeys(("by", "opd_form", "divergence", "epochs", "batch", "lr", "lora"), "train"),
     **dict.fromkeys(("held_out_limit", "retention"), "report"),
 }  # fmt: skip
 """The first stage that reads a setting; of all others it is the first stage of all."""
@@ -119,6 +119,16 @@ class DistillConfig(PlayConfig):
         section="Objective",
         help="sft: the selected samples are imitated; opd: the experts read what the generalist "
         "says, task by task.",
+    )
+    opd_form: Literal["token", "logits"] = setting(
+        "logits",
+        section="Objective",
+        help="By opd: whole distributions are compared, or the sampled tokens alone.",
+    )
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = setting(
+        "reverse_kl",
+        section="Objective",
+        help="By opd, of whole distributions: how far two are apart.",
     )
     epochs: float = setting(
         3.0, gt=0, section="Optimizer and memory", help="Passes over the selected samples."

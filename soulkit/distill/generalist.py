@@ -76,6 +76,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
     settings: dict[str, Any] = {
         **_shared(config), "method": "opd", "model": common_base(experts, config),
         "tasks": dict.fromkeys(teachers, 1.0), "teacher_adapters": teachers,
+        "opd_form": config.opd_form, "divergence": config.divergence,
         "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
         "batch_size": config.batch_size, **_clean_rows(config, experts),
     }  # fmt: skip
