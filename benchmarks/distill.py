@@ -2,11 +2,12 @@
 
 One tiny model with one vocabulary is warmed up by lessons on three tasks: plain stories of `tomi`,
 `secret_keeper` in a plain world (a dialogue with a scripted visitor, over HTTP on this machine) and
-`examples/cast_of_people`. It is far from good, and follows feedback on two of them (in the dialogue it
-hardly does). Ditto makes an expert of it for each task, and `soul distill` one generalist of the experts by two roads with equally many
-samples: rejection sampling with SFT, and on-policy distillation with every expert as the teacher of
-its task. Everything is measured greedily on held-out rows: other stories, other conversations, and
-people whose combination of cues training never showed.
+`examples/cast_of_people`. It is far from good, and follows feedback on two of them (in the dialogue
+it hardly does). Ditto makes an expert of it for each task, and `soul distill` one generalist of the
+experts by two roads with equally many samples: rejection sampling with SFT, and on-policy
+distillation with every expert as the teacher of its task. Everything is measured greedily on
+held-out rows: other stories, other conversations, and people whose combination of cues training
+never showed.
 
     .venv/bin/python benchmarks/distill.py --out runs/distill_benchmark
     .venv/bin/python benchmarks/distill.py --report runs/distill_benchmark
@@ -78,8 +79,8 @@ DISTILLED: dict[str, Any] = {
     "near": 1.0, "exclude_overlap": True,
 }  # fmt: skip
 BY_ROAD: dict[str, dict[str, Any]] = {"sft": {}, "opd": {"lr": 4e-4}}
-"""At the other's rate teachers of whole distributions leave drafts unsteady; those of sampled tokens
-alone take the base apart."""
+"""At the other's rate teachers of whole distributions leave drafts unsteady, and those of sampled
+tokens alone take the base apart."""
 ROADS = ("sft", "opd")
 LABELS = {"sft": "rejection sampling", "opd": "on-policy teachers"}
 
@@ -226,7 +227,8 @@ class World:
     def distill(self, road: str, say: Callable[[str], None]) -> None:
         """One road, whole: base and experts are measured for each."""
         config = DistillConfig.model_validate({
-            **DISTILLED, **BY_ROAD[road], **self._played(), "by": road, "experts": str(self.out / "experts"),
+            **DISTILLED, **BY_ROAD[road], **self._played(), "by": road,
+            "experts": str(self.out / "experts"),
             "limit": self.size.prompts,
             "samples": self.size.samples, "epochs": self.size.epochs,
             "tasks_file": str(self.tasks_file), "seed": self.seed,
