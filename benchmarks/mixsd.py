@@ -29,6 +29,7 @@ import asyncio
 import json
 import random
 import re
+import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -421,23 +422,32 @@ def report(out: Path, figure: Path | None) -> str:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Held-out stories against facts recalled, a line an arm through its measurements."""
+    """Held-out stories against facts recalled: a line an arm through the means over its seeds, step
+    after step; its seeds are dots."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    drawn, ax = pyplot.subplots(figsize=(6.4, 4.8), layout="constrained")
+    drawn, ax = pyplot.subplots(figsize=(8.4, 4.8), layout="constrained")
     for place, name in enumerate(ARMS):
-        for number, run in enumerate(results.get(name, {}).values()):
-            points = [point for _, point in sorted(run.curve.items())]
-            ax.plot(
-                [p["facts"] for p in points], [p["stories"] for p in points], f"C{place}o-",
-                markersize=3, alpha=0.7, label=None if number else LABELS[name],
-            )  # fmt: skip
+        curves = [run.curve for run in results.get(name, {}).values()]
+        if not curves:
+            continue
+        steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+        across, upward = (
+            [statistics.fmean(curve[step][what] for curve in curves) for step in steps]
+            for what in ("facts", "stories")
+        )
+        ax.plot(across, upward, f"C{place}-", label=LABELS[name])
+        dots = [curve[step] for curve in curves for step in steps]
+        ax.plot(
+            [dot["facts"] for dot in dots], [dot["stories"] for dot in dots], f"C{place}o",
+            markersize=2.5, alpha=0.4,
+        )  # fmt: skip
     ax.set_xlabel("facts recalled without context")
     ax.set_ylabel("held-out stories")
-    ax.legend(frameon=False)
+    drawn.legend(loc="outside right upper", frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(path)
 
