@@ -72,6 +72,9 @@ NOT_RUN = {
     "soul plan distill": "the same",
     "soul train sft --model FOLDER --data facts.jsonl": "needs a model that ends its texts; "
     "tests/train/test_mixsd.py has one",
+    "soul train sft --model MODEL": "stands for any model; tests/train/test_corpus_run.py runs it "
+    "with what follows, tests/test_own_chats.py a page of it",
+    "soul train ditto --model MODEL": "the same",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
