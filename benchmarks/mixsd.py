@@ -457,8 +457,8 @@ def draw(results: Results, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--seeds", default="0,1,2", help="SEED,SEED")
-    parser.add_argument("--steps", type=int, default=600, help="of every arm")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="SEED,SEED")
+    parser.add_argument("--steps", type=int, default=400, help="of every arm")
     parser.add_argument("--every", type=int, default=50, help="steps between measurements")
     parser.add_argument("--warmup", type=int, default=300, help="steps of the warm-up")
     parser.add_argument("--texts", type=int, default=16, help="about each fact")
