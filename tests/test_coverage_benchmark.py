@@ -71,7 +71,8 @@ def test_it_runs_and_shows_every_part(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = json.loads((tmp_path / "lines.json").read_text())
-    assert {line["part"] for line in lines} == {"means", "differences", "gaps", "suites", "batch"}
+    parts = {"means", "differences", "gaps", "suites", "batch", "retention"}
+    assert {line["part"] for line in lines} == parts
     tools = {line["tool"] for line in lines if line["part"] == "means"}
     assert tools >= {"soulkit", "scipy percentile", "scipy BCa", "inspect_ai clustered", "lm-eval"}
     assert "scipy" in done.stdout and "| gaps | 2 | 5 | 20 |" in done.stdout

@@ -212,7 +212,7 @@ def _gib(number: int) -> str:
 def learned_text(plan: CorpusPlan) -> Iterable[str]:
     """The lines of a plan below its table."""
     per_pass = plan.steps_per_pass
-    passes = "" if not per_pass else f", {plan.steps / per_pass:.2f} passes of {per_pass:,} steps"
+    passes = f", {plan.steps / per_pass:.2f} passes over the rows" if per_pass else ""
     yield f"{plan.steps:,} steps of {plan.batch:,} conversations{passes}"
     yield (
         f"about {plan.tokens:,} tokens, {plan.learned_tokens:,} of them with a loss: an estimate "
