@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from _processes import CLOCKS, Json, serve
+from _trl_side import Versions
 from safetensors.torch import save_file
 
 LR = 1e-5
@@ -112,23 +113,6 @@ def _tokenizer(spec: Json) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(Path(spec["folder"]) / "model")
-
-
-class Versions:
-    """What this side is made of."""
-
-    def __init__(self, spec: Json) -> None:
-        self.spec = spec
-
-    def run(self, request: Json) -> Json:
-        import peft
-        import transformers
-        import trl  # type: ignore[import-not-found, unused-ignore]
-
-        return {
-            "trl": trl.__version__, "torch": torch.__version__,
-            "transformers": transformers.__version__, "peft": peft.__version__,
-        }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.runs.folder import read_jsonl
 from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.train.objectives.sequences import emitted_spans
-from soulkit.train.sft.encode import lesson_spans
+from soulkit.train.sft.encode import LessonEncoder
 from soulkit.types import Segment
 from tests.support.distilling import killed_after
 from tests.support.evaluation import paid, records
@@ -140,7 +140,7 @@ def test_rows_hold_exactly_what_was_emitted(settings: dict[str, Any], untouched:
         ]
         trained = tuple(s.role == "assistant" for s in segments)
         lesson = Lesson(tuple(segments), trained, "x", "x:1", tokenizer=row["tokenizer"])
-        spans = lesson_spans(lesson, model.renderer(), lambda text: [], None)
+        spans = LessonEncoder(model.renderer(), lambda text: [], None)(lesson)
         emitted = emitted_spans(traces[row["task"], row["example_id"], row["rollout"]])
         assert [(s.ids, s.trained) for s in spans] == [(s.ids, s.trained) for s in emitted]  # type: ignore[union-attr]
 

@@ -19,7 +19,6 @@ from soulkit.train.sft.encode import (
     REFUSED,
     UNPRECEDED,
     LessonEncoder,
-    lesson_spans,
 )
 from soulkit.types import Segment
 
@@ -186,7 +185,7 @@ def test_a_conversation_of_a_shape_that_was_seen_is_rendered_once() -> None:
 def test_replies_are_trained_with_their_end_and_nothing_else(template: str) -> None:
     renderer = renderer_of(template)
     encode = encode_with(renderer)
-    result = lesson_spans(lesson_of(*TALKED), renderer, encode, None)
+    result = LessonEncoder(renderer, encode, None)(lesson_of(*TALKED))
     assert isinstance(result, list)
     learned = [i for span in result for i, flag in zip(span.ids, span.trained, strict=True) if flag]
     assert learned == [*encode("yes"), *encode("no box")]

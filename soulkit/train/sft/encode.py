@@ -48,13 +48,6 @@ Shape = tuple[tuple[str, bool, str], ...]
 """Per message: its role, whether its ids are spliced in, and what a template may look for."""
 
 
-def lesson_spans(
-    lesson: Lesson, renderer: Renderer, encode_reply: EncodeReply, limit: int | None
-) -> list[Span] | str:
-    """The sequences of one lesson, or why it cannot be used. For many of them: `LessonEncoder`."""
-    return LessonEncoder(renderer, encode_reply, limit)(lesson)
-
-
 @dataclass
 class LessonEncoder:
     """Encodes the lessons of a run for one model.
