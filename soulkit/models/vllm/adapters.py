@@ -352,7 +352,7 @@ def any_weight(folder: str | Path) -> bool:
                 file.seek(8 + length + start)
                 if not _all_zero(file.read, end - start):
                     return True
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"The adapter's weights {path} cannot be read.",
             f"{type(error).__name__}: {error}",

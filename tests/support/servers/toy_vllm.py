@@ -134,7 +134,9 @@ class ToyVllm(Loopback):
         if path != "/v1/models":
             return NOT_FOUND
         base = self.toy.served
-        models = [(base, self.toy.root, None, self.toy.max_context)]
+        models: list[tuple[str, str, str | None, int | None]] = [
+            (base, self.toy.root, None, self.toy.max_context)
+        ]
         models += [(name, place, base, None) for name, (place, _) in self.adapters.items()]
         return 200, {"object": "list", "data": [
             {"id": name, "root": root, "parent": parent, "max_model_len": limit, "owned_by": "vllm"}
@@ -217,8 +219,8 @@ class ToyVllm(Loopback):
     def logprobs(self, weights: str, prompt: Sequence[int], temperature: float) -> list[float]:
         """Of each token after `prompt`; only its last tokens count."""
         seed = f"{weights} {list(prompt[-2:])}".encode()
-        phase = int.from_bytes(hashlib.sha256(seed).digest()[:4], "big") / 1e6
-        logits = [2.0 * math.sin(phase * (t + 1)) / temperature for t in range(self.toy.size)]
+        draw = random.Random(hashlib.sha256(seed).digest())
+        logits = [draw.gauss(0.0, 2.0) / temperature for _ in range(self.toy.size)]
         whole = math.log(sum(map(math.exp, logits)))
         return [logit - whole for logit in logits]
 
