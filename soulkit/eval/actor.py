@@ -24,11 +24,11 @@ from soulkit.models.vllm.engine import ResolvedEngine, interpreter, no_vllm, res
 from soulkit.models.vllm.pool import (
     Servers,
     Starts,
-    Unstarted,
     actor_need,
     player_need,
     players_needs,
     terms_of,
+    unstarted,
 )
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
@@ -177,15 +177,14 @@ class Seats:
             self.actor = self.servers.sampler(need, adapter=_adapter(config))
             self.engine = {**self.engine, **self.servers.version_record(need)}
         else:
-            self.actor = Unstarted(
-                self.reader.name, self.reader, policy_version(config, self.reader)
-            )
+            version = policy_version(config, self.reader)
+            self.actor = unstarted(config.model, self.reader, policy_version=version)
 
     def player(self, settings: RoleSettings) -> ChatModel:
         """A player of the kind `vllm`."""
         need = player_need(self.config, settings)
         if not self.filled:
-            return Unstarted(settings.model, Codec.load(settings.model))
+            return unstarted(settings.model, Codec.load(settings.model), ledger=self.ledger)
         return self.servers.sampler(need, ledger=self.ledger)
 
 

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from soulkit.errors import ConfigError
 from soulkit.eval.actor import (
     LoadActor,
     Seats,

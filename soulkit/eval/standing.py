@@ -11,6 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
 from soulkit.errors import DataError, RunError
 from soulkit.eval.controls import control_counts, controls_left
 from soulkit.eval.provenance import ENGINE, read_provenance

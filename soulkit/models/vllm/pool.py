@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Self
 from soulkit.errors import ModelLoadError, SoulError
 from soulkit.models.codec import Codec
 from soulkit.models.local.names import ADAPTER_CONFIG, model_place
-from soulkit.models.vllm.attach import Abilities, probe
+from soulkit.models.vllm.attach import Abilities, attached_addresses, probe_fleet
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.engine import interpreter
 from soulkit.models.vllm.fleet import Fleet
 from soulkit.models.vllm.server import ServerSpec, VllmServer
 from soulkit.models.vllm.version import vllm_version
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import Segment
 
 if TYPE_CHECKING:
     from soulkit.models.ledger.ledger import Ledger
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from soulkit.models.roles.settings import RoleSettings
     from soulkit.models.vllm.model import VllmModel
 
-KEY = "VLLM_API_KEY"
-"""The variable with the key of servers that are attached to: vLLM's own reads it, too."""
 LOGS = "vllm"
 """In a run's folder: what its servers say."""
 SAY_EVERY = 15.0
@@ -155,14 +152,8 @@ class _Served:
     fleet: Fleet
     abilities: Abilities
     codec: Codec
-    server: VllmServer | None = None
     adapters: dict[str, str] = field(default_factory=dict)
     """Folder → the name that it was loaded under."""
-
-    @property
-    def base(self) -> str:
-        """What the model without adapters is called there."""
-        return self.server.served if self.server is not None else self.abilities.served
 
 
 class Servers:
@@ -248,19 +239,27 @@ class Servers:
         )  # fmt: skip
 
     def _ready(self, key: Any) -> _Served:
-        """A fleet of its own for every run that shares the servers: a fleet that was closed, or has
+        """A fleet of its own for every run that shares the servers: one that was closed, or has
         dropped a server, is none for the next."""
         need, server = self._expected[key], self._running.get(key)
-        if server is not None:
-            clients = [VllmClient(Address(server.url, server.key))]
-            checks = {server.url: server.check}
-        else:
-            secret = os.environ.get(KEY, "")
-            clients, checks = [VllmClient(Address(url, secret)) for url in self._attached], {}
-        fleet = Fleet(clients, in_flight=self.terms.in_flight, say=self.say, checks=checks)
         codec = Codec.load(need.model, max_context=self.terms.max_context)
-        abilities = asyncio.run(probe(fleet))
-        return _Served(need, fleet, abilities, codec, server)
+        if server is not None:
+            fleet = self._fleet([Address(server.url, server.key)], {server.url: server.check})
+            abilities = Abilities(
+                served=server.served, version=server.version, adapters=need.lora_rank is not None
+            )
+        else:
+            fleet = self._fleet(attached_addresses(self._attached))
+            abilities = asyncio.run(probe_fleet(fleet, need.model, codec))
+            for line in (_attached_words(abilities, self._attached), *abilities.remarks):
+                self.say(line)
+        return _Served(need, fleet, abilities, codec)
+
+    def _fleet(
+        self, addresses: Sequence[Address], checks: Mapping[str, Callable[[], None]] | None = None
+    ) -> Fleet:
+        clients = [VllmClient(address) for address in addresses]
+        return Fleet(clients, in_flight=self.terms.in_flight, say=self.say, checks=checks)
 
     # -- who plays ---------------------------------------------------------------------------------
 
@@ -274,7 +273,7 @@ class Servers:
         from soulkit.models.vllm.model import VllmModel
 
         served = self._served[need.key]
-        name, version = served.base, ""
+        name, version = served.abilities.served, ""
         if adapter is not None:
             name, version = self._loaded(served, adapter), adapter_hash(adapter)
         return VllmModel(
@@ -299,7 +298,7 @@ class Servers:
 
             async def load() -> None:
                 await push_adapter(served.fleet, adapter, name)
-                await prove_adapter(served.fleet, served.base, name, adapter, prompt)
+                await prove_adapter(served.fleet, served.abilities.served, name, adapter, prompt)
 
             asyncio.run(load())
             served.adapters[folder] = name
@@ -341,21 +340,34 @@ class Servers:
             self.say(f"adapters that could not be taken back from the servers: {left} ({error})")
 
 
-@dataclass(frozen=True, slots=True)
-class Unstarted:
-    """Stands where a model sits that no server was started for, since no call is left to make."""
+class NoServers:
+    """Stands where servers are that nobody started, since no call is left that needs them."""
 
-    name: str
-    codec: Codec
-    policy_version: str = ""
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        raise RuntimeError(f"'{self.name}' is asked, and nothing was left to ask")
+    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        raise RuntimeError(f"'{body.get('model')}' is asked, and nothing was left to ask")
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def unstarted(
+    model: str, codec: Codec, *, policy_version: str = "", ledger: Ledger | None = None
+) -> VllmModel:
+    """A model without servers: it answers what its `ledger` holds, and nothing else."""
+    from soulkit.models.vllm.model import VllmModel
+
+    return VllmModel(
+        NoServers(), codec, name=codec.name, served=model, ledger=ledger, ledger_name=model,
+        abilities=Abilities(served=model, version="", forms=False), policy_version=policy_version,
+    )  # fmt: skip
+
+
+def _attached_words(abilities: Abilities, urls: Sequence[str]) -> str:
+    """`attached to vllm 0.32.0 at http://a:8000: ids, processed log-probs, adapters`."""
+    able = ["ids" if abilities.prompt_ids else "no ids", f"{abilities.logprobs} log-probs",
+            "adapters" if abilities.adapters else "no adapters"]  # fmt: skip
+    what = f"vllm {abilities.version}".rstrip()
+    return f"attached to {what} at {', '.join(urls)}: {', '.join(able)}"
 
 
 def _lines(say: Callable[[str], None]) -> Starts:
