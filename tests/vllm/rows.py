@@ -16,7 +16,7 @@ TOKENS = 12
 def evaluated(out: Path, model: Path, engine: str, *arguments: object, rows: int = ROWS) -> Path:
     """A finished run of the choice rows. Untrained, the model hardly ever ends a reply."""
     tasks = ("--task", ",".join(CHOICE_TASKS), "--data", f"synth:{rows}")
-    terms = ("--max-tokens", TOKENS, "--dtype", "float32", "--max-unscored", 1)
+    terms = ("--max-tokens", TOKENS, "--max-unscored", 1)
     code = soul(
         "eval", "local", "--model", model, "--engine", engine, "--out", out, *tasks, *terms,
         *arguments,

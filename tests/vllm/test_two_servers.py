@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -70,10 +71,8 @@ def second(
 
 def kill(group: int) -> None:
     """SIGKILL to a server with its engine and workers."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def half_way(out: Path, group: int, rows: int) -> threading.Thread:
