@@ -14,11 +14,9 @@ import pytest
 from soulkit.errors import ModelLoadError
 from soulkit.models.vllm.adapters import (
     AdapterNotServed,
-    NotArrived,
     ServedAdapter,
-    WeightCanary,
     any_weight,
-    copied_adapter,
+    largest_gap,
     prompt_logprobs,
     prove_adapter,
     push_adapter,
@@ -26,7 +24,7 @@ from soulkit.models.vllm.adapters import (
     unique_name,
     unload_adapter,
 )
-from soulkit.models.vllm.client import Address, VllmClient
+from soulkit.models.vllm.client import Address, ServerRefused, VllmClient
 from soulkit.models.vllm.fleet import Fleet
 from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
@@ -34,9 +32,9 @@ T = TypeVar("T")
 PROMPT = (5, 9, 2, 33, 17)
 
 
-def fleet(*servers: ToyVllm) -> Fleet:
+def fleet(*servers: ToyVllm, say: Callable[[str], None] = lambda _: None) -> Fleet:
     clients = [VllmClient(Address(server.url), pauses_s=(0.0, 0.0)) for server in servers]
-    return Fleet(clients, in_flight=4, say=lambda _: None)
+    return Fleet(clients, in_flight=4, say=say)
 
 
 def run(act: Callable[[], Awaitable[T]]) -> T:
@@ -184,17 +182,6 @@ def test_a_folder_that_the_servers_have_already_is_asked_for_under_its_name(tmp_
             run(lambda: serve_adapter(servers, "base", other, PROMPT))
 
 
-def test_a_copy_has_what_servers_read_and_does_not_follow_the_original(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
-    copy = copied_adapter(folder, tmp_path / "pushes" / "one")
-    before = (copy / "adapter_model.safetensors").read_bytes()
-    (folder / "adapter_model.safetensors").write_bytes(b"other")
-    assert (copy / "adapter_model.safetensors").read_bytes() == before
-    assert sorted(path.name for path in copy.iterdir()) == sorted(p.name for p in folder.iterdir())
-    with pytest.raises(FileExistsError):
-        copied_adapter(folder, copy)
-
-
 # -- proof -----------------------------------------------------------------------------------------
 
 
@@ -231,29 +218,41 @@ def test_a_server_without_log_probs_of_prompts_proves_nothing(tmp_path: Path) ->
         assert server.adapters == {}
 
 
-def test_a_canary_knows_the_weights_that_were_pushed(tmp_path: Path) -> None:
+def test_log_probs_of_a_prompt_tell_pushed_weights_apart(tmp_path: Path) -> None:
     first, second = adapter(tmp_path / "a"), adapter(tmp_path / "b", b=b"\x01\x02\x03\x04")
     with ToyVllm() as one, ToyVllm() as other:
         servers = fleet(one, other)
         run(lambda: push_adapter(servers, first, "step-1"))
         run(lambda: push_adapter(servers, second, "step-2"))
-        nats = run(lambda: prompt_logprobs(servers, "step-1", PROMPT))[one.url]
-        assert len(nats) == len(PROMPT) - 1
-        canary = WeightCanary(PROMPT, nats)
-        assert run(lambda: canary.prove(servers, "step-1")) == 0.0
-        near = WeightCanary(PROMPT, tuple(x + 5e-5 for x in nats))
-        assert run(lambda: near.prove(servers, "step-1")) == pytest.approx(5e-5)
-        with pytest.raises(NotArrived) as caught:
-            run(lambda: canary.prove(servers, "step-2"))
-        other.adapters["step-1"] = other.adapters["step-2"]
-        with pytest.raises(NotArrived, match=other.url):
-            run(lambda: canary.prove(servers, "step-1"))
-    assert "step-2" in caught.value.what and "nats" in caught.value.why
+        before = run(lambda: prompt_logprobs(servers, "step-1", PROMPT))
+        after = run(lambda: prompt_logprobs(servers, "step-2", PROMPT))
+    assert before[one.url] == before[other.url] and len(before[one.url]) == len(PROMPT) - 1
+    assert largest_gap(before[one.url], after[one.url]) > 0.1
 
 
-@pytest.mark.parametrize("served", [(), (float("nan"), -1.0), (-1.0,)])
-def test_log_probs_that_cannot_be_compared_are_no_proof(served: tuple[float, ...]) -> None:
-    assert WeightCanary((1, 2, 3), (-1.0, -1.0)).gap(served) == float("inf")
+def test_log_probs_that_are_no_numbers_are_infinitely_far_apart() -> None:
+    assert largest_gap((-1.0, -1.0), (float("nan"), -1.0)) == float("inf")
+    assert largest_gap((-1.0, -1.5), (-1.25, -1.5)) == 0.25
+    with pytest.raises(ValueError):
+        largest_gap((-1.0,), ())
+
+
+def test_a_server_that_was_started_anew_has_lost_the_adapter_and_is_dropped(tmp_path: Path) -> None:
+    folder, lines = adapter(tmp_path / "a"), list[str]()
+    body: Body = {"model": "policy", "prompt": [1, 2], "max_tokens": 2}
+    with ToyVllm() as one, ToyVllm() as other:
+        servers = fleet(one, other, say=lines.append)
+
+        async def acting() -> None:
+            await push_adapter(servers, folder, "policy")
+            one.adapters.clear()
+            await asyncio.gather(*(servers.ask("/v1/completions", body) for _ in range(6)))
+            with pytest.raises(ServerRefused):
+                await servers.ask("/v1/completions", {**body, "model": "never loaded"})
+
+        run(acting)
+        assert servers.urls == (other.url,)
+    assert len(lines) == 1 and "lost its adapter" in lines[0] and one.url in lines[0]
 
 
 # -- weights of zeros ------------------------------------------------------------------------------

@@ -70,7 +70,8 @@ def test_a_server_that_dies_half_way_costs_nothing_but_its_requests_put_again() 
     again = times_put(one, other)
     assert set(again.values()) <= {1, 2}
     (line,) = lines
-    assert one.url in line and "1 server left" in line
+    assert line.startswith(f"vLLM server {one.url} is dropped (") and "1 server left" in line
+    assert "is gone" not in line and ".)" not in line
     assert 1 <= sum(times - 1 for times in again.values()) <= 8
     assert sum(len(server.bodies()) for server in (one, other)) == sum(again.values())
 
