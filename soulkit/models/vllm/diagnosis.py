@@ -23,7 +23,7 @@ _ORIGIN = re.compile(r"^\((?:\w+|\w+ )[^()]*pid=\d+\) ?")
 _STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)(?:: |$)"
-    r"|^\S+\.py: error: |^\S*/\S*python\S*: "
+    r"|^\S+\.py: error: |^\S*/python[\d.]*: "
 )
 _WRAPPERS = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
 """What vLLM raises because of an exception that stands further up."""

@@ -58,7 +58,8 @@ LOGS = {
         "of memory. Tried to allocate 2.00 GiB.\n"
         "(APIServer pid=3) Traceback (most recent call last):\n"
         "(APIServer pid=3) RuntimeError: Engine core initialization failed. See root cause above. "
-        "Failed core proc(s): {}\n",
+        "Failed core proc(s): {}\n"
+        "/opt/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: leaked\n",
         "torch.OutOfMemoryError: CUDA out of memory",
         "--max-context N",
     ),

@@ -119,10 +119,10 @@ def test_a_stop_returns_when_all_is_gone_and_may_be_repeated(tmp_path: Path) -> 
     port = free_port()
     group = running(port, tmp_path / "log")
     assert eventually(lambda: listens(port) and len(living(group.group)) == 3)
-    assert not group.ended
+    assert not group.wait(0.0)
     assert group.stop() == []
     assert is_gone(group.group, port)
-    assert group.ended
+    assert group.wait(0.0)
     assert group.code == -signal.SIGTERM
     assert group.stop() == []
 
