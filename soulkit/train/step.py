@@ -57,13 +57,14 @@ class Step:
     """Updates that could not be taken."""
 
     async def __call__(self, step: int) -> StepLine:
-        config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
+        config, policy = self.loop.config, self.loop.policy
         started = time.monotonic()
         self.loop.begin("rollouts")
 
         # Rollout: the weights that are about to move play every prompt G times.
         jobs = self.rollouts.jobs(step)
-        records_R = await self.rollouts.sample(jobs, version)
+        version = await self.rollouts.take(policy)
+        records_R = await self.rollouts.sample(jobs)
         self.keep(records_R, version)
         canaries = CanaryScores()
         if self.canaries is not None:

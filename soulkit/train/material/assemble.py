@@ -15,7 +15,7 @@ from soulkit.data.corpora.source import Announcement
 from soulkit.data.folder import folder_note
 from soulkit.data.rows import dev_split
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.models.base import Cast, Player
+from soulkit.models.base import Cast, Player, Sampler
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Players, cast_of
@@ -232,7 +232,7 @@ def refuse_marked_rows(task: str, rows: Sequence[Example]) -> None:
         raise not_for_training(which)
 
 
-def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Players:
+def make_players(config: TrainConfig, sampler: Sampler, run: Run) -> Players:
     """What makes the players of a run; `sampler` is the actor."""
     ledger = Ledger(run.ledger_path)
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
@@ -240,7 +240,7 @@ def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Players:
     return Players(ledger, sampler, load, calls, config.settings_of_players())
 
 
-def make_cast(config: TrainConfig, sampler: LocalModel, players: Players) -> Cast:
+def make_cast(config: TrainConfig, sampler: Sampler, players: Players) -> Cast:
     """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
     cast = cast_of(config, players, Player(sampler), config.seed)
     seeing = {task: replace(one, coach_sees_gold=config.coach_sees_gold)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from soulkit.models.local.sampler import LocalModel
+from soulkit.models.base import Sampler
 from soulkit.models.roles.players import Players
 from soulkit.runs.records import DEV_EPISODES
 from soulkit.train.material.assemble import Material, make_cast, make_players
@@ -27,7 +27,7 @@ class Measures:
 
     loop: Loop
     measured: Material
-    sampler: LocalModel
+    sampler: Sampler
     players: Players
     dev: DevScores
     trial: Probe
