@@ -41,6 +41,8 @@ _FINISHED = ("stop", "length")
 class Emission:
     """What one reply holds."""
 
+    prompt: tuple[int, ...]
+    """What the server says that it was prompted with; empty where it does not."""
     ids: tuple[int, ...]
     """Emitted ids, with the one that ended the turn or completed a stop string."""
     logprobs: tuple[float, ...]
@@ -96,28 +98,35 @@ def completion_request(
     return body
 
 
-def read_emission(body: Mapping[str, Any], prompt: Sequence[int], *, logprobs: bool) -> Emission:
-    """What a reply to `prompt` emitted. Raises Unreadable, also where a server read other ids than
-    those that it was sent, or gave the work up."""
+def read_emission(
+    body: Mapping[str, Any], prompt: Sequence[int] | None, *, logprobs: bool
+) -> Emission:
+    """What a reply to `prompt` (None: to whatever it says) emitted.
+
+    Raises Unreadable, also where a server read other ids than those that it was sent, or gave the
+    work up.
+    """
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
         raise Unreadable("no choices")
     read = choice.get("prompt_token_ids")
-    if isinstance(read, list) and read != list(prompt):
+    if isinstance(read, list) and prompt is not None and read != list(prompt):
         raise Unreadable("the server read another prompt than it was sent")
     ids = choice.get("token_ids")
-    if not isinstance(ids, list) or not all(_is_id(one) for one in ids):
+    if not isinstance(ids, list) or len(_ids(ids)) != len(ids):
         raise Unreadable("no token ids: the server is none that answers with ids")
     finish = choice.get("finish_reason")
     if finish not in _FINISHED:
         raise Unreadable(f"the server gave the reply up ({finish})")
     notes = _logprobs_of(choice, len(ids)) if logprobs else ()
-    return Emission(tuple(ids), notes, finish == "stop")
+    return Emission(_ids(read), tuple(ids), notes, finish == "stop")
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _ids(values: object) -> tuple[int, ...]:
+    """The ids in a list, and nothing else of it."""
+    ids = values if isinstance(values, list) else []
+    return tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool))
 
 
 def _logprobs_of(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
