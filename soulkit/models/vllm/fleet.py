@@ -35,8 +35,8 @@ HEALTH_S = 5.0
 """Between two looks at a server's health, and how long it may take to answer one."""
 SILENCES = 3
 """Looks in a row that find nobody, after which a server is taken to be dead."""
-BREAKS = 4
-"""Broken connections of one request at servers that live, after which it is given up."""
+BREAKS = 2
+"""Times that the client gives one request up at servers that live, after which it is none."""
 PAUSE_S = 0.2
 """Before a request is put again to a server that lives; twice as long each time."""
 CAUSE_S = 3.0
@@ -127,6 +127,13 @@ class Fleet:
     def urls(self) -> tuple[str, ...]:
         """The addresses of the servers that live."""
         return tuple(member.url for member in self._members if not member.ending)
+
+    async def silent(self) -> tuple[str, ...]:
+        """The addresses of those living servers that do not answer their /health now, although they
+        are asked a few times; nobody is dropped for it."""
+        living = [member for member in self._members if not member.ending]
+        alive = await asyncio.gather(*(self._answers(member) for member in living))
+        return tuple(member.url for member, well in zip(living, alive, strict=True) if not well)
 
     @property
     def places(self) -> int:
@@ -283,9 +290,7 @@ class Fleet:
             )
         await asyncio.sleep(PAUSE_S * 2 ** (breaks - 1))
 
-    async def _send(
-        self, session: _Session, member: _Member, path: str, body: Body | None
-    ) -> Body:
+    async def _send(self, session: _Session, member: _Member, path: str, body: Body | None) -> Body:
         """One request on the wire, ended when its server is found dead meanwhile."""
         client = member.client
         request: Coroutine[Any, Any, Body] = (
@@ -344,18 +349,21 @@ class Fleet:
         """Whether a server lives to which a connection broke; one that does not is dropped. Of
         those whose connections broke together one looks, the others learn from it."""
         async with session.looks[member]:
-            for look in range(SILENCES):
-                if member.ending:
-                    return False
-                ended = member.ended()
-                if ended:
-                    self._drop(session, member, ended)
-                    return False
-                if await self._alive(member):
-                    return True
-                await asyncio.sleep(PAUSE_S * 2**look)
-            self._drop(session, member, await self._cause(member) or str(error))
+            if member.ending:
+                return False
+            ended = member.ended()
+            if not ended and await self._answers(member):
+                return True
+            self._drop(session, member, ended or await self._cause(member) or str(error))
             return False
+
+    async def _answers(self, member: _Member) -> bool:
+        """Whether a server says that it is well, at one of a few questions."""
+        for look in range(SILENCES):
+            await asyncio.sleep(PAUSE_S * look)
+            if await self._alive(member):
+                return True
+        return False
 
     async def _cause(self, member: _Member) -> str:
         """What our own process left as its last words; they may come later than the silence."""
