@@ -282,6 +282,14 @@ class Servers:
             ledger_name=need.model,
         )  # fmt: skip
 
+    def fleet(self, need: ServerNeed) -> Fleet:
+        """The servers that meet `need`, of those that `prepare` was called for."""
+        return self._served[need.key].fleet
+
+    def abilities(self, need: ServerNeed) -> Abilities:
+        """What these servers can do."""
+        return self._served[need.key].abilities
+
     def version_record(self, need: ServerNeed) -> dict[str, str]:
         """The version of vLLM that serves `need`; nothing where its servers do not tell."""
         version = self._served[need.key].abilities.version

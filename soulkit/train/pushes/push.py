@@ -1,7 +1,7 @@
 """The trained adapter goes to the servers: a folder and a name of its own, loaded, proven.
 
-    write pushes/NAME ──▶ load NAME on every server ──▶ prove it ──▶ unload the name before, when
-                                                        nothing is under way for it, delete its folder
+    write pushes/NAME ──▶ load NAME on every server ──▶ prove it ──▶ let the name before fall idle,
+                                                        unload it, delete its folder
 
 A name and a folder are never used twice: what a server has computed under an old name it serves
 again for new weights. The folder stays as long as its name, since a server whose loaded folder has
@@ -14,8 +14,10 @@ are about to move, and nothing would show it.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,14 +59,16 @@ class Pusher:
     """Of the adapter that is served; empty before the first push."""
     version: str = ""
     """Hash of its weights."""
-    pushes: int = 0
-    """How many have been proven."""
+    seconds: float = 0.0
+    """What pushes have taken since somebody set it to 0."""
+    distance: Distance | None = None
+    """How far the farthest server was from the trainer at the last push."""
     _unswept: bool = field(default=True, repr=False)
 
     async def __call__(self, weights: TrainedWeights) -> tuple[str, str]:
         """(name, version) under which the servers compute with these weights; nothing is sent where
         they do already. Raises NotArrived, AdapterNotServed, NoServerLeft."""
-        version = weights.version()
+        start, version = time.monotonic(), weights.version()
         if version == self.version:
             return self.name, version
         if self._unswept:
@@ -73,14 +77,14 @@ class Pusher:
             self._unswept = False
         name = await self._push(version)
         try:
-            await self._prove(name)
+            self.distance = await self._prove(name)
         except Exception:
             await self._take_away(name)
             raise
         before, self.name, self.version = self.name, name, version
-        self.pushes += 1
         if before:
             await self._take_away(before)
+        self.seconds += time.monotonic() - start
         return name, version
 
     async def close(self) -> None:
@@ -131,27 +135,34 @@ class Pusher:
         finally:
             await self._take_away(name)
 
-    async def _prove(self, name: str) -> None:
-        """Show that every server computes with the weights as they are; NotArrived if not."""
-        trainer = self.touchstone.logprobs()
+    async def _prove(self, name: str) -> Distance:
+        """The farthest server's distance; NotArrived where one does not compute with the weights as
+        they are."""
+        trainer, farthest = self.touchstone.logprobs(), Distance(0.0, 0.0)
         for url, served in (await self._served(name)).items():
             apart = Distance.between(trainer, served)
             if not self.touchstone.passes(apart):
                 raise _not_proven(url, apart, self.touchstone)
+            farthest = max(farthest, apart, key=lambda one: one.largest)
+        return farthest
 
     async def _served(self, name: str) -> dict[str, list[tuple[float, ...]]]:
         """Address → log-probs of the touchstone's prompts under `name`."""
-        by_server: dict[str, list[tuple[float, ...]]] = {}
-        for prompt in self.touchstone.prompts:
-            for url, logprobs in (await prompt_logprobs(self.fleet, name, prompt)).items():
-                by_server.setdefault(url, []).append(logprobs)
-        return {url: by_server[url] for url in by_server if url in self.fleet.urls}
+        prompts = self.touchstone.prompts
+        answers = await asyncio.gather(*(prompt_logprobs(self.fleet, name, p) for p in prompts))
+        return {url: [answer[url] for answer in answers if url in answer]
+                for url in self.fleet.urls}  # fmt: skip
+
+
+def rank_of(policy: Policy) -> int:
+    """The largest rank in the adapter that is trained."""
+    config = policy.model.peft_config[ADAPTER]
+    return max(int(config.r), *map(int, (config.rank_pattern or {}).values()), 1)
 
 
 def check_adapter(policy: Policy) -> None:
     """ConfigError for an adapter of a form that vLLM does not compute."""
-    config = policy.model.peft_config[ADAPTER]
-    rank = max([config.r, *(config.rank_pattern or {}).values()])
+    config, rank = policy.model.peft_config[ADAPTER], rank_of(policy)
     problems = {
         f"its rank is {rank}, and vLLM takes {LARGEST_RANK} at most": rank > LARGEST_RANK,
         "it holds whole modules beside its factors": bool(config.modules_to_save),

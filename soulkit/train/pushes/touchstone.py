@@ -2,11 +2,11 @@
 
 A server that lists an adapter need not use it, and the hash of a file says nothing of what is
 served. So servers are asked what the tokens of some prompts of the run are worth under the name of
-the adapter, and the trainer's own forward pass is the measure. In float32 the two agree to `EXACT` nats.
-In narrower numbers they do not, and one step of training moves less than they differ: there the
-answer shows that the model is the right one, and no more. That adapters reach the computation at
-all is therefore shown once, before the first push, in whatever numbers: a *probe adapter*, whose B
-factors are drawn at random and large, moves a token in the trainer by more than `MOVED` nats, and
+the adapter, and the trainer's own forward pass is the measure. In float32 the two agree to `EXACT`
+nats. In narrower numbers they do not, and one step of training moves less than they differ: there
+the answer shows that the model is the right one, and no more. That adapters reach the computation
+at all is therefore shown once, before the first push, in whatever numbers: a *probe adapter*, whose
+B factors are drawn at random and large, moves a token in the trainer by more than `MOVED` nats, and
 has to move the servers alike.
 """
 
