@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.standing import begun_engine
+from soulkit.eval.standing import begun_engine, check_engine
 from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.codec import Codec
 from soulkit.models.local.names import adapter_folder
@@ -153,39 +153,49 @@ class Seats:
     """What samples the actor; None for an endpoint."""
     reader: Reader | None
     servers: Servers
-    ledger: Ledger
+    calls: bool
+    """Whether any call is left to make: for none, nothing is started."""
     actor: ChatModel | None = None
     """None where it is an endpoint."""
 
     def __post_init__(self) -> None:
         self.engine = self.settled.record() if self.settled is not None else {}
-        self.filled = False
+        """What is kept of the engine."""
+        self._ledger: Ledger | None = None
+        needs = eval_needs(self.config, self.settled)
+        self._needs = needs if self.calls and self.config.ledger != "replay" else []
 
-    def fill(self, *, any_left: bool) -> None:
-        """Start what is needed; nothing where no call is left to make."""
-        config, engine = self.config, self.settled
-        needs = eval_needs(config, engine)
-        self.filled = any_left and bool(needs) and config.ledger != "replay"
-        if self.filled:
-            self.servers.prepare(needs)
+    def check(self, run: Run | None) -> None:
+        """Raise what can be said before a server is started, or the folder of a new run made."""
+        if run is not None and self.engine:
+            check_engine(run, self.engine)
+        self.servers.check(self._needs)
+
+    def fill(self, run: Run, ledger: Ledger) -> None:
+        """Start what is needed; RunError where `run` was begun by another version of vLLM."""
+        config, engine, self._ledger = self.config, self.settled, ledger
+        if self._needs:
+            self.servers.prepare(self._needs)
         if engine is None or self.reader is None:
             return
         if not isinstance(self.reader, Codec):
             self.actor = self.reader
-        elif self.filled:
+        elif self._needs:
             need = own_need(config, engine)
             self.actor = self.servers.sampler(need, adapter=_adapter(config))
-            self.engine = {**self.engine, **self.servers.version_record(need)}
+            self.engine |= self.servers.version_record(need)
+            if run.resumed:
+                check_engine(run, self.engine)
         else:
             version = policy_version(config, self.reader)
             self.actor = unstarted(config.model, self.reader, policy_version=version)
+            self.engine |= begun_engine(run)
 
     def player(self, settings: RoleSettings) -> ChatModel:
         """A player of the kind `vllm`."""
-        need = player_need(self.config, settings)
-        if not self.filled:
-            return unstarted(settings.model, Codec.load(settings.model), ledger=self.ledger)
-        return self.servers.sampler(need, ledger=self.ledger)
+        if not self._needs:
+            return unstarted(settings.model, Codec.load(settings.model), ledger=self._ledger)
+        return self.servers.sampler(player_need(self.config, settings), ledger=self._ledger)
 
 
 # -- checks before anything is played ------------------------------------------------------------

@@ -63,7 +63,6 @@ from soulkit.eval.provenance import (
 )
 from soulkit.eval.standing import (
     Standing,
-    check_engine,
     check_weights,
     draft_keys,
     finished_summary,
@@ -74,8 +73,9 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.tally import MeanSoFar, Streak
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.local.threads import note_threads, take_threads
+from soulkit.models.local.threads import ThreadChoice, note_threads, take_threads
 from soulkit.models.roles.players import Players, cast_of
+from soulkit.models.vllm.engine import ResolvedEngine
 from soulkit.models.vllm.pool import Servers, Starts
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
@@ -165,35 +165,50 @@ def run_eval(
         check_prompt_lengths(reader, work, config)
         if run is not None:
             check_weights(run, policy_version(config, reader))
-    if run is not None and engine is not None:
-        check_engine(run, engine.record())
-    run = run or _open(folder, config)
-    if not run.resumed:
-        say(f"run folder {run.path}")
-    _say_servers(config, say)
-    with (
-        alone(run),
-        open_ledger(run, config) as ledger,
-        eval_servers(config, engine, run.path, say, starts, servers) as pool,
-    ):
-        if threads is not None:
-            note_threads(run.path, threads)
-            if not threads.asked:
-                say(threads.words())
-        seats = Seats(config, engine, reader, pool, ledger)
-        seats.fill(any_left=standing is None or standing.any_left(work, config.repeats))
-        if run.resumed and engine is not None:
-            check_engine(run, seats.engine)
-        players = eval_players(config, ledger, seats.actor, make_batches(config, run.path, say))
-        players.serve = seats.player
-        keep_provenance(run, _provenance(config, players, work, seats.engine))
-        with taken_along(players.batches, say):
-            summary = asyncio.run(
-                _play_and_close(run, work, players, config, bars, ledger, say, standing)
-            )
+    with eval_servers(config, engine, folder, say, starts, servers) as pool:
+        left = standing is None or standing.any_left(work, config.repeats)
+        seats = Seats(config, engine, reader, pool, calls=left)
+        seats.check(run)
+        run = run or _open(folder, config)
+        if not run.resumed:
+            say(f"run folder {run.path}")
+        _say_servers(config, say)
+        with alone(run), open_ledger(run, config) as ledger:
+            _note(run, threads, engine, say)
+            players = _seated_players(run, config, seats, ledger, say)
+            keep_provenance(run, _provenance(config, players, work, seats.engine))
+            with taken_along(players.batches, say):
+                summary = asyncio.run(
+                    _play_and_close(run, work, players, config, bars, ledger, say, standing)
+                )
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
+
+
+def _note(
+    run: Run,
+    threads: ThreadChoice | None,
+    engine: ResolvedEngine | None,
+    say: Callable[[str], None],
+) -> None:
+    """Say, and keep, what was chosen for the user."""
+    if threads is not None:
+        note_threads(run.path, threads)
+        if not threads.asked:
+            say(threads.words())
+    if engine is not None and engine.why:
+        say(f"engine: {engine.words()}")
+
+
+def _seated_players(
+    run: Run, config: EvalConfig, seats: Seats, ledger: Ledger, say: Callable[[str], None]
+) -> Players:
+    """The players, with servers started for those who need one."""
+    seats.fill(run, ledger)
+    players = eval_players(config, ledger, seats.actor, make_batches(config, run.path, say))
+    players.serve = seats.player
+    return players
 
 
 def prepare(

@@ -26,9 +26,10 @@ from soulkit.models.codec import Codec
 from soulkit.models.local.names import ADAPTER_CONFIG, model_place
 from soulkit.models.vllm.attach import Abilities, attached_addresses, probe_fleet
 from soulkit.models.vllm.client import Address, VllmClient
+from soulkit.models.vllm.command import ServerSpec, server_command
 from soulkit.models.vllm.engine import interpreter
 from soulkit.models.vllm.fleet import Fleet
-from soulkit.models.vllm.server import ServerSpec, VllmServer
+from soulkit.models.vllm.server import VllmServer
 from soulkit.models.vllm.version import vllm_version
 from soulkit.types import Segment
 
@@ -123,7 +124,8 @@ def actor_need(
 ) -> ServerNeed:
     """What an actor needs that is sampled by vLLM; `attached`: by servers that run already."""
     args = () if attached else _pairs(config.vllm_arg)
-    return ServerNeed(model=model, args=args, lora_rank=adapter and adapter_rank(adapter))
+    rank = None if adapter is None else adapter_rank(adapter)
+    return ServerNeed(model=model, args=args, lora_rank=rank)
 
 
 def _pairs(flags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -135,7 +137,7 @@ def adapter_rank(folder: Path) -> int:
     file = folder / ADAPTER_CONFIG
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
-        return max(int(read["r"]), *map(int, (read.get("rank_pattern") or {}).values()))
+        return max(map(int, (read["r"], *(read.get("rank_pattern") or {}).values())))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"'{file}' does not say the rank of its adapter.",
@@ -192,6 +194,16 @@ class Servers:
             before = self._expected.get(need.key)
             self._expected[need.key] = need if before is None else before.joined(need)
 
+    def check(self, needs: Sequence[ServerNeed]) -> None:
+        """Raise what can be said of these needs before any server is started: a ConfigError for
+        flags that are not the user's to set, NotAttachable for servers of something else."""
+        for need in needs:
+            if self._is_attached(need.key):
+                self.expect([need])
+                self._served[need.key] = self._ready(need.key)
+            elif (install := vllm_version(self.terms.python)) is not None:
+                server_command(self._spec(need, 1), install, port=1)
+
     def prepare(self, needs: Sequence[ServerNeed]) -> None:
         """Have these models served, and no others: blocks until all answer.
 
@@ -206,7 +218,8 @@ class Servers:
         for key in own:
             self._start(key, len(own))
         for key in keys:
-            self._served[key] = self._ready(key)
+            if not (self._is_attached(key) and key in self._served):
+                self._served[key] = self._ready(key)
 
     def _is_attached(self, key: Any) -> bool:
         """Whether servers that run already serve this."""
