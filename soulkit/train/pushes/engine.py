@@ -136,7 +136,8 @@ class TrainingEngine:
     def started(self, material: Material) -> Iterator[None]:
         """Within it every server answers that is needed, if anything is left to play.
 
-        Blocks; enter it outside of an event loop. UserErrors where one cannot be had.
+        Blocks; enter it outside of an event loop. UserErrors where one cannot be had, and RunError
+        for a run whose rollouts were sampled by another engine so far.
         """
         if self.shared:
             yield
@@ -150,6 +151,8 @@ class TrainingEngine:
                 self._check_abilities()
                 limit = self.servers.sampler(self.need).context_limit
                 check_room(self.policy, limit, material, self.config)
+            if material.objective is not None:
+                check_engine(self.run, self.record())
             yield
 
     def _check_abilities(self) -> None:
@@ -171,11 +174,10 @@ class TrainingEngine:
             )
 
     def record(self) -> dict[str, str]:
-        """What the run keeps of the engine; RunError for a run that began with another one."""
+        """What the run keeps of what samples; complete once the servers have started."""
         record: dict[str, str] = {"kind": self.choice.kind}
         if self.served and self.any_left:
             record |= self.servers.version_record(self.need)
-        check_engine(self.run, record)
         return record
 
     # -- who plays ---------------------------------------------------------------------------------

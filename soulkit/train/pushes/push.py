@@ -14,7 +14,6 @@ are about to move, and nothing would show it.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import shutil
 import time
@@ -148,8 +147,10 @@ class Pusher:
 
     async def _served(self, name: str) -> dict[str, list[tuple[float, ...]]]:
         """Address → log-probs of the touchstone's prompts under `name`."""
+        # One after the other: a server with adapters that runs on a CPU (vLLM 0.32) dies when the
+        # prompts of two such requests share a batch.
         prompts = self.touchstone.prompts
-        answers = await asyncio.gather(*(prompt_logprobs(self.fleet, name, p) for p in prompts))
+        answers = [await prompt_logprobs(self.fleet, name, prompt) for prompt in prompts]
         return {url: [answer[url] for answer in answers if url in answer]
                 for url in self.fleet.urls}  # fmt: skip
 
@@ -174,7 +175,7 @@ def check_adapter(policy: Policy) -> None:
         raise ConfigError(
             f"The adapter that is trained cannot be sampled by vLLM: {'; '.join(reasons)}.",
             "Servers would refuse it at the first push, when the run has begun.",
-            "Train another adapter (--rank, or without --adapter), or use --engine local.",
+            "Train another adapter (--lora-r, or without --adapter), or use --engine local.",
         )
 
 
