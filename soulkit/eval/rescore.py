@@ -31,10 +31,12 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from soulkit.errors import RunError
+from soulkit.eval.actor import checkpoint_model, local_model
 from soulkit.eval.again import (
     Absent,
     Recorded,
     control_again,
+    from_ledger,
     judged_again,
     recorded_drafts,
     regrouped,
@@ -42,13 +44,7 @@ from soulkit.eval.again import (
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.costs import costs_by_task, joined_costs
 from soulkit.eval.provenance import keep_provenance, rescored
-from soulkit.eval.runner import (
-    checkpoint_model,
-    eval_cast,
-    eval_players,
-    local_model,
-    summary_of,
-)
+from soulkit.eval.runner import eval_cast, eval_players, summary_of
 from soulkit.eval.summary import (
     Cell,
     Summary,
@@ -173,6 +169,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
         actor = Absent(config.model) if config.kind == "local" else None
         players = eval_players(config, ledger, actor)
         players.load = Absent  # a checkpoint that judged left nothing behind either
+        players.serve = from_ledger(ledger)
         return eval_cast(config, players)
 
     def summary(

@@ -16,7 +16,8 @@ from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.roles.config import RolesConfig
-from soulkit.models.vllm.settings import ENGINES, HERE, EngineChoice, VllmSettings, parse_engine
+from soulkit.models.vllm.settings import ENGINES, HERE, EngineChoice, parse_engine
+from soulkit.runs.folder import UNREAD
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ OWN_OPTIONS = ("hack_penalty", "assistant")
 TASKS_OR_SUITE = "name either tasks (--task NAME,NAME) or one suite (--suite small)"
 
 
-class PlayConfig(RolesConfig, VllmSettings):
+class PlayConfig(RolesConfig):
     """Base of evaluation and training."""
 
     WHOLE: ClassVar[frozenset[str]] = frozenset({"tasks", "where"})
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
-        "threads", "vllm_python", "vllm_start_s",
+        "threads", "engine",
     }  # fmt: skip
 
     model: str = setting(
@@ -173,6 +174,11 @@ class PlayConfig(RolesConfig, VllmSettings):
     def _sampled(cls, engine: str) -> str:
         parse_engine(engine)
         return engine
+
+    @classmethod
+    def identity_defaults(cls) -> dict[str, Any]:
+        # Earlier versions compared the word. What it came to is compared now: standing.py.
+        return super().identity_defaults() | {f"engine{UNREAD}": ""}
 
     @property
     def engine_choice(self) -> EngineChoice:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from soulkit.errors import ConfigError
 from soulkit.models.api.address import checked_url
 from soulkit.models.api.roll_call import RollCall
+from soulkit.models.api.schema_question import ASKED_FOR_FORMS
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.roles.config import LIMITS, RolesConfig
 from soulkit.models.roles.settings import FORMS, PANELS, RoleSettings
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Serve = Callable[[RoleSettings], ChatModel]
+"""Makes the player of a model that a vLLM server serves."""
 SEVERAL = 2
 """Any number of opinions above one: how a player is sampled does not depend on which."""
 
@@ -38,9 +41,10 @@ class Players:
     """Makes the players of a run: one model for equal settings, so that equal endpoints share
     their connections, rate limits and time-outs. Close it when the run ends.
 
-    `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `call_arguments`
-    are further arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget).
-    `by_batch` says of a role and its settings whether it is asked through `batches`.
+    `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `serve` makes the
+    player of a model behind a vLLM server that runs (vllm/pool.py); `call_arguments` are further
+    arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget). `by_batch` says
+    of a role and its settings whether it is asked through `batches`.
     In `settings_of_all`, equal endpoints count together: the tightest limit, the first price.
     """
 
@@ -53,6 +57,7 @@ class Players:
     by_batch: Callable[[str, RoleSettings], bool] = _never
     say: Callable[[str], None] = log.info
     """Is told who answers, before the first call."""
+    serve: Serve | None = None
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,6 +85,9 @@ class Players:
         key = (*_identity(settings), "batch" if batched else "")
         if key not in self._made:
             self._made[key] = self._make(role, settings, batched)
+        expect_forms = getattr(self._made[key], "expect_forms", None)
+        if expect_forms is not None and role in ASKED_FOR_FORMS:
+            expect_forms()
         return self._made[key]
 
     def _make(self, role: str, settings: RoleSettings, batched: bool) -> ChatModel:
@@ -89,7 +97,9 @@ class Players:
             return ScriptedModel.read(Path(settings.model))
         if settings.kind == "endpoint":
             return self._endpoint(settings, batched)
-        if self.load is None:
+        if settings.kind == "vllm" and self.serve is not None:
+            return self.serve(settings)
+        if settings.kind == "vllm" or self.load is None:
             raise ConfigError(
                 f"The {role} is to be the checkpoint '{settings.model}'.",
                 "This command loads no checkpoint.",
@@ -141,7 +151,8 @@ class Players:
 def _identity(settings: RoleSettings) -> tuple[str, ...]:
     """What two players that are one model have in common."""
     if settings.kind != "endpoint":
-        return settings.kind, settings.model
+        flags = [part for pair in sorted(settings.args.items()) for part in pair]
+        return settings.kind, settings.model, *flags
     headers = [part for pair in sorted(settings.headers.items()) for part in pair]
     server = (checked_url(settings.base_url), settings.api_key_env, settings.api_version or "")
     return settings.kind, settings.model, *server, *headers
