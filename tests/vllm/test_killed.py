@@ -16,14 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from soulkit.models.vllm.supervisor import living
-from tests.support.evaluation import ROOT, soul, summary
+from tests.support.evaluation import ROOT, summary
 from tests.support.servers.groups import children, command_line, is_gone
 from tests.vllm.rows import replies
 
@@ -133,26 +132,26 @@ def outcome(out: Path) -> tuple[Any, dict[str, str]]:
 
 
 def test_whoever_is_killed_the_run_goes_on_and_nothing_is_left(
-    vllm_python: str, tiny_model: Path, attached: str, tmp_path: Path
+    vllm_python: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    calm = ("--model", tiny_model, "--engine", attached, "--out", tmp_path / "calm")
-    assert soul("eval", "local", *calm, *TERMS) == 0
     seed = int(os.environ.get("SOULKIT_KILL_SEED", random.SystemRandom().randrange(10**6)))
     dice, out, log, deeds = random.Random(seed), tmp_path / "run", tmp_path / "log", [f"{seed=}"]
-    runs = (Running(out, tiny_model, vllm_python, log) for _ in count())
     for number in range(KILLS):
-        run = next(runs)
+        run = Running(out, tiny_model, vllm_python, log)
         try:
             deeds.append(kill_once(run, VICTIMS[number % len(VICTIMS)], dice))
         except AssertionError as error:
             pytest.fail(f"{error}; {deeds}; {log.read_text('utf-8', 'replace')[-2000:]}")
         finally:
             run.clean_up()
-    last = next(runs)
-    code = last.ends()
-    last.clean_up()
-    assert code == 0, (deeds, log.read_text("utf-8", "replace")[-2000:])
-    assert outcome(out) == outcome(tmp_path / "calm"), deeds
+    calm = tmp_path / "calm"
+    for folder in (out, calm):
+        last = Running(folder, tiny_model, vllm_python, log)
+        try:
+            assert last.ends() == 0, (deeds, log.read_text("utf-8", "replace")[-2000:])
+        finally:
+            last.clean_up()
+    assert outcome(out) == outcome(calm), deeds
     keys = [json.loads(line)["key"] for line in lines(out)]
     assert len(set(keys)) == len(keys) == ROWS, deeds
     sys.stdout.write("\n".join(deeds) + "\n")
