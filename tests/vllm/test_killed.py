@@ -115,7 +115,9 @@ def kill_once(run: Running, victim: str, dice: random.Random) -> str:
     assert awaited(lambda: run.pid(victim) != 0), deed
     assert run.process.poll() is None, f"{deed}: the run had ended by itself"
     os.kill(run.pid(victim), signal.SIGKILL)
+    begin = time.monotonic()
     assert awaited(lambda: is_gone(run.group, run.port), GONE_S), f"{deed}: {living(run.group)}"
+    deed += f", all gone {time.monotonic() - begin:.1f} s later"
     code = run.ends()
     assert code == (-signal.SIGKILL if victim == "soulkit" else 2), f"{deed}: exit code {code}"
     after = lines(run.out)
