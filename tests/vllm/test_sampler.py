@@ -87,10 +87,11 @@ def test_replies_do_not_depend_on_who_else_is_asked(
 def test_prompts_that_do_not_fit_one_step_leave_the_server_alive(
     vllm_server: VllmServer, tiny_model: Path
 ) -> None:
-    long = [[Segment("user", f"{n} " + "ball " * 700)] for n in range(16)]
-    replies = ask(
-        behind(vllm_server, tiny_model), Sampling(temperature=1.0, max_tokens=8, seed=1), long
-    )
+    model = behind(vllm_server, tiny_model)
+    few, more = (model.prompt_length([Segment("user", "ball " * n)]) for n in (1, 41))
+    words = "ball " * (900 * 40 // (more - few))
+    long = [[Segment("user", f"{n} {words}")] for n in range(16)]
+    replies = ask(model, Sampling(temperature=1.0, max_tokens=8, seed=1), long)
     assert all(one.token_ids for one in replies)
 
 
