@@ -124,7 +124,7 @@ def stop(number: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-def main(arguments: list[str]) -> None:
+def supervise(arguments: list[str]) -> None:
     parent, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
     server = None
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -144,4 +144,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    supervise(sys.argv[1:])
