@@ -124,7 +124,7 @@ def stop(number: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-def supervise(arguments: list[str]) -> None:
+def stand_guard(arguments: list[str]) -> None:
     parent, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
     server = None
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -144,4 +144,4 @@ def supervise(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    supervise(sys.argv[1:])
+    stand_guard(sys.argv[1:])
