@@ -137,7 +137,7 @@ def adapter_rank(folder: Path) -> int:
     file = folder / ADAPTER_CONFIG
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
-        return max(int(read["r"]), *map(int, (read.get("rank_pattern") or {}).values()))
+        return max(map(int, (read["r"], *(read.get("rank_pattern") or {}).values())))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"'{file}' does not say the rank of its adapter.",
