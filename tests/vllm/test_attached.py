@@ -170,8 +170,10 @@ def test_an_adapter_of_too_high_a_rank_is_refused_and_nothing_stays(
     with pytest.raises(AdapterNotServed) as caught:
         asyncio.run(push_adapter(fleet(address), large, "too-large"))
     assert "512" in caught.value.why and listed(address) == before
+    (large / "adapter_config.json").unlink()
     with pytest.raises(AdapterNotServed, match="cannot read"):
-        asyncio.run(push_adapter(fleet(address), tmp_path / "nowhere", "nowhere"))
+        asyncio.run(push_adapter(fleet(address), large, "unreadable"))
+    assert listed(address) == before
 
 
 def test_another_models_tokenizer_is_refused(

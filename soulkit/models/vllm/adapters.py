@@ -64,23 +64,26 @@ def unique_name(folder: str | Path, stem: str = "soulkit") -> str:
 async def push_adapter(fleet: Fleet, folder: str | Path, name: str) -> None:
     """Load an adapter folder on every living server under `name`, which must be new there.
 
-    Raises AdapterNotServed; it is then taken away again wherever it was loaded.
+    Raises AdapterNotServed; then, and where it is cancelled, it is taken away again wherever it was
+    loaded.
     """
     source = adapter_folder(folder).resolve()
-    before = await fleet.each(MODELS)
-    for url, listing in before.items():
+    for url, listing in (await fleet.each(MODELS)).items():
         if isinstance(listing, dict) and any(entry.id == name for entry in entries_of(listing)):
             raise AdapterNotServed(
                 f"{url} serves something under the name '{name}' already.",
                 "A name that is used again may answer with what was computed under the old one.",
                 "Take another name, or unload that adapter there.",
             )
-    replies = await fleet.each(LOAD, {"lora_name": name, "lora_path": str(source)})
-    for url, reply in replies.items():
-        # The name was new a moment ago: who has it has it from a request whose reply was lost.
-        if isinstance(reply, ServerRefused) and "already been loaded" not in reply.message:
-            await unload_adapter(fleet, name)
-            raise _unloadable(url, reply, source)
+    try:
+        replies = await fleet.each(LOAD, {"lora_name": name, "lora_path": str(source)})
+        for url, reply in replies.items():
+            # The name was new a moment ago: who has it has it from a request whose reply was lost.
+            if isinstance(reply, ServerRefused) and "already been loaded" not in reply.message:
+                raise _unloadable(url, reply, source)
+    except BaseException:  # Ctrl-C among them: the servers of others stay clean
+        await unload_adapter(fleet, name)
+        raise
     fleet.adapters.add(name)
 
 
@@ -153,21 +156,14 @@ async def serve_adapter(
     Servers that cannot load adapters while they run may have been started with this very folder:
     then it is asked for under the name that they gave it. Raises AdapterNotServed.
     """
-    name = unique_name(folder)
+    name, lent = unique_name(folder), True
     try:
-        try:
-            await push_adapter(fleet, folder, name)
-        except AdapterNotServed:
-            served = await _served_name(fleet, folder)
-            if not served:
-                raise
-            moves = await prove_adapter(fleet, base, served, folder, prompt_ids)
-            return ServedAdapter(served, lent=False, moves=moves)
-        moves = await prove_adapter(fleet, base, name, folder, prompt_ids)
-        return ServedAdapter(name, lent=True, moves=moves)
-    except BaseException:  # Ctrl-C among them: the servers of others stay clean
-        await unload_adapter(fleet, name)
-        raise
+        await push_adapter(fleet, folder, name)
+    except AdapterNotServed:
+        name, lent = await _served_name(fleet, folder), False
+        if not name:
+            raise
+    return ServedAdapter(name, lent, await prove_adapter(fleet, base, name, folder, prompt_ids))
 
 
 async def _served_name(fleet: Fleet, folder: str | Path) -> str:
@@ -189,7 +185,6 @@ class ModelEntry:
     """Where the server has it from."""
     parent: str
     max_context: int | None
-    owner: str
 
 
 def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
@@ -202,7 +197,6 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
             root=str(one.get("root") or ""),
             parent=str(one.get("parent") or ""),
             max_context=limit if isinstance(limit := one.get("max_model_len"), int) else None,
-            owner=str(one.get("owned_by") or ""),
         )
         for one in entries
         if one.get("id")
@@ -241,25 +235,37 @@ async def prove_adapter(
     """How far an adapter moves the log-probs of a prompt from those of `base`, in nats, at least.
 
     An adapter that is not zero has to move them, and by more than they differ when the base is
-    asked twice; raises AdapterNotServed otherwise. One that is zero moves nothing: 0 then.
+    asked twice; raises AdapterNotServed otherwise. One that is zero moves nothing: 0 then. What was
+    pushed and cannot be proven is taken away again.
     """
+    try:
+        return await _moves(fleet, base, name, folder, prompt_ids)
+    except BaseException:  # Ctrl-C among them
+        if name in fleet.adapters:
+            await unload_adapter(fleet, name)
+        raise
+
+
+async def _moves(
+    fleet: Fleet, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
+) -> float:
     plain = await prompt_logprobs(fleet, base, prompt_ids)
     again = await prompt_logprobs(fleet, base, prompt_ids)
     served = await prompt_logprobs(fleet, name, prompt_ids)
     check_agreement(served, f"the adapter {adapter_folder(folder)}")
     if not any_weight(folder):
         return 0.0
-    both = [url for url in served if url in plain and url in again]
-    moved = {url: largest_gap(plain[url], served[url]) for url in both}
-    for url, gap in moved.items():
-        if not gap > largest_gap(plain[url], again[url]):
+    moved: list[float] = []
+    for url in served.keys() & plain.keys() & again.keys():
+        moved.append(largest_gap(plain[url], served[url]))
+        if not moved[-1] > largest_gap(plain[url], again[url]):
             raise AdapterNotServed(
                 f"The adapter {adapter_folder(folder)} was loaded at {url}, and nothing changed.",
                 "Its weights are not zero, and the log-probs of a prompt are the same with it as "
                 "without it: the base model would be measured under the adapter's name.",
                 "Look into the server's log, or measure the adapter with --engine local.",
             )
-    return min(moved.values())
+    return min(moved)
 
 
 def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:

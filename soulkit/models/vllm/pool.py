@@ -308,6 +308,14 @@ class Servers:
             ledger_name=need.model,
         )  # fmt: skip
 
+    def fleet(self, need: ServerNeed) -> Fleet:
+        """The servers that meet `need`, of those that `prepare` was called for."""
+        return self._served[need.key].fleet
+
+    def abilities(self, need: ServerNeed) -> Abilities:
+        """What these servers can do."""
+        return self._served[need.key].abilities
+
     def serving(
         self, config: RolesConfig, ledger: Ledger | None
     ) -> Callable[[RoleSettings], ChatModel]:
