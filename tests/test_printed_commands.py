@@ -50,6 +50,10 @@ NOT_RUN = {
     "soul demo": "takes minutes; tests/test_demo.py runs it",
     "pip install torch": "needs the network; scripts/setup does the same",
     "pip install -e": "needs the network; scripts/setup does the same",
+    "pip install '.[train,vllm]'": "needs the network and gigabytes",
+    "python3 -m venv ~/vllm": "the same; scripts/setup_vllm makes such an environment",
+    "~/vllm/bin/pip install": "the same",
+    "vllm serve": "serves until it is stopped; tests/vllm/test_two_servers.py starts one like it",
     "pip download": "needs the network and gigabytes",
     "export ": "sets a variable for the lines after it",
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
@@ -136,7 +140,7 @@ def blocks_of(text: str) -> Iterator[str]:
         if language in ("", "sh", "bash", "console"):
             yield block
     for block in re.findall(r"(?:^ {4}\S.*\n(?: {4}.*\n)*)", fence.sub("\n", text), re.MULTILINE):
-        if re.match(r" +(?:soul|make|pip|export|\.venv/bin/python) ", block):
+        if re.match(r" +(?:soul|make|pip|export|python3|\.venv/bin/python) ", block):
             yield block
 
 
@@ -163,7 +167,10 @@ def test_commands_are_found_in_fences_and_indented_blocks() -> None:
 
 
 def test_a_fence_without_a_language_holds_commands_only() -> None:
-    starts = ("soul ", "make ", "pip ", "export ", ".venv/bin/python ")
+    starts = (
+        "soul ", "make ", "pip ", "export ", ".venv/bin/python ", "python3 -m venv ", "vllm serve ",
+        "~/vllm/bin/pip ",
+    )  # fmt: skip
     assert [one for one in COMMANDS if not one.line.startswith(starts)] == []
 
 

@@ -44,7 +44,14 @@ def _small_servers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model that knows the words of the choice rows, in float32."""
+    """An untrained model that knows the words of the choice rows, in float32.
+
+    Its head is one of its own and its end is likely: with a head that is the embedding turned round
+    an untrained model repeats its last word for ever, and replies would show little.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
     from soulkit.models.local.tiny import build_tiny
 
     registry = load_registry()
@@ -54,7 +61,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for example in examples(name, ROWS)
         for segment in registry.task(name).preview(example)
     ]
-    return build_tiny(tmp_path_factory.mktemp("tiny") / "model", texts, max_context=CONTEXT)
+    folder = build_tiny(tmp_path_factory.mktemp("tiny") / "model", texts, max_context=CONTEXT)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    head = torch.empty_like(model.lm_head.weight)
+    head.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(1))
+    head[model.config.eos_token_id] *= 2.5
+    model.lm_head.weight, model.config.tie_word_embeddings = torch.nn.Parameter(head), False
+    model.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +102,7 @@ def vllm_server(
         model=str(tiny_model), dtype="float32", max_context=CONTEXT, lora_rank=RANK,
         python=vllm_python,
     )  # fmt: skip
-    server = VllmServer.start(spec, tmp_path_factory.mktemp("server"), limit_s=300.0)
+    server = VllmServer.start(spec, tmp_path_factory.mktemp("server"), limit_s=600.0)
     yield server
     server.stop()
 

@@ -142,6 +142,7 @@ def test_whoever_is_killed_the_run_goes_on_and_nothing_is_left(
         run = Running(out, tiny_model, vllm_python, log)
         try:
             deeds.append(kill_once(run, VICTIMS[number % len(VICTIMS)], dice))
+            sys.stdout.write(f"{number + 1} of {KILLS}: {deeds[-1]}\n")
         except AssertionError as error:
             pytest.fail(f"{error}; {deeds}; {log.read_text('utf-8', 'replace')[-2000:]}")
         finally:
@@ -156,4 +157,3 @@ def test_whoever_is_killed_the_run_goes_on_and_nothing_is_left(
     assert outcome(out) == outcome(calm), deeds
     keys = [json.loads(line)["key"] for line in lines(out)]
     assert len(set(keys)) == len(keys) == ROWS, deeds
-    sys.stdout.write("\n".join(deeds) + "\n")

@@ -31,6 +31,10 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 """Without white space between the fields: a model could write nothing else until its limit."""
 
+_ON_CPU = ("enforce-eager", "no-enable-chunked-prefill")
+"""Compiling takes minutes there; and a prompt that is read in pieces kills a server on a CPU when
+its request has a seed ("CPU Generator does not use offset")."""
+
 _MODULE = "vllm.entrypoints.openai.api_server"
 _GIB = 1 << 30
 
@@ -104,12 +108,10 @@ def server_command(spec: ServerSpec, install: VllmInstall, port: int) -> list[st
     on_cpu = _on_cpu(spec, install)
     command += ["--dtype", "float32" if on_cpu and spec.dtype == "auto" else spec.dtype]
     passed = dict(_passed(spec.args))
-    if on_cpu and not {"enforce-eager", "no-enforce-eager"} & passed.keys():
-        command += ["--enforce-eager"]
-    if on_cpu and "enable-chunked-prefill" not in passed:
-        # A CPU's random stream cannot be set back after a part of a prompt: with a seed in the
-        # request that ends the engine (vLLM 0.32: "CPU Generator does not use offset").
-        command += ["--no-enable-chunked-prefill"]
+    for flag in _ON_CPU if on_cpu else ():
+        name = flag.removeprefix("no-")
+        if not {name, f"no-{name}"} & passed.keys():
+            command += [f"--{flag}"]
     if not any(name.startswith("structured-outputs-config") for name in passed):
         command += ["--structured-outputs-config", json.dumps(_GRAMMAR, separators=(",", ":"))]
     for name, value in passed.items():

@@ -115,7 +115,7 @@ def test_a_server_that_died_is_reported_with_the_end_of_its_log(tmp_path: Path) 
     what, why, way_out = death.value.lines()
     assert what.startswith("The vLLM server of 'serves' died of SIGKILL; where nobody killed it,")
     assert "vLLM API server version 0.32.0" in why
-    assert "run the same command again" in way_out
+    assert way_out == f"What was played is kept. Run the same command again. Log: {server.log}"
 
 
 def test_an_interpreter_without_vllm_is_named(tmp_path: Path) -> None:
