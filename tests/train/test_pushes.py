@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from soulkit.errors import ConfigError, UserError
 from soulkit.models.codec import Codec
 from soulkit.models.local.journal import Journal, JournalKey
+from soulkit.models.local.tiny import build_tiny
 from soulkit.models.vllm.adapters import NotArrived
 from soulkit.models.vllm.attach import Abilities
 from soulkit.models.vllm.client import Address, VllmClient
@@ -21,6 +22,7 @@ from soulkit.models.vllm.fleet import Fleet
 from soulkit.models.vllm.model import VllmModel
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
+from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.pushes.engine import refuse_engine
 from soulkit.train.pushes.push import Pusher, check_adapter
 from soulkit.train.pushes.served import ServedPolicy
@@ -28,14 +30,19 @@ from soulkit.train.pushes.touchstone import Distance, Touchstone, drawn_factors
 from soulkit.train.pushes.travel import sampler_distance
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.adapter_server import AdapterServer
-from tests.support.training import config, jolt, policy_of, random_model, step_of
+from tests.support.training import SHARP, config, jolt, policy_of, step_of
 
+WORDS = [f"word{number}" for number in range(100)]
 PROMPTS = (tuple(range(20, 60)), tuple(range(90, 110)))
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    return policy_of(random_model(tmp_path_factory.mktemp("models") / "tiny"))
+    folder = build_tiny(tmp_path_factory.mktemp("models") / "tiny", WORDS, max_context=256)
+    weights = load_file(folder / "model.safetensors")
+    sharp = {name: w * SHARP if w.ndim == 2 else w for name, w in weights.items()}
+    save_file(sharp, folder / "model.safetensors", metadata={"format": "pt"})
+    return policy_of(folder)
 
 
 def pusher_to(
@@ -219,11 +226,18 @@ def test_what_is_recorded_of_these_weights_is_not_asked_again(
 
 
 def test_the_gap_is_that_of_drafts_and_refined_rollouts(policy: Policy) -> None:
-    sequences = step_of()
+    sequences = [within(policy, one) for one in step_of(examples=1)]
     apart = sampler_distance(policy, sequences)
     assert apart is not None and 0 < apart.mean <= apart.largest
     copies = [one for one in sequences if one.part == "copy"]
     assert copies and sampler_distance(policy, copies) is None
+
+
+def within(policy: Policy, sequence: TrainSequence) -> TrainSequence:
+    """The sequence in words of this model."""
+    size = policy.model.config.vocab_size
+    ids = tuple(one % size for one in sequence.span.ids)
+    return replace(sequence, span=replace(sequence.span, ids=ids))
 
 
 # --- refusals -------------------------------------------------------------------------------------
