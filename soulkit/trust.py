@@ -37,7 +37,7 @@ PLAYERS = frozenset(
 GROUPS = frozenset(
     {
         "data", "eval_data", "held_out", "experts", "roles", "endpoints", "option", "headers",
-        "teacher_adapters",
+        "teacher_adapters", "vllm_arg",
     }
 )  # fmt: skip
 """Settings whose members are all alike, whatever their names are."""
@@ -59,6 +59,8 @@ FILES = frozenset(
 )
 CODE = frozenset(
     {
+        "vllm_python",
+        "vllm_arg",
         "module",
         "reference",
         "rows",
@@ -156,7 +158,7 @@ def _add_omitted(reach: Reach, under: str, player: Mapping[Any, Any]) -> None:
         reach.keys.append(DEFAULT_KEY)
     if under not in {*PLAYERS, "roles", "endpoints"} or "model" not in player:
         return
-    if kind in ("local", "scripted"):
+    if kind in ("local", "vllm", "scripted"):
         reach.files.append(_text(player["model"]))
     elif kind != "actor" and server is None and "use" not in player:
         reach.addresses.append(DEFAULT_SERVER)
@@ -213,7 +215,7 @@ def _looks_like_file(value: str) -> bool:
 def _add_player(reach: Reach, text: str) -> None:
     """A player written as text: `endpoint:MODEL@URL#KEY`, `scripted:FILE`, a name."""
     kind, _, rest = text.strip().partition(":")
-    if kind in ("local", "scripted"):
+    if kind in ("local", "vllm", "scripted"):
         reach.files.append(rest)
     elif kind == "endpoint":
         address, _, secrets = rest.partition("#")

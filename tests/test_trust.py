@@ -32,7 +32,7 @@ INERT = """
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
     prompts_per_step protocol ratio reasoning_effort repeats requests_per_minute retention
     retention_tokens eval_task probe_every probe_lr probe_method probe_steps sampler_cap
-    mix_lambda mix_samples mix_tokens objective split
+    mix_lambda mix_samples mix_tokens objective split vllm_start_s
     lesson_tokens preset seed side strip_system turns validation_limit window
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
     shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
@@ -50,7 +50,7 @@ def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     """A new setting that names an address, a key, code or a file must be shown by `reach_of`."""
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
-        probe: Any = {"tomi": "/probe"} if name in (*BY_TASK, "option") else "/probe"
+        probe: Any = {"tomi": "/probe"} if name in (*BY_TASK, "option", "vllm_arg") else "/probe"
         if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
         if name == "task_players":

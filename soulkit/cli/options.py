@@ -56,7 +56,7 @@ def names_from(kind: str) -> Callable[..., list[str]]:
 
 def _names(kind: str) -> Sequence[str]:
     if kind == "engines":
-        from soulkit.play.settings import ENGINES
+        from soulkit.models.vllm.settings import ENGINES
 
         return ENGINES
     if kind == "methods":

@@ -20,6 +20,8 @@ from soulkit.errors import (
 from soulkit.types import Call, Completion, Form, Role, Sampling, Segment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from soulkit.models.ledger.ledger import Ledger
 
 _BLAME: dict[Role, type[CallError]] = {
@@ -44,6 +46,34 @@ class ChatModel(Protocol):
     ) -> Completion: ...
 
     async def close(self) -> None: ...
+
+
+class TrainedWeights(Protocol):
+    """Weights that a trainer moves, as a sampler is given them."""
+
+    def version(self) -> str:
+        """Their hash."""
+
+    def save(self, folder: Path, step: int | None = None) -> None:
+        """Write them as a Hugging Face folder."""
+
+
+class Sampler(ChatModel, Protocol):
+    """What samples for training, or for the evaluation of weights that one has: prompted with ids,
+    it answers with ids and log-probs; in this process or behind HTTP."""
+
+    policy_version: str
+    """Hash of the adapter that samples, stamped on every completion; empty without one."""
+
+    @property
+    def context_limit(self) -> int | None:
+        """Tokens of a prompt with its reply; None: not known."""
+
+    def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
+        """Tokens of the prompt that `context` becomes."""
+
+    async def take(self, weights: TrainedWeights) -> None:
+        """Sample with these weights from now on; returns once they are proven to be there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,26 +16,25 @@ from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.roles.config import RolesConfig
+from soulkit.models.vllm.settings import ENGINES, HERE, EngineChoice, VllmSettings, parse_engine
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:
     from soulkit.tasks.base import Task
     from soulkit.tasks.registry import Registry
 
-HERE = ("local", "rollouts")
-"""Traits of the commands whose actor is sampled on this machine."""
 OWN_OPTIONS = ("hack_penalty", "assistant")
 """Options of tasks that are settings of their own as well."""
-ENGINES = ("auto", "local")
-"""What `engine` may be."""
 TASKS_OR_SUITE = "name either tasks (--task NAME,NAME) or one suite (--suite small)"
 
 
-class PlayConfig(RolesConfig):
+class PlayConfig(RolesConfig, VllmSettings):
     """Base of evaluation and training."""
 
     WHOLE: ClassVar[frozenset[str]] = frozenset({"tasks", "where"})
-    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {"threads"}
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
+        "threads", "vllm_python", "vllm_start_s",
+    }  # fmt: skip
 
     model: str = setting(
         min_length=1,
@@ -128,7 +127,7 @@ class PlayConfig(RolesConfig):
         "auto",
         section="Machine",
         only=HERE,
-        metavar="auto|local",
+        metavar="|".join(ENGINES),
         complete="engines",
         help="What samples on this machine.",
     )
@@ -172,9 +171,13 @@ class PlayConfig(RolesConfig):
     @field_validator("engine")
     @classmethod
     def _sampled(cls, engine: str) -> str:
-        if engine not in ENGINES:
-            raise ValueError(f"no engine of that name; write --engine {' or '.join(ENGINES)}")
+        parse_engine(engine)
         return engine
+
+    @property
+    def engine_choice(self) -> EngineChoice:
+        """What `engine` asks for."""
+        return parse_engine(self.engine)
 
     @field_validator("where")
     @classmethod

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
+from soulkit.models import codec
 from soulkit.models.local import queueing
-from soulkit.models.local import sampler as local
 from soulkit.models.local.decode import Draw, uniforms
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
@@ -149,17 +149,17 @@ def test_a_draw_is_the_inverse_of_the_cumulated_probabilities() -> None:
 
 
 def test_text_keeps_tags_and_loses_only_what_ends_a_turn(model: LocalModel) -> None:
-    ids = model.tokenizer.encode("<answer>ba</answer>") + sorted(model.end_ids)
-    assert model._text(ids) == "<answer>ba</answer>"
+    ids = model.tokenizer.encode("<answer>ba</answer>") + sorted(model.codec.end_ids)
+    assert model.codec.text(ids) == "<answer>ba</answer>"
 
 
 def test_ends_lengths_and_usage(model: LocalModel) -> None:
     replies = ask(model, wave(8, 8), Sampling(max_tokens=40, seed=5, temperature=2.0))
     for reply in replies:
-        ended = reply.token_ids[-1] in model.end_ids
+        ended = reply.token_ids[-1] in model.codec.end_ids
         assert reply.stop_reason == ("stop" if ended else "length")
         assert ended or len(reply.token_ids) == 40
-        assert not set(reply.token_ids[:-1]) & model.end_ids
+        assert not set(reply.token_ids[:-1]) & model.codec.end_ids
         assert reply.usage.completion_tokens == len(reply.token_ids)
         assert reply.usage.prompt_tokens == len(reply.prompt_ids)
         assert reply.usage.seconds > 0
@@ -173,8 +173,8 @@ def test_stop_strings_cut_text_and_ids_honestly(model: LocalModel) -> None:
     assert cut.text == free.text[: free.text.index(stop)]
     assert cut.stop_reason == "stop"
     assert cut.token_ids == free.token_ids[: len(cut.token_ids)] and len(cut.token_ids) < 12
-    assert stop in model._text(list(cut.token_ids))
-    assert stop not in model._text(list(cut.token_ids[:-1]))
+    assert stop in model.codec.text(list(cut.token_ids))
+    assert stop not in model.codec.text(list(cut.token_ids[:-1]))
     assert len(cut.logprobs) == len(cut.token_ids)
 
 
@@ -189,7 +189,7 @@ def test_stop_strings_cut_text_and_ids_honestly(model: LocalModel) -> None:
     ],
 )
 def test_thinking_is_not_said(text: str, is_open: bool, want: tuple[str, str]) -> None:
-    assert local._split_thinking(text, is_open) == want
+    assert codec.reasoning_and_text(text, is_open) == want
 
 
 def test_what_does_not_fit_is_an_overflow_not_a_cut(model: LocalModel) -> None:
@@ -214,7 +214,7 @@ def test_turns_continue_each_other(model: LocalModel) -> None:
     turn = Segment("assistant", first.text, token_ids=first.token_ids)
     (second,) = ask(model, [([*context, turn, *user("bi")], replace(CALL, turn=1))])
     start = first.prompt_ids + first.token_ids
-    assert model.splice.prefix_stable
+    assert model.codec.splice.prefix_stable
     assert second.prompt_ids[: len(start)] == start
 
 

@@ -86,7 +86,7 @@ def assert_equal(actual: Sequence[Completion], expected: Sequence[Completion]) -
 
 def by_generate(model: LocalModel, groups: Sequence[int], sampling: Sampling) -> list[Completion]:
     other = LocalModel(model.model, model.tokenizer)
-    other.end_ids = model.end_ids
+    other.codec.end_ids = model.codec.end_ids
     other.__dict__["_windows"] = None
     return ask(other, groups, sampling)
 
@@ -95,7 +95,7 @@ def by_generate(model: LocalModel, groups: Sequence[int], sampling: Sampling) ->
 def test_the_loop_agrees_with_generate(folder: Path, shape: str) -> None:
     model = made(folder, *SHAPES[shape])
     # Any of forty ids ends a row, so rows end at all times and leave the batch.
-    model.end_ids = model.end_ids | frozenset(range(300, 340))
+    model.codec.end_ids = model.codec.end_ids | frozenset(range(300, 340))
     sampling = Sampling(max_tokens=14, seed=2, temperature=1.3, top_p=0.95)
     replies = ask(model, (1, 5, 2, 20), sampling)
     assert model._windows is not None
@@ -134,11 +134,11 @@ def test_a_prompt_is_computed_once_and_rows_that_end_are_not_computed(folder: Pa
     model.model.get_input_embeddings().register_forward_hook(
         lambda module, args, out: shapes.append(tuple(args[0].shape))
     )
-    model.end_ids = frozenset()
+    model.codec.end_ids = frozenset()
     replies = ask(model, (6,), Sampling(max_tokens=4, seed=2))
     assert shapes == [(1, len(replies[0].prompt_ids)), *[(1, 6)] * 3]
     shapes.clear()
-    model.end_ids = frozenset(r.token_ids[1] for r in replies[:5]) - {
+    model.codec.end_ids = frozenset(r.token_ids[1] for r in replies[:5]) - {
         r.token_ids[0] for r in replies
     }
     ask(model, (6,), Sampling(max_tokens=4, seed=2))
@@ -147,7 +147,7 @@ def test_a_prompt_is_computed_once_and_rows_that_end_are_not_computed(folder: Pa
 
 def test_stop_strings_end_a_row_in_the_loop(folder: Path) -> None:
     model = made(folder, "Qwen3", {})
-    model.end_ids = frozenset()
+    model.codec.end_ids = frozenset()
     (free,) = ask(model, (1,), Sampling(max_tokens=30, seed=2))
     steps: list[Tensor] = []
     model.model.register_forward_hook(lambda module, args, out: steps.append(out.logits))

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path) -> LocalModel:
     sampler = made(folder, *SHAPES["qwen3"])
     # Rows end at all times and leave the batch, in the one context as in the other.
-    sampler.end_ids = sampler.end_ids | frozenset(range(300, 340))
+    sampler.codec.end_ids = sampler.codec.end_ids | frozenset(range(300, 340))
     return sampler
 
 
@@ -105,7 +105,7 @@ def test_every_token_is_drawn_where_its_switch_says_behind_all_tokens_before(
 def test_the_text_does_not_depend_on_who_shares_the_batch(model: LocalModel) -> None:
     together = both(model, 0.5, SAMPLING)
     small = LocalModel(model.model, model.tokenizer, batch_size=4)
-    small.end_ids = model.end_ids
+    small.codec.end_ids = model.codec.end_ids
     assert words_of(both(small, 0.5, SAMPLING)) == words_of(together)
 
 

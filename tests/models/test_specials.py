@@ -232,7 +232,7 @@ def test_a_local_model_ends_its_turn_and_is_not_led_by_a_partner(kind: str, tmp_
         (tmp_path / "m" / file.name).write_bytes(file.read_bytes())
     model = LocalModel.load(tmp_path / "m")
     end = tokenizer.convert_tokens_to_ids(END[kind])
-    assert end in model.end_ids
+    assert end in model.codec.end_ids
     call, sampling = Call(role="actor", example_id="x"), Sampling(max_tokens=4)
     line = user(f"yes{END[kind]}no")
     first = asyncio.run(model.complete([line], sampling, call))

@@ -104,7 +104,9 @@ def write(
 
     async def writing() -> dict[str, Any]:
         sampler = policy.sampler(8)
-        sampler.end_ids = sampler.end_ids | frozenset(range(3, len(policy.tokenizer), 9))
+        sampler.codec.end_ids = sampler.codec.end_ids | frozenset(
+            range(3, len(policy.tokenizer), 9)
+        )
         writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), shown.append,
                         held_out)  # fmt: skip
         source = SourceSettings.model_validate(config.corpora[0])

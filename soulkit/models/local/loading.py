@@ -131,7 +131,7 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     Raises ModelLoadError, also when the checkpoint does not hold the weights of its model.
     """
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     quieten()
     place = ModelPlace(where) if isinstance(where, str) else where
@@ -143,9 +143,7 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
         commit = _commit(place) if place.on_hub else None
         hub["revision"] = commit or hub["revision"]  # all of it from one commit
         config = AutoConfig.from_pretrained(name, **hub)
-        tokenizer = AutoTokenizer.from_pretrained(name, **hub)
-        if tokenizer.chat_template is None and _reads_more_than_text(config):
-            tokenizer.chat_template = _processor_template(name, hub["revision"])
+        tokenizer = _tokenizer(name, config, hub)
         model, report = auto_class(config).from_pretrained(
             name, config=config, dtype=kind, use_safetensors=True, **hub,
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
@@ -165,6 +163,38 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     _check_scales(str(place), model)
     check_base(name, model, report, hub["revision"])
     return model, tokenizer
+
+
+def load_tokenizer(place: ModelPlace) -> tuple[Any, str | None]:
+    """(tokenizer, commit of the hub or None) of a model whose weights are elsewhere.
+
+    Raises ModelLoadError where it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    quieten()
+    hub: dict[str, Any] = {"revision": place.revision or "main", "trust_remote_code": False}
+    try:
+        commit = _commit(place) if place.on_hub else None
+        hub["revision"] = commit or hub["revision"]
+        config = AutoConfig.from_pretrained(place.where, **hub)
+        return _tokenizer(place.where, config, hub), commit
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelLoadError(
+            f"The tokenizer of '{place}' cannot be loaded.",
+            f"transformers says: {first_line(error)}",
+            "Check the folder or the hub name.",
+        ) from error
+
+
+def _tokenizer(name: str, config: Any, hub: dict[str, Any]) -> Any:
+    """The tokenizer with the chat template, wherever the checkpoint keeps that."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name, **hub)
+    if tokenizer.chat_template is None and _reads_more_than_text(config):
+        tokenizer.chat_template = _processor_template(name, hub["revision"])
+    return tokenizer
 
 
 def _commit(place: ModelPlace) -> str | None:

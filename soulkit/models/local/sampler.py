@@ -10,8 +10,8 @@ therefore does not depend on the batch it ran in, up to the rounding of the mode
 `decode.py` holds the loop; models that it cannot serve go through `generate`, which runs greedily
 with the draw as a logits processor. No tensor over steps x batch x vocabulary is kept.
 
-A trainer may wrap the model that it trains (`LocalModel(model, tokenizer)`) and set
-`policy_version` after each step; between batches nothing of the sampler touches the model.
+A trainer may wrap the model that it trains (`LocalModel(model, tokenizer)`) and have it `take` the
+weights after each step; between batches nothing of the sampler touches the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +28,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from soulkit.errors import ContextOverflow, ProviderError
+from soulkit.errors import ProviderError
+from soulkit.models.base import TrainedWeights
+from soulkit.models.codec import Codec, least_limit
 from soulkit.models.local.decode import (
     Decoder,
     Decodes,
@@ -47,11 +49,9 @@ from soulkit.models.local.loading import adapter_hash, load_adapter, load_base, 
 from soulkit.models.local.mixed import MixedDecoder, expert_turns, no_two_contexts
 from soulkit.models.local.names import adapter_folder
 from soulkit.models.local.queueing import ExpertPrompt, GenerationRequest, Queue, batches_of, fail
-from soulkit.models.local.render import Renderer, SpliceReport, first_true, splice_report
-from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING
+from soulkit.models.local.render import Renderer
 from soulkit.models.local.waves import Participant, current_participant, loop_barrier, participants
-from soulkit.models.room import least_room, reply_room
-from soulkit.types import Call, Completion, Sampling, Segment, Usage
+from soulkit.types import Call, Completion, Sampling, Segment
 
 _QUIET_TICKS = 3
 
@@ -59,10 +59,10 @@ _QUIET_TICKS = 3
 class LocalModel:
     """A causal language model of transformers, on this machine.
 
-    Attributes: `name`; `policy_version`, stamped on completions (the hash of the adapter, settable
-    by a trainer); `context_limit` in tokens (None: not known); `splice`, what the template does to
-    a conversation. `deterministic`: batches depend on who takes part (`join`), not on the clock.
-    With a `journal`, every batch is recorded, and what is recorded is not sampled again.
+    Attributes: `name`; `policy_version`, stamped on completions (the hash of the adapter, or of
+    the weights that a trainer has it `take`); `codec`, between words and ids. `deterministic`:
+    batches depend on who takes part (`join`), not on the clock. With a `journal`, every batch is
+    recorded, and what is recorded is not sampled again.
     """
 
     def __init__(
@@ -81,11 +81,8 @@ class LocalModel:
         widen_head(model)  # the log-probs of a trainer on the same weights are made alike
         self.model, self.tokenizer = model, tokenizer
         self.name, self.policy_version, self.batch_size = name, policy_version, batch_size
-        self.context_limit = context_limit(model, max_context)
-        self._renderer = lru_cache(maxsize=None)(lambda thinking: Renderer(tokenizer, thinking))
-        self.splice: SpliceReport = splice_report(self.renderer())
-        self.end_ids = _end_ids(model, tokenizer, self.renderer())
-        self._pad = _pad_id(tokenizer, self.end_ids)
+        limit = context_limit(model, max_context)
+        self.codec = Codec(tokenizer, end_ids=_end_ids(model), name=name, context_limit=limit)
         self.deterministic, self.journal = deterministic, journal
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-model")
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, Queue] = WeakKeyDictionary()
@@ -144,11 +141,20 @@ class LocalModel:
 
     def renderer(self, thinking: bool | None = None) -> Renderer:
         """The renderer that prompts this model, for one value of `Sampling.thinking`."""
-        return self._renderer(thinking)
+        return self.codec.renderer(thinking)
+
+    @property
+    def context_limit(self) -> int | None:
+        """Tokens of a prompt with its reply; None: not known."""
+        return self.codec.context_limit
 
     def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
         """Tokens of the prompt that `context` becomes."""
-        return len(self.renderer(thinking).prompt_ids(context))
+        return self.codec.prompt_length(context, thinking)
+
+    async def take(self, weights: TrainedWeights) -> None:
+        """What is trained is what samples: only its name is new."""
+        self.policy_version = weights.version()
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -159,8 +165,8 @@ class LocalModel:
         ContextOverflow when that is too little, ProviderError when the model fails or is closed.
         """
         self._check_open()
-        ids = self.renderer(sampling.thinking).prompt_ids(context)
-        room = self._room(len(ids), sampling.max_tokens)
+        ids = self.codec.prompt_ids(context, sampling.thinking)
+        room = self.codec.room(len(ids), sampling.max_tokens)
         recorded_reply = self._recorded_reply(ids, sampling, call)
         if recorded_reply is not None:
             return recorded_reply
@@ -181,7 +187,7 @@ class LocalModel:
             raise no_two_contexts(self.name)
         renderer = self.renderer(sampling.thinking)
         ids, expert_ids = renderer.prompt_ids(context), renderer.prompt_ids(expert)
-        room = self._room(max(len(ids), len(expert_ids)), sampling.max_tokens)
+        room = self.codec.room(max(len(ids), len(expert_ids)), sampling.max_tokens)
         return await self._ask(ids, sampling, call, room, ExpertPrompt(expert_ids, share))
 
     def _check_open(self) -> None:
@@ -193,7 +199,7 @@ class LocalModel:
         expert: ExpertPrompt | None = None,
     ) -> Completion:  # fmt: skip
         loop = asyncio.get_running_loop()
-        dropped = self._dropped(sampling)
+        dropped = self.codec.dropped(sampling)
         participant = current_participant() if self.deterministic else None
         request = GenerationRequest(
             ids, sampling, call, dropped, loop.create_future(), room, participant, expert
@@ -229,22 +235,6 @@ class LocalModel:
             queue.wave.clear()
             queue.wake()
         self._worker.shutdown(wait=False)
-
-    def _room(self, prompt: int, limit: int) -> int:
-        """Tokens that the reply to a prompt of so many may have; ContextOverflow for too few."""
-        room = reply_room(prompt, limit, self.context_limit)
-        if not room:
-            raise ContextOverflow(
-                f"The prompt has {prompt} tokens and its reply needs room for {least_room(limit)}; "
-                f"'{self.name}' holds {self.context_limit}."
-            )
-        return room
-
-    def _dropped(self, sampling: Sampling) -> tuple[str, ...]:
-        unread = sampling.thinking is not None and not self.renderer().reads_thinking
-        effort = ("reasoning_effort",) if sampling.reasoning_effort else ()
-        form = ("form",) if sampling.form else ()  # whoever reads the reply checks it
-        return (*form, *effort, *(("thinking",) if unread else ()))
 
     async def _dispatch(self, queue: Queue) -> None:
         while queue.drop_cancelled():
@@ -333,13 +323,13 @@ class LocalModel:
         prompts, most = [r.ids for r in batch], max(r.room for r in batch)
         experts = [r.expert for r in batch if r.expert is not None]
         if not experts:
-            return Decoder(self.model, windows, prompts, self._pad, most)
+            return Decoder(self.model, windows, prompts, self.codec.pad, most)
         turns = [
             expert_turns(r.sampling.seed, r.call, e.share, most)
             for r, e in zip(batch, experts, strict=True)
         ]
         both = prompts, [e.ids for e in experts]
-        return MixedDecoder(self.model, windows, both, np.stack(turns), self._pad)
+        return MixedDecoder(self.model, windows, both, np.stack(turns), self.codec.pad)
 
     @cached_property
     def _windows(self) -> Windows | None:
@@ -351,8 +341,8 @@ class LocalModel:
         def ended(row: int, ids: list[int]) -> bool:
             self._give_up(batch)
             request = batch[row]
-            over = len(ids) >= request.room or ids[-1] in self.end_ids
-            return over or self._hits_stop(ids, request.sampling.stop)
+            over = len(ids) >= request.room or ids[-1] in self.codec.end_ids
+            return over or self.codec.hits_stop(ids, request.sampling.stop)
 
         return ended
 
@@ -362,20 +352,12 @@ class LocalModel:
         if self._closed and all(request.future.done() for request in batch):
             raise RuntimeError("the model was closed")
 
-    def _hits_stop(self, ids: list[int], stops: tuple[str, ...]) -> bool:
-        """Whether a stop string is out; a look at the last tokens settles most steps."""
-        strings = [s for s in stops if s]
-        if not strings:
-            return False
-        tail = self._text(ids[-max(map(len, strings)) - 8 :])
-        return any(s in tail for s in strings) and any(s in self._text(ids) for s in strings)
-
     @torch.inference_mode()
     def _run_generate(
         self, batch: list[GenerationRequest], draw: Draw, device: torch.device
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Ids and log-probs of every row by transformers' own loop."""
-        ids, mask = left_pad([r.ids for r in batch], self._pad, device)
+        ids, mask = left_pad([r.ids for r in batch], self.codec.pad, device)
 
         def unless_closed(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             self._give_up(batch)
@@ -412,8 +394,8 @@ class LocalModel:
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
             use_cache=True,
-            eos_token_id=sorted(self.end_ids) or None,
-            pad_token_id=self._pad,
+            eos_token_id=sorted(self.codec.end_ids) or None,
+            pad_token_id=self.codec.pad,
         )
 
     def _completion(
@@ -424,73 +406,20 @@ class LocalModel:
         seconds: float,
         version: str,
     ) -> Completion:
-        row = row[: request.room]  # `generate` runs as long as the longest of the batch
-        end = next((i + 1 for i, t in enumerate(row) if t in self.end_ids), None)
-        ids = row[:end]
-        ids, text, cut = self._cut_at_stops(ids, request.sampling.stop)
-        reasoning, text = _split_thinking(text, self._thinking_open(request.ids))
-        usage = Usage(
-            calls=1,
-            prompt_tokens=len(request.ids) + (len(request.expert.ids) if request.expert else 0),
-            completion_tokens=len(ids),
-            seconds=seconds,
-        )
-        return Completion(
-            text=text,
-            prompt_ids=tuple(request.ids),
-            token_ids=tuple(ids),
-            logprobs=tuple(notes[: len(ids)]),
-            stop_reason="stop" if cut or end is not None else "length",
-            reasoning=reasoning,
-            usage=usage,
-            dropped=request.dropped,
-            policy=version,
-        )
-
-    def _cut_at_stops(self, ids: list[int], stops: tuple[str, ...]) -> tuple[list[int], str, bool]:
-        """Ids up to the token that completes the first stop string, and the text before it."""
-        text = self._text(ids)
-        if not any(s in text for s in stops if s):
-            return ids, text, False
-        end = first_true(len(ids), lambda k: any(s in self._text(ids[:k]) for s in stops if s))
-        text = self._text(ids[:end])
-        return ids[:end], text[: min(text.find(s) for s in stops if s and s in text)], True
-
-    def _text(self, ids: list[int]) -> str:
-        # Only what ends a turn is left out: tags such as <answer> may be special tokens as well.
-        text_ids = [i for i in ids if i not in self.end_ids and i != self._pad]
-        return str(self.tokenizer.decode(text_ids, skip_special_tokens=False))
-
-    def _thinking_open(self, prompt: list[int]) -> bool:
-        """Whether the prompt itself ends inside the thinking, as some templates write it."""
-        tail = str(self.tokenizer.decode(prompt[-4:], skip_special_tokens=False)).rstrip()
-        return tail.endswith(START_OF_THINKING)
+        beside = len(request.expert.ids) if request.expert else 0
+        return self.codec.completion(
+            request.ids, row, notes, room=request.room, stop=request.sampling.stop,
+            seconds=seconds, policy=version, dropped=request.dropped,
+            prompt_tokens=len(request.ids) + beside,
+        )  # fmt: skip
 
 
-def _split_thinking(text: str, is_open: bool) -> tuple[str, str]:
-    """(reasoning, what is said). Thinking that never ends says nothing."""
-    thought, closed, answer = text.rpartition(END_OF_THINKING)
-    if closed:
-        return thought.strip().removeprefix(START_OF_THINKING).strip(), answer.lstrip()
-    if is_open or text.lstrip().startswith(START_OF_THINKING):
-        return text.strip().removeprefix(START_OF_THINKING).strip(), ""
-    return "", text
-
-
-def _end_ids(model: Any, tokenizer: Any, renderer: Renderer) -> frozenset[int]:
-    """Every id that ends a turn, in the model's opinion, the tokenizer's or the template's."""
-    model_ids = getattr(model.generation_config, "eos_token_id", None)
-    ids = [*(model_ids if isinstance(model_ids, list) else [model_ids]), tokenizer.eos_token_id]
-    return frozenset(i for i in [*ids, renderer.end_of_turn] if i is not None)
-
-
-def _pad_id(tokenizer: Any, end_ids: frozenset[int]) -> int:
-    if tokenizer.pad_token_id is not None:
-        return int(tokenizer.pad_token_id)
-    return min(end_ids, default=0)
+def _end_ids(model: Any) -> list[int | None]:
+    """The ids that end a turn in the model's own opinion."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    return ids if isinstance(ids, list) else [ids]
 
 
 def context_limit(model: Any, max_context: int | None) -> int | None:
     config = model.config.get_text_config()
-    limits = [n for n in (max_context, getattr(config, "max_position_embeddings", None)) if n]
-    return min(limits) if limits else None
+    return least_limit(max_context, getattr(config, "max_position_embeddings", None))

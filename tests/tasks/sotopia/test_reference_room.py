@@ -87,11 +87,11 @@ def test_local_replies_have_what_the_context_leaves(local: LocalModel) -> None:
         call = Call(role="actor", example_id="e")
         return list(await asyncio.gather(*(actor.complete(one, call) for one in contexts)))
 
-    ends, local.end_ids = local.end_ids, frozenset()  # it never stops by itself
+    ends, local.codec.end_ids = local.codec.end_ids, frozenset()  # it never stops by itself
     try:
         replies = asyncio.run(both())
     finally:
-        local.end_ids = ends
+        local.codec.end_ids = ends
     rooms = [600 - local.prompt_length(context) for context in contexts]
     assert [len(reply.token_ids) for reply in replies] == rooms and rooms[0] > rooms[1] > 512
     assert {reply.stop_reason for reply in replies} == {"length"}

@@ -1,0 +1,207 @@
+"""Between words and the ids of one model: contexts to prompt ids, emitted ids to a Completion.
+
+One module for every engine that is prompted with ids, so that what samples in this process and what
+samples behind HTTP cut a reply at the same token, split its thinking alike and name the same
+settings as dropped. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.errors import ContextOverflow
+from soulkit.models.local.names import ModelPlace
+from soulkit.models.local.render import Renderer, SpliceReport, first_true, splice_report
+from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING
+from soulkit.models.room import least_room, reply_room
+from soulkit.types import Completion, Sampling, Segment, Usage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SETTINGS = ("generation_config.json", "config.json")
+"""The files of a model that name the ids which end a turn; the first one that does counts."""
+
+
+class Codec:
+    """Reads and writes one model's ids.
+
+    Attributes: `tokenizer`; `name`, for messages; `context_limit` in tokens (None: not known);
+    `end_ids`, each of which ends a turn; `pad`, an id that is never a word; `splice`, what the
+    template does to a conversation; `commit`, where a model of the hub stands (None: a folder's).
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, end_ids: Iterable[int | None] = (),
+        name: str = "model", context_limit: int | None = None, commit: str | None = None,
+    ) -> None:  # fmt: skip
+        """`end_ids` are those of the model's own settings; the tokenizer's and the template's are
+        added. ModelLoadError without a chat template."""
+        self.tokenizer, self.name, self.context_limit = tokenizer, name, context_limit
+        self.commit = commit
+        self._renderer = lru_cache(maxsize=None)(lambda thinking: Renderer(tokenizer, thinking))
+        self.splice: SpliceReport = splice_report(self.renderer())
+        ends = (*end_ids, tokenizer.eos_token_id, self.renderer().end_of_turn)
+        self.end_ids = frozenset(one for one in ends if one is not None)
+        pad = tokenizer.pad_token_id
+        self.pad = int(pad) if pad is not None else min(self.end_ids, default=0)
+
+    @classmethod
+    def load(
+        cls, path: str | Path | ModelPlace, *, max_context: int | None = None,
+        name: str | None = None,
+    ) -> Codec:  # fmt: skip
+        """That of a model's folder, or of `owner/name@revision` of the hub, without its weights.
+
+        ModelLoadError, which names what is missing.
+        """
+        from soulkit.models.local.loading import load_tokenizer, locate
+
+        place = path if isinstance(path, ModelPlace) else locate(path)
+        tokenizer, commit = load_tokenizer(place)
+        settings = [_settings(place, commit, file) for file in _SETTINGS]
+        return cls(
+            tokenizer,
+            end_ids=next((ids for one in settings if (ids := _end_ids(one))), ()),
+            name=name or (str(place) if place.on_hub else Path(place.where).name),
+            context_limit=least_limit(max_context, _positions(settings[-1])),
+            commit=commit,
+        )
+
+    # -- contexts to ids ---------------------------------------------------------------------------
+
+    def renderer(self, thinking: bool | None = None) -> Renderer:
+        """The renderer that prompts this model, for one value of `Sampling.thinking`."""
+        return self._renderer(thinking)
+
+    def prompt_ids(self, context: Sequence[Segment], thinking: bool | None = None) -> list[int]:
+        """The ids that `context` becomes."""
+        return self.renderer(thinking).prompt_ids(context)
+
+    def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
+        """Tokens of the prompt that `context` becomes."""
+        return len(self.prompt_ids(context, thinking))
+
+    def room(self, prompt: int, limit: int) -> int:
+        """Tokens that the reply to a prompt of so many may have; ContextOverflow for too few."""
+        room = reply_room(prompt, limit, self.context_limit)
+        if not room:
+            raise ContextOverflow(
+                f"The prompt has {prompt} tokens and its reply needs room for {least_room(limit)}; "
+                f"'{self.name}' holds {self.context_limit}."
+            )
+        return room
+
+    def dropped(self, sampling: Sampling, *, forms: bool = False) -> tuple[str, ...]:
+        """The settings that will not be followed; `forms`: whether the engine holds a model to
+        one (where not, whoever reads the reply checks it)."""
+        unread = sampling.thinking is not None and not self.renderer().reads_thinking
+        effort = ("reasoning_effort",) if sampling.reasoning_effort else ()
+        form = ("form",) if sampling.form and not forms else ()
+        return (*form, *effort, *(("thinking",) if unread else ()))
+
+    # -- ids to replies ----------------------------------------------------------------------------
+
+    def completion(
+        self, prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float], *, room: int,
+        stop: Sequence[str] = (), seconds: float = 0.0, policy: str = "",
+        dropped: tuple[str, ...] = (), prompt_tokens: int | None = None,
+    ) -> Completion:  # fmt: skip
+        """The reply that `ids` are: up to the first end id, or the token that completes a stop.
+
+        What an engine sampled beyond that, or beyond `room` tokens, is cut off. `logprobs` are one
+        per id, or none at all. `prompt_tokens` where more was read than `prompt`.
+        """
+        emitted = list(ids[:room])
+        end = next((i + 1 for i, one in enumerate(emitted) if one in self.end_ids), None)
+        emitted, text, cut = self._cut_at_stops(emitted[:end], stop)
+        reasoning, text = reasoning_and_text(text, self._thinking_open(prompt))
+        count = len(prompt) if prompt_tokens is None else prompt_tokens
+        return Completion(
+            text=text,
+            prompt_ids=tuple(prompt),
+            token_ids=tuple(emitted),
+            logprobs=tuple(logprobs[: len(emitted)]),
+            stop_reason="stop" if cut or end is not None else "length",
+            reasoning=reasoning,
+            usage=Usage(
+                calls=1, prompt_tokens=count, completion_tokens=len(emitted), seconds=seconds
+            ),
+            dropped=dropped,
+            policy=policy,
+        )
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What emitted ids say, without those that end a turn."""
+        # Tags such as <answer> may be special tokens as well, and stay.
+        words = [i for i in ids if i not in self.end_ids and i != self.pad]
+        return str(self.tokenizer.decode(words, skip_special_tokens=False))
+
+    def hits_stop(self, ids: Sequence[int], stop: Sequence[str]) -> bool:
+        """Whether a stop string is out; a look at the last tokens settles most steps."""
+        strings = [s for s in stop if s]
+        if not strings:
+            return False
+        tail = self.text(ids[-max(map(len, strings)) - 8 :])
+        return any(s in tail for s in strings) and any(s in self.text(ids) for s in strings)
+
+    def _cut_at_stops(self, ids: list[int], stop: Sequence[str]) -> tuple[list[int], str, bool]:
+        """Ids up to the token that completes the first stop string, and the text before it."""
+        text = self.text(ids)
+        if not any(s in text for s in stop if s):
+            return ids, text, False
+        end = first_true(len(ids), lambda k: any(s in self.text(ids[:k]) for s in stop if s))
+        text = self.text(ids[:end])
+        return ids[:end], text[: min(text.find(s) for s in stop if s and s in text)], True
+
+    def _thinking_open(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt itself ends inside the thinking, as some templates write it."""
+        tail = str(self.tokenizer.decode(list(prompt[-4:]), skip_special_tokens=False)).rstrip()
+        return tail.endswith(START_OF_THINKING)
+
+
+def reasoning_and_text(text: str, is_open: bool) -> tuple[str, str]:
+    """(reasoning, what is said). Thinking that never ends says nothing."""
+    thought, closed, answer = text.rpartition(END_OF_THINKING)
+    if closed:
+        return thought.strip().removeprefix(START_OF_THINKING).strip(), answer.lstrip()
+    if is_open or text.lstrip().startswith(START_OF_THINKING):
+        return text.strip().removeprefix(START_OF_THINKING).strip(), ""
+    return "", text
+
+
+def least_limit(*limits: int | None) -> int | None:
+    """The smallest that is known."""
+    return min((one for one in limits if one), default=None)
+
+
+def _settings(place: ModelPlace, commit: str | None, file: str) -> Mapping[str, Any]:
+    """What a file of the model holds; nothing where it has no such file."""
+    from transformers.utils import cached_file
+
+    where = cached_file(
+        place.where, file, revision=commit or place.revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+    )  # fmt: skip
+    read = json.loads(Path(where).read_text(encoding="utf-8")) if where else {}
+    return read if isinstance(read, dict) else {}
+
+
+def _language(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that is about the language model."""
+    part = settings.get("text_config")
+    return {**settings, **part} if isinstance(part, dict) else settings
+
+
+def _end_ids(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    ids = _language(settings).get("eos_token_id")
+    return tuple(one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int))
+
+
+def _positions(settings: Mapping[str, Any]) -> int | None:
+    limit = _language(settings).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
