@@ -96,11 +96,11 @@ def _print_lines(lines: Iterable[CheckLine]) -> None:
 
 def player_table(players: Iterable[PlayerCheck]) -> Table:
     """Who answered what; with time, tokens and cost."""
-    table = new_table("", "role", "who", "task", "answer")
+    table = new_table("", "role", "who", "answer")
+    table.columns[2].overflow = "fold"  # of an address no part may be missing
     for one in players:
-        words = "; ".join(filter(None, (one.words, figures(one))))
-        table.add_row(_health(one.health), one.role, safe(one.who), safe(one.task),
-                      _with_way(words, one.way))  # fmt: skip
+        words = "; ".join(filter(None, (f"in {one.task}: {one.words}", figures(one))))
+        table.add_row(_health(one.health), one.role, safe(one.who), _with_way(words, one.way))
     return table
 
 

@@ -67,8 +67,9 @@ class SeatNote:
         self.usage += reply.usage
         self.text, self.stop_reason = reply.text, reply.stop_reason
         if sampling.form is not None:
-            fate = "refused" if "form" in reply.dropped else ""
-            self.forms.add(fate or ("ignored" if "form" in reply.ignored else "held"))
+            refused = any(name.partition(":")[0] == "form" for name in reply.dropped)
+            self.forms.add("refused" if refused else
+                           "ignored" if "form" in reply.ignored else "held")  # fmt: skip
 
     def check(self) -> PlayerCheck:
         """The line that is shown."""
@@ -158,8 +159,8 @@ class NotedModel:
     """A player's model; what becomes of its calls is noted."""
 
     def __init__(self, model: ChatModel, seat: SeatNote, table: RoundTable) -> None:
-        self.model, self.name = model, model.name
-        self._seat, self._table = seat, table
+        self.model, self.name, self.seat = model, model.name, seat
+        self._table = table
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -169,14 +170,14 @@ class NotedModel:
         try:
             reply = await self.model.complete(context, sampling, call)
         except CallError as error:
-            self._seat.failure = self._seat.failure or error.detail
+            self.seat.failure = self.seat.failure or error.detail
             raise
-        self._seat.note(reply, sampling, time.monotonic() - start)
+        self.seat.note(reply, sampling, time.monotonic() - start)
         return reply
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
         """Whoever asked could not use the reply."""
-        self._seat.unread = self._seat.unread or "what it said cannot be read"
+        self.seat.unread = self.seat.unread or "what it said cannot be read"
 
     async def close(self) -> None:
         await self.model.close()

@@ -11,8 +11,7 @@ plays in several tasks is asked in the first of them. Replies are kept nowhere.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +32,7 @@ from soulkit.errors import CallError, UserError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import voice_of
 from soulkit.judge.leaks import read_blind
+from soulkit.judge.panel import judge_names
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.roles.players import cast_of
 from soulkit.models.roles.settings import RoleSettings
@@ -48,7 +48,11 @@ AFTERWARDS = ("coach", "blind_reader")
 """The roles that are asked about a draft where feedback is wanted."""
 NONSENSE = "I would rather not say."
 """What stands for a reply where a task has scripted neither a right nor a wrong one."""
-Seat = tuple[str, str]
+UNREADABLE = "no verdict can be read"
+SHORT = 24
+"""Characters of a text in a verdict that is a label rather than reasons."""
+SeatKey = tuple[str, str]
+"""A role, and who fills it as it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ class TaskTrial:
     part: TrialPart
     task: Task
     example: Example
-    seats: tuple[Seat, ...]
+    seats: tuple[SeatKey, ...]
 
 
 # -- who is asked where ----------------------------------------------------------------------------
@@ -67,7 +71,7 @@ class TaskTrial:
 def task_trials(parts: Sequence[TrialPart]) -> list[TaskTrial]:
     """The fewest tasks, in their order, in which everybody is asked."""
     trials: list[TaskTrial] = []
-    placed: set[Seat] = set()
+    placed: set[SeatKey] = set()
     for part in parts:
         for work in part.work:
             fresh = [seat for seat in seats_in(part, work) if seat not in placed]
@@ -78,7 +82,7 @@ def task_trials(parts: Sequence[TrialPart]) -> list[TaskTrial]:
     return trials
 
 
-def seats_in(part: TrialPart, work: Work) -> list[Seat]:
+def seats_in(part: TrialPart, work: Work) -> list[SeatKey]:
     """Who may be asked in a task: role, and who it is."""
     config, task = part.config, work.task.name
     seats = [("actor", _actor_name(part))]
@@ -152,22 +156,24 @@ class _TaskTrying:
     table: RoundTable
     rollout: Rollout = field(default_factory=Rollout)
 
+    def __post_init__(self) -> None:
+        self.players = self._made_players()
+
     async def run(self) -> None:
         for seat in self.trial.seats:
             self.table.seat(*seat).task = self.trial.task.name
-        players = self._players()
         try:
-            cast = single_opinion(self._cast(players))
+            cast = single_opinion(self._cast())
             drafted = await self._play(cast)
             await self._judge(cast, drafted)
         finally:
-            if players.actor is not None:
-                await players.actor.close()
-            await players.close()
+            if self.players.actor is not None:
+                await self.players.actor.close()
+            await self.players.close()
 
     # -- who is at the table -----------------------------------------------------------------------
 
-    def _players(self) -> NotedPlayers:
+    def _made_players(self) -> NotedPlayers:
         config = self.trial.part.config
         calls = quick({**config.call_arguments(None), "concurrency": config.concurrency})
         served = self.trial.part.served_actor
@@ -193,15 +199,17 @@ class _TaskTrying:
             seat.unusable = error
         return AwayModel(seat.who, lines)
 
-    def _cast(self, players: NotedPlayers) -> Cast:
+    def _cast(self) -> Cast:
         config, task = self.trial.part.config, self.trial.task
-        assert players.actor is not None
-        actor = players.actor
+        actor = self.players.actor
+        assert actor is not None
         if not isinstance(actor, AwayModel):
             seat = self.table.seat("actor", _actor_name(self.trial.part))
             actor = NotedModel(actor, seat, self.table)
         sampling = _actor_sampling(config, task)
-        cast = cast_of(config, players, Player(actor, sampling), config.seed).in_task(task.name)
+        cast = cast_of(config, self.players, Player(actor, sampling), config.seed).in_task(
+            task.name
+        )
         there = {role: _present(getattr(cast, role)) for role in ("judges", "auditors")}
         return replace(cast, judges=there["judges"], auditors=there["auditors"])
 
@@ -240,26 +248,10 @@ class _TaskTrying:
         if episode is None or not (cast.judges or "judge" not in task.calls(example)):
             return
         score = await task.judged(example, episode, cast)
-        for name in ("judge", "auditor"):
-            self._note_verdicts(name, score, task.spec.metric.high)
+        for panel in (cast.judges, cast.auditors):
+            note_verdicts(panel, score, task.spec.metric.high)
         if self.trial.part.coached:
             await self._coach(cast, episode, score)
-
-    def _note_verdicts(self, role: str, score: Score, best: float) -> None:
-        """What was read of each judge; where a score is missing, why."""
-        for seat in self._seats(role):
-            if seat.unread:
-                seat.unread = f"no verdict can be read: {score.words or 'off its form'}"
-            if not seat.calls or seat.unread:
-                continue
-            name = seat.who.partition(":")[2].partition("@")[0]
-            said = {
-                v.purpose: v.said for v in score.verdicts if v.judge.startswith(name) and v.said
-            }
-            seat.verdict = "verdict read"
-            seat.verdict += f": {verdict_words(said)}" if said else ""
-            if score.value is not None:
-                seat.verdict += f"; score {score.value:g} of {best:g}"
 
     async def _coach(self, cast: Cast, episode: Episode, score: Score) -> None:
         seats = self._seats("coach")
@@ -283,7 +275,7 @@ class _TaskTrying:
         settings = getattr(config, "blind_reader", None)
         if settings is None or not self._seats("blind_reader"):
             return None
-        return self._players().player("blind_reader", settings, config.seed)
+        return self.players.player("blind_reader", settings, config.seed)
 
     # -- what is noted -----------------------------------------------------------------------------
 
@@ -297,6 +289,33 @@ class _TaskTrying:
             return
         for seat in [one for one in seats if one.calls][-1:] or seats[:1]:
             seat.unread = error.detail
+
+
+def note_verdicts(panel: Sequence[Player], score: Score, best: float) -> None:
+    """Note what was read of each of a panel; where nothing was, why."""
+    for name, player in zip(judge_names(panel), panel, strict=True):
+        seat = player.model.seat if isinstance(player.model, NotedModel) else None
+        if seat is None or not seat.calls:
+            continue
+        if seat.unread:
+            own_words = score.words.startswith(f"{player.model.name}: ")
+            seat.unread = f"no verdict can be read: {score.words}" if own_words else UNREADABLE
+            continue
+        fields = [(v.purpose, v.said) for v in score.verdicts if v.judge == name and v.said]
+        words = ", ".join(dict.fromkeys(text for _, said in fields for text in verdict_words(said)))
+        seat.verdict = f"verdict read: {one_line(words, 120)}" if words else "verdict read"
+        if score.value is not None:
+            seat.verdict += f"; score {score.value:g} of {best:g}"
+
+
+def verdict_words(fields: Mapping[str, Any]) -> Iterator[str]:
+    """A verdict in short, its reasons left out: `quality 7`, `style plain`."""
+    for name, value in fields.items():
+        inner = value.get("score", value) if isinstance(value, Mapping) else value
+        if isinstance(inner, Mapping):
+            yield from verdict_words(inner)
+        elif isinstance(inner, int | float) or (isinstance(inner, str) and len(inner) <= SHORT):
+            yield f"{name} {inner}"
 
 
 def _present(players: Sequence[Player]) -> tuple[Player, ...]:
@@ -324,11 +343,6 @@ def _judged_episode(task: Task, example: Example, drafted: Episode | None) -> Ep
         return (
             task.gold(example) or drafted or task.wrong(example) or task.canary(example, NONSENSE)
         )
-
-
-def verdict_words(verdicts: Any) -> str:
-    """Verdicts in short: `quality 7, style plain`."""
-    return one_line(json.dumps(verdicts, ensure_ascii=False, default=str), 120)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
