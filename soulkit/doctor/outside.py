@@ -22,6 +22,8 @@ PART = "outside"
 HUB = "https://huggingface.co"
 HUB_S = 3.0
 """Seconds that the hub may take to say anything."""
+NO_HEAD = 501
+"""What a server says that is there and knows no HEAD."""
 _KEY = re.compile(r"[A-Z][A-Z0-9_]*_API_KEY|HF_TOKEN|HUGGING_FACE_HUB_TOKEN")
 _TRUE = ("1", "ON", "YES", "TRUE")
 LISTED = 8
@@ -91,7 +93,8 @@ def _unreachable(address: str) -> str:
     async def ask() -> str:
         async with make_client(address, HUB_S, 1) as client:
             reply = await client.head(address)
-        return f"HTTP {reply.status_code}" if reply.status_code >= 500 else ""
+        broken = reply.status_code >= 500 and reply.status_code != NO_HEAD
+        return f"HTTP {reply.status_code}" if broken else ""
 
     async def in_time() -> str:
         return await asyncio.wait_for(ask(), HUB_S)

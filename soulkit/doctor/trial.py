@@ -35,7 +35,7 @@ from soulkit.judge.leaks import read_blind
 from soulkit.judge.panel import judge_names
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.roles.players import cast_of
-from soulkit.models.roles.settings import RoleSettings
+from soulkit.models.roles.settings import PANELS, RoleSettings
 from soulkit.play.costs import AskUser, confirm_cost, is_paid, prices_of
 from soulkit.play.plan import Plan, PlayerTerms, Work, plan_work
 from soulkit.play.settings import PlayConfig
@@ -51,6 +51,7 @@ NONSENSE = "I would rather not say."
 UNREADABLE = "no verdict can be read"
 SHORT = 24
 """Characters of a text in a verdict that is a label rather than reasons."""
+REASONS = ("reasoning", "reason", "analysis", "explanation")
 SeatKey = tuple[str, str]
 """A role, and who fills it as it is written."""
 
@@ -223,7 +224,11 @@ class _TaskTrying:
         scripted = isinstance(cast.actor.model, AwayModel)
         if not asked_for & set(SPOKEN) or (scripted and speakers <= {"actor"}):
             return None
-        self.table.begin(speakers)
+        if empty := speakers - cast.filled():
+            for seat in self._seats("actor"):
+                seat.away = seat.away or f"nobody plays the {' and the '.join(sorted(empty))}"
+            return None
+        self.table.begin(speakers - {"actor"} if scripted else speakers)
         try:
             with task_code(task, "play"):
                 episode = await task.play(example, cast, self.rollout)
@@ -245,7 +250,8 @@ class _TaskTrying:
         except CallError as error:
             self._note_break(error, [role for role, _ in self.trial.seats])
             return
-        if episode is None or not (cast.judges or "judge" not in task.calls(example)):
+        readers = {role for role in PANELS if role in task.calls(example)}
+        if episode is None or readers - cast.filled():
             return
         score = await task.judged(example, episode, cast)
         for panel in (cast.judges, cast.auditors):
@@ -305,15 +311,19 @@ def note_verdicts(panel: Sequence[Player], score: Score, best: float) -> None:
         words = ", ".join(dict.fromkeys(text for _, said in fields for text in verdict_words(said)))
         seat.verdict = f"verdict read: {one_line(words, 120)}" if words else "verdict read"
         if score.value is not None:
-            seat.verdict += f"; score {score.value:g} of {best:g}"
+            seat.verdict += f"; score {score.value:.3g} of {best:g}"
 
 
 def verdict_words(fields: Mapping[str, Any]) -> Iterator[str]:
     """A verdict in short, its reasons left out: `quality 7`, `style plain`."""
     for name, value in fields.items():
         inner = value.get("score", value) if isinstance(value, Mapping) else value
+        if name in REASONS:
+            continue
         if isinstance(inner, Mapping):
             yield from verdict_words(inner)
+        elif isinstance(inner, list | tuple):
+            yield f"{len(inner)} {name}"
         elif isinstance(inner, int | float) or (isinstance(inner, str) and len(inner) <= SHORT):
             yield f"{name} {inner}"
 
