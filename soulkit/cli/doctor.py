@@ -99,12 +99,12 @@ def player_table(players: Iterable[PlayerCheck]) -> Table:
     table = new_table("", "role", "who", "answer")
     table.columns[2].overflow = "fold"  # of an address no part may be missing
     for one in players:
-        words = "; ".join(filter(None, (f"in {one.task}: {one.words}", figures(one))))
+        words = "; ".join(filter(None, (f"in {one.task}: {one.words}", call_figures(one))))
         table.add_row(_health(one.health), one.role, safe(one.who), _with_way(words, one.way))
     return table
 
 
-def figures(one: PlayerCheck) -> str:
+def call_figures(one: PlayerCheck) -> str:
     """`2 calls, 1.3 s, 410 + 60 tokens, $0.0004`; empty where nobody was asked."""
     from soulkit.play.costs import dollars
 

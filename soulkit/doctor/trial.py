@@ -308,20 +308,20 @@ def note_verdicts(panel: Sequence[Player], score: Score, best: float) -> None:
             seat.unread = f"no verdict can be read: {score.words}" if own_words else UNREADABLE
             continue
         fields = [(v.purpose, v.said) for v in score.verdicts if v.judge == name and v.said]
-        words = ", ".join(dict.fromkeys(text for _, said in fields for text in verdict_words(said)))
+        words = ", ".join(dict.fromkeys(text for _, said in fields for text in short_verdict(said)))
         seat.verdict = f"verdict read: {one_line(words, 120)}" if words else "verdict read"
         if score.value is not None:
             seat.verdict += f"; score {score.value:.3g} of {best:g}"
 
 
-def verdict_words(fields: Mapping[str, Any]) -> Iterator[str]:
+def short_verdict(fields: Mapping[str, Any]) -> Iterator[str]:
     """A verdict in short, its reasons left out: `quality 7`, `style plain`."""
     for name, value in fields.items():
         inner = value.get("score", value) if isinstance(value, Mapping) else value
         if name in REASONS:
             continue
         if isinstance(inner, Mapping):
-            yield from verdict_words(inner)
+            yield from short_verdict(inner)
         elif isinstance(inner, list | tuple):
             yield f"{len(inner)} {name}"
         elif isinstance(inner, int | float) or (isinstance(inner, str) and len(inner) <= SHORT):
