@@ -18,8 +18,9 @@ from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.sample import release, sample_config
 from soulkit.distill.standing import refuse_other_weights, weights_now
 from soulkit.errors import DataError, RunError
+from soulkit.eval.actor import local_model
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.runner import EvalBars, Waiting, local_model, prepare, run_eval
+from soulkit.eval.runner import EvalBars, Waiting, prepare, run_eval
 from soulkit.eval.summary import recorded_summary
 from soulkit.runs.folder import Run, is_run
 

@@ -16,9 +16,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from soulkit.errors import UserError
-from soulkit.eval.provenance import SAMPLING, Print, actor_print, players_of, read_provenance
+from soulkit.eval.provenance import (
+    ENGINE,
+    SAMPLING,
+    Print,
+    actor_print,
+    players_of,
+    read_provenance,
+)
 from soulkit.models.api.address import as_recorded
 from soulkit.models.roles.config import RolesConfig
+from soulkit.models.vllm.engine import LOCAL
 from soulkit.runs.folder import CONFIG, read_config
 from soulkit.runs.packing import has_lines
 from soulkit.runs.records import stream_records
@@ -80,6 +88,14 @@ class Conditions:
     def trained(self) -> bool:
         """Whether the run is known to be a training."""
         return bool(self.material) or "method" in self.settings
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """By what the actor was sampled; empty for an endpoint."""
+        if self.settings.get("kind") == "api":
+            return {}
+        engine: Mapping[str, Any] = self.record.get(ENGINE, LOCAL)
+        return engine
 
     def evidence(self, task: str) -> Evidence:
         """What the episodes of a task show; nothing where there are none."""

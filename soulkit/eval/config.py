@@ -229,12 +229,24 @@ class EvalConfig(PlayConfig):
                 "a batch is paid for as a whole and its replies come a day later: they need the "
                 "ledger (leave out --ledger off)"
             )
+        if self.kind == "local" and (why := self._unfollowed()):
+            raise ValueError(why)
         if (self.ledger == "replay") != (self.ledger_file is not None):
             raise ValueError(
                 "a replay needs the ledger of an earlier run and only a replay takes one: "
                 "--ledger replay --ledger-file RUN/ledger.sqlite"
             )
         return self
+
+    def _unfollowed(self) -> str:
+        """Which settings servers that run already cannot follow; empty for none."""
+        names = ("dtype", "device", "threads", "vllm_arg") if self.engine_choice.attached else ()
+        usual = self.defaults() if names else {}
+        given = [name for name in names if getattr(self, name) != usual[name]]
+        if not given or self.checkpoints():  # those who play beside it may follow them
+            return ""
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        return f"servers that run already were started without {flags}: leave it out"
 
     def endpoint(self) -> RoleSettings:
         """The actor as a player, where it is served."""

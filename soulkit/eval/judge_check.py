@@ -37,6 +37,7 @@ from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.roles.checkpoints import load_checkpoint
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players
 from soulkit.models.roles.settings import RoleSettings
@@ -329,7 +330,7 @@ async def _run_check(
     check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay
 ) -> Report:
     calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
-    players = Players(ledger, None, _load_checkpoint, calls, check.config.settings_of_players())
+    players = Players(ledger, None, load_checkpoint, calls, check.config.settings_of_players())
     players.say = say
     try:
         asking = Asking(check, run, check.judges(players), ledger)
@@ -339,12 +340,6 @@ async def _run_check(
         await players.close()
     say("computing agreement and its intervals")
     return asking.report(ledger.totals()["cost"])
-
-
-def _load_checkpoint(path: str) -> Any:
-    from soulkit.models.local.sampler import LocalModel
-
-    return LocalModel.load(path)
 
 
 @dataclass

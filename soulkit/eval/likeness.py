@@ -16,6 +16,7 @@ from typing import Any
 from soulkit.eval.conditions import ACTOR, Conditions
 from soulkit.eval.provenance import SCORING, Print, same_players
 from soulkit.models.roles.settings import PANELS
+from soulkit.models.vllm.engine import engine_words
 
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 TRAINING_ROWS = ("limit", "where", "dev_share", "dev_limit")
@@ -217,7 +218,16 @@ def likeness_remarks(
     a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B")
 ) -> list[str]:
     """What a reader has to know beside a difference: part of what is compared, or not recorded."""
-    return [*_sampling(a, b, task), *_budgets(a, b, task), *_unrecorded(a, b, task, names)]
+    return [*_engines(a, b), *_sampling(a, b, task), *_budgets(a, b, task),
+            *_unrecorded(a, b, task, names)]  # fmt: skip
+
+
+def _engines(a: Conditions, b: Conditions) -> list[str]:
+    """By what the actors were sampled; an endpoint's engine nobody knows."""
+    left, right = a.engine, b.engine
+    if not left or not right or left == right:
+        return []
+    return [f"sampled by {engine_words(left)} against {engine_words(right)}"]
 
 
 def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:

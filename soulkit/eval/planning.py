@@ -32,6 +32,9 @@ from soulkit.play.plan import (
 from soulkit.tasks.base import Task
 from soulkit.types import MAX_TOKENS
 
+LOADED = ("local", "vllm")
+"""Kinds of players that are checkpoints on this machine."""
+
 
 def evaluation_plan(
     config: EvalConfig, work: Sequence[Work], controls: Sequence[ControlJob] | None = None
@@ -106,7 +109,7 @@ def local_players(
     config: RolesConfig, whole: Plan, batch: int, device: str, dtype: str
 ) -> list[Machine]:
     """What the checkpoints take that play beside the actor, each loaded once."""
-    names = {who.written(): who.model for _, who in config.players() if who.kind == "local"}
+    names = {who.written(): who.model for _, who in config.players() if who.kind in LOADED}
     by_name = {name: [one for one in whole.asked if one.name == name] for name in names}
     return [sampler(names[name], whole, parts, batch, device, dtype)
             for name, parts in by_name.items() if parts]  # fmt: skip

@@ -2,6 +2,7 @@
 
     provenance.json   {"directory": "../..",         where it was started, seen from the folder
                        "actor":   {model, weights …}, what was measured
+                       "engine":  {kind, version},    by what it was sampled
                        "players": {role: [player]},   everybody beside the actor, in whatever task
                        "panel":   {"samples", "combine", "orders"},
                        "tasks":   {task: {"roles": [...], "players": {role: [player]},
@@ -40,6 +41,8 @@ from soulkit.tasks.base import Task
 from soulkit.types import Example, Sampling
 
 PROVENANCE = "provenance.json"
+ENGINE = "engine"
+"""In it: what sampled the actor, kind and version of vLLM; not there for an endpoint."""
 SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
 """What of a Sampling is compared: the seed only keys the random streams."""
 SCORING = ("judge", "auditor", "partner", "environment")
@@ -143,9 +146,10 @@ def measured_model(settings: Mapping[str, Any], live: Any = None) -> Print:
 
 
 def _revision(live: Any) -> Print:
-    """The commit of a loaded model of the hub; nothing of a folder."""
+    """The commit of a model of the hub that is loaded or served; nothing of a folder."""
     config = getattr(getattr(live, "model", None), "config", None)
-    commit = getattr(config, "_commit_hash", None)
+    codec = getattr(live, "codec", None)
+    commit = getattr(config, "_commit_hash", None) or getattr(codec, "commit", None)
     return {"revision": str(commit)} if commit else {}
 
 

@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from soulkit.errors import RunError
+from soulkit.eval.actor import checkpoint_model, local_model
 from soulkit.eval.again import (
     Absent,
     Recorded,
@@ -42,13 +43,7 @@ from soulkit.eval.again import (
 from soulkit.eval.config import EvalConfig, load_rows
 from soulkit.eval.costs import costs_by_task, joined_costs
 from soulkit.eval.provenance import keep_provenance, rescored
-from soulkit.eval.runner import (
-    checkpoint_model,
-    eval_cast,
-    eval_players,
-    local_model,
-    summary_of,
-)
+from soulkit.eval.runner import eval_cast, eval_players, summary_of
 from soulkit.eval.summary import (
     Cell,
     Summary,

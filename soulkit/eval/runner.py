@@ -22,7 +22,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from soulkit.errors import ConfigError
+from soulkit.eval.actor import (
+    LoadActor,
+    Seats,
+    actor_reader,
+    check_prompt_lengths,
+    checkpoint_model,
+    eval_engine,
+    eval_servers,
+    on_vllm,
+    policy_version,
+    starts_servers,
+)
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.batching import (
     make_batches,
@@ -43,6 +54,7 @@ from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.provenance import (
+    ENGINE,
     actor_print,
     keep_provenance,
     measured_model,
@@ -61,13 +73,15 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.tally import MeanSoFar, Streak
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.local.threads import note_threads, take_threads
+from soulkit.models.local.threads import ThreadChoice, note_threads, take_threads
 from soulkit.models.roles.players import Players, cast_of
-from soulkit.models.room import least_room, reply_room
+from soulkit.models.vllm.engine import ResolvedEngine
+from soulkit.models.vllm.pool import Servers, Starts
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.gaps import (
     checkpoint_gaps,
+    engine_gaps,
     key_gaps,
     model_gaps,
     refuse_gaps,
@@ -85,7 +99,6 @@ from soulkit.types import ControlRecord, Record, Score
 
 if TYPE_CHECKING:
     from soulkit.models.api.batch import Batches
-    from soulkit.models.local.sampler import LocalModel
 
 GIVE_UP = 20
 """The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
@@ -114,14 +127,17 @@ def run_eval(
     say: Callable[[str], None] | None = None,
     ask: AskUser | None = None,
     waiting: Waiting | None = None,
-    load: Callable[[EvalConfig], LocalModel] | None = None,
+    load: LoadActor | None = None,
+    starts: Starts | None = None,
+    servers: Servers | None = None,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
 
     `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
     is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
     `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded,
-    by `load` where the caller has it already; it is closed in the end.
+    by `load` where the caller has it already; it is closed in the end. `starts` shows that a vLLM
+    server starts; `servers` are those of several runs, else this one's are stopped in the end.
 
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
@@ -140,32 +156,59 @@ def run_eval(
     check_endpoints(config)
     standing = None if run is None else standing_of(run, work, config.repeats)
     _confirm(config, work, standing, say, ask)
-    local = config.kind == "local"
-    threads = take_threads(config.threads, folder) if local else None
-    with waiting("loading the model") if waiting and local else nullcontext():
-        model = (load or local_model)(config) if local else None
-    if model is not None:
-        check_prompt_lengths(model, work, config)
+    engine = eval_engine(config, run)
+    in_process = engine is not None and not on_vllm(engine)
+    threads = take_threads(config.threads, folder) if in_process else None
+    with waiting("loading the model") if waiting and in_process else nullcontext():
+        reader = actor_reader(config, engine, load)
+    if reader is not None:
+        check_prompt_lengths(reader, work, config)
         if run is not None:
-            check_weights(run, model)
-    run = run or _open(folder, config)
-    if not run.resumed:
-        say(f"run folder {run.path}")
-    _say_servers(config, say)
-    with alone(run), open_ledger(run, config) as ledger:
-        if threads is not None:
-            note_threads(run.path, threads)
-            if not threads.asked:
-                say(threads.words())
-        players = eval_players(config, ledger, model, make_batches(config, run.path, say))
-        keep_provenance(run, _provenance(config, players, work))
-        with taken_along(players.batches, say):
-            summary = asyncio.run(
-                _play_and_close(run, work, players, config, bars, ledger, say, standing)
-            )
+            check_weights(run, policy_version(config, reader))
+    with eval_servers(config, engine, folder, say, starts, servers) as pool:
+        left = standing is None or standing.any_left(work, config.repeats)
+        seats = Seats(config, engine, reader, pool, calls=left)
+        seats.check(run)
+        run = run or _open(folder, config)
+        if not run.resumed:
+            say(f"run folder {run.path}")
+        _say_servers(config, say)
+        with alone(run), open_ledger(run, config) as ledger:
+            _note(run, threads, engine, say)
+            players = _seated_players(run, config, seats, ledger, say)
+            keep_provenance(run, _provenance(config, players, work, seats.engine))
+            with taken_along(players.batches, say):
+                summary = asyncio.run(
+                    _play_and_close(run, work, players, config, bars, ledger, say, standing)
+                )
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
+
+
+def _note(
+    run: Run,
+    threads: ThreadChoice | None,
+    engine: ResolvedEngine | None,
+    say: Callable[[str], None],
+) -> None:
+    """Say, and keep, what was chosen for the user."""
+    if threads is not None:
+        note_threads(run.path, threads)
+        if not threads.asked:
+            say(threads.words())
+    if engine is not None and engine.why:
+        say(f"engine: {engine.words()}")
+
+
+def _seated_players(
+    run: Run, config: EvalConfig, seats: Seats, ledger: Ledger, say: Callable[[str], None]
+) -> Players:
+    """The players, with servers started for those who need one."""
+    seats.fill(run, ledger)
+    players = eval_players(config, ledger, seats.actor, make_batches(config, run.path, say))
+    players.serve = seats.player
+    return players
 
 
 def prepare(
@@ -183,6 +226,7 @@ def prepare(
             service_gaps(work)
             + key_gaps(config)
             + checkpoint_gaps(config)
+            + engine_gaps(config, actor=starts_servers(config))
             + (model_gaps(config.model, config.adapter) if config.kind == "local" else [])
         )
     refuse_dialogues(config, work)
@@ -230,11 +274,14 @@ def _open(folder: Path, config: EvalConfig) -> Run:
     return Run.open(folder, config.command, config.identity(), defaults=defaults, sealed=sealed)
 
 
-def _provenance(config: EvalConfig, players: Players, work: Sequence[Work]) -> dict[str, Any]:
+def _provenance(
+    config: EvalConfig, players: Players, work: Sequence[Work], engine: Mapping[str, str]
+) -> dict[str, Any]:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
     actor = actor_print(config.model_dump(), players.actor)
     record = with_rows(provenance(config, players, work, actor, sampling), work)
-    return {"actor": measured_model(config.model_dump(), players.actor), **record}
+    sampled = {ENGINE: dict(engine)} if engine else {}
+    return {"actor": measured_model(config.model_dump(), players.actor), **sampled, **record}
 
 
 def _silent(remark: str) -> None:
@@ -294,25 +341,6 @@ def eval_cast(config: EvalConfig, players: Players) -> Cast:
     return cast_of(config, players, Player(players.actor), config.seed)
 
 
-def local_model(config: EvalConfig) -> LocalModel:
-    """The local actor; ModelLoadError when it cannot be loaded."""
-    return checkpoint_model(config.model, config, config.adapter)
-
-
-def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None) -> LocalModel:
-    """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
-    from soulkit.models.local.sampler import LocalModel
-
-    return LocalModel.load(
-        model,
-        adapter=adapter,
-        device=config.device,
-        dtype=config.dtype,
-        batch_size=config.batch_size,
-        max_context=config.max_context,
-    )
-
-
 def check_endpoints(config: EvalConfig) -> None:
     """Raise what is wrong with addresses, keys and prices while no folder has been made."""
     if config.ledger == "replay":
@@ -336,36 +364,6 @@ def check_work_roles(work: Sequence[Work], filled: Collection[str]) -> None:
     for part in work:
         for role in sorted(part.roles - set(filled)):
             raise unfilled(role, part.task.name)
-
-
-def check_prompt_lengths(model: LocalModel, work: Sequence[Work], config: EvalConfig) -> None:
-    """ConfigError when a first prompt leaves no room for a reply in the model's context.
-
-    With `allow_overflow` they are played all the same, and stay unscored as `context_overflow`.
-    """
-    limit = model.context_limit
-    if limit is None or config.allow_overflow:
-        return
-    for part in work:
-        sampling = config.sampling(part.task.spec)
-        lengths = [
-            max(model.prompt_length(c, sampling.thinking) for c in part.task.previews(e).values())
-            for e in part.examples
-        ]
-        over = sum(not reply_room(n, sampling.max_tokens, limit) for n in lengths)
-        if over:
-            raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
-
-
-def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
-    longest, spare, least = max(lengths), limit - max(lengths), least_room(reply)
-    shorter = f"Give --max-tokens {spare} or less, or " if spare > 0 else "Give "
-    return ConfigError(
-        f"{over} of {len(lengths)} prompts of '{task}' do not fit the model's context.",
-        f"The longest has {longest} tokens, its reply needs room for {least}, and the model holds "
-        f"{limit} in all; nothing is cut silently.",
-        f"{shorter}--allow-overflow to leave those rows unscored.",
-    )
 
 
 # -- playing -------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.controls import control_counts, controls_left
+from soulkit.eval.provenance import ENGINE, read_provenance
 from soulkit.eval.summary import Summary, summary_line
+from soulkit.models.vllm.engine import LOCAL, engine_words
 from soulkit.play.controls import ControlJob
 from soulkit.play.engine import Job
 from soulkit.play.plan import Work
@@ -24,9 +25,6 @@ from soulkit.runs.packing import has_lines, newest_change
 from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
 from soulkit.types import ControlRecord, record_key
 from soulkit.version import __version__
-
-if TYPE_CHECKING:
-    from soulkit.models.local.sampler import LocalModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +49,10 @@ class Standing:
 
     def controls_left(self, work: Sequence[Work], repeats: int) -> list[ControlJob]:
         return controls_left(self.controls, work, repeats)
+
+    def any_left(self, work: Sequence[Work], repeats: int) -> bool:
+        """Whether there is anything to play or to ask."""
+        return bool(self.jobs_left(work, repeats) or self.controls_left(work, repeats))
 
 
 def standing_of(
@@ -116,13 +118,37 @@ def resuming_words(run: Run, left: int, total: int, controls: int = 0) -> str:
     return f"{run.path} is finished already: nothing is left to play; see: {again}"
 
 
-def check_weights(run: Run, model: LocalModel) -> None:
-    """RunError when the episodes of `run` came from another adapter than `model` has now."""
+def check_weights(run: Run, version: str) -> None:
+    """RunError when the episodes of `run` came from another adapter than that of the hash `version`
+    (empty: none), which plays now."""
     played = stream_records(run.episodes, light=True) if has_lines(run.episodes) else ()
     turns = (turn for record in played for trace in record.episode.traces for turn in trace.turns)
-    if any(turn.completion.policy != model.policy_version for turn in turns):
+    if any(turn.completion.policy != version for turn in turns):
         raise RunError(
             f"{run.path} holds episodes of other adapter weights than those given now.",
             "The adapter was trained further or replaced since, and a mean would mix two models.",
             "Give another folder with --out.",
+        )
+
+
+def begun_engine(run: Run) -> Mapping[str, str]:
+    """What the actor of `run` has been sampled by so far: kind, and version of vLLM. Empty for a
+    run without any episode; LOCAL where an earlier version began it."""
+    if not has_lines(run.episodes):
+        return {}
+    engine = read_provenance(run.path).get(ENGINE)
+    return dict(engine) if isinstance(engine, Mapping) else LOCAL
+
+
+def check_engine(run: Run, engine: Mapping[str, str]) -> None:
+    """RunError when the episodes of `run` were sampled by another engine than `engine` (`kind`,
+    `version`); what one of the two does not tell is passed over."""
+    begun = begun_engine(run)
+    if any(begun[name] != engine[name] for name in begun.keys() & engine.keys()):
+        raise RunError(
+            f"{run.path} holds episodes sampled by {engine_words(begun)}, not by "
+            f"{engine_words(engine)}.",
+            "Two engines round differently, and a mean would mix what they sampled.",
+            f"Go on with --engine {begun['kind']} of that version, or give another folder with "
+            "--out.",
         )

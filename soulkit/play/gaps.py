@@ -19,13 +19,17 @@ from soulkit.models.api.address import read_key
 from soulkit.models.base import unfilled
 from soulkit.models.local.names import ModelPlace, model_place
 from soulkit.models.roles.config import RolesConfig
+from soulkit.models.vllm.engine import interpreter, no_vllm
+from soulkit.models.vllm.version import vllm_version
 from soulkit.play.costs import cost_words
 from soulkit.play.plan import Plan, Work
 from soulkit.play.seating import roles_of
 from soulkit.tasks.registry import Registry
 
-GapKind = Literal["tasks", "rows", "services", "players", "keys", "model"]
-ORDER: tuple[GapKind, ...] = ("tasks", "rows", "services", "players", "keys", "model")
+GapKind = Literal["tasks", "rows", "services", "players", "keys", "model", "engine"]
+ORDER: tuple[GapKind, ...] = (
+    "tasks", "rows", "services", "players", "keys", "model", "engine"
+)  # fmt: skip
 WORDS = {
     "tasks": "no class that plays",
     "rows": "no rows of",
@@ -33,6 +37,7 @@ WORDS = {
     "players": "nobody as",
     "keys": "no key in",
     "model": "no model",
+    "engine": "no vLLM for",
 }
 
 
@@ -139,8 +144,19 @@ def model_gaps(model: str, adapter: str | None = None) -> list[Gap]:
 
 def checkpoint_gaps(config: RolesConfig) -> list[Gap]:
     """Folders of players on this machine that are not there."""
-    names = {who.model: None for who in config.settings_of_players() if who.kind == "local"}
-    return [gap for name in names for gap in _folder_gaps(name)]
+    return [gap for name in config.checkpoints() for gap in _folder_gaps(name)]
+
+
+def engine_gaps(config: RolesConfig, *, actor: bool = False) -> list[Gap]:
+    """vLLM, where it is to be started for players, or for the `actor`, and is not installed."""
+    users = ["the actor"] if actor else []
+    users += [f"{role} {who.model}" for role, who in config.players() if who.kind == "vllm"]
+    python = interpreter(config.vllm_python)
+    if not users or vllm_version(python) is not None:
+        return []
+    error = no_vllm(python, attachable=actor)
+    names = ", ".join(dict.fromkeys(users))
+    return [Gap("engine", names, error.way_out.rstrip("."), error)]
 
 
 def _folder_gaps(name: str, what: str = "model") -> list[Gap]:

@@ -16,7 +16,7 @@ from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.roles.config import RolesConfig
-from soulkit.models.vllm.settings import ENGINES, HERE, EngineChoice, VllmSettings, parse_engine
+from soulkit.models.vllm.settings import ENGINES, HERE, EngineChoice, parse_engine
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ OWN_OPTIONS = ("hack_penalty", "assistant")
 TASKS_OR_SUITE = "name either tasks (--task NAME,NAME) or one suite (--suite small)"
 
 
-class PlayConfig(RolesConfig, VllmSettings):
+class PlayConfig(RolesConfig):
     """Base of evaluation and training."""
 
     WHOLE: ClassVar[frozenset[str]] = frozenset({"tasks", "where"})
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
-        "threads", "vllm_python", "vllm_start_s",
+        "threads", "engine",
     }  # fmt: skip
 
     model: str = setting(

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from soulkit.models.vllm.engine import engine_words
 from soulkit.text import sanitise
 
 ROLES = ("judge", "auditor", "partner", "environment")
@@ -17,13 +18,15 @@ _DIGITS = 8
 
 
 def origin_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) of a run's provenance: players, rows and the model's revision."""
+    """(label, text) of a run's provenance: players, rows, the model's revision and,
+    where it is not this process, what sampled it."""
     tasks = {name: entry for name, entry in _members(origin, "tasks").items()
              if isinstance(entry, Mapping)}  # fmt: skip
     lines = [(role, role_text(origin, role)) for role in ROLES if _plays(tasks, role)]
     rows = (rows_text(name, entry) for name, entry in tasks.items())
     lines += [("rows", "; ".join(text for text in rows if text))]
     lines += [("revision", revision_text(_members(origin, "actor")))]
+    lines += [("engine", engine_text(_members(origin, "engine")))]
     return [(label, text) for label, text in lines if text]
 
 
@@ -73,6 +76,11 @@ def revision_text(actor: Mapping[str, Any]) -> str:
     base = str(actor.get("revision") or actor.get("weights") or "")[: _DIGITS + 4]
     adapter = str(actor.get("adapter_weights") or "")[: _DIGITS + 4]
     return " + adapter ".join(text for text in (base, adapter) if text)
+
+
+def engine_text(engine: Mapping[str, Any]) -> str:
+    """`vllm 0.32.0`; empty for what samples in the process itself, which is the usual."""
+    return engine_words(engine) if engine.get("kind") == "vllm" else ""
 
 
 def _plays(tasks: Mapping[str, Mapping[str, Any]], role: str) -> bool:

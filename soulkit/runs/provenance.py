@@ -1,7 +1,8 @@
 """What a summary says of how its numbers came about: with whom, on which rows, by which model.
 
-    summary.json   "provenance": {command, dates, versions, seed, protocol, prompts, actor, teacher,
-                                  players, panel, tasks: {task: {sampling, budgets, options, rows}},
+    summary.json   "provenance": {command, dates, versions, seed, protocol, prompts, actor, engine,
+                                  teacher, players, panel,
+                                  tasks: {task: {sampling, budgets, options, rows}},
                                   batches: [{batch_id, model, base_url, requests, status}]}
 
 Gathered from the files that the run itself keeps (config.yaml, environment.json, provenance.json,
@@ -62,6 +63,7 @@ def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:
         "protocol": summary.get("protocol") or settings.get("protocol", ""),
         "prompts": summary.get("prompts", {}),
         "actor": {**_actor(settings), **_base(material), **record.get("actor", {})},
+        "engine": record.get("engine", {}),
         "teacher": record.get("teacher", {}),
         "players": record.get("players", {}),
         "panel": record.get("panel", {}),

@@ -18,6 +18,7 @@ from soulkit.models.base import Panel
 from soulkit.models.calling import ASKING, CallSettings
 from soulkit.models.roles.endpoints import players_by_name
 from soulkit.models.roles.settings import BY_TASK, REPLY, RoleSettings, TaskPlayers
+from soulkit.models.vllm.settings import VllmSettings
 from soulkit.runs.folder import INSTEAD, plain_config, refuse_secrets
 
 if TYPE_CHECKING:
@@ -29,13 +30,14 @@ LIMITS = ("requests_per_minute", "tokens_per_minute")
 _PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
 
 
-class RolesConfig(CallSettings):
+class RolesConfig(CallSettings, VllmSettings):
     """The settings of everybody but the actor; base of every command that plays."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = frozenset(
         (
             "endpoints", "requests_per_minute", "tokens_per_minute", "prices", "max_cost", "yes",
-            "timeout_s", "max_attempts", "backoff_s", "down_after_s",
+            "timeout_s", "max_attempts", "backoff_s", "down_after_s", "vllm_python",
+            "vllm_start_s",
         )
     )  # fmt: skip
     """Settings that change only speed, retries and prices: a run may be resumed with others."""
@@ -161,6 +163,12 @@ class RolesConfig(CallSettings):
     def limits_players(self) -> bool:
         """Whether requests and tokens per minute are the players'; else they are the actor's."""
         return True
+
+    def checkpoints(self, *kinds: str) -> list[str]:
+        """Folders and hub ids of the models of players that are loaded here (kind `local`) or that
+        a vLLM server is started for (`vllm`), each once; of both where no kind is named."""
+        which = kinds or ("local", "vllm")
+        return list(dict.fromkeys(who.model for _, who in self.players() if who.kind in which))
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         """Everybody who is asked over HTTP, with their role."""

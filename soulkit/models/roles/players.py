@@ -38,9 +38,10 @@ class Players:
     """Makes the players of a run: one model for equal settings, so that equal endpoints share
     their connections, rate limits and time-outs. Close it when the run ends.
 
-    `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `call_arguments`
-    are further arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget).
-    `by_batch` says of a role and its settings whether it is asked through `batches`.
+    `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `serve` makes the
+    player of a model behind a vLLM server that runs (vllm/pool.py); `call_arguments` are further
+    arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget). `by_batch` says
+    of a role and its settings whether it is asked through `batches`.
     In `settings_of_all`, equal endpoints count together: the tightest limit, the first price.
     """
 
@@ -53,6 +54,7 @@ class Players:
     by_batch: Callable[[str, RoleSettings], bool] = _never
     say: Callable[[str], None] = log.info
     """Is told who answers, before the first call."""
+    serve: Callable[[RoleSettings], ChatModel] | None = None
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,7 +91,9 @@ class Players:
             return ScriptedModel.read(Path(settings.model))
         if settings.kind == "endpoint":
             return self._endpoint(settings, batched)
-        if self.load is None:
+        if settings.kind == "vllm" and self.serve is not None:
+            return self.serve(settings)
+        if settings.kind == "vllm" or self.load is None:
             raise ConfigError(
                 f"The {role} is to be the checkpoint '{settings.model}'.",
                 "This command loads no checkpoint.",
@@ -141,7 +145,8 @@ class Players:
 def _identity(settings: RoleSettings) -> tuple[str, ...]:
     """What two players that are one model have in common."""
     if settings.kind != "endpoint":
-        return settings.kind, settings.model
+        flags = [part for pair in sorted(settings.args.items()) for part in pair]
+        return settings.kind, settings.model, *flags
     headers = [part for pair in sorted(settings.headers.items()) for part in pair]
     server = (checked_url(settings.base_url), settings.api_key_env, settings.api_version or "")
     return settings.kind, settings.model, *server, *headers

@@ -1,15 +1,14 @@
 """Who plays a role: one way of writing it for partner, environment, judge, auditor and coach.
 
-    endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the variable with its
-                             key (OPENAI_API_KEY without it); without @URL it is what
-                             OPENAI_BASE_URL says, else OpenAI's own service. Headers stand behind
-                             the key, each with the NAME of a variable: #KEY,X-Team=MY_TEAM
-    local:PATH               a checkpoint on this machine
-    actor                    the model under test, or in training the one that is trained, itself
-    scripted:FILE            replies from a file (scripted.py): trials without any model
-    NAME                     an entry of the endpoints file (endpoints.py)
-
-`vllm:PATH` will be one more kind in `RoleSettings`, one more branch in `Players`.
+endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the variable with its
+                         key (OPENAI_API_KEY without it); without @URL it is what
+                         OPENAI_BASE_URL says, else OpenAI's own service. Headers stand behind
+                         the key, each with the NAME of a variable: #KEY,X-Team=MY_TEAM
+local:PATH               a checkpoint on this machine, in this process
+vllm:PATH                the same, behind a vLLM server that soulkit starts for it
+actor                    the model under test, or in training the one that is trained, itself
+scripted:FILE            replies from a file (scripted.py): trials without any model
+NAME                     an entry of the endpoints file (endpoints.py)
 """
 
 from __future__ import annotations
@@ -22,10 +21,13 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 from soulkit.config import Settings
 from soulkit.models.api.access import checked_headers
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
+from soulkit.models.vllm.settings import checked_flags
 from soulkit.runs.folder import is_secret
 from soulkit.types import Sampling
 
-FORMS = "endpoint:MODEL@URL, local:PATH, actor, scripted:FILE, or a name in --endpoints FILE"
+FORMS = (
+    "endpoint:MODEL@URL, local:PATH, vllm:PATH, actor, scripted:FILE, or a name in --endpoints FILE"
+)
 REPLY: dict[str, tuple[float, int]] = {
     "partner": (1.0, 4096),
     "environment": (1.0, 4096),
@@ -40,6 +42,8 @@ REPLY: dict[str, tuple[float, int]] = {
 that a reasoning partner says nothing within a few hundred tokens."""
 VERSION = r"^[A-Za-z0-9_.-]+$"
 """Of an interface's version, a date at Azure."""
+SELDOM = ("headers", "api_version", "args")
+"""Settings that are written only where they say something."""
 BY_TASK = "[TASK=]WHO"
 """How a player is written that may be meant for one task."""
 PANELS = ("judge", "auditor")
@@ -51,7 +55,7 @@ RULES = ("symbolic", "terse")
 class RoleSettings(Settings):
     """One player of a role. A text in the forms above is read as these settings."""
 
-    kind: Literal["endpoint", "local", "actor", "scripted"] = "endpoint"
+    kind: Literal["endpoint", "local", "vllm", "actor", "scripted"] = "endpoint"
     model: str = ""
     """The name on its server, the folder or hub id, or the file of the script."""
     base_url: str | None = None
@@ -72,6 +76,8 @@ class RoleSettings(Settings):
     price_in: float | None = Field(default=None, ge=0)
     """US dollars per million prompt tokens."""
     price_out: float | None = Field(default=None, ge=0)
+    args: dict[str, str] = Field(default_factory=dict)
+    """Of a vLLM server: flag → value, "" for a flag without one; beside those of the command."""
     by_batch: bool = True
     """Whether it may be asked through its server's batch service, where a run asks for that."""
 
@@ -87,10 +93,15 @@ class RoleSettings(Settings):
     def _named(cls, headers: dict[str, str]) -> dict[str, str]:
         return dict(checked_headers(headers))
 
+    @field_validator("args")
+    @classmethod
+    def _flags(cls, args: dict[str, str]) -> dict[str, str]:
+        return checked_flags(args)
+
     @model_serializer(mode="wrap")
     def _plain(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """What most players do without is left out, as in runs from before it could be said."""
-        return {k: v for k, v in write(self).items() if v or k not in ("headers", "api_version")}
+        return {k: v for k, v in write(self).items() if v or k not in SELDOM}
 
     @model_validator(mode="after")
     def _checked(self) -> RoleSettings:
@@ -98,6 +109,8 @@ class RoleSettings(Settings):
             checked_url(self.base_url)
         if self.kind != "actor" and not self.model:
             raise ValueError(f"it names no model; write {FORMS}")
+        if self.args and self.kind != "vllm":
+            raise ValueError("args are flags of a vLLM server: they need kind: vllm")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both price_in and price_out")
         return self
@@ -145,9 +158,7 @@ def parse_spec(text: str) -> dict[str, Any]:
     if text.strip() == "actor":
         return {"kind": "actor"}
     kind, colon, rest = text.strip().partition(":")
-    if kind == "vllm":
-        raise ValueError(f"vllm:PATH is not there yet; serve it and write {FORMS}")
-    if not colon or kind not in ("endpoint", "local", "scripted") or not rest:
+    if not colon or kind not in ("endpoint", "local", "vllm", "scripted") or not rest:
         shown = "(a secret, not shown)" if is_secret(text.strip()) else f"'{text}'"
         raise ValueError(f"{shown} says no player; write {FORMS}")
     if kind != "endpoint":

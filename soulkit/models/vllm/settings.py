@@ -10,6 +10,7 @@ and what a server is started with.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import field_validator
 
 from soulkit.config import Settings, setting
+from soulkit.models.calling import ASKING
 
 HERE = ("local", "rollouts")
 """Traits of the commands whose actor is sampled on this machine, or on servers of one's own."""
@@ -72,7 +74,7 @@ class VllmSettings(Settings):
     vllm_arg: dict[str, str] = setting(
         factory=dict,
         section="Machine",
-        only=HERE,
+        only=ASKING,
         metavar="FLAG=VALUE",
         unset="none",
         help="A flag for every vLLM server that is started: tensor-parallel-size=2; FLAG= for one "
@@ -81,7 +83,7 @@ class VllmSettings(Settings):
     vllm_python: str | None = setting(
         None,
         section="Machine",
-        only=HERE,
+        only=ASKING,
         metavar="PATH",
         unset="this one",
         help="The Python interpreter that has vLLM.",
@@ -90,7 +92,7 @@ class VllmSettings(Settings):
         300.0,
         gt=0,
         section="Machine",
-        only=HERE,
+        only=ASKING,
         flag="--vllm-start",
         metavar="SECONDS",
         help="How long a vLLM server may take until it answers.",
@@ -99,5 +101,9 @@ class VllmSettings(Settings):
     @field_validator("vllm_arg")
     @classmethod
     def _flags(cls, flags: dict[str, str]) -> dict[str, str]:
-        """Flags as vLLM writes them, without their dashes."""
-        return {name.strip().lstrip("-").replace("_", "-"): flags[name] for name in flags}
+        return checked_flags(flags)
+
+
+def checked_flags(flags: Mapping[str, str]) -> dict[str, str]:
+    """Flags of a server as vLLM writes them, without their dashes: flag → value."""
+    return {name.strip().lstrip("-").replace("_", "-"): flags[name] for name in flags}

@@ -1,0 +1,231 @@
+"""The actor of an evaluation, in this process or behind vLLM servers, and what is checked of it.
+
+local ──▶ the checkpoint is loaded: it knows its prompts' lengths and its adapter's hash
+vllm ───▶ its tokenizer alone is: nothing is started before all checks are passed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.standing import begun_engine, check_engine
+from soulkit.models.base import ChatModel, Sampler
+from soulkit.models.codec import Codec
+from soulkit.models.local.names import adapter_folder
+from soulkit.models.roles.checkpoints import load_checkpoint
+from soulkit.models.room import least_room, reply_room
+from soulkit.models.vllm.engine import ResolvedEngine, interpreter, no_vllm, resolve_engine
+from soulkit.models.vllm.pool import (
+    Servers,
+    Starts,
+    actor_need,
+    player_need,
+    players_needs,
+    terms_of,
+    unstarted,
+)
+from soulkit.play.plan import Work
+from soulkit.runs.folder import Run
+
+if TYPE_CHECKING:
+    from soulkit.models.ledger.ledger import Ledger
+    from soulkit.models.local.sampler import LocalModel
+    from soulkit.models.roles.settings import RoleSettings
+    from soulkit.models.vllm.pool import ServerNeed
+
+Reader = Sampler | Codec
+"""Whatever knows how long prompts are."""
+LoadActor = Callable[[EvalConfig], "LocalModel"]
+
+
+def eval_engine(config: EvalConfig, run: Run | None) -> ResolvedEngine | None:
+    """What samples the actor; None for a served one. `run` is the one that is taken up.
+
+    ConfigError where that cannot be had, and for settings that nothing reads.
+    """
+    engine = None
+    if config.kind == "local":
+        python = interpreter(config.vllm_python)
+        engine = resolve_engine(
+            config.engine_choice, python=python, device=config.device,
+            begun="" if run is None else begun_engine(run).get("kind", ""),
+        )  # fmt: skip
+        if engine.kind == "vllm" and not (engine.attached or engine.version):
+            raise no_vllm(python, attachable=True)
+    starts = engine is not None and engine.kind == "vllm" and not engine.attached
+    if config.vllm_arg and not (starts or config.checkpoints("vllm")):
+        raise ConfigError(
+            f"--vllm-arg {next(iter(config.vllm_arg))}=… is given, and no vLLM server is started.",
+            "A setting that nothing reads would be recorded as if it had been followed.",
+            "Give --engine vllm, name a player as vllm:PATH, or leave the flag out.",
+        )
+    return engine
+
+
+def on_vllm(engine: ResolvedEngine | None) -> bool:
+    """Whether the actor is sampled by vLLM."""
+    return engine is not None and engine.kind == "vllm"
+
+
+def eval_needs(config: EvalConfig, engine: ResolvedEngine | None) -> list[ServerNeed]:
+    """The models that vLLM servers are needed for, the actor's first."""
+    actor = [own_need(config, engine)] if engine is not None and on_vllm(engine) else []
+    return [*actor, *players_needs(config)]
+
+
+def own_need(config: EvalConfig, engine: ResolvedEngine) -> ServerNeed:
+    """What the actor needs."""
+    return actor_need(config, config.model, _adapter(config), attached=engine.attached)
+
+
+def _adapter(config: EvalConfig) -> Path | None:
+    return None if config.adapter is None else adapter_folder(config.adapter)
+
+
+def eval_servers(
+    config: EvalConfig, engine: ResolvedEngine | None, folder: Path, say: Callable[[str], None],
+    starts: Starts | None, shared: Servers | None,
+) -> AbstractContextManager[Servers]:  # fmt: skip
+    """The servers of a run: `shared` ones are left running for whoever has them."""
+    if shared is not None:
+        return nullcontext(shared)
+    urls = engine.urls if engine is not None else ()
+    return Servers(
+        folder, terms_of(config), say=say, starts=starts, attached=urls,
+        attached_model=config.model,
+    )  # fmt: skip
+
+
+def actor_reader(
+    config: EvalConfig, engine: ResolvedEngine | None, load: LoadActor | None
+) -> Reader | None:
+    """The loaded model, or the tokenizer of one that is served by vLLM; None for an endpoint.
+
+    ModelLoadError when it cannot be loaded.
+    """
+    if engine is None:
+        return None
+    if on_vllm(engine):
+        return Codec.load(config.model, max_context=config.max_context)
+    return (load or local_model)(config)
+
+
+def policy_version(config: EvalConfig, reader: Reader) -> str:
+    """The hash of the actor's adapter; empty without one."""
+    if not isinstance(reader, Codec):
+        return reader.policy_version
+    from soulkit.models.local.loading import adapter_hash
+
+    return "" if config.adapter is None else adapter_hash(config.adapter)
+
+
+def local_model(config: EvalConfig) -> LocalModel:
+    """The actor in this process; ModelLoadError when it cannot be loaded."""
+    return checkpoint_model(config.model, config, config.adapter)
+
+
+def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None) -> LocalModel:
+    """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
+    return load_checkpoint(
+        model, adapter=adapter, device=config.device, dtype=config.dtype,
+        batch_size=config.batch_size, max_context=config.max_context,
+    )  # fmt: skip
+
+
+def starts_servers(config: EvalConfig) -> bool:
+    """Whether a server of vLLM is asked for that is started for the actor."""
+    choice = config.engine_choice
+    return config.kind == "local" and choice.kind == "vllm" and not choice.attached
+
+
+@dataclass
+class Seats:
+    """The actor and those players who sit behind vLLM servers. `fill` has the servers started."""
+
+    config: EvalConfig
+    settled: ResolvedEngine | None
+    """What samples the actor; None for an endpoint."""
+    reader: Reader | None
+    servers: Servers
+    calls: bool
+    """Whether any call is left to make: for none, nothing is started."""
+    actor: ChatModel | None = None
+    """None where it is an endpoint."""
+
+    def __post_init__(self) -> None:
+        self.engine = self.settled.record() if self.settled is not None else {}
+        """What is kept of the engine."""
+        self._ledger: Ledger | None = None
+        needs = eval_needs(self.config, self.settled)
+        self._needs = needs if self.calls and self.config.ledger != "replay" else []
+
+    def check(self, run: Run | None) -> None:
+        """Raise what can be said before a server is started, or the folder of a new run made."""
+        if run is not None and self.engine:
+            check_engine(run, self.engine)
+        self.servers.check(self._needs)
+
+    def fill(self, run: Run, ledger: Ledger) -> None:
+        """Start what is needed; RunError where `run` was begun by another version of vLLM."""
+        config, engine, self._ledger = self.config, self.settled, ledger
+        if self._needs:
+            self.servers.prepare(self._needs)
+        if engine is None or self.reader is None:
+            return
+        if not isinstance(self.reader, Codec):
+            self.actor = self.reader
+        elif self._needs:
+            need = own_need(config, engine)
+            self.actor = self.servers.sampler(need, adapter=_adapter(config))
+            self.engine |= self.servers.version_record(need)
+            if run.resumed:
+                check_engine(run, self.engine)
+        else:
+            version = policy_version(config, self.reader)
+            self.actor = unstarted(config.model, self.reader, policy_version=version)
+            self.engine |= begun_engine(run)
+
+    def player(self, settings: RoleSettings) -> ChatModel:
+        """A player of the kind `vllm`."""
+        if not self._needs:
+            return unstarted(settings.model, Codec.load(settings.model), ledger=self._ledger)
+        return self.servers.sampler(player_need(self.config, settings), ledger=self._ledger)
+
+
+# -- checks before anything is played ------------------------------------------------------------
+
+
+def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfig) -> None:
+    """ConfigError when a first prompt leaves no room for a reply in the model's context.
+
+    With `allow_overflow` they are played all the same, and stay unscored as `context_overflow`.
+    """
+    limit = reader.context_limit
+    if limit is None or config.allow_overflow:
+        return
+    for part in work:
+        sampling = config.sampling(part.task.spec)
+        lengths = [
+            max(reader.prompt_length(c, sampling.thinking) for c in part.task.previews(e).values())
+            for e in part.examples
+        ]
+        over = sum(not reply_room(n, sampling.max_tokens, limit) for n in lengths)
+        if over:
+            raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
+
+
+def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:
+    longest, spare, least = max(lengths), limit - max(lengths), least_room(reply)
+    shorter = f"Give --max-tokens {spare} or less, or " if spare > 0 else "Give "
+    return ConfigError(
+        f"{over} of {len(lengths)} prompts of '{task}' do not fit the model's context.",
+        f"The longest has {longest} tokens, its reply needs room for {least}, and the model holds "
+        f"{limit} in all; nothing is cut silently.",
+        f"{shorter}--allow-overflow to leave those rows unscored.",
+    )

@@ -1,0 +1,401 @@
+"""The vLLM servers of one run: one for each model, whoever plays with it.
+
+    needs of actor and players ──▶ one server a model, one started after the other ──▶ samplers
+    servers that run already (--engine vllm@URL) ─────────────────────────────────────┘
+
+GPU memory is measured by each server at its start, so no two start at once, and all of them before
+anything is played. They are stopped in every way out of `with`; whoever dies without one is
+survived by a supervisor that stops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from soulkit.errors import ModelLoadError, SoulError
+from soulkit.models.codec import Codec
+from soulkit.models.local.names import ADAPTER_CONFIG, model_place
+from soulkit.models.vllm.attach import Abilities, attached_addresses, probe_fleet
+from soulkit.models.vllm.client import Address, VllmClient
+from soulkit.models.vllm.command import ServerSpec, server_command
+from soulkit.models.vllm.engine import interpreter
+from soulkit.models.vllm.fleet import Fleet
+from soulkit.models.vllm.server import VllmServer
+from soulkit.models.vllm.version import vllm_version
+from soulkit.types import Segment
+
+if TYPE_CHECKING:
+    from soulkit.models.ledger.ledger import Ledger
+    from soulkit.models.roles.config import RolesConfig
+    from soulkit.models.roles.settings import RoleSettings
+    from soulkit.models.vllm.model import VllmModel
+
+LOGS = "vllm"
+"""In a run's folder: what its servers say."""
+SAY_EVERY = 15.0
+"""Seconds between two lines about a server that starts, where nothing can move."""
+GPU_SHARE = 0.9
+"""Of a GPU's memory, for all servers of a run together."""
+MEMORY_FLAG = "gpu-memory-utilization"
+CANARY = "Say in one sentence what you would do on a free afternoon, and why."
+"""What shows that an adapter changes what is said."""
+LEAVE_S = 30.0
+"""How long taking adapters back from servers of others may take."""
+
+Watch = Callable[[float, str], None]
+"""Is told the seconds that a server has been starting for, and the last line of its log."""
+Starts = Callable[[str, float], AbstractContextManager[Watch]]
+"""Shows that a server is starting, and how many seconds it may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTerms:
+    """How the servers of a run are started and asked."""
+
+    python: str = sys.executable
+    limit_s: float = 300.0
+    dtype: str = "auto"
+    device: str = "auto"
+    max_context: int | None = None
+    in_flight: int = 64
+    """Requests that are under way at one server."""
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerNeed:
+    """A model that somebody plays with."""
+
+    model: str
+    """A folder, or `owner/name@revision`."""
+    args: tuple[tuple[str, str], ...] = ()
+    """Flags of its server."""
+    lora_rank: int | None = None
+    """Of the largest adapter that will be loaded on it; None: of none."""
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What two needs that one server meets have in common."""
+        place = model_place(self.model)
+        where = str(place) if place.on_hub else str(Path(place.where).resolve())
+        return where, tuple(sorted(self.args))
+
+    def joined(self, other: ServerNeed) -> ServerNeed:
+        """What meets both."""
+        ranks = [rank for rank in (self.lora_rank, other.lora_rank) if rank is not None]
+        return replace(self, lora_rank=max(ranks, default=None))
+
+
+def terms_of(config: Any) -> ServerTerms:
+    """The terms in the settings of a command; what it has no setting for is as usual."""
+    usual = ServerTerms()
+    return ServerTerms(
+        python=interpreter(config.vllm_python),
+        limit_s=config.vllm_start_s,
+        dtype=getattr(config, "dtype", usual.dtype),
+        device=getattr(config, "device", usual.device),
+        max_context=getattr(config, "max_context", usual.max_context),
+        in_flight=getattr(config, "batch_size", usual.in_flight),
+        threads=getattr(config, "threads", usual.threads),
+    )
+
+
+def player_need(config: RolesConfig, player: RoleSettings) -> ServerNeed:
+    """What a player of the kind `vllm` needs."""
+    return ServerNeed(model=player.model, args=_pairs({**config.vllm_arg, **player.args}))
+
+
+def players_needs(config: RolesConfig) -> list[ServerNeed]:
+    """What all players of the kind `vllm` need."""
+    return [player_need(config, who) for _, who in config.players() if who.kind == "vllm"]
+
+
+def actor_need(
+    config: RolesConfig, model: str, adapter: Path | None = None, *, attached: bool = False
+) -> ServerNeed:
+    """What an actor needs that is sampled by vLLM; `attached`: by servers that run already."""
+    args = () if attached else _pairs(config.vllm_arg)
+    rank = None if adapter is None else adapter_rank(adapter)
+    return ServerNeed(model=model, args=args, lora_rank=rank)
+
+
+def _pairs(flags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(flags.items()))
+
+
+def adapter_rank(folder: Path) -> int:
+    """The largest rank in an adapter's folder; ModelLoadError where it does not say."""
+    file = folder / ADAPTER_CONFIG
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+        return max(int(read["r"]), *map(int, (read.get("rank_pattern") or {}).values()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelLoadError(
+            f"'{file}' does not say the rank of its adapter.",
+            "A server that adapters are loaded on is told how large they are.",
+            "Name a folder with a LoRA that PEFT or soulkit saved.",
+        ) from error
+
+
+@dataclass(slots=True)
+class _Served:
+    """One model as it is served: by a server of ours, or by those of somebody else."""
+
+    need: ServerNeed
+    fleet: Fleet
+    abilities: Abilities
+    codec: Codec
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Folder → the name that it was loaded under."""
+
+
+class Servers:
+    """The vLLM servers of one run. A context manager: out of it none of them is left.
+
+    `folder` is the run's, where their logs go; `attached` are the addresses of servers that serve
+    the model `attached_model`. `say` gets remarks, `starts` shows a start that takes its time.
+    """
+
+    def __init__(
+        self, folder: Path, terms: ServerTerms, *, say: Callable[[str], None],
+        starts: Starts | None = None, attached: Sequence[str] = (), attached_model: str = "",
+    ) -> None:  # fmt: skip
+        self.folder, self.terms, self.say = folder, terms, say
+        self._starts = starts or _lines(say)
+        self._attached, self._attached_model = tuple(attached), attached_model
+        self._expected: dict[Any, ServerNeed] = {}
+        self._running: dict[Any, VllmServer] = {}
+        self._specs: dict[Any, ServerSpec] = {}
+        self._served: dict[Any, _Served] = {}
+        atexit.register(self.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        atexit.unregister(self.stop)
+
+    # -- before anything is played -----------------------------------------------------------------
+
+    def expect(self, needs: Sequence[ServerNeed]) -> None:
+        """Needs of later runs that share these servers: a server is started so that it meets all
+        that is expected of its model, and need not be started again."""
+        for need in needs:
+            before = self._expected.get(need.key)
+            self._expected[need.key] = need if before is None else before.joined(need)
+
+    def check(self, needs: Sequence[ServerNeed]) -> None:
+        """Raise what can be said of these needs before any server is started: a ConfigError for
+        flags that are not the user's to set, NotAttachable for servers of something else."""
+        for need in needs:
+            if self._is_attached(need.key):
+                self.expect([need])
+                self._served[need.key] = self._ready(need.key)
+            elif (install := vllm_version(self.terms.python)) is not None:
+                server_command(self._spec(need, 1), install, port=1)
+
+    def prepare(self, needs: Sequence[ServerNeed]) -> None:
+        """Have these models served, and no others: blocks until all answer.
+
+        Call it outside of an event loop. Raises a UserError with the log's last lines when a server
+        does not start within its limit.
+        """
+        self.expect(needs)
+        keys = list(dict.fromkeys(need.key for need in needs))
+        for key in [key for key in self._running if key not in keys]:
+            self._stop_one(key)
+        own = [key for key in keys if not self._is_attached(key)]
+        for key in own:
+            self._start(key, len(own))
+        for key in keys:
+            if not (self._is_attached(key) and key in self._served):
+                self._served[key] = self._ready(key)
+
+    def _is_attached(self, key: Any) -> bool:
+        """Whether servers that run already serve this."""
+        return bool(self._attached) and key == ServerNeed(model=self._attached_model).key
+
+    def _start(self, key: Any, number: int) -> None:
+        """Start the server of one model, unless it runs as it has to."""
+        spec = self._spec(self._expected[key], number)
+        if key in self._running and self._specs[key] == spec:
+            return
+        self._stop_one(key)
+        begun = time.monotonic()
+        with self._starts(f"starting vLLM with {spec.model}", self.terms.limit_s) as watch:
+            server = VllmServer.start(
+                spec, self.folder / LOGS, limit_s=self.terms.limit_s, watch=watch
+            )
+        self._running[key], self._specs[key] = server, spec
+        seconds = time.monotonic() - begun
+        self.say(f"vllm {server.version} serves {spec.model}, {seconds:.0f} s; log {server.log}")
+
+    def _spec(self, need: ServerNeed, number: int) -> ServerSpec:
+        terms, args = self.terms, dict(need.args)
+        install = vllm_version(terms.python)
+        if number > 1 and install is not None and install.on_gpu and MEMORY_FLAG not in args:
+            args[MEMORY_FLAG] = f"{GPU_SHARE / number:.2f}"
+        return ServerSpec(
+            model=need.model, dtype=terms.dtype, device=terms.device,
+            max_context=terms.max_context, lora_rank=need.lora_rank, in_flight=terms.in_flight,
+            args=args, python=terms.python, threads=terms.threads,
+        )  # fmt: skip
+
+    def _ready(self, key: Any) -> _Served:
+        """A fleet of its own for every run that shares the servers: one that was closed, or has
+        dropped a server, is none for the next."""
+        need, server = self._expected[key], self._running.get(key)
+        codec = Codec.load(need.model, max_context=self.terms.max_context)
+        if server is not None:
+            fleet = self._fleet([Address(server.url, server.key)], {server.url: server.check})
+            abilities = Abilities(
+                served=server.served, version=server.version, adapters=need.lora_rank is not None
+            )
+        else:
+            fleet = self._fleet(attached_addresses(self._attached))
+            abilities = asyncio.run(probe_fleet(fleet, need.model, codec))
+            for line in (_attached_words(abilities, self._attached), *abilities.remarks):
+                self.say(line)
+        return _Served(need, fleet, abilities, codec)
+
+    def _fleet(
+        self, addresses: Sequence[Address], checks: Mapping[str, Callable[[], None]] | None = None
+    ) -> Fleet:
+        clients = [VllmClient(address) for address in addresses]
+        return Fleet(clients, in_flight=self.terms.in_flight, say=self.say, checks=checks)
+
+    # -- who plays ---------------------------------------------------------------------------------
+
+    def sampler(
+        self, need: ServerNeed, *, adapter: Path | None = None, ledger: Ledger | None = None
+    ) -> VllmModel:
+        """The model that meets `need`, of those that `prepare` was called for; its replies go
+        through `ledger`. With an `adapter`, which is loaded and shown to be there: call it outside
+        of an event loop then. Raises a UserError for an adapter that is not taken."""
+        from soulkit.models.local.loading import adapter_hash
+        from soulkit.models.vllm.model import VllmModel
+
+        served = self._served[need.key]
+        name, version = served.abilities.served, ""
+        if adapter is not None:
+            name, version = self._loaded(served, adapter), adapter_hash(adapter)
+        return VllmModel(
+            served.fleet, served.codec, name=served.codec.name, served=name,
+            abilities=served.abilities, policy_version=version, ledger=ledger,
+            ledger_name=need.model,
+        )  # fmt: skip
+
+    def version_record(self, need: ServerNeed) -> dict[str, str]:
+        """The version of vLLM that serves `need`; nothing where its servers do not tell."""
+        version = self._served[need.key].abilities.version
+        return {"version": version} if version else {}
+
+    def _loaded(self, served: _Served, adapter: Path) -> str:
+        """The name under which an adapter is served."""
+        from soulkit.models.vllm.adapters import prove_adapter, push_adapter, unique_name
+
+        folder = str(adapter.resolve())
+        if folder not in served.adapters:
+            name = unique_name(adapter)
+            prompt = served.codec.prompt_ids([Segment("user", CANARY)])
+
+            async def load() -> None:
+                await push_adapter(served.fleet, adapter, name)
+                await prove_adapter(served.fleet, served.abilities.served, name, adapter, prompt)
+
+            asyncio.run(load())
+            served.adapters[folder] = name
+        return served.adapters[folder]
+
+    # -- in the end --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop what was started here, the last one first, and take adapters back from servers of
+        others; again, it does nothing."""
+        for key in reversed(list(self._running)):
+            self._stop_one(key)
+        for key in list(self._served):
+            self._leave(key)
+
+    def _stop_one(self, key: Any) -> None:
+        server = self._running.pop(key, None)
+        self._specs.pop(key, None)
+        self._served.pop(key, None)
+        if server is not None:
+            server.stop()
+
+    def _leave(self, key: Any) -> None:
+        """Take what was loaded away from servers that go on without this run."""
+        from soulkit.models.vllm.adapters import unload_adapter
+
+        served = self._served.pop(key)
+
+        async def unload() -> None:
+            async with asyncio.timeout(LEAVE_S):
+                for name in served.adapters.values():
+                    await unload_adapter(served.fleet, name)
+            await served.fleet.close()
+
+        try:
+            asyncio.run(unload())
+        except (SoulError, OSError, TimeoutError) as error:
+            left = ", ".join(served.adapters.values())
+            self.say(f"adapters that could not be taken back from the servers: {left} ({error})")
+
+
+class NoServers:
+    """Stands where servers are that nobody started, since no call is left that needs them."""
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        raise RuntimeError(f"'{body.get('model')}' is asked, and nothing was left to ask")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def unstarted(
+    model: str, codec: Codec, *, policy_version: str = "", ledger: Ledger | None = None
+) -> VllmModel:
+    """A model without servers: it answers what its `ledger` holds, and nothing else."""
+    from soulkit.models.vllm.model import VllmModel
+
+    return VllmModel(
+        NoServers(), codec, name=codec.name, served=model, ledger=ledger, ledger_name=model,
+        abilities=Abilities(served=model, version="", forms=False), policy_version=policy_version,
+    )  # fmt: skip
+
+
+def _attached_words(abilities: Abilities, urls: Sequence[str]) -> str:
+    """`attached to vllm 0.32.0 at http://a:8000: ids, processed log-probs, adapters`."""
+    able = ["ids" if abilities.prompt_ids else "no ids", f"{abilities.logprobs} log-probs",
+            "adapters" if abilities.adapters else "no adapters"]  # fmt: skip
+    what = f"vllm {abilities.version}".rstrip()
+    return f"attached to {what} at {', '.join(urls)}: {', '.join(able)}"
+
+
+def _lines(say: Callable[[str], None]) -> Starts:
+    """Shows a start by a plain line from time to time."""
+
+    @contextmanager
+    def starts(what: str, limit_s: float) -> Iterator[Watch]:
+        due = SAY_EVERY
+
+        def watch(seconds: float, line: str) -> None:
+            nonlocal due
+            if seconds >= due:
+                due = seconds + SAY_EVERY
+                say(f"{what}: {seconds:.0f} of at most {limit_s:.0f} s")
+
+        yield watch
+
+    return starts

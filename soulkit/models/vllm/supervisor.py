@@ -1,0 +1,147 @@
+"""Stands between soulkit and a server that it started, so that no part of it outlives either.
+
+    soulkit ──stdin──▶ supervisor ──▶ server ──▶ its workers       one session, one process group
+
+A file of its own for a plain interpreter: it needs nothing but the standard library and starts
+in a few hundredths of a second. The server runs in this process's group, which soulkit knows
+before any of it exists. When soulkit goes (its end of the pipe closes, or it is no longer the
+parent), when the server goes, or when somebody ends this process kindly, the server is asked to end
+and after a grace the whole group is killed, this process with it. When this process is killed
+itself, soulkit sees its end of the other pipe close and kills the group.
+
+    supervisor.py PARENT GRACE_S COMMAND [ARGUMENT …]
+
+It writes lines to soulkit: `started PID`, `failed WHY`, `stopped`, `ended CODE` (-N: signal N).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+
+EVERY_S = 0.2
+"""Between two looks at whether both sides are there."""
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """Somebody ended this process."""
+
+
+def tell(line: str) -> None:
+    """One line to soulkit, if it is there to read it."""
+    with suppress(OSError):
+        os.write(1, f"{line}\n".encode())
+
+
+def started(command: list[str]) -> int:
+    """The process id of the server; its output goes to this process's stderr, a log file."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    actions = [(os.POSIX_SPAWN_DUP2, nothing, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+    # Python ignores these two, and what is ignored stays so in the program that is started.
+    usual = [signal.SIGPIPE, signal.SIGXFSZ]
+    return os.posix_spawnp(
+        command[0], command, os.environ, file_actions=actions, setsigdef=usual, setsigmask=[]
+    )
+
+
+def exit_code(server: int) -> int | None:
+    """How the server ended; None while it runs."""
+    process, status = os.waitpid(server, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if process else None
+
+
+def soulkit_is_there(parent: int, wait_s: float) -> bool:
+    """Whether soulkit lives, after at most `wait_s`.
+
+    The pipe tells at once; a process that soulkit forked may hold it open, so its id counts too.
+    """
+    ready, _, _ = select.select([0], [], [], wait_s)
+    return os.getppid() == parent and not (ready and not os.read(0, 4096))
+
+
+def living(group: int) -> list[int]:
+    """Processes of `group` that live; none where the system does not list them."""
+    names = os.listdir("/proc") if os.path.isdir("/proc/self") else []
+    return [int(name) for name in names if name.isdigit() and _lives_in(group, name)]
+
+
+def _lives_in(group: int, process: str) -> bool:
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            # The name of a program may hold blanks and brackets; it ends at the last bracket.
+            state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+    except (OSError, ValueError):
+        return False
+    return int(its_group) == group and state not in (b"Z", b"X")
+
+
+def others() -> list[int]:
+    """Living processes of this group beside this one."""
+    return [process for process in living(os.getpgrp()) if process != os.getpid()]
+
+
+def end_group(server: int | None, grace_s: float) -> None:
+    """Ask the server to end, then whoever it leaves, and kill the group: this process as well."""
+    end = time.monotonic() + grace_s
+    if server is not None:
+        os.kill(server, signal.SIGTERM)
+    while server is not None and time.monotonic() < end:
+        code = exit_code(server)
+        if code is not None:
+            tell(f"ended {code}")
+            server = None
+        else:
+            time.sleep(0.02)
+    if others():
+        os.killpg(0, signal.SIGTERM)
+    while others() and time.monotonic() < end:
+        time.sleep(0.02)
+    os.killpg(0, signal.SIGKILL)
+
+
+def watch(server: int, parent: int) -> int | None:
+    """Wait until soulkit or the server goes; the server where it still runs."""
+    while soulkit_is_there(parent, EVERY_S):
+        code = exit_code(server)
+        if code is not None:
+            tell(f"ended {code}")
+            return None
+    return server
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """Once: the group is sent the same signal later on, and nothing must cut its end short."""
+    for one in ENDING:
+        signal.signal(one, lambda *_: None)
+    raise Stopped
+
+
+def main(arguments: list[str]) -> None:
+    parent, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
+    server = None
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    try:
+        for number in ENDING:
+            signal.signal(number, stop)
+        server = started(command)
+        tell(f"started {server}")
+        server = watch(server, parent)
+    except OSError as error:
+        tell(f"failed {' '.join(str(error).split())}")
+    except Stopped:
+        tell("stopped")
+    with suppress(Stopped):
+        stop(0, None)
+    end_group(server, grace_s)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
