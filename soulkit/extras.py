@@ -78,7 +78,7 @@ def declared_requirements(home: Path = HOME) -> tuple[str, list[str], dict[str, 
         package, _, marker = line.partition(";")
         extra = re.search(r"""extra *== *['"]([\w-]+)['"]""", marker)
         (extras.setdefault(extra[1], []) if extra else core).append(package.strip())
-    return installed.metadata.get("Requires-Python", ""), core, extras
+    return installed.metadata["Requires-Python"] or "", core, extras
 
 
 def _is_checkout(folder: Path) -> bool:

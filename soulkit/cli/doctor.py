@@ -54,7 +54,11 @@ def command(
     from soulkit.doctor.checkup import Checkup
     from soulkit.doctor.look import look_around, settings_needs
 
-    needs = None if config is None else settings_needs(config, intended, yes=yes, trust=trust)
+    needs = (
+        None
+        if config is None
+        else settings_needs(config, intended, yes=yes, trust=trust, vllm_python=vllm_python)
+    )
     checkup = Checkup(lines=list(look_around(needs, vllm_python)))
     if not as_json:
         _print_lines(checkup.lines)

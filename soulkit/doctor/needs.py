@@ -14,6 +14,7 @@ from typing import Any
 
 from soulkit.doctor.checkup import CheckLine
 from soulkit.errors import ConfigError, MissingPackage, UserError, did_you_mean
+from soulkit.eval.actor import starts_servers
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
 from soulkit.extras import EXTRAS
 from soulkit.models.api.address import checked_url
@@ -23,6 +24,7 @@ from soulkit.play.gaps import (
     Gap,
     NotReady,
     checkpoint_gaps,
+    engine_gaps,
     key_gaps,
     model_gaps,
     role_gaps,
@@ -37,7 +39,7 @@ from soulkit.runs.folder import CONFIG
 PART = "settings"
 COMMANDS = ("eval api", "eval local", "train METHOD", "distill")
 SERVED = frozenset({"base_url", "api_key_env", "headers", "api_version"})
-LOCAL = frozenset({"adapter", "device", "dtype", "max_context", "batch_size", "threads"})
+LOCAL = frozenset({"adapter", "device", "dtype", "max_context", "batch_size", "threads", "engine"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,8 @@ class Needs:
 def _connections(config: PlayConfig) -> int:
     """Every server has as many as there are requests at once."""
     servers = {(checked_url(who.base_url), who.model) for _, who in config.served()}
-    return config.concurrency * len(servers)
+    vllm = config.engine_choice.kind == "vllm" or bool(config.checkpoints("vllm"))
+    return config.concurrency * len(servers) + (config.batch_size if vllm else 0)
 
 
 # -- which command ---------------------------------------------------------------------------------
@@ -173,7 +176,7 @@ def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
         needs.lines.append(CheckLine.of_error(PART, "tasks", error))
         return
     gaps += role_gaps(work, config) + service_gaps(work) + key_gaps(config)
-    gaps += checkpoint_gaps(config)
+    gaps += checkpoint_gaps(config) + engine_gaps(config, actor=starts_servers(config))
     gaps += model_gaps(config.model, config.adapter) if config.kind == "local" else []
     needs.lines += gap_lines(gaps)
     needs.lines += _work_lines(work)

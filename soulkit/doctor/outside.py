@@ -113,7 +113,9 @@ def _unreachable(address: str) -> str:
 def rows_lines(registry: Registry) -> Iterator[CheckLine]:
     """Of how many tasks rows lie where they are looked for, by kind of rows."""
     for kind in ("eval", "train"):
-        here, lacking, broken = [], [], []
+        here: list[str] = []
+        lacking: list[str] = []
+        broken: list[CheckLine] = []
         for name, spec in registry.specs.items():
             if not (files := getattr(spec.files, kind)):
                 continue

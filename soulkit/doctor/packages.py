@@ -5,7 +5,9 @@ What soulkit asks for is read from its own metadata; nothing that is looked at i
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,13 +15,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from soulkit.doctor.checkup import CheckLine, Health
+from soulkit.errors import ConfigError
 from soulkit.extras import declared_requirements, install_line
+from soulkit.models.vllm.engine import interpreter
+from soulkit.models.vllm.version import NEWER, OLDEST, vllm_version
 from soulkit.version import __version__
 
 PART = "packages"
+VLLM_PYTHON = "SOULKIT_VLLM_PYTHON"
 BRINGS = {
     "train": "models on this machine, and training",
-    "vllm": "vLLM, which samples faster",
     "report": "figures in reports",
     "contamination": "near-duplicates in soul data contamination",
     "metrics": "BLEU, ROUGE and other measures of texts",
@@ -28,8 +33,9 @@ BRINGS = {
     "wandb": "--track wandb",
 }
 """Extra → what a user gets from it."""
-FOR_OTHERS = ("dev", "track")
-"""Extras of those who change soulkit, and those that only gather others."""
+ELSEWHERE = ("dev", "track", "vllm")
+"""Extras of those who change soulkit, that only gather others, and that may be installed for
+another interpreter (`vllm_line`)."""
 
 
 def package_lines(needed: Collection[str] = ()) -> Iterator[CheckLine]:
@@ -44,8 +50,27 @@ def package_lines(needed: Collection[str] = ()) -> Iterator[CheckLine]:
                     f"make an environment with Python {pythons}")  # fmt: skip
     yield from _core(core)
     for extra, packages in extras.items():
-        if extra not in FOR_OTHERS:
+        if extra not in ELSEWHERE:
             yield _extra(extra, packages, needed=extra in needed)
+
+
+def vllm_line(python: str | None = None) -> CheckLine:
+    """The vLLM of the interpreter `python` (None: this one); it is not imported."""
+    path = interpreter(python or os.environ.get(VLLM_PYTHON))
+    try:
+        install = vllm_version(path)
+    except ConfigError as error:
+        return CheckLine.of_error(PART, "vLLM", error)
+    whose = "" if path == sys.executable else f" of {path}"
+    if install is None:
+        words = f"not installed{whose or ' here'}; samples faster, on a GPU above all"
+        return _line("vLLM", "note", words, f"{install_line('vllm')}, or --vllm-python PATH")
+    words = f"{install.distribution} {install.version}{whose}, "
+    words += "on the GPU" if install.on_gpu else "on the CPU"
+    if install.supported:
+        return _line("vLLM", "ok", words)
+    way = f"install vLLM {'.'.join(map(str, OLDEST))} or newer, below {'.'.join(map(str, NEWER))}"
+    return _line("vLLM", "note", f"{words}: soulkit does not know this version", way)
 
 
 def _core(packages: list[str]) -> Iterator[CheckLine]:

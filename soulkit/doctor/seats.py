@@ -107,7 +107,7 @@ class SeatNote:
         if self.stop_reason == "length":
             return "note", f"{words} (cut at its limit)", "a larger --max-tokens"
         if self._schema() in ("ignored", "refused"):
-            words += f"; its server {self._schema()} the schema, so that the prompt alone says it"
+            words += "; its server does not hold replies to a schema: the prompt alone says it"
             return "note", words, ""
         return "ok", words, ""
 
@@ -172,6 +172,9 @@ class NotedModel:
         except CallError as error:
             self.seat.failure = self.seat.failure or error.detail
             raise
+        except UserError as error:  # money or servers are gone: others may be asked all the same
+            self.seat.failure = self.seat.failure or error.what
+            raise ProviderError(error.what) from error
         self.seat.note(reply, sampling, time.monotonic() - start)
         return reply
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from soulkit.doctor.checkup import PlayerCheck
+from soulkit.doctor.loaded import LoadedModels
 from soulkit.doctor.needs import TrialPart
 from soulkit.doctor.seats import (
     SPOKEN,
@@ -37,7 +39,7 @@ from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.roles.players import cast_of
 from soulkit.models.roles.settings import PANELS, RoleSettings
 from soulkit.play.costs import AskUser, confirm_cost, is_paid, prices_of
-from soulkit.play.plan import Plan, PlayerTerms, Work, plan_work
+from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, Work, plan_work
 from soulkit.play.settings import PlayConfig
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.guarding import task_code
@@ -48,6 +50,7 @@ AFTERWARDS = ("coach", "blind_reader")
 """The roles that are asked about a draft where feedback is wanted."""
 NONSENSE = "I would rather not say."
 """What stands for a reply where a task has scripted neither a right nor a wrong one."""
+MADE_LATER = "it is made when the training begins"
 UNREADABLE = "no verdict can be read"
 SHORT = 24
 """Characters of a text in a verdict that is a label rather than reasons."""
@@ -102,7 +105,7 @@ def _actor_name(part: TrialPart) -> str:
 
 def trial_plan(trials: Sequence[TaskTrial]) -> Plan:
     """What the questions cost at most: as if each of these rows were played to its end."""
-    tasks = []
+    tasks: list[TaskPlan] = []
     for trial in trials:
         work = Work(trial.task, (trial.example,))
         voices = _voices(trial.part, work)
@@ -143,9 +146,12 @@ def ask_players(
         return []
     confirm_cost(trial_plan(trials), trials[0].part.config, say, ask)
     table = RoundTable(load=load)
-    for trial in trials:
-        say(f"asking in {trial.task.name}: {', '.join(role for role, _ in trial.seats)}")
-        asyncio.run(_TaskTrying(trial, table).run())
+    for part in parts:
+        here = [trial for trial in trials if trial.part is part]
+        with LoadedModels(part, say) if load and here else nullcontext() as loaded:
+            for trial in here:
+                say(f"asking in {trial.task.name}: {', '.join(role for role, _ in trial.seats)}")
+                asyncio.run(_TaskTrying(trial, table, loaded).run())
     return [table.seat(*seat).check() for trial in trials for seat in trial.seats]
 
 
@@ -155,6 +161,8 @@ class _TaskTrying:
 
     trial: TaskTrial
     table: RoundTable
+    loaded: LoadedModels | None = None
+    """None: nothing is loaded to be asked."""
     rollout: Rollout = field(default_factory=Rollout)
 
     def __post_init__(self) -> None:
@@ -180,8 +188,9 @@ class _TaskTrying:
         served = self.trial.part.served_actor
         everybody = [*([served] if served else []), *config.settings_of_players()]
         players = NotedPlayers(
-            load=lambda path: loaded_player(config, path), call_arguments=calls,
-            settings_of_all=everybody, table=self.table,
+            call_arguments=calls, settings_of_all=everybody, table=self.table,
+            load=self.loaded.player if self.loaded else None,
+            serve=self.loaded.served if self.loaded else None,
         )  # fmt: skip
         players.actor = self._actor(players, served)
         return players
@@ -193,9 +202,10 @@ class _TaskTrying:
         try:
             if served is not None:
                 return players.made("actor", served)
-            if self.table.load and (actor := loaded_actor(self.trial.part.config)):
+            if self.loaded is not None and (actor := self.loaded.actor()):
                 return actor
-            seat.away = "it would have to be loaded (--load)"
+            made_later = self.loaded is not None
+            seat.away = MADE_LATER if made_later else "it would have to be loaded (--load)"
         except UserError as error:
             seat.unusable = error
         return AwayModel(seat.who, lines)
@@ -353,29 +363,3 @@ def _judged_episode(task: Task, example: Example, drafted: Episode | None) -> Ep
         return (
             task.gold(example) or drafted or task.wrong(example) or task.canary(example, NONSENSE)
         )
-
-
-# -- checkpoints -----------------------------------------------------------------------------------
-
-
-def loaded_actor(config: PlayConfig) -> ChatModel | None:
-    """The actor on this machine; None for one that is only made when the training begins."""
-    if isinstance(config, EvalConfig):
-        from soulkit.eval.runner import local_model
-
-        return local_model(config)
-    from soulkit.models.local.sampler import LocalModel
-    from soulkit.train.config import TINY
-
-    if config.model == TINY:
-        return None
-    return LocalModel.load(
-        config.model, adapter=config.adapter, device=config.device, dtype=config.dtype
-    )
-
-
-def loaded_player(config: PlayConfig, path: str) -> ChatModel:
-    """A checkpoint that plays beside the actor."""
-    from soulkit.models.local.sampler import LocalModel
-
-    return LocalModel.load(path, device=config.device, dtype=config.dtype)
