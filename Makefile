@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-core lint format demo bench build clean
+.PHONY: help setup test test-slow test-core test-vllm test-vllm-kill setup-vllm lint format demo bench build clean
 
 BIN := .venv/bin
 # Two processes; one thread each, or torch would start a pool per process and fight for the cores.
@@ -25,6 +25,20 @@ test-core: $(if $(filter $(BIN)/%,$(CORE_PYTHON)),setup) ## run the tests that n
 	@PYTHONPATH=$(CURDIR)/tests/without_torch OMP_NUM_THREADS=1 $(CORE_PYTHON) -m pytest -q -n 2 --dist loadfile \
 	  -m "$(ELSEWHERE) and not slow"
 
+# Also another vLLM, as on a machine with a GPU: make test-vllm VLLM_PYTHON=/path/to/bin/python
+VLLM_PYTHON ?= .venv-vllm/bin/python
+VLLM_SETUP := setup $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),setup-vllm)
+# One process: one server for all tests.
+VLLM_PYTEST := OMP_NUM_THREADS=1 SOULKIT_VLLM_PYTHON=$(abspath $(VLLM_PYTHON)) $(BIN)/python -m pytest -q -p no:xdist
+test-vllm: $(VLLM_SETUP) ## run the tests that need a vLLM server, with one for a CPU (2.5 GB)
+	@$(VLLM_PYTEST) -m "vllm and not slow" tests/vllm
+
+test-vllm-kill: $(VLLM_SETUP) ## kill soulkit, supervisor and server twenty times, at random moments
+	@SOULKIT_KILLS=20 $(VLLM_PYTEST) tests/vllm/test_killed.py
+
+setup-vllm:
+	@bash scripts/setup_vllm
+
 lint: setup ## check format, style, types and layers
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
@@ -44,5 +58,5 @@ bench: setup ## measure the start-up time
 build: setup ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build
 
-clean: ## delete .venv and caches (runs/ stays)
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## delete .venv, .venv-vllm and caches (runs/ stays)
+	rm -rf .venv .venv-vllm dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

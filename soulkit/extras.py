@@ -28,6 +28,7 @@ EXTRAS = {
     "peft": "train",
     "safetensors": "train",
     "datasets": "train",
+    "vllm": "vllm",
     "matplotlib": "report",
     "datasketch": "contamination",
     "sacrebleu": "metrics",

@@ -6,19 +6,19 @@ used before: a server that is handed other weights under an old name and path an
 whose loaded folder has vanished dies; and a name goes only when nothing is under way for it.
 
     push_adapter ──▶ loaded under its name on every server
-    prove_adapter ─▶ what it does to the log-probs of a prompt is there (evaluation)
-    WeightCanary ──▶ the log-probs of a prompt are those of the weights that were pushed (training)
+    prove_adapter ─▶ what it does to the log-probs of a prompt is there
     unload_adapter ▶ idle, the name away
     serve_adapter ─▶ the first two for an adapter that is measured
 
-That a server lists an adapter proves nothing about what it computes with; log-probs do.
+That a server lists an adapter proves nothing about what it computes with; log-probs do. An adapter
+that is measured has to move them from the base's; what training pushes is held against the
+trainer's own, of which `prompt_logprobs` is the other side.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.models.local.loading import adapter_hash
-from soulkit.models.local.names import ADAPTER_CONFIG, adapter_folder
+from soulkit.models.local.names import adapter_folder
 from soulkit.models.local.weights import ADAPTER_FILE
 from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.fleet import Body, Fleet, NoServerLeft
@@ -37,8 +37,6 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HOW_TO_START = (
     "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 )
-EXACT, GROSS = 1e-4, 0.5
-"""How far log-probs may be off: of float32 numbers, and of 16-bit ones, in nats."""
 AGREEMENT = 0.1
 """How far the log-probs of two servers of the same weights may be apart on average, in nats: 16-bit
 numbers of different devices differ by hundredths, other weights by more than a nat."""
@@ -63,18 +61,6 @@ def unique_name(folder: str | Path, stem: str = "soulkit") -> str:
     return f"{stem}-{adapter_hash(folder)}-{secrets.token_hex(4)}"
 
 
-def copied_adapter(folder: str | Path, place: Path) -> Path:
-    """A copy of what servers read of an adapter, in a new folder `place`.
-
-    Whoever trains on, or tidies up, in the original folder then changes nothing that is served.
-    """
-    source = adapter_folder(folder)
-    place.mkdir(parents=True)
-    for name in (ADAPTER_CONFIG, ADAPTER_FILE):
-        shutil.copyfile(source / name, place / name)
-    return place
-
-
 async def push_adapter(fleet: Fleet, folder: str | Path, name: str) -> None:
     """Load an adapter folder on every living server under `name`, which must be new there.
 
@@ -90,11 +76,12 @@ async def push_adapter(fleet: Fleet, folder: str | Path, name: str) -> None:
                 "Take another name, or unload that adapter there.",
             )
     replies = await fleet.each(LOAD, {"lora_name": name, "lora_path": str(source)})
-    refusals = {url: r for url, r in replies.items() if _refuses(r)}
-    if refusals:
-        await unload_adapter(fleet, name)
-        url, refusal = next(iter(refusals.items()))
-        raise _unloadable(url, refusal, source)
+    for url, reply in replies.items():
+        # The name was new a moment ago: who has it has it from a request whose reply was lost.
+        if isinstance(reply, ServerRefused) and "already been loaded" not in reply.message:
+            await unload_adapter(fleet, name)
+            raise _unloadable(url, reply, source)
+    fleet.adapters.add(name)
 
 
 async def unload_adapter(fleet: Fleet, name: str) -> None:
@@ -103,6 +90,7 @@ async def unload_adapter(fleet: Fleet, name: str) -> None:
     Servers that do not have it are left alone; any other refusal raises ServerRefused.
     """
     await fleet.idle(name)
+    fleet.adapters.discard(name)
     try:
         replies = await fleet.each(UNLOAD, {"lora_name": name})
     except NoServerLeft:
@@ -112,14 +100,7 @@ async def unload_adapter(fleet: Fleet, name: str) -> None:
             raise reply
 
 
-def _refuses(reply: Body | ServerRefused) -> bool:
-    """Whether an adapter was not loaded. Its name was new a moment ago, so a server that has it
-    has it from a first request whose reply was lost."""
-    return isinstance(reply, ServerRefused) and "already been loaded" not in reply.message
-
-
-def _unloadable(url: str, refusal: Body | ServerRefused, source: Path) -> AdapterNotServed:
-    assert isinstance(refusal, ServerRefused)
+def _unloadable(url: str, refusal: ServerRefused, source: Path) -> AdapterNotServed:
     unread = "adapter found" in refusal.message
     if refusal.status in _NO_ROUTE and not unread:
         return no_adapters(url)
@@ -231,39 +212,6 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
 # -- proof -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WeightCanary:
-    """A prompt, and what its tokens' log-probs are under the weights that were pushed."""
-
-    prompt_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Of each token but the first, in nats, at temperature 1."""
-
-    def gap(self, served: Sequence[float]) -> float:
-        """The largest difference to what a server computed, in nats."""
-        if len(served) != len(self.logprobs):
-            return float("inf")
-        return largest_gap(self.logprobs, served)
-
-    async def prove(self, fleet: Fleet, name: str, limit: float = EXACT) -> float:
-        """The largest gap over all living servers under the adapter `name`.
-
-        Raises NotArrived beyond `limit` nats.
-        """
-        served = await prompt_logprobs(fleet, name, self.prompt_ids)
-        gaps = {url: self.gap(logprobs) for url, logprobs in served.items()}
-        url = max(gaps, key=lambda at: gaps[at])
-        if not gaps[url] <= limit:
-            raise NotArrived(
-                f"The weights that were pushed to {url} as '{name}' are not what it serves.",
-                f"Log-probs of a known prompt differ by {gaps[url]:.3g} nats from the trainer's, "
-                f"more than {limit:g}: rollouts would come from another policy.",
-                "Look into the server's log; --engine local samples with the trained weights "
-                "themselves.",
-            )
-        return gaps[url]
-
-
 def largest_gap(one: Sequence[float], other: Sequence[float]) -> float:
     """The largest difference of two equally long lists of log-probs, in nats; infinite where one
     of them is no number."""
@@ -352,7 +300,7 @@ def any_weight(folder: str | Path) -> bool:
                 file.seek(8 + length + start)
                 if not _all_zero(file.read, end - start):
                     return True
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"The adapter's weights {path} cannot be read.",
             f"{type(error).__name__}: {error}",

@@ -23,7 +23,7 @@ _ORIGIN = re.compile(r"^\((?:\w+|\w+ )[^()]*pid=\d+\) ?")
 _STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)(?:: |$)"
-    r"|^\S+\.py: error: |^\S*/\S*python\S*: "
+    r"|^\S+\.py: error: |^\S*/python[\d.]*: "
 )
 _WRAPPERS = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
 """What vLLM raises because of an exception that stands further up."""
@@ -100,7 +100,7 @@ def diagnosis(log: Path, since: int = 0) -> Diagnosis:
     """What `log` says from byte `since` on about an end."""
     lines = list(plain_lines(log, since))
     at = _root(lines)
-    shown = lines[at : at + _SHOWN] if at is not None else lines[-_SHOWN:]
+    shown = list(_from(lines, at)) if at is not None else lines[-_SHOWN:]
     text = " ".join(shown)
     cause = next((one for one in CAUSES if one.sign.search(text)), None)
     return Diagnosis(
@@ -129,6 +129,15 @@ def plain_lines(log: Path, since: int = 0, tail: int = TAIL_BYTES) -> Iterator[s
         plain = _STAMP.sub("", _ORIGIN.sub("", line)).rstrip()
         if plain:
             yield plain
+
+
+def _from(lines: list[str], at: int) -> Iterator[str]:
+    """The exception at `at` with the lines that belong to it."""
+    yield lines[at]
+    for line in lines[at + 1 : at + _SHOWN]:
+        if line.startswith("Traceback") or _EXCEPTION.match(line):
+            return
+        yield line
 
 
 def _root(lines: list[str]) -> int | None:

@@ -201,7 +201,7 @@ class VllmServer:
         return ServerFailed(
             f"The vLLM server of '{self._model}' did not answer within {seconds:.0f} s.",
             f"Its log ends: {last_line(self.log, self._since) or 'it is empty'}",
-            f"Give it longer (--vllm-start-s SECONDS), or read its log: {self.log}",
+            f"Give it longer (--vllm-start SECONDS), or read its log: {self.log}",
         )
 
 

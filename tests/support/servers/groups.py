@@ -1,0 +1,33 @@
+"""Process groups of tests: whether they are there, and waiting until they are or are not."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+from soulkit.models.vllm.supervisor import living
+
+PATIENCE_S = 60.0
+"""Until a test gives up: a machine may be busy, and no test measures time."""
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether `condition` comes true, however slow the machine is."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(5.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def is_gone(group: int, port: int) -> bool:
+    """Whether neither a process of the group nor a listener on its port is left."""
+    return not living(group) and not listens(port)
