@@ -10,13 +10,14 @@ import platform
 import sys
 from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from soulkit.doctor.checkup import CheckLine, Health
 from soulkit.errors import ConfigError
-from soulkit.extras import declared_requirements, install_line
+from soulkit.extras import HOME, declared_requirements, install_line
 from soulkit.models.vllm.engine import interpreter
 from soulkit.models.vllm.version import NEWER, OLDEST, vllm_version
 from soulkit.version import __version__
@@ -38,9 +39,10 @@ ELSEWHERE = ("dev", "track", "vllm")
 another interpreter (`vllm_line`)."""
 
 
-def package_lines(needed: Collection[str] = ()) -> Iterator[CheckLine]:
-    """Python, soulkit, and a line for each extra; one in `needed` may not be missing."""
-    pythons, core, extras = declared_requirements()
+def package_lines(needed: Collection[str] = (), home: Path = HOME) -> Iterator[CheckLine]:
+    """Python, soulkit, and a line for each extra; one in `needed` may not be missing. `home` is the
+    package folder of the installation."""
+    pythons, core, extras = declared_requirements(home)
     yield _line("soulkit", "ok", __version__)
     here = platform.python_version()
     if SpecifierSet(pythons).contains(here, prereleases=True):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from soulkit.doctor.checkup import Health, PlayerCheck
 from soulkit.errors import CallError, ProviderError, UserError
 from soulkit.keys import printable
+from soulkit.models.api.roll_call import RollCall
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.roles.players import Players
 from soulkit.models.roles.settings import RoleSettings
@@ -88,7 +89,7 @@ class SeatNote:
 
     def _outcome(self) -> tuple[Health, str, str]:
         if self.unusable is not None:
-            return "problem", self.unusable.what, self.unusable.way_out
+            return "problem", one_line(self.unusable.what, 300), self.unusable.way_out
         if self.away:
             return "note", f"not asked: {self.away}", ""
         if self.failure:
@@ -172,8 +173,8 @@ class NotedModel:
         except CallError as error:
             self.seat.failure = self.seat.failure or error.detail
             raise
-        except UserError as error:  # money or servers are gone: others may be asked all the same
-            self.seat.failure = self.seat.failure or error.what
+        except UserError as error:  # a server that refuses; others may be asked all the same
+            self.seat.unusable = self.seat.unusable or error
             raise ProviderError(error.what) from error
         self.seat.note(reply, sampling, time.monotonic() - start)
         return reply
@@ -219,13 +220,15 @@ class NotedPlayers(Players):
             elif settings.kind == "actor" and isinstance(self.actor, AwayModel):
                 seat.away = "it is the actor, which is not loaded (--load)"
             else:
-                return NotedModel(super().model(role, settings), seat, self.table)
+                return NotedModel(self.made(role, settings), seat, self.table)
         except UserError as error:
             seat.unusable = error
         return AwayModel(settings.written())
 
     def made(self, role: str, settings: RoleSettings) -> ChatModel:
         """The model behind `settings`, as it is; a UserError when it cannot be made."""
+        # Of its own, or one server's refusal would keep everybody from being asked.
+        self.roll_call = RollCall(self.say)
         return super().model(role, settings)
 
 
@@ -233,7 +236,7 @@ def quick(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of endpoints for a single question: whoever is away is to be known soon."""
     return {
         **arguments, "max_attempts": 2, "backoff_s": min(arguments.get("backoff_s", 1.0), 1.0),
-        "timeout_s": min(arguments.get("timeout_s", 60.0), 60.0), "roll_call": None,
+        "timeout_s": min(arguments.get("timeout_s", 60.0), 60.0),
     }  # fmt: skip
 
 

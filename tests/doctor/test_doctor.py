@@ -232,6 +232,40 @@ def test_a_coach_comments_on_a_scored_draft(
     assert (code, by_who(printed, "coach")["c"]["health"]) == (1, "problem")
 
 
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_checkpoint_is_asked_where_load_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from soulkit.models.local.tiny import build_tiny
+
+    model = build_tiny(tmp_path / "model", ["Where is the red box?"], max_context=512)
+    shared = {"kind": "local", "model": str(model), "max_tokens": 8}
+    with ScriptedServer(answer=judge()) as good:
+        judges = [f"endpoint:j@{good.base_url}", f"local:{model}"]
+        file = settings(tmp_path, **shared, judge=judges)
+        code, printed = checkup(capsys, file, "--load")
+    (actor,) = by_who(printed, "actor").values()
+    assert actor["calls"] == 1 and 0 < actor["completion_tokens"] <= 8
+    players = by_who(printed, "judge")
+    assert players["j"]["health"] == "ok" and players[str(model)]["health"] == "problem"
+    assert (code, printed["problems"]) == (1, 1)
+
+
+def test_experts_are_asked_as_they_will_be_sampled(
+    tmp_path: Path, actor: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedServer(answer=judge()) as good:
+        file = settings(
+            tmp_path, kind=None, tasks=None, model=str(tmp_path),
+            experts={"essay": f"endpoint:expert@{actor.base_url}"},
+            judge=[f"endpoint:j@{good.base_url}"],
+        )  # fmt: skip
+        code, printed = checkup(capsys, file)
+    asked_roles = {one["role"]: one["health"] for one in printed["players"]}
+    assert (code, asked_roles) == (0, {"actor": "ok", "judge": "ok"})
+
+
 # -- what is missing, what it costs, whose settings they are ---------------------------------------
 
 
