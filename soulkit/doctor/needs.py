@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soulkit.doctor.checkup import CheckLine
 from soulkit.errors import ConfigError, MissingPackage, UserError, did_you_mean
@@ -35,6 +35,10 @@ from soulkit.play.playable import left_out_lines
 from soulkit.play.seating import seated
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import CONFIG
+
+if TYPE_CHECKING:
+    from soulkit.train.config import TrainConfig
+    from soulkit.train.material.assemble import Material
 
 PART = "settings"
 COMMANDS = ("eval api", "eval local", "train METHOD", "distill")
@@ -71,7 +75,8 @@ class Needs:
     @property
     def extras(self) -> set[str]:
         """The extras without which the command cannot do anything."""
-        return set() if self.command == "eval api" else {"train"}
+        loads = self.config is not None and bool(self.config.checkpoints())
+        return {"train"} if loads or self.command != "eval api" else set()
 
     @property
     def keys(self) -> set[str]:
@@ -218,17 +223,11 @@ def gap_lines(gaps: Sequence[Gap]) -> Iterator[CheckLine]:
 
 def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -> None:
     from soulkit.train.config import TrainConfig
-    from soulkit.train.material.assemble import gather_material
 
     config = TrainConfig.load(file, flags=flags, trust=trust)
     needs.config = config
-    try:
-        material = gather_material(config, asking=True)
-    except NotReady as error:
-        needs.lines += gap_lines(error.gaps)
-        return
-    except UserError as error:
-        needs.lines.append(CheckLine.of_error(PART, "tasks", error))
+    material = _material(needs, config)
+    if material is None:
         return
     for remark in material.remarks():
         needs.lines.append(CheckLine(part=PART, name="rows", health="note", words=remark))
@@ -241,6 +240,23 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
     work = tuple(first[name] for name in played.tasks if name in first)
     coached = played.objective is not None and played.objective.uses_feedback
     needs.parts.append(TrialPart(config=played.config, work=work, coached=coached))
+
+
+def _material(needs: Needs, config: TrainConfig) -> Material | None:
+    """What is trained on, with a line for all that is missing; None where not even the tasks, their
+    rows and players are there."""
+    from soulkit.train.material.assemble import gather_material
+
+    try:
+        return gather_material(config, asking=True)
+    except NotReady as error:
+        needs.lines += gap_lines(error.gaps)
+    except UserError as error:
+        needs.lines.append(CheckLine.of_error(PART, "training", error))
+    try:
+        return gather_material(config)  # without a key or the model others may be asked
+    except UserError:
+        return None
 
 
 # -- distillations ---------------------------------------------------------------------------------

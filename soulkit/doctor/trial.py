@@ -44,7 +44,7 @@ from soulkit.play.settings import PlayConfig
 from soulkit.tasks.base import Rollout, Task
 from soulkit.tasks.guarding import task_code
 from soulkit.text import one_line
-from soulkit.types import Episode, Example, Sampling, Score
+from soulkit.types import Episode, Example, Feedback, Sampling, Score
 
 AFTERWARDS = ("coach", "blind_reader")
 """The roles that are asked about a draft where feedback is wanted."""
@@ -99,8 +99,11 @@ def seats_in(part: TrialPart, work: Work) -> list[SeatKey]:
 
 
 def _actor_name(part: TrialPart) -> str:
-    served = part.served_actor
-    return served.written() if served else f"local:{part.config.model}"
+    if served := part.served_actor:
+        return served.written()
+    kind = "vllm" if part.config.engine_choice.kind == "vllm" else "local"
+    adapter = f" + {part.config.adapter}" if part.config.adapter else ""
+    return f"{kind}:{part.config.model}{adapter}"
 
 
 def trial_plan(trials: Sequence[TaskTrial]) -> Plan:
@@ -270,28 +273,39 @@ class _TaskTrying:
             await self._coach(cast, episode, score)
 
     async def _coach(self, cast: Cast, episode: Episode, score: Score) -> None:
-        seats = self._seats("coach")
-        if cast.coach is None or not seats:
+        """Have the coach comment, and the blind reader answer from that alone."""
+        seats = [seat for role in AFTERWARDS for seat in self._seats(role) if not seat.absent]
+        if not seats:
             return
         if not score.scored:
-            seats[0].away = seats[0].away or "there is no score to comment on"
+            for seat in seats:
+                seat.away = "there is no score to comment on"
             return
-        task, example = self.trial.task, self.trial.example
+        task = self.trial.task
         try:
             with task_code(task, "critique"):
-                feedback = await task.critique(example, episode, score, cast, self.rollout)
-            reader = self._blind_reader()
-            if feedback and reader and (view := task.leak_view(example)):
-                await read_blind(feedback, view, reader, [self.rollout.call("judge", example)])
+                feedback = await task.critique(
+                    self.trial.example, episode, score, cast, self.rollout
+                )
         except CallError as error:
-            self._note_break(error, AFTERWARDS)
+            self._note_break(error, ["coach"])
+            return
+        if feedback is not None:
+            await self._read_blind(feedback)
 
-    def _blind_reader(self) -> Player | None:
-        config = self.trial.part.config
+    async def _read_blind(self, feedback: Feedback) -> None:
+        config, example = self.trial.part.config, self.trial.example
         settings = getattr(config, "blind_reader", None)
         if settings is None or not self._seats("blind_reader"):
-            return None
-        return self.players.player("blind_reader", settings, config.seed)
+            return
+        reader = self.players.player("blind_reader", settings, config.seed)
+        try:
+            with task_code(self.trial.task, "leak_view"):
+                view = self.trial.task.leak_view(example)
+            if view is not None and not isinstance(reader.model, AwayModel):
+                await read_blind(feedback, view, reader, [self.rollout.call("judge", example)])
+        except CallError as error:
+            self._note_break(error, ["blind_reader"])
 
     # -- what is noted -----------------------------------------------------------------------------
 

@@ -225,8 +225,12 @@ def test_a_coach_comments_on_a_scored_draft(
         shared = {"kind": None, "method": "ditto", "model": "tiny", "tasks_file": None,
                   "tasks": {"tomi": 1.0}, "data": {"tomi": "synth:8"}}  # fmt: skip
         coach = f"endpoint:c@{good.base_url}"
-        code, printed = checkup(capsys, settings(tmp_path, **shared, coach=coach))
-        assert (code, by_who(printed, "coach")["c"]["words"]) == (0, "answered: 'Say more.'")
+        reader = f"endpoint:r@{DOWN}"
+        code, printed = checkup(
+            capsys, settings(tmp_path, **shared, coach=coach, blind_reader=reader)
+        )
+        assert (code, by_who(printed, "coach")["c"]["words"]) == (1, "answered: 'Say more.'")
+        assert "connection refused" in by_who(printed, "blind_reader")["r"]["words"]
         coach = f"endpoint:c@{mute.base_url}"
         code, printed = checkup(capsys, settings(tmp_path, **shared, coach=coach))
     assert (code, by_who(printed, "coach")["c"]["health"]) == (1, "problem")
