@@ -119,7 +119,7 @@ class Codec:
         emitted = list(ids[:room])
         end = next((i + 1 for i, one in enumerate(emitted) if one in self.end_ids), None)
         emitted, text, cut = self._cut_at_stops(emitted[:end], stop)
-        reasoning, text = reasoning_and_text(text, self._thinking_open(prompt))
+        reasoning, text = reasoning_and_text(text, self.opens_thinking(prompt))
         count = len(prompt) if prompt_tokens is None else prompt_tokens
         return Completion(
             text=text,
@@ -158,7 +158,7 @@ class Codec:
         text = self.text(ids[:end])
         return ids[:end], text[: min(text.find(s) for s in stop if s and s in text)], True
 
-    def _thinking_open(self, prompt: Sequence[int]) -> bool:
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt itself ends inside the thinking, as some templates write it."""
         tail = str(self.tokenizer.decode(list(prompt[-4:]), skip_special_tokens=False)).rstrip()
         return tail.endswith(START_OF_THINKING)

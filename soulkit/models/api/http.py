@@ -53,7 +53,7 @@ def _certificates(outside: bool, *named: str | None) -> Any:
     return httpx2.create_ssl_context(trust_env=outside)
 
 
-def make_client(base_url: str, timeout_s: float, connections: int) -> Client:
+def make_client(base_url: str, timeout_s: float | None, connections: int) -> Client:
     """A client that keeps `connections`. Raises ModelLoadError when this machine's settings for
     proxies or certificates, or the address, allow none."""
     import httpx2 as http

@@ -77,13 +77,20 @@ def ignored_fields(entry: LedgerEntry, answer: WireReply, sampling: Sampling) ->
 def _lacks_form(answer: WireReply, form: Form, dropped: tuple[str, ...]) -> bool:
     """Whether a whole reply is not the object that the server was told to hold it to."""
     rung = next((name for name in RUNGS if f"form:{name}" not in dropped), None)
-    text = answer.text.rpartition("</think>")[2].strip()
-    if rung is None or answer.stop_reason in _UNFINISHED or not text:
+    if rung is None:
+        return False
+    return lacks_form(answer.text, answer.stop_reason, form, shaped=rung == RUNGS[0])
+
+
+def lacks_form(text: str, stop_reason: str, form: Form, *, shaped: bool = True) -> bool:
+    """Whether a whole reply is no JSON object, or (`shaped`) none of the form's shape."""
+    text = text.rpartition("</think>")[2].strip()
+    if stop_reason in _UNFINISHED or not text:
         return False
     value = json_or_none(text)
     if not isinstance(value, dict):
         return True
-    return rung == RUNGS[0] and not _has_shape(value, json_or_none(form.schema))
+    return shaped and not _has_shape(value, json_or_none(form.schema))
 
 
 def _has_shape(value: Mapping[str, Any], schema: Any) -> bool:

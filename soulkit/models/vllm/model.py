@@ -1,0 +1,406 @@
+"""A model behind vLLM servers, with the same replies as one in this process.
+
+    context ──codec──▶ prompt ids ──fleet──▶ emitted ids ──codec──▶ Completion
+
+Text, reasoning, the token where a stop string ends, what was dropped: all of it is `codec.py`'s,
+for every engine. What is a server's alone:
+
+* **Log-probs** are left out where the server's are those of another distribution (`wire.py`), which
+  `logprobs` in `Completion.dropped` says. With `top_p` below 1 a server that gives *processed* ones
+  is such a case, and one that gives *raw* ones with a temperature other than 0 and 1.
+* **Forms** are held by the server's grammar, from the reply's first token on. So a reply that is to
+  think first is asked without one, and so is a form that the server cannot compile. A server that
+  was found not to follow any (`holds_forms`) is asked without; `form` in `dropped` says so.
+* **Seeds** are derived from `Sampling.seed` and the `Call`, as for endpoints: equal calls have
+  equal replies, up to the rounding of the batch that they ran in.
+* **The ledger.** A player's replies are kept, under `vllm:MODEL` in place of an address: a run that
+  is taken up finds them whatever port its server has then, and a replay asks nobody. Kept replies
+  have no log-probs, as nobody trains on a player. An actor has no ledger.
+* **Failures.** Death is the fleet's business, which asks elsewhere. A refusal is a ProviderError, a
+  prompt that leaves no room a ContextOverflow before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from soulkit.errors import ConfigError, ContextOverflow, ProviderError
+from soulkit.keys import masked_json
+from soulkit.models.api.reading import lacks_form
+from soulkit.models.api.schema_question import follows_schema, schema_question
+from soulkit.models.api.wire import json_or_none, to_messages, too_long
+from soulkit.models.codec import Codec, least_limit
+from soulkit.models.ledger.ledger import LedgerEntry, Request, request_key, request_of
+from soulkit.models.vllm.client import ServerGone, ServerRefused
+from soulkit.models.vllm.wire import (
+    LEAST_TEMPERATURE,
+    PATH,
+    Emission,
+    LogprobsMode,
+    Unreadable,
+    completion_request,
+    gives_logprobs,
+    read_emission,
+)
+from soulkit.types import Call, Completion, Sampling, Segment
+
+if TYPE_CHECKING:
+    from soulkit.models.base import TrainedWeights
+    from soulkit.models.ledger.ledger import Ledger
+
+TRIES = 2
+"""How often a reply is asked for that cannot be read: a server that ends gives work up."""
+
+log = logging.getLogger(__name__)
+
+
+class AskedServers(Protocol):
+    """The servers of one model, asked as one (`fleet.py`)."""
+
+    async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+
+    async def close(self) -> None: ...
+
+
+class ServerTruths(Protocol):
+    """What a look at the servers has shown (`attach.py`)."""
+
+    @property
+    def logprobs(self) -> LogprobsMode: ...
+
+    @property
+    def forms(self) -> bool | None:
+        """Whether they hold replies to a form; None: not known, and asked where it matters."""
+
+    @property
+    def max_context(self) -> int | None: ...
+
+
+Push = Callable[["TrainedWeights"], Awaitable[tuple[str, str]]]
+"""Brings weights to the servers, proves that they are there, and returns the name that they are
+served under and their version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One request, and what its reply is read with."""
+
+    body: Mapping[str, Any]
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    room: int
+    logprobs: bool
+    form: bool
+    """Whether the server is to hold the reply to its form."""
+    policy: str
+
+
+class VllmModel:
+    """A `Sampler` whose replies come from vLLM servers.
+
+    Args:
+        fleet: the servers. Its `ask(path, body)` answers with the reply's JSON object.
+        codec: of the model that they serve.
+        name: what the model is called here.
+        served: what the servers call it, or the adapter on it.
+        abilities: what the servers can do, or what finds it out, once, before the first call that
+            no ledger answers.
+        policy_version: hash of the adapter, stamped on completions.
+        ledger: where a player's replies are kept and looked up; None for an actor.
+        ledger_name: MODEL of `vllm:MODEL` in the ledger; `name` if empty.
+        push: brings the weights of a trainer there; None: nobody trains them.
+    """
+
+    def __init__(
+        self,
+        fleet: AskedServers,
+        codec: Codec,
+        *,
+        name: str,
+        served: str,
+        abilities: ServerTruths | Callable[[], Awaitable[ServerTruths]],
+        policy_version: str = "",
+        ledger: Ledger | None = None,
+        ledger_name: str = "",
+        push: Push | None = None,
+    ) -> None:
+        self.name, self.served, self.policy_version = name, served, policy_version
+        self.codec = copy(codec)  # its limit may be lowered to the servers'
+        self._fleet, self._ledger, self._push = fleet, ledger, push
+        self._ledger_name = ledger_name or name
+        self._look = abilities
+        self._truths: ServerTruths | None = None
+        self._forms: bool | None = None
+        self._refused_forms: set[str] = set()
+        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._closed = False
+        if not callable(abilities):
+            self._learn(abilities)
+
+    @property
+    def context_limit(self) -> int | None:
+        """Tokens of a prompt with its reply; None: not known."""
+        return self.codec.context_limit
+
+    def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
+        """Tokens of the prompt that `context` becomes."""
+        return self.codec.prompt_length(context, thinking)
+
+    async def take(self, weights: TrainedWeights) -> None:
+        """Sample with these weights from now on; returns once they are proven to be there."""
+        if self._push is None:
+            raise ConfigError(
+                f"'{self.name}' is served as it is.",
+                "It was attached for its replies, and nothing brings other weights to its servers.",
+                "Train with --engine vllm, or with --engine local.",
+            )
+        served, version = await self._push(weights)
+        self.use(served, version)
+
+    def use(self, served: str, policy_version: str) -> None:
+        """Ask for `served` from the next call on; replies that are under way keep their version."""
+        self.served, self.policy_version = served, policy_version
+
+    def anew(self) -> VllmModel:
+        """The same weights on the same servers for another run, once this one is closed."""
+        return VllmModel(
+            self._fleet, self.codec, name=self.name, served=self.served,
+            abilities=self._truths or self._look, policy_version=self.policy_version,
+            ledger=self._ledger, ledger_name=self._ledger_name, push=self._push,
+        )  # fmt: skip
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        """One reply, from the ledger when it holds the call.
+
+        Raises ContextOverflow for a prompt that leaves too little room, ProviderError when the
+        server refuses or the model is closed, ReplayMiss in a replay without the call, and what the
+        fleet raises when no server is left.
+        """
+        if self._closed:
+            raise ProviderError(f"The model '{self.name}' has been closed.")
+        if self._ledger is not None:
+            return await self._kept(self._ledger, context, sampling, call)
+        question = await self._question(context, sampling, call)
+        start = time.perf_counter()
+        question, body = await self._ask(question, call)
+        emission = _read(body, question)
+        return self._completion(question, emission, time.perf_counter() - start)
+
+    def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
+        """The reply to this call was of no use; see `Ledger.set_aside`."""
+        if self._ledger is not None:
+            request = self._request(context, sampling)
+            self._ledger.set_aside(request_key(request, self.name, call))
+
+    async def holds_forms(self) -> bool:
+        """Whether the servers hold a reply to a form; asked once, by a question of its own, where
+        nobody has found out yet."""
+        await self._look_at_servers()
+        if self._forms is None:
+            async with self._lock():
+                if self._forms is None:
+                    self._forms = await self._ask_for_forms()
+        return self._forms
+
+    async def close(self) -> None:
+        """Refuse further calls, and close this event loop's connections."""
+        self._closed = True
+        await self._fleet.close()
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    async def _question(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> _Question:
+        await self._look_at_servers()
+        prompt = self.codec.prompt_ids(context, sampling.thinking)
+        room = self.codec.room(len(prompt), sampling.max_tokens)
+        form = self._may_hold(sampling, prompt) and await self.holds_forms()
+        return self._put(tuple(prompt), sampling, call, room, form)
+
+    def _put(
+        self, prompt: tuple[int, ...], sampling: Sampling, call: Call, room: int, form: bool
+    ) -> _Question:
+        assert self._truths is not None
+        logprobs = self._ledger is None and gives_logprobs(
+            sampling, self._truths.logprobs, form=form
+        )
+        body = completion_request(
+            self.served, prompt, sampling, call, room=room, end_ids=self.codec.end_ids,
+            logprobs=logprobs, form=form,
+        )  # fmt: skip
+        return _Question(body, prompt, sampling, room, logprobs, form, self.policy_version)
+
+    def _may_hold(self, sampling: Sampling, prompt: Sequence[int]) -> bool:
+        """Whether a server could hold the reply to its form: a grammar leaves no room to think."""
+        if sampling.form is None or sampling.form.schema in self._refused_forms:
+            return False
+        thinks = sampling.thinking is True and self.codec.renderer().reads_thinking
+        return not thinks and not self.codec.opens_thinking(prompt)
+
+    async def _ask(self, question: _Question, call: Call) -> tuple[_Question, dict[str, Any]]:
+        """The reply's JSON object and the question that it answers: a form that the server turns
+        down is left out."""
+        try:
+            return question, await self._reply(question)
+        except ServerRefused as refusal:
+            if refusal.status == 400 and too_long(refusal.message):
+                raise ContextOverflow(f"{self.name}: {refusal}") from None
+            if not (question.form and refusal.status in (400, 422)):
+                raise ProviderError(f"{self.name}: {refusal}") from None
+            without = self._put(question.prompt, question.sampling, call, question.room, False)
+            answer = await self._ask(without, call)
+            self._turned_down(question.sampling, refusal)
+            return answer
+
+    async def _reply(self, question: _Question) -> dict[str, Any]:
+        """A reply that can be read. Raises ServerRefused, ProviderError."""
+        problem: Exception | None = None
+        for _ in range(TRIES):
+            try:
+                body = await self._fleet.ask(PATH, dict(question.body))
+                _read(body, question)
+            except (Unreadable, ServerGone) as error:
+                problem = error
+            else:
+                return body
+        raise ProviderError(f"{self.name}: {problem}") from problem
+
+    def _turned_down(self, sampling: Sampling, refusal: ServerRefused) -> None:
+        form = sampling.form
+        if form is not None and form.schema not in self._refused_forms:
+            self._refused_forms.add(form.schema)
+            log.warning(
+                "%s: the form '%s' is not held by the server (%s); whoever reads the reply checks "
+                "it.", self.name, form.name, refusal,
+            )  # fmt: skip
+
+    async def _ask_for_forms(self) -> bool:
+        """The schema question. A server that cannot answer it is one that holds nothing."""
+        context, sampling, call = schema_question()
+        prompt = tuple(self.codec.prompt_ids(context, sampling.thinking))
+        try:
+            question = self._put(prompt, sampling, call, sampling.max_tokens, True)
+            body = await self._reply(question)
+            emitted = _read(body, question).ids
+        except (ServerRefused, ProviderError) as error:
+            log.warning("%s: asked for a form, the server fails: %s", self.name, error)
+            return False
+        return follows_schema(self.codec.text(emitted)) is True
+
+    # -- what the servers are ----------------------------------------------------------------------
+
+    async def _look_at_servers(self) -> None:
+        if self._truths is None and callable(self._look):
+            async with self._lock():
+                if self._truths is None:
+                    self._learn(await self._look())
+
+    def _learn(self, truths: ServerTruths) -> None:
+        self._truths, self._forms = truths, truths.forms
+        self.codec.context_limit = least_limit(self.codec.context_limit, truths.max_context)
+
+    def _lock(self) -> asyncio.Lock:
+        """Of this event loop: a model may be used from several in turn."""
+        loop = asyncio.get_running_loop()
+        if self._turn is None or self._turn[0] is not loop:
+            self._turn = (loop, asyncio.Lock())
+        return self._turn[1]
+
+    # -- replies -----------------------------------------------------------------------------------
+
+    def _completion(self, question: _Question, emission: Emission, seconds: float) -> Completion:
+        reply = self.codec.completion(
+            question.prompt, emission.ids, emission.logprobs, stop=question.sampling.stop,
+            room=question.room, seconds=seconds, policy=question.policy,
+            dropped=self._dropped(question),
+        )  # fmt: skip
+        return _finished(reply, emission, question.sampling)
+
+    def _dropped(self, question: _Question) -> tuple[str, ...]:
+        sampling = question.sampling
+        unasked = self._ledger is None and not question.logprobs
+        lower = 0 < sampling.temperature < LEAST_TEMPERATURE
+        return (
+            *self.codec.dropped(sampling, forms=question.form),
+            *(("logprobs",) if unasked else ()),
+            *(("temperature",) if lower else ()),
+        )
+
+    # -- the ledger --------------------------------------------------------------------------------
+
+    async def _kept(
+        self, ledger: Ledger, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        request = self._request(context, sampling)
+        key = request_key(request, self.name, call)
+        entry = ledger.lookup(key, model=self.name, call=call)
+        if entry is None:
+            question = await self._question(context, sampling, call)
+            start = time.perf_counter()
+            question, body = await self._ask(question, call)
+            seconds = time.perf_counter() - start
+            entry = ledger.store(key, self._entry(question, body, call, seconds), request)
+        try:
+            return self._recorded(entry, sampling)
+        except Unreadable as error:  # it was readable when it was stored
+            raise ledger.damaged(entry, str(error)) from error
+
+    def _request(self, context: Sequence[Segment], sampling: Sampling) -> Request:
+        weights = f"+{self.policy_version}" if self.policy_version else ""
+        return request_of(f"vllm:{self._ledger_name}{weights}", to_messages(context), sampling)
+
+    def _entry(
+        self, question: _Question, body: Mapping[str, Any], call: Call, seconds: float
+    ) -> LedgerEntry:
+        return LedgerEntry(
+            model=self.name,
+            call=call,
+            reply=masked_json(json.dumps(body)),
+            dropped=self._dropped(question),
+            prompt_tokens=len(question.prompt),
+            completion_tokens=len(_read(body, question).ids),
+            cost=0.0,
+            seconds=seconds,
+            attempts=1,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+    def _recorded(self, entry: LedgerEntry, sampling: Sampling) -> Completion:
+        """The reply in an entry, with the prompt that it was given then."""
+        body = json_or_none(entry.reply)
+        if not isinstance(body, dict):
+            raise Unreadable("no JSON object")
+        emission = read_emission(body, None, logprobs=False)
+        reply = self.codec.completion(
+            emission.prompt, emission.ids, (), stop=sampling.stop, room=sampling.max_tokens,
+            seconds=entry.seconds, dropped=entry.dropped, policy=self.policy_version,
+        )  # fmt: skip
+        reply = replace(reply, usage=replace(reply.usage, cost=entry.cost))
+        return _finished(reply, emission, sampling)
+
+
+def _read(body: Mapping[str, Any], question: _Question) -> Emission:
+    return read_emission(body, question.prompt, logprobs=question.logprobs)
+
+
+def _finished(reply: Completion, emission: Emission, sampling: Sampling) -> Completion:
+    """The reply, with how the server says that it ended, and whether it has its form."""
+    whole = len(reply.token_ids) == len(emission.ids)
+    if whole and emission.stopped and reply.stop_reason == "length":
+        reply = replace(reply, stop_reason="stop")  # by a token that only the server counts as one
+    form = sampling.form
+    if form is None or "form" in reply.dropped:
+        return reply
+    lacks = lacks_form(reply.text, reply.stop_reason, form)
+    return replace(reply, ignored=("form",)) if lacks else reply
