@@ -1,0 +1,391 @@
+"""Adapters on running servers: put there under a name of their own, proven, taken away again.
+
+An adapter travels as a folder that every server can read, under a name and a path that were never
+used before: a server that is handed other weights under an old name and path answers with status
+200 and serves what it had computed with the old ones. A name goes before its folder, since a server
+whose loaded folder has vanished dies; and a name goes only when nothing is under way for it.
+
+    push_adapter ──▶ loaded under its name on every server
+    prove_adapter ─▶ what it does to the log-probs of a prompt is there (evaluation)
+    WeightCanary ──▶ the log-probs of a prompt are those of the weights that were pushed (training)
+    unload_adapter ▶ idle, the name away
+    serve_adapter ─▶ the first two for an adapter that is measured
+
+That a server lists an adapter proves nothing about what it computes with; log-probs do.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import ModelLoadError, UserError
+from soulkit.models.local.loading import adapter_hash
+from soulkit.models.local.names import ADAPTER_CONFIG, adapter_folder
+from soulkit.models.local.weights import ADAPTER_FILE
+from soulkit.models.vllm.client import ServerRefused
+from soulkit.models.vllm.fleet import Body, Fleet, NoServerLeft
+from soulkit.models.vllm.wire import PATH
+
+MODELS = "/v1/models"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+HOW_TO_START = (
+    "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
+)
+EXACT, GROSS = 1e-4, 0.5
+"""How far log-probs may be off: of float32 numbers, and of 16-bit ones, in nats."""
+AGREEMENT = 0.1
+"""How far the log-probs of two servers of the same weights may be apart on average, in nats: 16-bit
+numbers of different devices differ by hundredths, other weights by more than a nat."""
+_NO_ROUTE = (404, 405)
+_HEADER_BYTES = 100 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_ZEROS = b"\x00\x80"
+"""The bytes of zeros, with and without a sign, in every format of numbers."""
+
+
+class AdapterNotServed(ModelLoadError):
+    """A server does not take an adapter, or does not compute with it."""
+
+
+class NotArrived(UserError):
+    """New weights were pushed, and what is served is not them: nothing may be sampled."""
+
+
+def unique_name(folder: str | Path, stem: str = "soulkit") -> str:
+    """A name that no server has: the stem, the hash of the weights, and random digits, so that two
+    runs with the same adapter do not unload each other's."""
+    return f"{stem}-{adapter_hash(folder)}-{secrets.token_hex(4)}"
+
+
+def copied_adapter(folder: str | Path, place: Path) -> Path:
+    """A copy of what servers read of an adapter, in a new folder `place`.
+
+    Whoever trains on, or tidies up, in the original folder then changes nothing that is served.
+    """
+    source = adapter_folder(folder)
+    place.mkdir(parents=True)
+    for name in (ADAPTER_CONFIG, ADAPTER_FILE):
+        shutil.copyfile(source / name, place / name)
+    return place
+
+
+async def push_adapter(fleet: Fleet, folder: str | Path, name: str) -> None:
+    """Load an adapter folder on every living server under `name`, which must be new there.
+
+    Raises AdapterNotServed; it is then taken away again wherever it was loaded.
+    """
+    source = adapter_folder(folder).resolve()
+    before = await fleet.each(MODELS)
+    for url, listing in before.items():
+        if isinstance(listing, dict) and any(entry.id == name for entry in entries_of(listing)):
+            raise AdapterNotServed(
+                f"{url} serves something under the name '{name}' already.",
+                "A name that is used again may answer with what was computed under the old one.",
+                "Take another name, or unload that adapter there.",
+            )
+    replies = await fleet.each(LOAD, {"lora_name": name, "lora_path": str(source)})
+    refusals = {url: r for url, r in replies.items() if _refuses(r)}
+    if refusals:
+        await unload_adapter(fleet, name)
+        url, refusal = next(iter(refusals.items()))
+        raise _unloadable(url, refusal, source)
+
+
+async def unload_adapter(fleet: Fleet, name: str) -> None:
+    """Take an adapter away from every living server, when nothing is under way for it any more.
+
+    Servers that do not have it are left alone; any other refusal raises ServerRefused.
+    """
+    await fleet.idle(name)
+    try:
+        replies = await fleet.each(UNLOAD, {"lora_name": name})
+    except NoServerLeft:
+        return  # with the servers their adapters are gone
+    for reply in replies.values():
+        if isinstance(reply, ServerRefused) and reply.status not in _NO_ROUTE:
+            raise reply
+
+
+def _refuses(reply: Body | ServerRefused) -> bool:
+    """Whether an adapter was not loaded. Its name was new a moment ago, so a server that has it
+    has it from a first request whose reply was lost."""
+    return isinstance(reply, ServerRefused) and "already been loaded" not in reply.message
+
+
+def _unloadable(url: str, refusal: Body | ServerRefused, source: Path) -> AdapterNotServed:
+    assert isinstance(refusal, ServerRefused)
+    unread = "adapter found" in refusal.message
+    if refusal.status in _NO_ROUTE and not unread:
+        return no_adapters(url)
+    if unread:
+        return AdapterNotServed(
+            f"The server at {url} cannot read the adapter's folder {source}.",
+            f"It reads adapters from its own disk. It says: {refusal.message}",
+            "Put the folder under the same path there, or measure it with --engine local.",
+        )
+    return AdapterNotServed(
+        f"The server at {url} does not load the adapter {source}.",
+        f"It says: {refusal.message}",
+        f"Start it with {HOW_TO_START}; RANK is the adapter's own or more (8, 16, 32, 64 ...).",
+    )
+
+
+def no_adapters(url: str) -> AdapterNotServed:
+    """The error of a server that takes no adapters while it runs."""
+    return AdapterNotServed(
+        f"The server at {url} takes no adapters while it runs.",
+        f"It has no POST {LOAD}, or not for adapters.",
+        f"Start it with {HOW_TO_START}; or let soulkit start it: --engine vllm.",
+    )
+
+
+# -- an adapter that is measured -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter as requests name it."""
+
+    name: str
+    lent: bool
+    """Whether soulkit loaded it, and takes it away in the end; else the servers had it."""
+    moves: float
+    """How far it moves the log-probs of a prompt from the base's, in nats."""
+
+    async def unload(self, fleet: Fleet) -> None:
+        """Leave the servers as they were."""
+        if self.lent:
+            await unload_adapter(fleet, self.name)
+
+
+async def serve_adapter(
+    fleet: Fleet, base: str, folder: str | Path, prompt_ids: Sequence[int]
+) -> ServedAdapter:
+    """Have the adapter in `folder` served beside the model `base`, and prove that it is.
+
+    Servers that cannot load adapters while they run may have been started with this very folder:
+    then it is asked for under the name that they gave it. Raises AdapterNotServed.
+    """
+    name = unique_name(folder)
+    try:
+        try:
+            await push_adapter(fleet, folder, name)
+        except AdapterNotServed:
+            served = await _served_name(fleet, folder)
+            if not served:
+                raise
+            moves = await prove_adapter(fleet, base, served, folder, prompt_ids)
+            return ServedAdapter(served, lent=False, moves=moves)
+        moves = await prove_adapter(fleet, base, name, folder, prompt_ids)
+        return ServedAdapter(name, lent=True, moves=moves)
+    except BaseException:  # Ctrl-C among them: the servers of others stay clean
+        await unload_adapter(fleet, name)
+        raise
+
+
+async def _served_name(fleet: Fleet, folder: str | Path) -> str:
+    """The name under which every server serves this folder already; empty for none."""
+    path = str(adapter_folder(folder).resolve())
+    names: list[set[str]] = []
+    for listing in (await fleet.each(MODELS)).values():
+        listed = entries_of(listing) if isinstance(listing, dict) else ()
+        names.append({entry.id for entry in listed if entry.parent and entry.root == path})
+    return min(set.intersection(*names), default="")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """What a server lists: a model, or an adapter, whose `parent` is its model."""
+
+    id: str
+    root: str
+    """Where the server has it from."""
+    parent: str
+    max_context: int | None
+    owner: str
+
+
+def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
+    """The entries of a reply to GET /v1/models; what cannot be read is left out."""
+    listed = listing.get("data")
+    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return tuple(
+        ModelEntry(
+            id=str(one["id"]),
+            root=str(one.get("root") or ""),
+            parent=str(one.get("parent") or ""),
+            max_context=limit if isinstance(limit := one.get("max_model_len"), int) else None,
+            owner=str(one.get("owned_by") or ""),
+        )
+        for one in entries
+        if one.get("id")
+    )
+
+
+# -- proof -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCanary:
+    """A prompt, and what its tokens' log-probs are under the weights that were pushed."""
+
+    prompt_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of each token but the first, in nats, at temperature 1."""
+
+    def gap(self, served: Sequence[float]) -> float:
+        """The largest difference to what a server computed, in nats."""
+        if len(served) != len(self.logprobs):
+            return float("inf")
+        return largest_gap(self.logprobs, served)
+
+    async def prove(self, fleet: Fleet, name: str, limit: float = EXACT) -> float:
+        """The largest gap over all living servers under the adapter `name`.
+
+        Raises NotArrived beyond `limit` nats.
+        """
+        served = await prompt_logprobs(fleet, name, self.prompt_ids)
+        gaps = {url: self.gap(logprobs) for url, logprobs in served.items()}
+        url = max(gaps, key=lambda at: gaps[at])
+        if not gaps[url] <= limit:
+            raise NotArrived(
+                f"The weights that were pushed to {url} as '{name}' are not what it serves.",
+                f"Log-probs of a known prompt differ by {gaps[url]:.3g} nats from the trainer's, "
+                f"more than {limit:g}: rollouts would come from another policy.",
+                "Look into the server's log; --engine local samples with the trained weights "
+                "themselves.",
+            )
+        return gaps[url]
+
+
+def largest_gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest difference of two equally long lists of log-probs, in nats; infinite where one
+    of them is no number."""
+    gaps = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return max((gap if gap == gap else float("inf") for gap in gaps), default=0.0)
+
+
+async def prompt_logprobs(
+    fleet: Fleet, name: str, prompt_ids: Sequence[int]
+) -> dict[str, tuple[float, ...]]:
+    """Address → log-probs of a prompt's tokens but the first (nats, temperature 1), as every living
+    server computes them for the model or adapter `name`. Such a request reads no prefix cache.
+
+    Raises ServerRefused, and AdapterNotServed for a reply without them.
+    """
+    body: Body = {
+        "model": name, "prompt": list(prompt_ids), "max_tokens": 1, "temperature": 0.0,
+        "prompt_logprobs": 0,
+    }  # fmt: skip
+    replies = await fleet.everywhere(PATH, body)
+    return {url: _read_logprobs(url, reply, prompt_ids) for url, reply in replies.items()}
+
+
+async def prove_adapter(
+    fleet: Fleet, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
+) -> float:
+    """How far an adapter moves the log-probs of a prompt from those of `base`, in nats, at least.
+
+    An adapter that is not zero has to move them, and by more than they differ when the base is
+    asked twice; raises AdapterNotServed otherwise. One that is zero moves nothing: 0 then.
+    """
+    plain = await prompt_logprobs(fleet, base, prompt_ids)
+    again = await prompt_logprobs(fleet, base, prompt_ids)
+    served = await prompt_logprobs(fleet, name, prompt_ids)
+    check_agreement(served, f"the adapter {adapter_folder(folder)}")
+    if not any_weight(folder):
+        return 0.0
+    both = [url for url in served if url in plain and url in again]
+    moved = {url: largest_gap(plain[url], served[url]) for url in both}
+    for url, gap in moved.items():
+        if not gap > largest_gap(plain[url], again[url]):
+            raise AdapterNotServed(
+                f"The adapter {adapter_folder(folder)} was loaded at {url}, and nothing changed.",
+                "Its weights are not zero, and the log-probs of a prompt are the same with it as "
+                "without it: the base model would be measured under the adapter's name.",
+                "Look into the server's log, or measure the adapter with --engine local.",
+            )
+    return min(moved.values())
+
+
+def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:
+    """Refuse servers that compute other log-probs of the same prompt (address → nats): what is
+    asked of one may be asked of another, so they must serve the same weights.
+
+    Raises AdapterNotServed.
+    """
+    (first, one), *others = served.items()
+    for url, other in others:
+        apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
+        mean = sum(apart) / max(1, len(apart))
+        if not mean <= AGREEMENT:
+            raise AdapterNotServed(
+                f"The servers at {first} and {url} do not compute the same with {what}.",
+                f"Log-probs of a prompt are {mean:.2g} nats apart on average: other weights, or "
+                "other numbers (dtype, quantization).",
+                "Start them with the same model and the same flags, or attach one of them.",
+            )
+
+
+def any_weight(folder: str | Path) -> bool:
+    """Whether an adapter changes anything: a LoRA whose every B is zero does not.
+
+    Raises ModelLoadError for a file that cannot be read.
+    """
+    path = adapter_folder(folder) / ADAPTER_FILE
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= _HEADER_BYTES:
+                raise ValueError("no safetensors header")
+            header: Mapping[str, Any] = json.loads(file.read(length))
+            for weights_name, place in header.items():
+                if weights_name == "__metadata__" or "lora_A" in weights_name:
+                    continue
+                start, end = place["data_offsets"]
+                file.seek(8 + length + start)
+                if not _all_zero(file.read, end - start):
+                    return True
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelLoadError(
+            f"The adapter's weights {path} cannot be read.",
+            f"{type(error).__name__}: {error}",
+            "Take a folder that was written whole, or train the adapter again.",
+        ) from error
+    return False
+
+
+def _all_zero(read: Callable[[int], bytes], size: int) -> bool:
+    """Whether so many bytes are zeros; they are read in pieces."""
+    while size > 0:
+        piece = read(min(size, _CHUNK))
+        if not piece:
+            raise ValueError("the file ends before its weights do")
+        if piece.strip(_ZEROS):
+            return False
+        size -= len(piece)
+    return True
+
+
+def _read_logprobs(url: str, reply: Body, prompt_ids: Sequence[int]) -> tuple[float, ...]:
+    """The log-prob of each token of the prompt but the first."""
+    try:
+        listed = reply["choices"][0]["prompt_logprobs"]
+        first, *others = listed
+        pairs = zip(prompt_ids[1:], others, strict=True)
+        if first is not None:
+            raise ValueError("a first token that has a log-prob")
+        return tuple(float(at[str(token)]["logprob"]) for token, at in pairs)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise AdapterNotServed(
+            f"The server at {url} does not tell the log-probs of a prompt.",
+            f"What came instead cannot be read ({type(error).__name__}), so nothing proves which "
+            "weights it computes with.",
+            "Attach a vLLM server of version 0.31 or newer, or take --engine local.",
+        ) from None
