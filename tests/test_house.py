@@ -17,6 +17,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LINES_OF_A_FILE = 500
 LINES_OF_A_FUNCTION = 60
+FROZEN = {"soulkit/models/local/decode.py": 480}
+"""Files that may be mended and not grown → most lines. What the decode loop lacks, vLLM has."""
 WITH_TORCH = (PACKAGE / "train", PACKAGE / "models" / "local")
 HEAVY = {"torch", "transformers", "peft", "vllm"}
 
@@ -64,6 +66,11 @@ def short(path: Path) -> str:
 def test_files_stay_readable_in_one_sitting() -> None:
     lines = {short(path): text(path).count("\n") for path in SOURCES}
     assert {name: n for name, n in lines.items() if n > LINES_OF_A_FILE} == {}
+
+
+def test_what_is_frozen_does_not_grow() -> None:
+    lines = {name: text(ROOT / name).count("\n") for name in FROZEN}
+    assert {name: n for name, n in lines.items() if n > FROZEN[name]} == {}
 
 
 def test_functions_stay_short() -> None:

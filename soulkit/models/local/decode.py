@@ -10,6 +10,8 @@ The loop needs a model that takes masks with one line per query and positions of
 `follows` finds out by comparing such a loop with plain forward passes; models that differ
 (recurrent states, kernels without masks) are left to `generate`, for which `Draw` is a logits
 processor.
+
+The loop is frozen: what it lacks (paged keys, quantized weights, several GPUs) vLLM has.
 """
 
 from __future__ import annotations
