@@ -94,6 +94,8 @@ class Diagnosis(NamedTuple):
     """What its log says, on one line."""
     way_out: str
     port_taken: bool
+    is_known: bool
+    """Whether the cause is one of CAUSES."""
 
 
 def diagnosis(log: Path, since: int = 0) -> Diagnosis:
@@ -107,6 +109,7 @@ def diagnosis(log: Path, since: int = 0) -> Diagnosis:
         one_line(text, _WIDTH) or "Its log is empty.",
         cause.way_out if cause else "Read the log; what it names first is the cause.",
         cause is PORT_TAKEN,
+        cause is not None,
     )
 
 

@@ -2,6 +2,9 @@
 
 It listens on this machine alone, asks for a key that is made anew for every start, writes its log
 into the run's folder, and ends with soulkit whatever becomes of either (supervisor.py).
+
+vLLM asks for its key below /v1 alone: what it serves beside that (/invocations, /adapters) is open
+to other users of the same machine.
 """
 
 from __future__ import annotations
@@ -120,8 +123,7 @@ class VllmServer:
             raise ServerDied(
                 f"The vLLM server of '{self._model}' died{self._how()}.",
                 f"Its log ends: {words.lines}",
-                f"What was played is kept: run the same command again. {words.way_out} "
-                f"Log: {self.log}",
+                f"What was played is kept. {self._help(words)}",
             )
 
     def stop(self) -> None:
@@ -194,8 +196,14 @@ class VllmServer:
             f"The vLLM server of '{self._model}' did not start: it ended{self._how()}."
             if not failure else f"The vLLM server of '{self._model}' could not be started.",
             failure or f"Its log says: {words.lines}",
-            f"{words.way_out} Log: {self.log}",
+            self._help(words),
         )  # fmt: skip
+
+    def _help(self, words: Diagnosis) -> str:
+        """What helps: where somebody killed it, its log knows of no cause."""
+        killed = self._running.code in (None, -signal.SIGKILL, -signal.SIGTERM)
+        again = "Run the same command again."
+        return f"{again if killed and not words.is_known else words.way_out} Log: {self.log}"
 
     def _too_slow(self, seconds: float) -> ServerFailed:
         return ServerFailed(

@@ -11,7 +11,7 @@ itself, soulkit sees its end of the other pipe close and kills the group.
 
     supervisor.py PARENT GRACE_S COMMAND [ARGUMENT …]
 
-It writes lines to soulkit: `started PID`, `failed WHY`, `stopped`, `ended CODE` (-N: signal N).
+It writes lines to soulkit: `started PID`, `failed WHY`, `ended CODE` (-N after signal N).
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ from types import FrameType
 
 EVERY_S = 0.2
 """Between two looks at whether both sides are there."""
-
-
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
-
-class Stopped(Exception):
-    """Somebody ended this process."""
+requests: list[int] = []
+"""Signals by which somebody has asked this process to end."""
 
 
 def tell(line: str) -> None:
@@ -108,8 +105,8 @@ def end_group(server: int | None, grace_s: float) -> None:
 
 
 def watch(server: int, parent: int) -> int | None:
-    """Wait until soulkit or the server goes; the server where it still runs."""
-    while soulkit_is_there(parent, EVERY_S):
+    """Wait until soulkit or the server goes, or somebody asks; the server where it still runs."""
+    while soulkit_is_there(parent, EVERY_S) and not requests:
         code = exit_code(server)
         if code is not None:
             tell(f"ended {code}")
@@ -117,31 +114,26 @@ def watch(server: int, parent: int) -> int | None:
     return server
 
 
-def stop(number: int, frame: FrameType | None) -> None:
-    """Once: the group is sent the same signal later on, and nothing must cut its end short."""
-    for one in ENDING:
-        signal.signal(one, lambda *_: None)
-    raise Stopped
+def take_note(number: int, frame: FrameType | None) -> None:
+    """Nothing is cut short by a signal: not the start, and not the end of the group, which is sent
+    the same one."""
+    requests.append(number)
 
 
-def main(arguments: list[str]) -> None:
+def stand_guard(arguments: list[str]) -> None:
     parent, grace_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
-    server = None
+    for number in ENDING:
+        signal.signal(number, take_note)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    server = None
     try:
-        for number in ENDING:
-            signal.signal(number, stop)
         server = started(command)
         tell(f"started {server}")
         server = watch(server, parent)
     except OSError as error:
         tell(f"failed {' '.join(str(error).split())}")
-    except Stopped:
-        tell("stopped")
-    with suppress(Stopped):
-        stop(0, None)
     end_group(server, grace_s)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    stand_guard(sys.argv[1:])

@@ -18,7 +18,7 @@ from soulkit.models.vllm.command import ServerSpec
 from soulkit.models.vllm.server import ServerDied, ServerFailed, VllmServer
 from soulkit.models.vllm.supervisor import living
 from soulkit.models.vllm.version import vllm_version
-from tests.support.servers.groups import eventually, is_gone
+from tests.support.servers.groups import children, eventually, is_gone
 from tests.support.servers.vllm_stand_in import interpreter
 
 
@@ -71,32 +71,24 @@ def test_what_broke_is_said_with_what_helps(tmp_path: Path) -> None:
     assert str(tmp_path / "breaks.log") in way_out
 
 
-def groups_of_this_process() -> set[int]:
-    """Supervisors that this process has started and that still run."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {
-        int(child) for task in tasks for child in task.read_text().split() if living(int(child))
-    }
-
-
 def test_a_start_that_takes_too_long_ends_and_leaves_nothing(tmp_path: Path) -> None:
-    before = groups_of_this_process()
+    before = set(children(os.getpid()))
     with pytest.raises(ServerFailed) as failure:
         VllmServer.start(spec(tmp_path, "silent"), tmp_path, limit_s=0.0)
     assert "did not answer within 0 s" in failure.value.what
     assert "--vllm-start" in failure.value.way_out
-    assert groups_of_this_process() <= before
+    assert set(children(os.getpid())) <= before
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_start_leaves_nothing(
     tmp_path: Path, interruption: type[BaseException]
 ) -> None:
-    before, during = groups_of_this_process(), set()
+    before, during = set(children(os.getpid())), set()
 
     def watch(seconds: float, line: str) -> None:
         assert seconds >= 0
-        during.update(groups_of_this_process() - before)
+        during.update(set(children(os.getpid())) - before)
         if line:
             assert "vLLM API server version 0.32.0" in line
             raise interruption
@@ -104,7 +96,7 @@ def test_an_interrupted_start_leaves_nothing(
     with pytest.raises(interruption):
         VllmServer.start(spec(tmp_path, "silent"), tmp_path, watch=watch)
     assert len(during) == 1
-    assert groups_of_this_process() <= before
+    assert set(children(os.getpid())) <= before
 
 
 def test_another_port_is_taken_where_somebody_was_faster(tmp_path: Path) -> None:
@@ -123,7 +115,7 @@ def test_a_server_that_died_is_reported_with_the_end_of_its_log(tmp_path: Path) 
     what, why, way_out = death.value.lines()
     assert what.startswith("The vLLM server of 'serves' died of SIGKILL; where nobody killed it,")
     assert "vLLM API server version 0.32.0" in why
-    assert "run the same command again" in way_out
+    assert way_out == f"What was played is kept. Run the same command again. Log: {server.log}"
 
 
 def test_an_interpreter_without_vllm_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from soulkit.models.vllm.group import Supervised
 from soulkit.models.vllm.server import free_port
 from soulkit.models.vllm.supervisor import living
 from tests.support.servers import stubborn
-from tests.support.servers.groups import eventually, is_gone, listens
+from tests.support.servers.groups import children, eventually, is_gone, listens
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self").is_dir(), reason="the system does not list the processes of a group"
@@ -57,8 +57,7 @@ class Trio:
 
     @property
     def server(self) -> int:
-        """The process whose parent is the supervisor, and which has a child."""
-        return next(p for p in living(self.group) if p != self.group and parent_of(p) == self.group)
+        return children(self.group)[0]
 
     def end(self) -> None:
         for group in (self.starter.pid, self.group):
@@ -66,10 +65,6 @@ class Trio:
                 os.killpg(group, signal.SIGKILL)
         self.starter.wait()
         self.output.close()
-
-
-def parent_of(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture
