@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -107,3 +108,9 @@ def _skip_kind(report: Any) -> tuple[str, str]:
     if reason.startswith("quirk "):
         return "skipped by quirk", reason
     return ("skipped as not built" if reason.startswith("not built") else "skipped", reason)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays to the end: no later collection of garbage has to look at it."""
+    gc.collect()
+    gc.freeze()
