@@ -19,6 +19,8 @@ One call goes through three steps, each a function of its own:
   name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
   (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
   `Completion.dropped`.
+* **Schemas that are ignored.** Where a role asks for forms, a server that says it is vLLM or SGLang
+  is asked once whether it follows any (schema_question.py).
 * **Long replies.** Where a server says that prompt and reply do not fit, or that it gives no reply
   so long, the reply is asked for with the room that there is, or with half of it where the server
   does not say how much; below `room.least_room` the prompt is too long.

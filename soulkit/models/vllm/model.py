@@ -117,7 +117,7 @@ class VllmModel:
         ledger: where a player's replies are kept and looked up; None for an actor.
         ledger_name: MODEL of `vllm:MODEL` in the ledger; `name` if empty.
         push: brings the weights of a trainer there; None: nobody trains them.
-        say: is told whether the servers hold replies to a form, once it was asked.
+        say: is told whether the servers hold replies to a form, once it was asked; None: the log.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class VllmModel:
         ledger: Ledger | None = None,
         ledger_name: str = "",
         push: Push | None = None,
-        say: Callable[[str], None] = log.info,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.served, self.policy_version = name, served, policy_version
         self.codec = copy(codec)  # its limit may be lowered to the servers'
@@ -218,7 +218,7 @@ class VllmModel:
             async with self._lock():
                 if self._forms is None:
                     self._forms = await self._ask_for_forms()
-                    self._say(f"{self.name}: {schema_words(self._forms)}")
+                    self._tell(self._forms)
         return self._forms
 
     async def close(self) -> None:
@@ -308,6 +308,13 @@ class VllmModel:
             log.warning("%s: asked for a form, the server fails: %s", self.name, error)
             return False
         return follows_schema(self.codec.text(emitted)) is True
+
+    def _tell(self, holds: bool) -> None:
+        line = f"{self.name}: {schema_words(holds)}"
+        if self._say is not None:
+            self._say(line)
+        else:
+            log.log(logging.INFO if holds else logging.WARNING, line)
 
     # -- what the servers are ----------------------------------------------------------------------
 
