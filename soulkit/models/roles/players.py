@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Serve = Callable[[RoleSettings], ChatModel]
+"""Makes the player of a model that a vLLM server serves."""
 SEVERAL = 2
 """Any number of opinions above one: how a player is sampled does not depend on which."""
 
@@ -55,7 +57,7 @@ class Players:
     by_batch: Callable[[str, RoleSettings], bool] = _never
     say: Callable[[str], None] = log.info
     """Is told who answers, before the first call."""
-    serve: Callable[[RoleSettings], ChatModel] | None = None
+    serve: Serve | None = None
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

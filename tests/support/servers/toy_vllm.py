@@ -68,7 +68,7 @@ class Toy:
 class ToyVllm(Loopback):
     """Serves in threads of its own until it is left, or dies."""
 
-    def __init__(self, toy: Toy | None = None) -> None:
+    def __init__(self, toy: Toy | None = None, port: int = 0) -> None:
         self.toy = toy or Toy()
         self.requests: list[tuple[str, Body]] = []
         """Path and body of every POST, in order of arrival."""
@@ -81,7 +81,7 @@ class ToyVllm(Loopback):
         self.awake.set()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
+        super().__init__(ThreadingHTTPServer(("127.0.0.1", port), self._handler()))
 
     def __exit__(self, *_: object) -> None:
         self.awake.set()
