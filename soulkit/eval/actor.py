@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.standing import begun_engine, check_engine
+from soulkit.eval.standing import begun_engine, check_engine, check_weights
 from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.codec import Codec
 from soulkit.models.local.names import adapter_folder
-from soulkit.models.roles.checkpoints import load_checkpoint
+from soulkit.models.local.threads import ThreadChoice, note_threads
+from soulkit.models.roles.checkpoints import checkpoint_player
 from soulkit.models.room import least_room, reply_room
 from soulkit.models.vllm.engine import ResolvedEngine, interpreter, no_vllm, resolve_engine
 from soulkit.models.vllm.pool import (
@@ -131,7 +132,7 @@ def local_model(config: EvalConfig) -> LocalModel:
 
 def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None) -> LocalModel:
     """A checkpoint as `config` has it loaded; ModelLoadError when it cannot be."""
-    return load_checkpoint(
+    return checkpoint_player(
         model, adapter=adapter, device=config.device, dtype=config.dtype,
         batch_size=config.batch_size, max_context=config.max_context,
     )  # fmt: skip
@@ -198,6 +199,29 @@ class Seats:
 
 
 # -- checks before anything is played ------------------------------------------------------------
+
+
+def check_actor(
+    reader: Reader | None, work: Sequence[Work], config: EvalConfig, run: Run | None
+) -> None:
+    """Raise where prompts do not fit the actor, or `run` holds episodes of other weights."""
+    if reader is not None:
+        check_prompt_lengths(reader, work, config)
+        if run is not None:
+            check_weights(run, policy_version(config, reader))
+
+
+def note_choices(
+    run: Run, threads: ThreadChoice | None, engine: ResolvedEngine | None,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Say, and keep, what was chosen for the user."""
+    if threads is not None:
+        note_threads(run.path, threads)
+        if not threads.asked:
+            say(threads.words())
+    if engine is not None and engine.why:
+        say(f"engine: {engine.words()}")
 
 
 def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfig) -> None:

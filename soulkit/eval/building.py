@@ -30,7 +30,7 @@ from soulkit.eval.runner import GIVE_UP, EvalBar
 from soulkit.judge.structured import ask
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, Totals
-from soulkit.models.roles.checkpoints import load_checkpoint
+from soulkit.models.roles.checkpoints import checkpoint_player
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players, Serve
 from soulkit.models.roles.settings import FORMS, RoleSettings
@@ -235,7 +235,7 @@ async def _ask(
 ) -> Asked:
     config = build.config
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
-    players = Players(ledger, None, load_checkpoint, calls, config.settings_of_players())
+    players = Players(ledger, None, checkpoint_player, calls, config.settings_of_players())
     players.say, players.serve = say, serve
     try:
         cast = {role: players.player(role, who, config.seed) for role, who in config.players()}

@@ -37,7 +37,7 @@ from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.checkpoints import load_checkpoint
+from soulkit.models.roles.checkpoints import checkpoint_player
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players, Serve
 from soulkit.models.roles.settings import RoleSettings
@@ -337,7 +337,7 @@ async def _run_check(
     check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay, serve: Serve
 ) -> Report:
     calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
-    players = Players(ledger, None, load_checkpoint, calls, check.config.settings_of_players())
+    players = Players(ledger, None, checkpoint_player, calls, check.config.settings_of_players())
     players.say, players.serve = say, serve
     try:
         asking = Asking(check, run, check.judges(players), ledger)

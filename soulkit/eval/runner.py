@@ -26,12 +26,12 @@ from soulkit.eval.actor import (
     LoadActor,
     Seats,
     actor_reader,
-    check_prompt_lengths,
+    check_actor,
     checkpoint_model,
     eval_engine,
     eval_servers,
+    note_choices,
     on_vllm,
-    policy_version,
     starts_servers,
 )
 from soulkit.eval.batch import summary_terms
@@ -63,7 +63,6 @@ from soulkit.eval.provenance import (
 )
 from soulkit.eval.standing import (
     Standing,
-    check_weights,
     draft_keys,
     finished_summary,
     resuming_words,
@@ -73,9 +72,8 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.tally import MeanSoFar, Streak
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.local.threads import ThreadChoice, note_threads, take_threads
+from soulkit.models.local.threads import take_threads
 from soulkit.models.roles.players import Players, cast_of
-from soulkit.models.vllm.engine import ResolvedEngine
 from soulkit.models.vllm.pool import Servers, Starts
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
@@ -145,11 +143,7 @@ def run_eval(
     config, work = prepare(config, say)
     if remark := controls_words(work, on=config.controls):
         say(remark)
-    folder = (
-        out
-        or unfinished(config.command, config.identity(), config.identity_defaults())
-        or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
-    )
+    folder = out or _usual_folder(config, work)
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
     refuse_double_payment(config, folder)
@@ -161,10 +155,7 @@ def run_eval(
     threads = take_threads(config.threads, folder) if in_process else None
     with waiting("loading the model") if waiting and in_process else nullcontext():
         reader = actor_reader(config, engine, load)
-    if reader is not None:
-        check_prompt_lengths(reader, work, config)
-        if run is not None:
-            check_weights(run, policy_version(config, reader))
+    check_actor(reader, work, config, run)
     with eval_servers(config, engine, folder, say, starts, servers) as pool:
         left = standing is None or standing.any_left(work, config.repeats)
         seats = Seats(config, engine, reader, pool, calls=left)
@@ -174,31 +165,20 @@ def run_eval(
             say(f"run folder {run.path}")
         _say_servers(config, say)
         with alone(run), open_ledger(run, config) as ledger:
-            _note(run, threads, engine, say)
+            note_choices(run, threads, engine, say)
             players = _seated_players(run, config, seats, ledger, say)
             keep_provenance(run, _provenance(config, players, work, seats.engine))
+            playing = _play_and_close(run, work, players, config, bars, ledger, say, standing)
             with taken_along(players.batches, say):
-                summary = asyncio.run(
-                    _play_and_close(run, work, players, config, bars, ledger, say, standing)
-                )
+                summary = asyncio.run(playing)
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
 
 
-def _note(
-    run: Run,
-    threads: ThreadChoice | None,
-    engine: ResolvedEngine | None,
-    say: Callable[[str], None],
-) -> None:
-    """Say, and keep, what was chosen for the user."""
-    if threads is not None:
-        note_threads(run.path, threads)
-        if not threads.asked:
-            say(threads.words())
-    if engine is not None and engine.why:
-        say(f"engine: {engine.words()}")
+def _usual_folder(config: EvalConfig, work: Sequence[Work]) -> Path:
+    begun = unfinished(config.command, config.identity(), config.identity_defaults())
+    return begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
 
 
 def _seated_players(

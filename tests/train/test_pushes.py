@@ -23,7 +23,7 @@ from soulkit.models.vllm.model import VllmModel
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.objectives.sequences import TrainSequence
-from soulkit.train.pushes.engine import refuse_engine
+from soulkit.train.pushes.engine import refuse_engine, with_memory
 from soulkit.train.pushes.push import Pusher, check_adapter
 from soulkit.train.pushes.served import ServedPolicy
 from soulkit.train.pushes.touchstone import Distance, Touchstone, drawn_factors
@@ -68,7 +68,7 @@ def test_every_push_has_a_name_of_its_own_and_the_name_before_goes_first(
         pusher = pusher_to([server], policy, tmp_path)
 
         async def three() -> list[tuple[str, str]]:
-            names = []
+            names: list[tuple[str, str]] = []
             for _ in range(2):
                 jolt(policy, 0.02, seed=len(names))
                 names += [await pusher(policy), await pusher(policy)]
@@ -158,7 +158,7 @@ def test_narrow_numbers_prove_less_and_the_probe_proves_the_rest(policy: Policy)
     assert not replace(probing, after=probing.before).passes(probing.before)  # it moved nothing
 
     class Narrow(Touchstone):
-        exact = False  # type: ignore[assignment]
+        exact = False
 
     narrow = Narrow(policy, PROMPTS)
     assert narrow.passes(near) and not narrow.passes(far)
@@ -271,6 +271,18 @@ def test_flags_of_a_server_that_nobody_starts_are_refused() -> None:
             refuse_engine(of(engine, flags))
     refuse_engine(of("vllm", flags))
     refuse_engine(of("local", {**flags, "judge": "vllm:/models/judge"}))
+
+
+def test_servers_on_the_trainers_gpu_share_what_it_can_spare() -> None:
+    def memory(**settings: Any) -> str | None:
+        shared = with_memory(of("vllm", settings), own_actor=True)
+        return shared.vllm_arg.get("gpu-memory-utilization")
+
+    assert memory() == "0.40"
+    assert memory(judge="vllm:/models/judge") == "0.20"
+    assert memory(vllm_arg={"gpu-memory-utilization": "0.7"}) == "0.7"
+    alone = of("local", {})
+    assert with_memory(alone, own_actor=False) == alone
 
 
 def test_an_adapter_that_servers_do_not_know_is_refused(policy: Policy) -> None:

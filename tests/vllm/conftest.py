@@ -96,7 +96,8 @@ def vllm_server(
     vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[VllmServer]:
     """A server of the tiny model that takes adapters; leave it as it was."""
-    from soulkit.models.vllm.server import ServerSpec, VllmServer
+    from soulkit.models.vllm.command import ServerSpec
+    from soulkit.models.vllm.server import VllmServer
 
     spec = ServerSpec(
         model=str(tiny_model), dtype="float32", max_context=CONTEXT, lora_rank=RANK,

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
 
 
-def load_checkpoint(
+def checkpoint_player(
     model: str, *, adapter: str | None = None, device: str = "auto", dtype: str = "auto",
     batch_size: int = 64, max_context: int | None = None,
 ) -> LocalModel:  # fmt: skip

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from soulkit.models.vllm.supervisor import living
+from soulkit.models.vllm.supervisor import living, remove, shared_memory
 
 GRACE_S = 5.0
 """From the request to end until the group is killed."""
@@ -107,7 +107,9 @@ class Supervised:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._hear(line.decode("utf-8", "replace"))
+        memory = shared_memory(self.group)
         kill_group(self.group)
+        remove(memory)
         self._ended.set()
         self._supervisor.wait()
         os.close(self._status)

@@ -85,9 +85,27 @@ def others() -> list[int]:
     return [process for process in living(os.getpgrp()) if process != os.getpid()]
 
 
+def shared_memory(group: int) -> set[str]:
+    """Files of shared memory that Python made for processes of `group`, and that are still there.
+
+    Who is killed does not remove them, and they hold memory until the machine is restarted.
+    """
+    paths = set()
+    for process in living(group):
+        with suppress(OSError), open(f"/proc/{process}/maps", encoding="utf-8") as lines:
+            paths |= {line.split()[-1] for line in lines if "/dev/shm/psm_" in line}
+    return {path for path in paths if os.path.exists(path)}
+
+
+def remove(paths: set[str]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
+
+
 def end_group(server: int | None, grace_s: float) -> None:
     """Ask the server to end, then whoever it leaves, and kill the group: this process as well."""
-    end = time.monotonic() + grace_s
+    end, memory = time.monotonic() + grace_s, shared_memory(os.getpgrp())
     if server is not None:
         os.kill(server, signal.SIGTERM)
     while server is not None and time.monotonic() < end:
@@ -101,6 +119,7 @@ def end_group(server: int | None, grace_s: float) -> None:
         os.killpg(0, signal.SIGTERM)
     while others() and time.monotonic() < end:
         time.sleep(0.02)
+    remove(memory)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -43,8 +43,8 @@ from soulkit.train.pushes.served import ServedPolicy
 from soulkit.train.pushes.touchstone import Touchstone
 from soulkit.train.state.checkpoint import checkpoints, damage, read_position
 
-SHARED_GPU = "0.4"
-"""Share of a GPU's memory for a server beside the trainer, unless told otherwise."""
+SHARED_GPU = 0.4
+"""Share of a GPU's memory for all servers beside the trainer, unless told otherwise."""
 LOCAL = "use --engine local"
 
 
@@ -128,8 +128,6 @@ class TrainingEngine:
     def need(self) -> ServerNeed:
         """What is trained, as servers need it: the base, and room for its adapter."""
         need = actor_need(self.config, self.base, attached=self.choice.attached)
-        if self.policy.device.type == "cuda" and not self.choice.attached:
-            need = replace(need, args=tuple({MEMORY_FLAG: SHARED_GPU, **dict(need.args)}.items()))
         return replace(need, lora_rank=rank_of(self.policy))
 
     @contextmanager
@@ -142,8 +140,9 @@ class TrainingEngine:
         if self.shared:
             yield
             return
-        needs = [self.need] if self.served else []
-        needs += players_needs((material.measured or material).config)
+        flags = {"vllm_arg": self.config.vllm_arg}
+        players = (material.measured or material).config.model_copy(update=flags)
+        needs = [*([self.need] if self.served else []), *players_needs(players)]
         with self.servers:
             if self.any_left and needs:
                 self.servers.prepare(needs)
@@ -216,10 +215,12 @@ def training_engine(
         choice = EngineChoice("vllm" if begun == "vllm" else "local")
         if remark := _beside_auto(config, policy, choice):
             say(remark)
-    terms = terms_of(config)
+    terms = replace(terms_of(config), device=_other_device(policy.device))
     if choice.kind == "vllm":
         check_served(policy, base)
-        terms = replace(terms, dtype=policy.computed, device=_other_device(policy.device))
+        terms = replace(terms, dtype=policy.computed)
+    if terms.device == _name_of(policy.device):
+        config = with_memory(config, own_actor=choice.kind == "vllm" and not choice.attached)
     servers = shared or Servers(run.path, terms, say=say, attached=choice.urls, attached_model=base)
     asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
     left = not (asked and is_over(run, config))
@@ -238,13 +239,29 @@ def _beside_auto(config: TrainConfig, policy: Policy, choice: EngineChoice) -> s
     return "rollouts are sampled by transformers, in this process; --engine vllm has vLLM do it"
 
 
+def with_memory(config: TrainConfig, *, own_actor: bool) -> TrainConfig:
+    """The settings with flags by which servers on the trainer's own GPU leave it most of the
+    memory, unless they say themselves how much they take. `own_actor`: one of them samples what is
+    trained."""
+    servers = len(config.checkpoints("vllm")) + own_actor
+    if MEMORY_FLAG in config.vllm_arg or not servers:
+        return config
+    share = {MEMORY_FLAG: f"{SHARED_GPU / servers:.2f}"}
+    return config.model_copy(update={"vllm_arg": {**config.vllm_arg, **share}})
+
+
 def _other_device(trainer: torch.device) -> str:
-    """Where a server is put: on another GPU than the trainer's, where there is one."""
+    """Where servers are put: on another GPU than the trainer's, where there is one."""
     if trainer.type != "cuda":
-        return trainer.type
+        return "auto"
     here = trainer.index or 0
     others = [number for number in range(torch.cuda.device_count()) if number != here]
-    return f"cuda:{others[0] if others else here}"
+    return f"cuda:{others[0]}" if others else _name_of(trainer)
+
+
+def _name_of(trainer: torch.device) -> str:
+    """`cuda:0`; empty for anything but a GPU."""
+    return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
 
 
 def is_over(run: Run, config: TrainConfig) -> bool:

@@ -32,6 +32,7 @@ from soulkit.models.vllm.adapters import (
     push_adapter,
     unload_adapter,
 )
+from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.fleet import Fleet
 from soulkit.train.forward.policy import Policy
 from soulkit.train.pushes.touchstone import Distance, Touchstone, drawn_factors
@@ -146,11 +147,15 @@ class Pusher:
         return farthest
 
     async def _served(self, name: str) -> dict[str, list[tuple[float, ...]]]:
-        """Address → log-probs of the touchstone's prompts under `name`."""
+        """Address → log-probs of the touchstone's prompts under `name`; NotArrived where a server
+        does not give them."""
         # One after the other: a server with adapters that runs on a CPU (vLLM 0.32) dies when the
         # prompts of two such requests share a batch.
         prompts = self.touchstone.prompts
-        answers = [await prompt_logprobs(self.fleet, name, prompt) for prompt in prompts]
+        try:
+            answers = [await prompt_logprobs(self.fleet, name, prompt) for prompt in prompts]
+        except ServerRefused as refusal:
+            raise _not_read(name, refusal) from refusal
         return {url: [answer[url] for answer in answers if url in answer]
                 for url in self.fleet.urls}  # fmt: skip
 
@@ -180,6 +185,14 @@ def check_adapter(policy: Policy) -> None:
 
 
 _LOOK = "Look into the server's log, or use --engine local, which samples with the trained weights."
+
+
+def _not_read(name: str, refusal: ServerRefused) -> NotArrived:
+    return NotArrived(
+        f"A server took the adapter {name} and does not tell what it computes with it.",
+        f"It says: {refusal}. Without log-probs of prompts nobody can tell whose weights sample.",
+        _LOOK,
+    )
 
 
 def _not_followed(url: str, moved: Distance, apart: Distance) -> NotArrived:

@@ -16,7 +16,7 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.templates import PROMPTS, distinct_tasks, put_prompts
 from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.checkpoints import load_checkpoint
+from soulkit.models.roles.checkpoints import checkpoint_player
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.settings import configured_tasks
 from soulkit.runs.records import load_records
@@ -61,7 +61,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         rows=rows,
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
         cast=cast, sampling=None, summary=summary, grouped=True, config=config,
-        seed=config.seed, actor=lambda: Absent(config.model), load=load_checkpoint,
+        seed=config.seed, actor=lambda: Absent(config.model), load=checkpoint_player,
     )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ class Trio:
                 os.killpg(group, signal.SIGKILL)
         self.starter.wait()
         self.output.close()
+        Path(stubborn.memory_file(self.port)).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def test_whoever_is_killed_nothing_is_left(trio: Trio, victim: str) -> None:
     )
     assert eventually(lambda: is_gone(trio.group, trio.port)), living(trio.group)
     assert (trio.starter.poll() is None) == (victim != "soulkit")
+    assert eventually(lambda: not Path(stubborn.memory_file(trio.port)).exists())
 
 
 @pytest.mark.parametrize("trio", [("fork",)], indirect=True)
