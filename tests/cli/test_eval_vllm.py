@@ -193,6 +193,7 @@ def test_actor_and_judge_of_one_model_share_a_server(
     assert len(starts(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_ends_the_run_with_its_last_words_and_it_can_go_on(
     tiny: Path, tmp_path: Path, capsys: Any
 ) -> None:

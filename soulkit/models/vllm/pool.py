@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from soulkit.errors import ModelLoadError, SoulError
+from soulkit.errors import ModelLoadError, SoulError, UserError
 from soulkit.models.codec import Codec
 from soulkit.models.local.names import ADAPTER_CONFIG, model_place
 from soulkit.models.vllm.attach import Abilities, attached_addresses, probe_fleet
@@ -358,8 +358,12 @@ class Servers:
         server = self._running.pop(key, None)
         self._specs.pop(key, None)
         self._served.pop(key, None)
-        if server is not None:
+        if server is None:
+            return
+        try:
             server.stop()
+        except UserError as error:  # the others are to be stopped all the same
+            self.say(f"{error.what} {error.why}")
 
     def _leave(self, key: Any) -> None:
         """Take what was loaded away from servers that go on without this run."""

@@ -54,7 +54,7 @@ class TalkingVllm(ToyVllm):
         form = body.get("structured_outputs")
         if form is None:
             choice = super()._choice(weights, prompt, body)
-            notes = {"token_logprobs": [-1.0] * len(choice["token_ids"])}
+            notes = {"token_logprobs": [-1.0] * len(choice.get("token_ids", ()))}
             return {**choice, "logprobs": {**(choice["logprobs"] or {}), **notes}}
         text = json.dumps(instance(form["json"]))
         ids = self.words.encode(text, add_special_tokens=False).ids
