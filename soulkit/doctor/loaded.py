@@ -19,7 +19,7 @@ from soulkit.errors import UserError
 from soulkit.eval.config import EvalConfig
 from soulkit.models.base import ChatModel
 from soulkit.models.local.names import adapter_folder
-from soulkit.models.roles.checkpoints import load_checkpoint
+from soulkit.models.roles.checkpoints import checkpoint_player
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.models.vllm.engine import interpreter, resolve_engine
 from soulkit.models.vllm.pool import (
@@ -102,14 +102,14 @@ class LoadedModels:
             from soulkit.eval.actor import local_model
 
             return local_model(config)
-        return load_checkpoint(
+        return checkpoint_player(
             config.model, adapter=config.adapter, device=config.device, dtype=config.dtype
         )
 
     def player(self, path: str) -> ChatModel:
         """A checkpoint that plays beside the actor."""
         config = self.part.config
-        return load_checkpoint(path, device=config.device, dtype=config.dtype)
+        return checkpoint_player(path, device=config.device, dtype=config.dtype)
 
     def served(self, settings: RoleSettings) -> ChatModel:
         """A player of the kind `vllm`."""
