@@ -17,11 +17,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from soulkit.distill.report import Distillation
+from soulkit.doctor.checkup import Checkup
 from soulkit.eval.summary import Summary
 from soulkit.runs.lines import ControlLine, RecordLine
 from soulkit.runs.schemas import (
     CONTROLS_SCHEMA,
     DISTILLATION_SCHEMA,
+    DOCTOR_SCHEMA,
     EPISODES_SCHEMA,
     METRICS_SCHEMA,
     SCHEMA,
@@ -57,6 +59,7 @@ def schemas() -> dict[str, Schema]:
         METRICS_SCHEMA: metrics_schema(),
         SUMMARY_SCHEMA: summary_schema(),
         DISTILLATION_SCHEMA: distillation_schema(),
+        DOCTOR_SCHEMA: doctor_schema(),
     }
 
 
@@ -110,6 +113,17 @@ def distillation_schema() -> Schema:
     schema = _of_type(Distillation, "distillation.json")
     schema["properties"] = {SCHEMA: {"const": DISTILLATION_SCHEMA}, **schema["properties"]}
     return {**schema, "required": [SCHEMA, *schema.get("required", ())]}
+
+
+def doctor_schema() -> Schema:
+    """Of what `soul doctor --json` prints."""
+    schema = _of_type(Checkup, "What soul doctor --json prints")
+    schema["properties"] = {
+        SCHEMA: {"const": DOCTOR_SCHEMA},
+        "problems": {"type": "integer", "description": "Lines and players that have one."},
+        **schema["properties"],
+    }
+    return {**schema, "required": [SCHEMA, "problems", "lines", "players"]}
 
 
 def text_of(schema: Schema) -> str:

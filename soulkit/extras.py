@@ -11,6 +11,7 @@ To add an optional package: a row in EXTRAS, and its extra in `pyproject.toml`.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,16 +61,42 @@ def install_line(extra: str, home: Path = HOME) -> str:
     return f"{pip} install {source or shlex.quote(f'{NAME}[{extra}]=={installed.version}')}"
 
 
+def declared_requirements(home: Path = HOME) -> tuple[str, list[str], dict[str, list[str]]]:
+    """(the Pythons, the packages of the core, extra → its packages) of the installation at `home`.
+
+    Each is a requirement as installers read it. They stand in the checkout's pyproject.toml, else
+    in what the installer noted; of code without either nothing is known, and all is empty.
+    """
+    if project := _project(home.parent):
+        extras = project.get("optional-dependencies", {})
+        return project.get("requires-python", ""), project.get("dependencies", []), extras
+    installed = _distribution(home)
+    if installed is None:
+        return "", [], {}
+    core: list[str] = []
+    extras = {}
+    for line in installed.requires or ():
+        package, _, marker = line.partition(";")
+        extra = re.search(r"""extra *== *['"]([\w-]+)['"]""", marker)
+        (extras.setdefault(extra[1], []) if extra else core).append(package.strip())
+    return installed.metadata["Requires-Python"] or "", core, extras
+
+
 def _is_checkout(folder: Path) -> bool:
     """Whether `folder` holds soulkit's own pyproject.toml; other packages leave theirs, too."""
+    return bool(_project(folder))
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    """The table `project` of soulkit's own pyproject.toml in `folder`; empty without one."""
     import tomllib
 
     try:
         page = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return {}
     project = page.get("project")
-    return isinstance(project, dict) and project.get("name") == NAME
+    return project if isinstance(project, dict) and project.get("name") == NAME else {}
 
 
 def _distribution(home: Path) -> Distribution | None:

@@ -37,7 +37,7 @@ PLAYERS = frozenset(
 GROUPS = frozenset(
     {
         "data", "eval_data", "held_out", "experts", "roles", "endpoints", "option", "headers",
-        "teacher_adapters", "vllm_arg",
+        "teacher_adapters", "vllm_arg", "args",
     }
 )  # fmt: skip
 """Settings whose members are all alike, whatever their names are."""
@@ -61,6 +61,7 @@ CODE = frozenset(
     {
         "vllm_python",
         "vllm_arg",
+        "args",
         "module",
         "reference",
         "rows",
@@ -78,6 +79,8 @@ ABOUT = frozenset({"url", "citation", "licence"})
 """Of a tasks file's entries: addresses that people read and nothing is sent to."""
 DEFAULT_KEY = "OPENAI_API_KEY"
 """The variable that a player's key comes from when none is named."""
+SERVERS_KEY = "VLLM_API_KEY"
+"""The variable that goes as a key to vLLM servers that run already."""
 DEFAULT_SERVER = "OpenAI's own address, or that in OPENAI_BASE_URL"
 OPENED = 1_000_000
 """Bytes of a named file at most that are read to be shown."""
@@ -199,6 +202,9 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         _add_player(reach, value)
     elif name in ROWS:
         reach.files += [] if value.startswith("synth:") else [value]
+    elif name == "engine" and "://" in value:
+        reach.addresses.append(value.partition("@")[2])
+        reach.keys.append(SERVERS_KEY)
     elif name == "base_url" or ("://" in value and name not in ABOUT):
         reach.addresses.append(value)
     elif name in FILES or (name == "option" and _looks_like_file(value)):

@@ -14,7 +14,7 @@ from soulkit.eval.config import EvalConfig
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.runs.seals import state_folder
 from soulkit.train.config import TrainConfig
-from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SHOWN, reach_of
+from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SERVERS_KEY, SHOWN, reach_of
 
 INERT = """
     api_version accept_from activation_checkpointing advantage_std aggregation allow_overflow
@@ -50,7 +50,9 @@ def test_every_setting_is_inert_or_shown(kind: Any) -> None:
     """A new setting that names an address, a key, code or a file must be shown by `reach_of`."""
     player = {"model": "m", "base_url": "http://probe.example", "api_key_env": "PROBE"}
     for name in kind.model_fields.keys() - set(INERT.split()):
-        probe: Any = {"tomi": "/probe"} if name in (*BY_TASK, "option", "vllm_arg") else "/probe"
+        probe: Any = (
+            {"tomi": "/probe"} if name in (*BY_TASK, "option", "vllm_arg", "args") else "/probe"
+        )
         if name in ("partner", "environment", "judge", "auditor", "coach", "blind_reader"):
             probe = player
         if name == "task_players":
@@ -78,6 +80,12 @@ def test_what_is_left_out_is_shown_too() -> None:
     assert words("judge: [{kind: scripted, model: /etc/passwd}]") == "files: '/etc/passwd'"
     served = words("experts: {tomi: 'endpoint:m@http://e.example'}")
     assert "http://e.example" in served and DEFAULT_KEY in served
+    attached = words("engine: 'vllm@http://e.example,http://f.example'")
+    assert "http://e.example,http://f.example" in attached and SERVERS_KEY in attached
+    assert words("engine: vllm") == words("engine: auto") == ""
+    assert "code: 'evil.Middleware'" in words("vllm_arg: {middleware: evil.Middleware}")
+    assert "code: '/x'" in words("judge: [{kind: vllm, model: m, args: {tool-parser-plugin: /x}}]")
+    assert words("judge: 'vllm:/w'") == "files: '/w'"
     assert words("coach: symbolic\ntrack: none") == ""
     assert "wandb" in words("track: wandb")
 

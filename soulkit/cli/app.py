@@ -35,6 +35,7 @@ from soulkit.version import __version__
 
 COMMANDS = {
     "demo": "Try the whole road in minutes: no GPU, no key, no network.",
+    "doctor": "Look what is here, and whether every player answers.",
     "tasks": "List tasks and suites; show one; check gold against scorer.",
     "data": "Make, download, import, check, show and audit rows.",
     "eval": "Score a model: a local checkpoint or any API endpoint.",

@@ -40,12 +40,14 @@ __all__ = [
     "print_json",
     "progress",
 ]
-__all__ += ["safe", "sanitise", "say_unsealed", "size", "table", "working"]
+__all__ += ["safe", "sanitise", "say_unsealed", "size", "starting", "table", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
 QUIET = 30.0
 """Seconds after which a plain line says what is under way, though nothing was done."""
+STARTING_EVERY = 15.0
+"""The same while something starts."""
 BAR = 24
 """Columns of a live bar."""
 
@@ -320,6 +322,31 @@ def working(
             return asked_alone if ask else None
 
         yield interrupting
+
+
+@contextmanager
+def starting(what: str, limit_s: float) -> Iterator[Callable[[float, str], None]]:
+    """Show on stderr that something starts which may take so many seconds; what is handed out is
+    told the seconds so far and the newest line of its log."""
+
+    def words(seconds: float) -> str:
+        return f"{what}: {duration(seconds)} of at most {duration(limit_s)}"
+
+    if err.is_terminal:
+        with err.status(escape(words(0))) as shown:
+            yield lambda seconds, line: shown.update(
+                escape(one_line(f"{words(seconds)} · {line}", max(err.width - 4, 40)))
+            )
+        return
+    printed_at = 0.0
+
+    def watch(seconds: float, line: str) -> None:
+        nonlocal printed_at
+        if seconds - printed_at >= STARTING_EVERY:
+            printed_at = seconds
+            print(words(seconds), file=sys.stderr, flush=True)
+
+    yield watch
 
 
 def say_unsealed() -> None:

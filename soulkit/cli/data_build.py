@@ -17,6 +17,7 @@ from soulkit.cli.console import (
     progress,
     safe,
     say_unsealed,
+    starting,
 )
 from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
@@ -140,7 +141,12 @@ def _draft(
         return
     _say_bad(build)
     done = build_drafted(
-        build, folder, bars=lambda n: progress(n, "build"), say=_say, ask_user=ask_user()
+        build,
+        folder,
+        bars=lambda n: progress(n, "build"),
+        say=_say,
+        ask_user=ask_user(),
+        starts=starting,
     )
     say_unsealed()
     _write(done, target, as_json)

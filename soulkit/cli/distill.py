@@ -20,6 +20,7 @@ from soulkit.cli.console import (
     progress,
     safe,
     say_unsealed,
+    starting,
     working,
 )
 from soulkit.cli.derive import build_command, options_for, settings_from
@@ -117,6 +118,7 @@ def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str
     watcher = Watcher(
         say=_say, training=_training, bars=lambda n: progress(n, "distill"),
         waiting=lambda what: working("distill", what, alone=True), ask=ask_user(),
+        starts=starting,
     )  # fmt: skip
     result = distill(config, out, stages, watcher)
     say_unsealed()

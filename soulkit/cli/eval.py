@@ -17,6 +17,7 @@ from soulkit.cli.console import (
     progress,
     safe,
     say_unsealed,
+    starting,
     working,
 )
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from, tasks_in
@@ -86,7 +87,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
 
     run, summary = run_eval(
         config, folder, bars=lambda n: progress(n, "eval"), say=_say, ask=ask_user(),
-        waiting=lambda what: working("eval", what, alone=True),
+        waiting=lambda what: working("eval", what, alone=True), starts=starting,
     )  # fmt: skip
     say_unsealed()
     if as_json:

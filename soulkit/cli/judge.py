@@ -19,6 +19,7 @@ from soulkit.cli.console import (
     progress,
     safe,
     say_unsealed,
+    starting,
 )
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
@@ -123,6 +124,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
         bars=lambda n: progress(n, "judge check"),
         say=_say,
         ask=ask_user(),
+        starts=starting,
     )
     say_unsealed()
     _print(report, as_json)

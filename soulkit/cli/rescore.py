@@ -118,7 +118,7 @@ def _new_folder(recorded: Recorded, here: Path) -> Path:
 
 def _asked(renewal: Renewal, *, dry_run: bool, as_json: bool) -> Rescored | None:
     """Say what it costs, have that confirmed, and ask; None for a dry run."""
-    from soulkit.cli.console import ask_user, err, progress
+    from soulkit.cli.console import ask_user, err, progress, starting
     from soulkit.cli.plan import show_plan
     from soulkit.eval.asking import renew, survey_of, survey_plan
     from soulkit.play.costs import confirm_cost
@@ -139,7 +139,7 @@ def _asked(renewal: Renewal, *, dry_run: bool, as_json: bool) -> Rescored | None
         say(server)
     recorded = renewal.recorded
     with progress(len(recorded.records) + len(recorded.controls), "rescore") as bar:
-        return renew(renewal, bar.advance)
+        return renew(renewal, bar.advance, say=say, starts=starting)
 
 
 def _needs_ask(option: str) -> ConfigError:

@@ -22,6 +22,7 @@ from soulkit.eval.actor import local_model
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.runner import EvalBars, Waiting, prepare, run_eval
 from soulkit.eval.summary import recorded_summary
+from soulkit.models.vllm.pool import Servers
 from soulkit.runs.folder import Run, is_run
 
 if TYPE_CHECKING:
@@ -140,10 +141,12 @@ def measure(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *, bars: EvalBars | None = None,
     say: Callable[[str], None] | None = None, waiting: Waiting | None = None,
     limited: Callable[[Measurement], EvalConfig] = lambda part: part.config,
+    servers: Servers | None = None,
 ) -> None:  # fmt: skip
     """Play what `out/measured` lacks; runs with all their scores are not loaded again.
 
-    `limited` puts the bounds of the whole command on each run's cost. RunError while there is no
+    `limited` puts the bounds of the whole command on each run's cost, `servers` are vLLM's for all
+    of them. RunError while there is no
     generalist, ConfigError where rows, players or models are not in order, before anything is
     played.
     """
@@ -163,7 +166,10 @@ def measure(
     last = LastLoaded()
     for part in left:
         say(f"measuring {part.side} on {part.task}")
-        run_eval(limited(part), part.folder, bars=bars, say=say, waiting=waiting, load=last.load)
+        run_eval(
+            limited(part), part.folder, bars=bars, say=say, waiting=waiting, load=last.load,
+            servers=servers,
+        )  # fmt: skip
 
 
 class LastLoaded:

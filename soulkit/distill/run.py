@@ -18,15 +18,24 @@ from soulkit.distill.config import STAGES, DistillConfig, Stage, open_distillati
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.gates import RetentionGate, parse_gates
 from soulkit.distill.generalist import generalist_config, generalist_folder, trained
-from soulkit.distill.measure import ABILITY, Measurement, measure, measured_tasks, unmeasured_words
+from soulkit.distill.measure import (
+    ABILITY,
+    Measurement,
+    measure,
+    measured_tasks,
+    measurements,
+    unmeasured_words,
+)
 from soulkit.distill.planning import distillation_plan, whole_plan
 from soulkit.distill.report import Distillation, distilled, spent, write_distillation
-from soulkit.distill.sample import refuse_other_samples, release, sample
+from soulkit.distill.sample import refuse_other_samples, release, sample, sample_config
 from soulkit.distill.select import read_selection, select_samples
+from soulkit.distill.serving import shared_servers
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.keeping import alone
 from soulkit.eval.runner import EvalBars, Waiting
+from soulkit.models.vllm.pool import Starts
 from soulkit.play.costs import AskUser, confirm_cost
 from soulkit.runs.folder import Run, is_run
 from soulkit.train.config import TrainConfig
@@ -52,6 +61,8 @@ class Watcher:
     bars: EvalBars | None = None
     waiting: Waiting | None = None
     ask: AskUser | None = None
+    starts: Starts | None = None
+    """Shows that a vLLM server starts."""
 
 
 def distill(
@@ -78,8 +89,10 @@ def distill(
     with alone(run):
         refuse_other_samples(out, experts)
         if "sample" in stages:
-            sample(config, experts, out, bars=watcher.bars, say=watcher.say,
-                   waiting=watcher.waiting)  # fmt: skip
+            configs = [sample_config(config, expert) for expert in experts]
+            with shared_servers(config, configs, out, watcher.say, watcher.starts) as servers:
+                sample(config, experts, out, bars=watcher.bars, say=watcher.say,
+                       waiting=watcher.waiting, servers=servers)  # fmt: skip
         if "select" in stages:
             select_samples(config, experts, out, say=watcher.say)
         if "train" in stages:
@@ -164,8 +177,10 @@ def _report(
         left = _left(config, run.path, part.folder)
         return part.config.model_copy(update={"yes": True, "max_cost": left})
 
-    measure(config, experts, run.path, bars=watcher.bars, say=watcher.say,
-            waiting=watcher.waiting, limited=limited)  # fmt: skip
+    configs = [part.config for part in measurements(config, experts, run.path)]
+    with shared_servers(config, configs, run.path, watcher.say, watcher.starts) as servers:
+        measure(config, experts, run.path, bars=watcher.bars, say=watcher.say,
+                waiting=watcher.waiting, limited=limited, servers=servers)  # fmt: skip
     result = distilled(config, experts, run.path, gates)
     write_distillation(run, result)
     return result

@@ -25,6 +25,7 @@ from soulkit.eval.runner import EvalBars, Waiting, run_eval
 from soulkit.eval.standing import draft_keys
 from soulkit.eval.summary import summary_line
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.vllm.pool import Servers
 from soulkit.play.costs import AskUser
 from soulkit.play.plan import Work
 from soulkit.play.settings import OWN_OPTIONS, PlayConfig, configured_tasks
@@ -59,6 +60,7 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
     settings = EvalConfig.model_validate({
         **shared,
         **_actor(expert),
+        **_machine(config),
         **_task_settings(config, expert.task, registry),
         "tasks": (expert.task,),
         "data": {expert.task: source} if source else {},
@@ -81,6 +83,13 @@ def _actor(expert: Expert) -> dict[str, Any]:
         return {"kind": "local", "model": expert.model, "adapter": adapter}
     names = ("base_url", "api_key_env", "headers", "api_version", "price_in", "price_out")
     return {"kind": "api", "model": served.model, **{n: getattr(served, n) for n in names}}
+
+
+def _machine(config: DistillConfig) -> dict[str, Any]:
+    """Where servers that run already sample, the machine's settings are the training's alone."""
+    if not config.engine_choice.attached or config.checkpoints():
+        return {}
+    return {"device": "auto", "dtype": "auto", "threads": None}
 
 
 def _task_settings(config: DistillConfig, task: str, registry: Registry) -> dict[str, Any]:
@@ -111,13 +120,13 @@ def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work
 def sample(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *,
     bars: EvalBars | None = None, say: Callable[[str], None] | None = None,
-    ask: AskUser | None = None, waiting: Waiting | None = None,
+    ask: AskUser | None = None, waiting: Waiting | None = None, servers: Servers | None = None,
 ) -> None:  # fmt: skip
     """Play what `out/samples` lacks, one expert after the other; finished runs are not loaded.
 
     Once `select` has chosen, the samples stay as they are: unscored ones are played again only
     before. Raises a UserError before anything is played where rows, experts or players are not in
-    order, or training rows overlap evaluation rows.
+    order, or training rows overlap evaluation rows. `servers` are vLLM's for all of them.
     """
     say = say or (lambda remark: None)
     refuse_other_samples(out, experts)
@@ -139,7 +148,7 @@ def sample(
             say(f"samples of {expert.task}: all there, in {folder}")
             continue
         say(f"samples of {expert.task}, by {expert.name}")
-        run_eval(settings, folder, bars=bars, say=say, ask=ask, waiting=waiting)
+        run_eval(settings, folder, bars=bars, say=say, ask=ask, waiting=waiting, servers=servers)
         release()
 
 

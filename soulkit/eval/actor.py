@@ -25,7 +25,6 @@ from soulkit.models.vllm.pool import (
     Servers,
     Starts,
     actor_need,
-    player_need,
     players_needs,
     terms_of,
     unstarted,
@@ -195,7 +194,7 @@ class Seats:
         """A player of the kind `vllm`."""
         if not self._needs:
             return unstarted(settings.model, Codec.load(settings.model), ledger=self._ledger)
-        return self.servers.sampler(player_need(self.config, settings), ledger=self._ledger)
+        return self.servers.serving(self.config, self._ledger)(settings)
 
 
 # -- checks before anything is played ------------------------------------------------------------

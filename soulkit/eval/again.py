@@ -13,10 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from soulkit.errors import ModelLoadError
 from soulkit.eval.summary import Summary
 from soulkit.models.base import Cast, ChatModel
+from soulkit.models.codec import Codec
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.roles.config import RolesConfig
+from soulkit.models.roles.players import Serve
+from soulkit.models.roles.settings import RoleSettings
+from soulkit.models.vllm.pool import unstarted
 from soulkit.play.controls import ControlJob, ask_control
 from soulkit.tasks.base import Task
 from soulkit.tasks.grouped import with_group_rewards
@@ -59,6 +64,19 @@ class Absent:
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+def from_ledger(ledger: Ledger) -> Serve:
+    """Players that sat behind vLLM servers, as their replies in `ledger` have them: to ask for
+    another one is a miss. Without its tokenizer such a model is absent."""
+
+    def serve(who: RoleSettings) -> ChatModel:
+        try:
+            return unstarted(who.model, Codec.load(who.model), ledger=ledger)
+        except ModelLoadError:
+            return Absent(who.model)
+
+    return serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from soulkit.eval.again import (
     Absent,
     Recorded,
     control_again,
+    from_ledger,
     judged_again,
     recorded_drafts,
     regrouped,
@@ -52,8 +53,9 @@ from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.layered import LayeredLedger
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.roles.config import RolesConfig
-from soulkit.models.roles.players import Players, cast_of
+from soulkit.models.roles.players import Players, Serve, cast_of
 from soulkit.models.roles.settings import PANELS, RoleSettings, TaskPlayers
+from soulkit.models.vllm.pool import Starts, player_servers
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run
@@ -265,6 +267,7 @@ def _held(renewal: Renewal) -> Iterator[Ledger]:
 
 async def _look(renewal: Renewal, ledger: Ledger, survey: Survey) -> None:
     players = _SurveyPlayers(**_terms(renewal, ledger, Absent), survey=survey)
+    players.serve = from_ledger(ledger)
     cast = _cast(renewal, players, Absent(str(renewal.recorded.settings.get("model", ""))))
     for record in renewal.recorded.records:
         _, miss = await judged_again(renewal.recorded, record, cast)
@@ -328,8 +331,12 @@ def _judging(config: RolesConfig) -> RolesConfig:
     return RolesConfig.model_construct(**{**fields, **alone})
 
 
-def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
-    """Ask what is missing and write the run folder, or take it up again.
+def renew(
+    renewal: Renewal, advance: Advance | None = None, *,
+    say: Callable[[str], None] = lambda remark: None, starts: Starts | None = None,
+) -> Rescored:  # fmt: skip
+    """Ask what is missing and write the run folder, or take it up again. `say` gets remarks,
+    `starts` shows that a vLLM server starts.
 
     A judge that fails leaves its episode unscored; the same command asks it again. Raises RunError
     when the folder is another's, BudgetSpent when the money is.
@@ -343,8 +350,11 @@ def renew(renewal: Renewal, advance: Advance | None = None) -> Rescored:
         copy_prompts(recorded.path / PROMPTS, run.path)
         if renewal.prompts is not None:
             copy_prompts(renewal.prompts, run.path)
-        with LayeredLedger(renewal.ledger, recorded.ledger) as ledger:
-            records, controls = asyncio.run(_ask(renewal, run, ledger, advance))
+        with (
+            LayeredLedger(renewal.ledger, recorded.ledger) as ledger,
+            player_servers(_judging(renewal.config), run.path, ledger, say, starts) as serve,
+        ):
+            records, controls = asyncio.run(_ask(renewal, run, ledger, advance, serve))
             grouped = regrouped(recorded, records)
             return write_rescored(recorded, run, grouped, controls, paid=ledger)
 
@@ -360,11 +370,11 @@ def _settings(renewal: Renewal) -> dict[str, Any]:
 
 
 async def _ask(
-    renewal: Renewal, run: Run, ledger: Ledger, advance: Advance | None
+    renewal: Renewal, run: Run, ledger: Ledger, advance: Advance | None, serve: Serve
 ) -> tuple[list[Record], list[ControlRecord]]:
     recorded = renewal.recorded
     actor = _actor(renewal)
-    players = Players(**_terms(renewal, ledger, recorded.load))
+    players = Players(**_terms(renewal, ledger, recorded.load), serve=serve)
     try:
         cast = _cast(renewal, players, actor)
         keep_provenance(run, _provenance(renewal, players))

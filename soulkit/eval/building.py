@@ -32,8 +32,9 @@ from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, Totals
 from soulkit.models.roles.checkpoints import load_checkpoint
 from soulkit.models.roles.config import RolesConfig
-from soulkit.models.roles.players import Players
+from soulkit.models.roles.players import Players, Serve
 from soulkit.models.roles.settings import FORMS, RoleSettings
+from soulkit.models.vllm.pool import Starts, player_servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather
 from soulkit.play.plan import USUAL, Plan, PlayerTerms, TaskPlan
@@ -199,6 +200,7 @@ def build_drafted(
     bars: BuildBars | None = None,
     say: Callable[[str], None] = lambda remark: None,
     ask_user: AskUser | None = None,
+    starts: Starts | None = None,
 ) -> Built:
     """Ask, or take up where a killed build stopped, and return the rows with their report.
 
@@ -215,8 +217,12 @@ def build_drafted(
     )  # fmt: skip
     for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}", *config.servers()):
         say(line)
-    with alone(run), Ledger(run.ledger_path) as ledger:
-        asking = asyncio.run(_ask(build, ledger, bars, say))
+    with (
+        alone(run),
+        Ledger(run.ledger_path) as ledger,
+        player_servers(config, run.path, ledger, say, starts) as serve,
+    ):
+        asking = asyncio.run(_ask(build, ledger, bars, say, serve))
         _write_outcomes(run.path / OUTCOMES, asking.outcomes)
         rows = tuple(asking.rows[: config.rows])
         report = _report(build, asking.outcomes, len(rows), ledger.totals())
@@ -225,12 +231,12 @@ def build_drafted(
 
 
 async def _ask(
-    build: Build, ledger: Ledger, bars: BuildBars | None, say: Callable[[str], None]
+    build: Build, ledger: Ledger, bars: BuildBars | None, say: Callable[[str], None], serve: Serve
 ) -> Asked:
     config = build.config
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     players = Players(ledger, None, load_checkpoint, calls, config.settings_of_players())
-    players.say = say
+    players.say, players.serve = say, serve
     try:
         cast = {role: players.player(role, who, config.seed) for role, who in config.players()}
         asking = Asked(build, cast["drafter"], cast["filter"])

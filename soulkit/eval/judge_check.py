@@ -39,8 +39,9 @@ from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.checkpoints import load_checkpoint
 from soulkit.models.roles.config import RolesConfig
-from soulkit.models.roles.players import Players
+from soulkit.models.roles.players import Players, Serve
 from soulkit.models.roles.settings import RoleSettings
+from soulkit.models.vllm.pool import Starts, player_servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, Work
@@ -296,11 +297,12 @@ def check_judge(
     bars: CheckBars | None = None,
     say: CheckSay | None = None,
     ask: AskUser | None = None,
+    starts: Starts | None = None,
 ) -> tuple[Run, Report]:
     """Do what `soul judge check` does and return the run with its report.
 
     `trust` lets the settings of an evaluation act that is not known to be the user's own, `ask`
-    confirms what the check costs where settings do not.
+    confirms what the check costs where settings do not, `starts` shows that a vLLM server starts.
 
     Raises a UserError before anything is asked, ProviderError when a judge stays silent.
     """
@@ -316,8 +318,13 @@ def check_judge(
         for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",
                      *check.config.servers()):  # fmt: skip
             say(line)
-    with alone(run), Ledger(run.ledger_path, mends=True) as ledger:
-        report = asyncio.run(_run_check(check, run, ledger, bars, say or _silence))
+    say, settings = say or _silence, check.config
+    with (
+        alone(run),
+        Ledger(run.ledger_path, mends=True) as ledger,
+        player_servers(settings, run.path, ledger, say, starts) as serve,
+    ):
+        report = asyncio.run(_run_check(check, run, ledger, bars, say, serve))
     run.write_summary(report)
     return run, report
 
@@ -327,11 +334,11 @@ def _silence(remark: str) -> None:
 
 
 async def _run_check(
-    check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay
+    check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay, serve: Serve
 ) -> Report:
     calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
     players = Players(ledger, None, load_checkpoint, calls, check.config.settings_of_players())
-    players.say = say
+    players.say, players.serve = say, serve
     try:
         asking = Asking(check, run, check.judges(players), ledger)
         with bars(asking.left) if bars else nullcontext() as bar:

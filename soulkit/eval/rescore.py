@@ -36,6 +36,7 @@ from soulkit.eval.again import (
     Absent,
     Recorded,
     control_again,
+    from_ledger,
     judged_again,
     recorded_drafts,
     regrouped,
@@ -168,6 +169,7 @@ def recorded_eval(path: Path, *, trust: bool = False) -> Recorded:
         actor = Absent(config.model) if config.kind == "local" else None
         players = eval_players(config, ledger, actor)
         players.load = Absent  # a checkpoint that judged left nothing behind either
+        players.serve = from_ledger(ledger)
         return eval_cast(config, players)
 
     def summary(

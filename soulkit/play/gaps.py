@@ -59,6 +59,9 @@ class Gap:
 class NotReady(ConfigError):
     """Several things are missing."""
 
+    gaps: tuple[Gap, ...] = ()
+    """Each of them."""
+
 
 def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
     """Raise what is missing; nothing when nothing is. `plan` is that of what is there."""
@@ -79,11 +82,13 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
     partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
     unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
     head = f"Cost {cost}{partly}. " if cost else unknown
-    raise NotReady(
+    error = NotReady(
         f"{head}{len(gaps)} things are missing: {'; '.join(parts)}.",
         "Nothing is asked, loaded or written before all of it is there.",
         f"{'; '.join(dict.fromkeys(ways))}.",
     )
+    error.gaps = tuple(gaps)
+    raise error
 
 
 def role_gaps(work: Iterable[Work], config: RolesConfig) -> list[Gap]:

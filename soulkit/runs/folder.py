@@ -61,6 +61,8 @@ PACKAGES = (
 
 INSTEAD = "?"
 """Ends the name of a default that stands for null, too."""
+UNREAD = "!"
+"""Ends the name of a default under which nothing counts: a setting that was once compared."""
 
 _SECRET_WORDS = {"key", "apikey", "token", "secret", "password", "passwd", "authorization"}
 _SECRET_VALUE = re.compile(
@@ -328,7 +330,8 @@ def _completed(config: Any, defaults: Mapping[str, Any], where: str = "") -> Any
     """`config` with defaults for settings that the version which wrote it did not know.
 
     The default `judge.kind` is that of every judge that is named, and of none that is not. What
-    the default `base_url?` says is meant by a `base_url` that is null.
+    the default `base_url?` says is meant by a `base_url` that is null. A default `engine!` says
+    that what stands under `engine` counts no longer.
     """
     if isinstance(config, list):
         return [_completed(one, defaults, where) for one in config]
@@ -336,8 +339,10 @@ def _completed(config: Any, defaults: Mapping[str, Any], where: str = "") -> Any
         return config
     here = {k.removeprefix(where): v for k, v in defaults.items() if k.startswith(where)}
     nulls = {k.removesuffix(INSTEAD): v for k, v in here.items() if k.endswith(INSTEAD)}
-    plain = {k: v for k, v in here.items() if "." not in k and not k.endswith(INSTEAD)}
-    filled = {k: nulls.get(k) if v is None else v for k, v in {**plain, **config}.items()}
+    signs = (INSTEAD, UNREAD)
+    plain = {k: v for k, v in here.items() if "." not in k and not k.endswith(signs)}
+    read = {k: v for k, v in config.items() if f"{k}{UNREAD}" not in here}
+    filled = {k: nulls.get(k) if v is None else v for k, v in {**plain, **read}.items()}
     return {k: _completed(v, defaults, f"{where}{k}.") for k, v in filled.items()}
 
 

@@ -24,6 +24,8 @@ METRICS_SCHEMA = "soulkit/metrics@1"
 SUMMARY_SCHEMA = "soulkit/summary@1"
 DISTILLATION_SCHEMA = "soulkit/distillation@1"
 """Of `distillation.json`, and of the member `distillation` of a summary."""
+DOCTOR_SCHEMA = "soulkit/doctor@1"
+"""Of what `soul doctor --json` prints."""
 _NAME = re.compile(r"(soulkit/[a-z]+)@([0-9]+)")
 
 

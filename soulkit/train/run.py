@@ -14,16 +14,14 @@ from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
 from soulkit.eval.costs import costs_by_task
 from soulkit.eval.keeping import alone
-from soulkit.eval.provenance import (
-    keep_provenance,
-    teacher_print,
-)
+from soulkit.eval.provenance import ENGINE, keep_provenance, teacher_print
 from soulkit.eval.summary import summarise
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
+from soulkit.models.vllm.pool import Servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
 from soulkit.runs.folder import Run, is_run
@@ -42,8 +40,8 @@ from soulkit.train.material.assemble import (
 )
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
-from soulkit.train.objectives.base import Objective
 from soulkit.train.planning import training_plan
+from soulkit.train.pushes.engine import TrainingEngine, refuse_engine, training_engine
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts
@@ -81,6 +79,8 @@ TINY_CONTEXT = 4096
 """Tokens that a tiny model holds: positions cost it no weights."""
 SAMPLED = "sampled.jsonl"
 """What the sampler produced since the newest checkpoint: a killed step takes it up again."""
+Parts = tuple[TrainConfig, Run, Policy, Policy | None, Material, TrainingEngine]
+"""Everything that a training needs; the second policy is a teacher."""
 
 
 def train(
@@ -101,18 +101,19 @@ def train(
         return asyncio.run(_train(*parts, show, say or _quiet, begin))
 
 
-async def train_beside(material: Material, out: Path) -> None:
-    """A training within another one, as `train` does it, with nobody to show it to."""
-    with _opened(material.config, out, None, material, nobody_hears) as parts:
+async def train_beside(material: Material, out: Path, servers: Servers | None = None) -> None:
+    """A training within another one, as `train` does it, with nobody to show it to; `servers` are
+    those of the other one, which may have players there."""
+    with _opened(material.config, out, None, material, nobody_hears, servers) as parts:
         await _train(*parts, _unseen, _quiet, nobody_hears)
 
 
 @contextmanager
 def _opened(
     config: TrainConfig, out: Path, say: Callable[[str], None] | None, ready: Material | None,
-    begin: Begin,
-) -> Iterator[tuple[TrainConfig, Run, Policy, Policy | None, Material]]:  # fmt: skip
-    """Everything that a training needs, checked, with its run folder locked."""
+    begin: Begin, servers: Servers | None = None,
+) -> Iterator[Parts]:  # fmt: skip
+    """Everything that a training needs, checked, with its run folder locked and its servers up."""
     refuse_untrainable(config)
     check_tracker(config.track)
     threads = take_threads(config.threads, out, alike=config.deterministic)
@@ -121,7 +122,8 @@ def _opened(
         config = material.config
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         begin(LOADING)
-        policy = load_policy(config, base_model(config, material, out))
+        base = base_model(config, material, out)
+        policy = load_policy(config, base)
         policy.note = model_note(config, policy, material.corpus)
         begin("checking model and rows")
         teacher = make_ready(config, policy, material)
@@ -138,7 +140,9 @@ def _opened(
                     say(remark)
                 for server in (material.measured or material).config.servers():
                     say(server)
-            yield config, run, policy, teacher, material
+            engine = training_engine(config, run, policy, base, say or _quiet, servers)
+            with engine.started(material):
+                yield config, run, policy, teacher, material, engine
 
 
 def _unseen(line: StepLine) -> None:
@@ -219,6 +223,7 @@ def _open(config: TrainConfig, out: Path) -> Run:
 def refuse_untrainable(config: TrainConfig) -> None:
     """ConfigError for settings that contradict each other, or that cannot fit."""
     refuse_unfitting(config)
+    refuse_engine(config)
     if config.full and config.dtype in ("bfloat16", "float16"):
         raise ConfigError(
             f"All weights were to be trained in {config.dtype}.",
@@ -286,6 +291,7 @@ async def _train(
     policy: Policy,
     teacher: Policy | None,
     material: Material,
+    engine: TrainingEngine,
     show: Show,
     say: Callable[[str], None],
     begin: Begin,
@@ -301,9 +307,10 @@ async def _train(
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
-            summary = await supervise(loop, learned, show, say, train_beside)
+            beside = partial(train_beside, servers=engine.servers)
+            summary = await supervise(loop, learned, show, say, beside, engine.player)
         else:
-            summary = await _reinforce(loop, material, material.objective, teacher, show, say)
+            summary = await _reinforce(loop, material, engine, teacher, show, say)
         await measure_ability(loop, "after")
         summary = replace(summary, retention=ability_of(loop, say))
     finally:
@@ -343,15 +350,14 @@ def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary
 
 
 async def _reinforce(
-    loop: Loop, material: Material, objective: Objective, teacher: Policy | None, show: Show,
+    loop: Loop, material: Material, engine: TrainingEngine, teacher: Policy | None, show: Show,
     say: Callable[[str], None],
 ) -> TrainSummary:  # fmt: skip
-    config, run, policy = loop.config, loop.run, loop.policy
-    sampler = policy.sampler(
-        config.batch_size, deterministic=config.deterministic, journal=loop.journal
-    )
-    players = make_players(config, sampler, run)
-    record = training_provenance(config, players, material, policy)
+    config, run, policy, objective = loop.config, loop.run, loop.policy, material.objective
+    assert objective is not None
+    sampler = engine.sampler(material, loop.journal, say)
+    players = make_players(config, sampler, run, engine.player)
+    record = {**training_provenance(config, players, material, policy), ENGINE: engine.record()}
     keep_provenance(run, {**record, **teacher_print(config.model_dump(), teacher)})
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     rollouts = Rollouts(

@@ -29,6 +29,7 @@ from soulkit.train.maths.advantage import group_advantages, singleton_of
 from soulkit.train.maths.measure import feedback_of, member_of, rewards_of, with_groups
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
+from soulkit.train.pushes.travel import travel_of
 from soulkit.train.rollouts.checks import refuse_stale, silence
 from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts, feedback_slots
@@ -57,13 +58,13 @@ class Step:
     """Updates that could not be taken."""
 
     async def __call__(self, step: int) -> StepLine:
-        config, policy, version = self.loop.config, self.loop.policy, self.loop.policy.version()
-        started = time.monotonic()
+        config, policy, started = self.loop.config, self.loop.policy, time.monotonic()
         self.loop.begin("rollouts")
 
         # Rollout: the weights that are about to move play every prompt G times.
         jobs = self.rollouts.jobs(step)
-        records_R = await self.rollouts.sample(jobs, version)
+        version = await self.rollouts.take(policy)
+        records_R = await self.rollouts.sample(jobs)
         self.keep(records_R, version)
         canaries = CanaryScores()
         if self.canaries is not None:
@@ -76,8 +77,8 @@ class Step:
         if config.mask_truncated:
             sequences_S = without_truncated(sequences_S, records_R)
 
-        # Advantages and updates.
-        self.loop.begin("update")
+        self.loop.begin("update")  # advantages and updates
+        travel = travel_of(self.rollouts.sampler, policy, sequences_S)
         learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher, self.skips)
         trained = time.monotonic()
 
@@ -85,7 +86,7 @@ class Step:
         if self.watch is not None:
             feedback = self.watch.look(feedback, records_R, read_R)
         return StepLine(
-            step=step, rewards=rewards_of(records_R, mixture=len(config.tasks) > 1),
+            step=step, travel=travel, rewards=rewards_of(records_R, mixture=len(config.tasks) > 1),
             feedback=feedback, learned=learned, canaries=canaries, version=version,
             sample_seconds=round(sampled - started, 3), train_seconds=round(trained - sampled, 3),
         )  # fmt: skip

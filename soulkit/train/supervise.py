@@ -12,7 +12,7 @@ from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.roles.players import Players
 from soulkit.runs.records import newest_dev
-from soulkit.train.material.assemble import Material
+from soulkit.train.material.assemble import Material, ServePlayer
 from soulkit.train.sft.corpus import Validation
 from soulkit.train.sft.corpus_run import (
     lesson_totals,
@@ -36,10 +36,11 @@ from soulkit.train.state.summary import LAST_STEPS, TrainSummary
 
 
 async def supervise(
-    loop: Loop, material: Material, show: Show, say: Callable[[str], None], reinforce: Reinforce
-) -> TrainSummary:
+    loop: Loop, material: Material, show: Show, say: Callable[[str], None], reinforce: Reinforce,
+    serve: ServePlayer | None = None,
+) -> TrainSummary:  # fmt: skip
     """Take the steps of supervised training: on gold episodes, or on conversations. `reinforce`
-    trains its probes."""
+    trains its probes, `serve` makes players behind vLLM servers."""
     stop_ended(loop)
     step: Callable[[int], Awaitable[StepLine]]
     if material.corpus is not None:
@@ -54,7 +55,7 @@ async def supervise(
     if material.measured is None:
         await loop.run_all(step, shown, validate=validate)
         return supervised_summary(loop, material, validate.lessons)
-    measures = make_measures(loop, material.measured, reinforce, say)
+    measures = make_measures(loop, material.measured, reinforce, say, serve)
     try:
         await hold_roll(loop, material.measured, measures.players, say)
         await loop.run_all(step, shown, measures.score, validate, measures.probe)

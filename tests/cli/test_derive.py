@@ -142,10 +142,10 @@ def test_the_parsers_own_errors_are_three_lines(
 def test_an_engine_that_is_not_there(
     capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    options = ("--model", "m", "--task", "tomi", "--engine", "vllm@http://127.0.0.1:9")
+    options = ("--model", "m", "--task", "tomi", "--engine", "sglang@http://127.0.0.1:9")
     assert soul(*command, *options) == 2
     lines = three_lines(capsys.readouterr().err)
-    assert "vllm@http://127.0.0.1:9" in lines[0] and "--engine auto or local" in lines[0]
+    assert "sglang@http://127.0.0.1:9" in lines[0] and "--engine auto or local" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def config(flags: dict[str, Any], file: Path | None = None) -> EvalConfig:
         ("endpoint:a#K", {"kind": "endpoint", "model": "a", "api_key_env": "K"}),
         ("endpoint:a@2024", {"kind": "endpoint", "model": "a@2024"}),
         ("local:some/folder", {"kind": "local", "model": "some/folder"}),
+        ("vllm:owner/name@v2", {"kind": "vllm", "model": "owner/name@v2"}),
         ("scripted:c:/x.yaml", {"kind": "scripted", "model": "c:/x.yaml"}),
         ("actor", {"kind": "actor"}),
     ],
@@ -63,7 +64,7 @@ def test_how_a_player_is_written(text: str, fields: dict[str, Any]) -> None:
     assert settings.model_dump(include=set(fields)) == fields
 
 
-@pytest.mark.parametrize("text", ["", "nano", "endpoint:", "vllm:x", "judge:x", "local", "a@b"])
+@pytest.mark.parametrize("text", ["", "nano", "endpoint:", "vllm:", "judge:x", "local", "a@b"])
 def test_what_is_no_player(text: str) -> None:
     with pytest.raises(ConfigError, match="endpoint:MODEL@URL"):
         config({"judge": [text]})

@@ -100,5 +100,5 @@ def test_no_more_than_a_containers_quota(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "cpu.max"
     for text, quota in (("150000 100000", 1.5), ("max 100000", math.inf), ("", math.inf)):
         file.write_text(text)
-        assert threads._quota(file) == quota
+        assert threads.cpu_quota(file) == quota
     assert 0 <= idle_cores() <= (os.cpu_count() or 1)

@@ -71,7 +71,7 @@ def sample(sampler: LocalModel, seed: int, **settings: Any) -> tuple[list[Record
     model.batches = []
     cast = Cast(actor=Player(model), coach=Player(Hesitant(seed)))
     rollouts = Rollouts(run_settings, Ditto(), model, cast, [], [])
-    return asyncio.run(asyncio.wait_for(rollouts.sample(jobs(), ""), 60)), model.batches
+    return asyncio.run(asyncio.wait_for(rollouts.sample(jobs()), 60)), model.batches
 
 
 def test_records_are_in_the_order_of_their_prompts_not_task_by_task(sampler: LocalModel) -> None:

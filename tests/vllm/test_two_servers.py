@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.vllm, pytest.mark.torch]
 
-START_S = 300.0
+START_S = 600.0
 FLAGS = (
     "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", "float32",
     "--enforce-eager", "--max-model-len", "1024", "--served-model-name", "base",
@@ -91,12 +91,6 @@ def half_way(out: Path, group: int, rows: int) -> threading.Thread:
     return thread
 
 
-def table(out: Path) -> dict[str, Any]:
-    """What was scored, without what it took."""
-    tasks = summary(out)["tasks"]
-    return {name: (task["value"], task["unscored"]) for name, task in tasks.items()}
-
-
 def test_a_server_that_dies_half_way_changes_nothing(
     tiny_model: Path, attached: str, second: tuple[str, int], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -110,6 +104,8 @@ def test_a_server_that_dies_half_way_changes_nothing(
     thread.join(START_S)
     assert not answers(url), "the run ended before the server did"
     assert url.removeprefix("http://") in capsys.readouterr().err
-    assert table(two) == table(one)
+    assert summary(two)["tasks"] == summary(one)["tasks"]
     before, after = replies(one), replies(two)
     assert before.keys() == after.keys() and len(after) == 200
+    other = [row for row in before if before[row].token_ids != after[row].token_ids]
+    assert len(other) <= 4, "ties that rounding decides; tests/vllm/test_parity.py has them"

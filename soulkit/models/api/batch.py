@@ -33,8 +33,9 @@ from soulkit.errors import ProviderError
 from soulkit.models.api.batch_book import BatchBook, BatchState
 from soulkit.models.api.batch_queue import BatchQueue, BatchReply
 from soulkit.models.api.batch_service import BatchService
-from soulkit.models.api.endpoint import Endpoint, Keep, _Reply, _Request
+from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.faults import Fault, read_received
+from soulkit.models.api.paying import CallRequest, Keep, PaidReply
 from soulkit.models.api.wire import FORMAT, RUNGS, parameters
 from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
 from soulkit.types import Call, Sampling
@@ -176,7 +177,9 @@ class BatchEndpoint(Endpoint):
     ) -> str:  # fmt: skip
         return request_key(request_of(self.base_url, messages, sampling), self.name, call)
 
-    async def _attempt(self, request: _Request, tokens: float, attempts: int) -> _Reply | Fault:
+    async def _attempt(
+        self, request: CallRequest, tokens: float, attempts: int
+    ) -> PaidReply | Fault:
         """One line of one batch."""
         request = await self._prepare(self._session(), request)
         key = self._line_key(request.messages, request.sampling, request.call)
@@ -187,7 +190,7 @@ class BatchEndpoint(Endpoint):
         self._queue.used(reply)
         return outcome
 
-    def _read(self, request: _Request, reply: BatchReply, seconds: float) -> _Reply | Fault:
+    def _read(self, request: CallRequest, reply: BatchReply, seconds: float) -> PaidReply | Fault:
         if isinstance(reply.outcome, Fault):
             return reply.outcome
         sent = reply.sent

@@ -19,6 +19,8 @@ One call goes through three steps, each a function of its own:
   name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
   (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
   `Completion.dropped`.
+* **Schemas that are ignored.** Where a role asks for forms, a server that says it is vLLM or SGLang
+  is asked once whether it follows any (schema_question.py).
 * **Long replies.** Where a server says that prompt and reply do not fit, or that it gives no reply
   so long, the reply is asked for with the room that there is, or with half of it where the server
   does not say how much; below `room.least_room` the prompt is too long.
@@ -41,7 +43,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -62,11 +64,14 @@ from soulkit.models.api.faults import (
     timeout_fault,
 )
 from soulkit.models.api.limits import CallGate, Down, Ticket, Traffic, bucket, check_numbers
+from soulkit.models.api.paying import CallRequest, Keep, PaidReply
 from soulkit.models.api.pool import ClientPool
-from soulkit.models.api.prices import Price, PriceTable, own_price, unpriced_model
-from soulkit.models.api.probe import Answer, Outcome, probe
+from soulkit.models.api.prices import PriceTable, cost_of, own_price, unpriced_model
+from soulkit.models.api.probe import TIMEOUT_S, Answer, Outcome, probe
 from soulkit.models.api.reading import read_completion, read_older_completion
+from soulkit.models.api.schema_question import ask_schema
 from soulkit.models.api.wire import (
+    RUNGS,
     Unreadable,
     WireReply,
     dropped_fields,
@@ -91,38 +96,6 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 32 * 1024 * 1024
 """Of a reply: a million tokens need a few, and hundreds of replies may arrive at once."""
 
-Keep = Callable[[LedgerEntry, Mapping[str, Any]], LedgerEntry]
-"""Puts a paid reply into the ledger, with what was sent beside the sampling settings."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One request of a call."""
-
-    messages: list[dict[str, str]]
-    settings: Mapping[str, Any]
-    sent: Mapping[str, Any]
-    call: Call
-    number: int
-    """Of the requests for this call, from 1."""
-    keep: Keep
-    sampling: Sampling
-    """As it was asked for: the reply may be as long where the server has room for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """A reply that can be read, and what it came to."""
-
-    entry: LedgerEntry
-    answer: WireReply
-
-    @property
-    def tokens(self) -> float | None:
-        if self.answer.prompt_tokens is None or self.answer.completion_tokens is None:
-            return None
-        return float(self.answer.prompt_tokens + self.answer.completion_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class _Session:
@@ -130,7 +103,7 @@ class _Session:
 
     pool: ClientPool
     gate: CallGate
-    under_way: set[asyncio.Task[_Reply | Fault]] = field(default_factory=set)
+    under_way: set[asyncio.Task[PaidReply | Fault]] = field(default_factory=set)
     """Requests that are paid for whether their callers wait or not."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of asking the server what it is."""
@@ -211,6 +184,7 @@ class Endpoint:
         if budget is not None and self.price is None and not is_loopback(self.base_url):
             raise unpriced_model(model, self.base_url)
         self._refused: set[str] = set()
+        self._expects_forms = False
         self._longest = math.inf  # tokens of a reply that the server gives to anybody
         self._defaults = ServerDefaults(model, self.access, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
@@ -270,9 +244,33 @@ class Endpoint:
         self._traffic.take(estimated_tokens([], 1), time.monotonic())
         pool = self._session().pool
         outcome = await probe(self.access, self.name, pool, self.timeout_s, self.backoff_s)
-        if self._budget is not None and isinstance(outcome, Answer) and outcome.reply is not None:
-            self._budget.add(_cost(self.price, outcome.reply) or 0.0)
+        if isinstance(outcome, Answer):
+            self._charge(outcome.reply)
+            outcome = replace(outcome, forms=await self._ask_for_forms())
         return outcome
+
+    def expect_forms(self) -> None:
+        """Replies will be asked for in forms: what holds none of them to one is to be found out."""
+        self._expects_forms = True
+
+    async def _ask_for_forms(self) -> bool | None:
+        """Whether a server that should holds replies to a form; asked once, where it matters."""
+        session = self._session()
+        beside = await self._defaults.beside(session.pool, session.turn)
+        if not (self._expects_forms and beside):
+            return None
+        self._expects_forms = False
+        limit = min(TIMEOUT_S, self.timeout_s)
+        holds, reply = await ask_schema(self.access, self.name, beside, session.pool, limit)
+        self._charge(reply)
+        if holds is False:
+            self._refused |= {f"form:{rung}" for rung in RUNGS}
+        return holds
+
+    def _charge(self, reply: WireReply | None) -> None:
+        """A question before the run counts against the budget."""
+        if self._budget is not None and reply is not None:
+            self._budget.add(cost_of(self.price, reply) or 0.0)
 
     async def close(self) -> None:
         """Close this event loop's connections, once what is paid for has arrived."""
@@ -302,9 +300,9 @@ class Endpoint:
         attempts = requests = 0
         while True:
             requests += 1
-            request = _Request(messages, settings, settings, call, requests, keep, sampling)
+            request = CallRequest(messages, settings, settings, call, requests, keep, sampling)
             outcome = await self._attempt(request, tokens, attempts)
-            if isinstance(outcome, _Reply):
+            if isinstance(outcome, PaidReply):
                 return outcome.entry
             if outcome.refused:
                 # This ends: every round sends one parameter less, or the same in another way.
@@ -330,7 +328,9 @@ class Endpoint:
         if self._roll_call is not None:
             await self._roll_call.confirm(self)
 
-    async def _attempt(self, request: _Request, tokens: float, attempts: int) -> _Reply | Fault:
+    async def _attempt(
+        self, request: CallRequest, tokens: float, attempts: int
+    ) -> PaidReply | Fault:
         """One request, when its turn has come."""
         session = self._session()
         try:
@@ -345,10 +345,10 @@ class Endpoint:
         return self._report(session.gate, ticket, outcome, attempts)
 
     def _report(
-        self, gate: CallGate, ticket: Ticket, outcome: _Reply | Fault, attempts: int
-    ) -> _Reply | Fault:
+        self, gate: CallGate, ticket: Ticket, outcome: PaidReply | Fault, attempts: int
+    ) -> PaidReply | Fault:
         """Tell the gate what the request came to; a failed probe is marked as one."""
-        if isinstance(outcome, _Reply):
+        if isinstance(outcome, PaidReply):
             self._defaults.answered()
             gate.answered(ticket, outcome.tokens)
         elif outcome.server == "busy":
@@ -362,7 +362,7 @@ class Endpoint:
             gate.refused(ticket)
         return outcome
 
-    async def _request(self, session: _Session, request: _Request) -> _Reply | Fault:
+    async def _request(self, session: _Session, request: CallRequest) -> PaidReply | Fault:
         """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
         if self._budget is None:
             return await self._pay(session, request)
@@ -377,14 +377,14 @@ class Endpoint:
                 task.cancel()
             raise
 
-    async def _prepare(self, session: _Session, request: _Request) -> _Request:
+    async def _prepare(self, session: _Session, request: CallRequest) -> CallRequest:
         """The request as this server takes it."""
         beside = await self._defaults.beside(session.pool, session.turn)
         settings = {**request.settings, **beside}
         # Only now: while it waited, others may have learnt what the server refuses.
         return replace(request, settings=settings, sent=without(settings, self._refused))
 
-    async def _pay(self, session: _Session, request: _Request) -> _Reply | Fault:
+    async def _pay(self, session: _Session, request: CallRequest) -> PaidReply | Fault:
         request = await self._prepare(session, request)
         started = time.perf_counter()
         outcome = await self._receive(session.pool, request)
@@ -393,9 +393,9 @@ class Endpoint:
         return self._reply(*outcome, request, time.perf_counter() - started)
 
     def _reply(
-        self, raw: str, answer: WireReply, request: _Request, seconds: float,
+        self, raw: str, answer: WireReply, request: CallRequest, seconds: float,
         way: Mapping[str, Any] | None = None,
-    ) -> _Reply:  # fmt: skip
+    ) -> PaidReply:  # fmt: skip
         """A reply that was paid for, counted and kept; `way` says how it came."""
         entry = self._entry(raw, answer, request, seconds)
         if self._budget is not None:
@@ -403,9 +403,9 @@ class Endpoint:
         beside = {name: request.sent[name] for name in FILLED if name in request.sent}
         if request.settings["max_tokens"] != request.sampling.max_tokens:
             beside["max_tokens"] = request.settings["max_tokens"]
-        return _Reply(request.keep(entry, {**beside, **(way or {})}), answer)
+        return PaidReply(request.keep(entry, {**beside, **(way or {})}), answer)
 
-    def _cost_limit(self, request: _Request) -> float:
+    def _cost_limit(self, request: CallRequest) -> float:
         """What a reply is taken to have cost, for the budget alone: a server on this machine that
         nobody named a price of costs nothing, a reply without token counts all it may have."""
         if self.price is None:
@@ -413,7 +413,9 @@ class Endpoint:
         prompt = int(estimated_tokens(request.messages, 0))
         return self.price.cost(prompt, int(request.settings["max_tokens"]))
 
-    async def _receive(self, pool: ClientPool, request: _Request) -> tuple[str, WireReply] | Fault:
+    async def _receive(
+        self, pool: ClientPool, request: CallRequest
+    ) -> tuple[str, WireReply] | Fault:
         """The raw reply and what it says."""
         import httpx2 as errors
 
@@ -429,7 +431,7 @@ class Endpoint:
             fault = oversize_fault(MAX_BYTES)
         return replace(fault, detail=clean_detail(fault.detail))
 
-    async def _post(self, client: Client, request: _Request) -> http.Received:
+    async def _post(self, client: Client, request: CallRequest) -> http.Received:
         body = {"model": self.name, "messages": request.messages, **request.sent}
         return await http.post(client, self.access.url(PATH), self.access.headers, body, MAX_BYTES)
 
@@ -454,7 +456,9 @@ class Endpoint:
         retry_after = min(self.max_wait_s, fault.wait_s or 0.0)
         return retry_after + self._jitter.uniform(0.0, self._backoff(attempts))
 
-    def _entry(self, raw: str, answer: WireReply, request: _Request, seconds: float) -> LedgerEntry:
+    def _entry(
+        self, raw: str, answer: WireReply, request: CallRequest, seconds: float
+    ) -> LedgerEntry:
         return LedgerEntry(
             model=self.name,
             call=request.call,
@@ -462,7 +466,7 @@ class Endpoint:
             dropped=dropped_fields(request.settings, request.sent),
             prompt_tokens=answer.prompt_tokens or 0,
             completion_tokens=answer.completion_tokens or 0,
-            cost=_cost(self.price, answer),
+            cost=cost_of(self.price, answer),
             seconds=seconds,
             attempts=request.number,
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -487,9 +491,3 @@ class Endpoint:
 
 def _unstored(entry: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
     return entry
-
-
-def _cost(price: Price | None, answer: WireReply) -> float | None:
-    if price is None or answer.prompt_tokens is None or answer.completion_tokens is None:
-        return None
-    return price.cost(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)

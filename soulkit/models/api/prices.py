@@ -26,6 +26,7 @@ from pydantic import Field
 
 from soulkit.config import Settings
 from soulkit.errors import ConfigError
+from soulkit.models.api.wire import WireReply
 
 BATCH = 0.5
 """What providers with a batch service ask for it: half the price, of prompts and replies alike."""
@@ -150,3 +151,10 @@ def unpriced_model(model: str, base_url: str) -> ConfigError:
         "Add the model to a price file (--prices FILE) or to the endpoints file (price_in and "
         "price_out, 0 for a server of your own), or leave --max-cost out.",
     )
+
+
+def cost_of(price: Price | None, reply: WireReply) -> float | None:
+    """US dollars of a reply; None where its price or its tokens are not known."""
+    if price is None or reply.prompt_tokens is None or reply.completion_tokens is None:
+        return None
+    return price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens)

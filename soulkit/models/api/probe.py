@@ -29,6 +29,7 @@ from soulkit.models.api.address import PATH
 from soulkit.models.api.faults import NO_CREDIT, clean_detail, connection_fault, error_of
 from soulkit.models.api.listing import list_models
 from soulkit.models.api.pool import ClientPool
+from soulkit.models.api.schema_question import schema_words
 from soulkit.models.api.wire import (
     Unreadable,
     WireReply,
@@ -73,6 +74,8 @@ class Answer:
     """What it calls the model, where it says so."""
     reply: WireReply | None = None
     """What it counted; None where it liked everything but the question."""
+    forms: bool | None = None
+    """Whether it holds replies to a form; None where nobody needs to know, or it did not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,8 @@ def answer_line(outcome: Answer | Undecided, model: str, base_url: str) -> str:
     if isinstance(outcome, Undecided):
         return f"no answer yet from {where}: {outcome.why}; calls wait for it"
     known_as = f" (as {outcome.model})" if outcome.model not in ("", model) else ""
-    return f"answered: {where}{known_as}"
+    holds = "" if outcome.forms is None else f"; {schema_words(outcome.forms)}"
+    return f"answered: {where}{known_as}{holds}"
 
 
 def refused(refusal: Refusal, model: str, access: Access, *, before: bool) -> EndpointRefused:

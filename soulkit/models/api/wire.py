@@ -310,6 +310,8 @@ def parse_reply(raw: str) -> WireReply:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise Unreadable("no choices")
     message = choices[0].get("message")
+    if isinstance(choices[0].get("text"), str):  # of a completion by ids
+        message = {"content": choices[0]["text"]}
     if not isinstance(message, dict):
         raise Unreadable("no message")
     usage = body.get("usage")

@@ -24,7 +24,7 @@ def save_model(
     """The adapter of `model` (or, where it has none, all weights) with all it takes to use it."""
     folder.mkdir(parents=True, exist_ok=True)
     if is_peft(model):
-        _save_adapter(model, folder)
+        save_adapter(model, folder)
     else:
         model.save_pretrained(folder)
     _save_tokenizer(tokenizer, folder)
@@ -47,7 +47,7 @@ def base_of(model: Any) -> dict[str, str]:
     return {"model": name, **({"revision": str(commit)} if commit else {})}
 
 
-def _save_adapter(model: Any, folder: Path) -> None:
+def save_adapter(model: Any, folder: Path) -> None:
     """Adapter files in `folder` itself: PEFT would put a named adapter into a folder below it."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file

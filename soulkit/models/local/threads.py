@@ -107,7 +107,7 @@ def idle_cores() -> float:
     share = _watched_share(cores)
     if share is None:  # no such file here: the mean of the last minute, over all cores
         share = max(0.0, 1 - _load() / (os.cpu_count() or 1))
-    return min(share * len(cores), _quota())
+    return min(share * len(cores), cpu_quota())
 
 
 def _load() -> float:
@@ -143,7 +143,7 @@ def idle_share(
     return min(max(idle / ticks, 0.0), 1.0) if ticks > 0 else None
 
 
-def _quota(file: Path = QUOTA) -> float:
+def cpu_quota(file: Path = QUOTA) -> float:
     """Cores' worth of time that a container may use; infinity where nothing bounds it."""
     try:
         limit, period = file.read_text(encoding="ascii").split()

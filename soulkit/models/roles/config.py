@@ -191,8 +191,10 @@ class RolesConfig(CallSettings, VllmSettings):
         return False
 
     def check_players(self) -> None:
-        """Raise what is wrong with addresses, keys, prices and scripts, while nothing is asked."""
+        """Raise what is wrong with addresses, keys, prices, scripts and with servers that are to be
+        started, while nothing is asked."""
         from soulkit.models.roles.players import Players
+        from soulkit.models.vllm.pool import check_needs, players_needs, terms_of
 
         players = Players(
             call_arguments=self.call_arguments(None), settings_of_all=self.settings_of_players()
@@ -200,6 +202,7 @@ class RolesConfig(CallSettings, VllmSettings):
         for role, settings in self.players():
             if settings.kind in ("endpoint", "scripted"):
                 players.model(role, settings)
+        check_needs(players_needs(self), terms_of(self))
 
     # -- what a run folder keeps -------------------------------------------------------------------
 
@@ -222,8 +225,11 @@ class RolesConfig(CallSettings, VllmSettings):
 
     @classmethod
     def _of_identity(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        # Without flags of servers a folder says what it said before there were any.
         return {
-            k: _without_pricing(v) for k, v in settings.items() if k not in cls.OUTSIDE_IDENTITY
+            k: _without_pricing(v)
+            for k, v in settings.items()
+            if k not in cls.OUTSIDE_IDENTITY and (v or k != "vllm_arg")
         }
 
     def call_arguments(self, ledger: Ledger | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from soulkit.errors import ConfigError
 from soulkit.models.api.address import checked_url
 from soulkit.models.api.roll_call import RollCall
+from soulkit.models.api.schema_question import ASKED_FOR_FORMS
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.roles.config import LIMITS, RolesConfig
 from soulkit.models.roles.settings import FORMS, PANELS, RoleSettings
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Serve = Callable[[RoleSettings], ChatModel]
+"""Makes the player of a model that a vLLM server serves."""
 SEVERAL = 2
 """Any number of opinions above one: how a player is sampled does not depend on which."""
 
@@ -54,7 +57,7 @@ class Players:
     by_batch: Callable[[str, RoleSettings], bool] = _never
     say: Callable[[str], None] = log.info
     """Is told who answers, before the first call."""
-    serve: Callable[[RoleSettings], ChatModel] | None = None
+    serve: Serve | None = None
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +85,9 @@ class Players:
         key = (*_identity(settings), "batch" if batched else "")
         if key not in self._made:
             self._made[key] = self._make(role, settings, batched)
+        expect_forms = getattr(self._made[key], "expect_forms", None)
+        if expect_forms is not None and role in ASKED_FOR_FORMS:
+            expect_forms()
         return self._made[key]
 
     def _make(self, role: str, settings: RoleSettings, batched: bool) -> ChatModel:

@@ -6,19 +6,19 @@ used before: a server that is handed other weights under an old name and path an
 whose loaded folder has vanished dies; and a name goes only when nothing is under way for it.
 
     push_adapter ──▶ loaded under its name on every server
-    prove_adapter ─▶ what it does to the log-probs of a prompt is there (evaluation)
-    WeightCanary ──▶ the log-probs of a prompt are those of the weights that were pushed (training)
+    prove_adapter ─▶ what it does to the log-probs of a prompt is there
     unload_adapter ▶ idle, the name away
     serve_adapter ─▶ the first two for an adapter that is measured
 
-That a server lists an adapter proves nothing about what it computes with; log-probs do.
+That a server lists an adapter proves nothing about what it computes with; log-probs do. An adapter
+that is measured has to move them from the base's; what training pushes is held against the
+trainer's own, of which `prompt_logprobs` is the other side.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.models.local.loading import adapter_hash
-from soulkit.models.local.names import ADAPTER_CONFIG, adapter_folder
+from soulkit.models.local.names import adapter_folder
 from soulkit.models.local.weights import ADAPTER_FILE
 from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.fleet import Body, Fleet, NoServerLeft
@@ -37,8 +37,6 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 HOW_TO_START = (
     "--enable-lora --max-lora-rank RANK and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 )
-EXACT, GROSS = 1e-4, 0.5
-"""How far log-probs may be off: of float32 numbers, and of 16-bit ones, in nats."""
 AGREEMENT = 0.1
 """How far the log-probs of two servers of the same weights may be apart on average, in nats: 16-bit
 numbers of different devices differ by hundredths, other weights by more than a nat."""
@@ -63,38 +61,30 @@ def unique_name(folder: str | Path, stem: str = "soulkit") -> str:
     return f"{stem}-{adapter_hash(folder)}-{secrets.token_hex(4)}"
 
 
-def copied_adapter(folder: str | Path, place: Path) -> Path:
-    """A copy of what servers read of an adapter, in a new folder `place`.
-
-    Whoever trains on, or tidies up, in the original folder then changes nothing that is served.
-    """
-    source = adapter_folder(folder)
-    place.mkdir(parents=True)
-    for name in (ADAPTER_CONFIG, ADAPTER_FILE):
-        shutil.copyfile(source / name, place / name)
-    return place
-
-
 async def push_adapter(fleet: Fleet, folder: str | Path, name: str) -> None:
     """Load an adapter folder on every living server under `name`, which must be new there.
 
-    Raises AdapterNotServed; it is then taken away again wherever it was loaded.
+    Raises AdapterNotServed; then, and where it is cancelled, it is taken away again wherever it was
+    loaded.
     """
     source = adapter_folder(folder).resolve()
-    before = await fleet.each(MODELS)
-    for url, listing in before.items():
+    for url, listing in (await fleet.each(MODELS)).items():
         if isinstance(listing, dict) and any(entry.id == name for entry in entries_of(listing)):
             raise AdapterNotServed(
                 f"{url} serves something under the name '{name}' already.",
                 "A name that is used again may answer with what was computed under the old one.",
                 "Take another name, or unload that adapter there.",
             )
-    replies = await fleet.each(LOAD, {"lora_name": name, "lora_path": str(source)})
-    refusals = {url: r for url, r in replies.items() if _refuses(r)}
-    if refusals:
+    try:
+        replies = await fleet.each(LOAD, {"lora_name": name, "lora_path": str(source)})
+        for url, reply in replies.items():
+            # The name was new a moment ago: who has it has it from a request whose reply was lost.
+            if isinstance(reply, ServerRefused) and "already been loaded" not in reply.message:
+                raise _unloadable(url, reply, source)
+    except BaseException:  # Ctrl-C among them: the servers of others stay clean
         await unload_adapter(fleet, name)
-        url, refusal = next(iter(refusals.items()))
-        raise _unloadable(url, refusal, source)
+        raise
+    fleet.adapters.add(name)
 
 
 async def unload_adapter(fleet: Fleet, name: str) -> None:
@@ -103,6 +93,7 @@ async def unload_adapter(fleet: Fleet, name: str) -> None:
     Servers that do not have it are left alone; any other refusal raises ServerRefused.
     """
     await fleet.idle(name)
+    fleet.adapters.discard(name)
     try:
         replies = await fleet.each(UNLOAD, {"lora_name": name})
     except NoServerLeft:
@@ -112,14 +103,7 @@ async def unload_adapter(fleet: Fleet, name: str) -> None:
             raise reply
 
 
-def _refuses(reply: Body | ServerRefused) -> bool:
-    """Whether an adapter was not loaded. Its name was new a moment ago, so a server that has it
-    has it from a first request whose reply was lost."""
-    return isinstance(reply, ServerRefused) and "already been loaded" not in reply.message
-
-
-def _unloadable(url: str, refusal: Body | ServerRefused, source: Path) -> AdapterNotServed:
-    assert isinstance(refusal, ServerRefused)
+def _unloadable(url: str, refusal: ServerRefused, source: Path) -> AdapterNotServed:
     unread = "adapter found" in refusal.message
     if refusal.status in _NO_ROUTE and not unread:
         return no_adapters(url)
@@ -172,21 +156,14 @@ async def serve_adapter(
     Servers that cannot load adapters while they run may have been started with this very folder:
     then it is asked for under the name that they gave it. Raises AdapterNotServed.
     """
-    name = unique_name(folder)
+    name, lent = unique_name(folder), True
     try:
-        try:
-            await push_adapter(fleet, folder, name)
-        except AdapterNotServed:
-            served = await _served_name(fleet, folder)
-            if not served:
-                raise
-            moves = await prove_adapter(fleet, base, served, folder, prompt_ids)
-            return ServedAdapter(served, lent=False, moves=moves)
-        moves = await prove_adapter(fleet, base, name, folder, prompt_ids)
-        return ServedAdapter(name, lent=True, moves=moves)
-    except BaseException:  # Ctrl-C among them: the servers of others stay clean
-        await unload_adapter(fleet, name)
-        raise
+        await push_adapter(fleet, folder, name)
+    except AdapterNotServed:
+        name, lent = await _served_name(fleet, folder), False
+        if not name:
+            raise
+    return ServedAdapter(name, lent, await prove_adapter(fleet, base, name, folder, prompt_ids))
 
 
 async def _served_name(fleet: Fleet, folder: str | Path) -> str:
@@ -208,7 +185,6 @@ class ModelEntry:
     """Where the server has it from."""
     parent: str
     max_context: int | None
-    owner: str
 
 
 def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
@@ -221,7 +197,6 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
             root=str(one.get("root") or ""),
             parent=str(one.get("parent") or ""),
             max_context=limit if isinstance(limit := one.get("max_model_len"), int) else None,
-            owner=str(one.get("owned_by") or ""),
         )
         for one in entries
         if one.get("id")
@@ -229,39 +204,6 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
 
 
 # -- proof -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WeightCanary:
-    """A prompt, and what its tokens' log-probs are under the weights that were pushed."""
-
-    prompt_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Of each token but the first, in nats, at temperature 1."""
-
-    def gap(self, served: Sequence[float]) -> float:
-        """The largest difference to what a server computed, in nats."""
-        if len(served) != len(self.logprobs):
-            return float("inf")
-        return largest_gap(self.logprobs, served)
-
-    async def prove(self, fleet: Fleet, name: str, limit: float = EXACT) -> float:
-        """The largest gap over all living servers under the adapter `name`.
-
-        Raises NotArrived beyond `limit` nats.
-        """
-        served = await prompt_logprobs(fleet, name, self.prompt_ids)
-        gaps = {url: self.gap(logprobs) for url, logprobs in served.items()}
-        url = max(gaps, key=lambda at: gaps[at])
-        if not gaps[url] <= limit:
-            raise NotArrived(
-                f"The weights that were pushed to {url} as '{name}' are not what it serves.",
-                f"Log-probs of a known prompt differ by {gaps[url]:.3g} nats from the trainer's, "
-                f"more than {limit:g}: rollouts would come from another policy.",
-                "Look into the server's log; --engine local samples with the trained weights "
-                "themselves.",
-            )
-        return gaps[url]
 
 
 def largest_gap(one: Sequence[float], other: Sequence[float]) -> float:
@@ -293,25 +235,37 @@ async def prove_adapter(
     """How far an adapter moves the log-probs of a prompt from those of `base`, in nats, at least.
 
     An adapter that is not zero has to move them, and by more than they differ when the base is
-    asked twice; raises AdapterNotServed otherwise. One that is zero moves nothing: 0 then.
+    asked twice; raises AdapterNotServed otherwise. One that is zero moves nothing: 0 then. What was
+    pushed and cannot be proven is taken away again.
     """
+    try:
+        return await _moves(fleet, base, name, folder, prompt_ids)
+    except BaseException:  # Ctrl-C among them
+        if name in fleet.adapters:
+            await unload_adapter(fleet, name)
+        raise
+
+
+async def _moves(
+    fleet: Fleet, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
+) -> float:
     plain = await prompt_logprobs(fleet, base, prompt_ids)
     again = await prompt_logprobs(fleet, base, prompt_ids)
     served = await prompt_logprobs(fleet, name, prompt_ids)
     check_agreement(served, f"the adapter {adapter_folder(folder)}")
     if not any_weight(folder):
         return 0.0
-    both = [url for url in served if url in plain and url in again]
-    moved = {url: largest_gap(plain[url], served[url]) for url in both}
-    for url, gap in moved.items():
-        if not gap > largest_gap(plain[url], again[url]):
+    moved: list[float] = []
+    for url in served.keys() & plain.keys() & again.keys():
+        moved.append(largest_gap(plain[url], served[url]))
+        if not moved[-1] > largest_gap(plain[url], again[url]):
             raise AdapterNotServed(
                 f"The adapter {adapter_folder(folder)} was loaded at {url}, and nothing changed.",
                 "Its weights are not zero, and the log-probs of a prompt are the same with it as "
                 "without it: the base model would be measured under the adapter's name.",
                 "Look into the server's log, or measure the adapter with --engine local.",
             )
-    return min(moved.values())
+    return min(moved)
 
 
 def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:
@@ -352,7 +306,7 @@ def any_weight(folder: str | Path) -> bool:
                 file.seek(8 + length + start)
                 if not _all_zero(file.read, end - start):
                     return True
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"The adapter's weights {path} cannot be read.",
             f"{type(error).__name__}: {error}",

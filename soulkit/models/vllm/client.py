@@ -170,10 +170,9 @@ class VllmClient:
                     raise self._gone("it does not answer when asked for its health")
             return asking.result()
         finally:
-            if not asking.done():  # the server gives up what nobody waits for
-                asking.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await asking
+            asking.cancel()  # the server gives up what nobody waits for
+            with suppress(asyncio.CancelledError, Exception):
+                await asking
 
     async def _health(self) -> Health:
         import httpx2 as errors

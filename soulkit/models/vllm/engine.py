@@ -5,6 +5,7 @@ auto ──▶ what the run began with ▶ vLLM, where it is installed and a GPU
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -84,8 +85,9 @@ def _kind(
 
 
 def interpreter(named: str | None) -> str:
-    """The Python that has vLLM: the one that is `named`, else this one."""
-    return named or sys.executable
+    """The Python that has vLLM: the one that is `named`, else SOULKIT_VLLM_PYTHON, which commands
+    without such a setting read here, else this one."""
+    return named or os.environ.get("SOULKIT_VLLM_PYTHON") or sys.executable
 
 
 def no_vllm(python: str, *, attachable: bool) -> ConfigError:

@@ -13,7 +13,8 @@
   requests are put to the others with the same body, so the same seed makes the same reply. With
   nobody left `NoServerLeft` ends the run, which the same command takes up again.
 * **No second life.** A server that comes back is not taken up again within a run: it would lack the
-  adapters that were loaded meanwhile.
+  adapters that were loaded meanwhile. One that was started anew so fast that nobody missed it is
+  known by that, and dropped as well.
 * **Event loops.** A fleet may be used from several loops, one after the other, as its clients.
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,10 +51,9 @@ class NoServerLeft(UserError):
     """Every vLLM server of the run is dead: nothing can be sampled any more."""
 
     def __init__(self, endings: Mapping[str, str]) -> None:
-        last = "; ".join(f"{url}: {why}" for url, why in endings.items())
+        last = "; ".join(f"{url} ({why})" for url, why in endings.items())
         super().__init__(
-            "No vLLM server is left to sample from." if len(endings) > 1
-            else "The vLLM server has gone.",
+            "No vLLM server is left to sample from.",
             f"The last that was heard: {last}. What has been played is kept.",
             "Start it again (a server that soulkit starts itself comes with the run) and give the "
             "same command: it goes on where it stopped.",
@@ -120,6 +121,8 @@ class Fleet:
         own_checks = checks or {}
         self._members = [_Member(c, own_checks.get(c.address.url)) for c in clients]
         self.in_flight, self.health_s = in_flight, health_s
+        self.adapters: set[str] = set()
+        """Names of adapters that every living server has; `adapters.py` keeps them."""
         self._say = say
         self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
 
@@ -262,6 +265,10 @@ class Fleet:
                 if await self._lives(session, member, error):
                     breaks += 1
                     await self._again(member, breaks, error)
+            except ServerRefused as refusal:
+                if refusal.status != 404 or body.get("model") not in self.adapters:
+                    raise
+                self._drop(session, member, "it was started anew and has lost its adapter")
             finally:
                 self._leave(session, member)
 
@@ -377,7 +384,7 @@ class Fleet:
     def _drop(self, session: _Session, member: _Member, why: str) -> None:
         if member.ending:
             return
-        member.ending = why
+        member.ending = why = _ending(why)
         again, left = session.load[member], len(self.urls)
         if left:
             self._say(
@@ -405,6 +412,11 @@ def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
     for turn in waiting:
         if not turn.done():
             turn.set_result(None)
+
+
+def _ending(why: str) -> str:
+    """Why a server ended, as it stands between brackets; the client writes whole sentences."""
+    return re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")
 
 
 def _count(number: int, thing: str) -> str:

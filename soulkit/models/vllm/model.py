@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
 from soulkit.keys import masked_json
 from soulkit.models.api.reading import lacks_form
-from soulkit.models.api.schema_question import follows_schema, schema_question
+from soulkit.models.api.schema_question import follows_schema, schema_question, schema_words
 from soulkit.models.api.wire import json_or_none, to_messages, too_long
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.ledger.ledger import LedgerEntry, Request, request_key, request_of
@@ -117,6 +117,7 @@ class VllmModel:
         ledger: where a player's replies are kept and looked up; None for an actor.
         ledger_name: MODEL of `vllm:MODEL` in the ledger; `name` if empty.
         push: brings the weights of a trainer there; None: nobody trains them.
+        say: is told whether the servers hold replies to a form, once it was asked; None: the log.
     """
 
     def __init__(
@@ -131,14 +132,16 @@ class VllmModel:
         ledger: Ledger | None = None,
         ledger_name: str = "",
         push: Push | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.served, self.policy_version = name, served, policy_version
         self.codec = copy(codec)  # its limit may be lowered to the servers'
-        self._fleet, self._ledger, self._push = fleet, ledger, push
+        self._fleet, self._ledger, self._push, self._say = fleet, ledger, push, say
         self._ledger_name = ledger_name or name
         self._look = abilities
         self._truths: ServerTruths | None = None
         self._forms: bool | None = None
+        self._expects_forms = False
         self._refused_forms: set[str] = set()
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._closed = False
@@ -175,6 +178,7 @@ class VllmModel:
             self._fleet, self.codec, name=self.name, served=self.served,
             abilities=self._truths or self._look, policy_version=self.policy_version,
             ledger=self._ledger, ledger_name=self._ledger_name, push=self._push,
+            say=self._say,
         )  # fmt: skip
 
     async def complete(
@@ -202,6 +206,10 @@ class VllmModel:
             request = self._request(context, sampling)
             self._ledger.set_aside(request_key(request, self.name, call))
 
+    def expect_forms(self) -> None:
+        """Replies will be asked for in forms: whether that is of use is found out first."""
+        self._expects_forms = True
+
     async def holds_forms(self) -> bool:
         """Whether the servers hold a reply to a form; asked once, by a question of its own, where
         nobody has found out yet."""
@@ -210,6 +218,7 @@ class VllmModel:
             async with self._lock():
                 if self._forms is None:
                     self._forms = await self._ask_for_forms()
+                    self._tell(self._forms)
         return self._forms
 
     async def close(self) -> None:
@@ -223,6 +232,8 @@ class VllmModel:
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> _Question:
         await self._look_at_servers()
+        if self._expects_forms:
+            await self.holds_forms()
         prompt = self.codec.prompt_ids(context, sampling.thinking)
         room = self.codec.room(len(prompt), sampling.max_tokens)
         form = self._may_hold(sampling, prompt) and await self.holds_forms()
@@ -297,6 +308,13 @@ class VllmModel:
             log.warning("%s: asked for a form, the server fails: %s", self.name, error)
             return False
         return follows_schema(self.codec.text(emitted)) is True
+
+    def _tell(self, holds: bool) -> None:
+        line = f"{self.name}: {schema_words(holds)}"
+        if self._say is not None:
+            self._say(line)
+        else:
+            log.log(logging.INFO if holds else logging.WARNING, line)
 
     # -- what the servers are ----------------------------------------------------------------------
 

@@ -27,13 +27,14 @@ from soulkit.models.local.names import ADAPTER_CONFIG, model_place
 from soulkit.models.vllm.attach import Abilities, attached_addresses, probe_fleet
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.command import ServerSpec, server_command
-from soulkit.models.vllm.engine import interpreter
+from soulkit.models.vllm.engine import interpreter, no_vllm
 from soulkit.models.vllm.fleet import Fleet
 from soulkit.models.vllm.server import VllmServer
 from soulkit.models.vllm.version import vllm_version
 from soulkit.types import Segment
 
 if TYPE_CHECKING:
+    from soulkit.models.base import ChatModel
     from soulkit.models.ledger.ledger import Ledger
     from soulkit.models.roles.config import RolesConfig
     from soulkit.models.roles.settings import RoleSettings
@@ -137,13 +138,36 @@ def adapter_rank(folder: Path) -> int:
     file = folder / ADAPTER_CONFIG
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
-        return max(map(int, (read["r"], *(read.get("rank_pattern") or {}).values())))
+        return max([int(read["r"]), *map(int, (read.get("rank_pattern") or {}).values())])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"'{file}' does not say the rank of its adapter.",
             "A server that adapters are loaded on is told how large they are.",
             "Name a folder with a LoRA that PEFT or soulkit saved.",
         ) from error
+
+
+def server_spec(terms: ServerTerms, need: ServerNeed, number: int = 1) -> ServerSpec:
+    """The server that meets a need, one of a `number` that run at once: they share a GPU."""
+    args, install = dict(need.args), vllm_version(terms.python)
+    if number > 1 and install is not None and install.on_gpu and MEMORY_FLAG not in args:
+        args[MEMORY_FLAG] = f"{GPU_SHARE / number:.2f}"
+    return ServerSpec(
+        model=need.model, dtype=terms.dtype, device=terms.device, max_context=terms.max_context,
+        lora_rank=need.lora_rank, in_flight=terms.in_flight, args=args, python=terms.python,
+        threads=terms.threads,
+    )  # fmt: skip
+
+
+def check_needs(needs: Sequence[ServerNeed], terms: ServerTerms) -> None:
+    """Raise what can be said before any server is started: ModelLoadError for a folder that is not
+    there, ConfigError without vLLM and for flags that are not the user's to set."""
+    install = vllm_version(terms.python) if needs else None
+    for need in needs:
+        model_place(need.model)
+        if install is None:
+            raise no_vllm(terms.python, attachable=False)
+        server_command(server_spec(terms, need), install, port=1)
 
 
 @dataclass(slots=True)
@@ -201,8 +225,8 @@ class Servers:
             if self._is_attached(need.key):
                 self.expect([need])
                 self._served[need.key] = self._ready(need.key)
-            elif (install := vllm_version(self.terms.python)) is not None:
-                server_command(self._spec(need, 1), install, port=1)
+            else:
+                check_needs([need], self.terms)
 
     def prepare(self, needs: Sequence[ServerNeed]) -> None:
         """Have these models served, and no others: blocks until all answer.
@@ -227,7 +251,7 @@ class Servers:
 
     def _start(self, key: Any, number: int) -> None:
         """Start the server of one model, unless it runs as it has to."""
-        spec = self._spec(self._expected[key], number)
+        spec = server_spec(self.terms, self._expected[key], number)
         if key in self._running and self._specs[key] == spec:
             return
         self._stop_one(key)
@@ -239,17 +263,6 @@ class Servers:
         self._running[key], self._specs[key] = server, spec
         seconds = time.monotonic() - begun
         self.say(f"vllm {server.version} serves {spec.model}, {seconds:.0f} s; log {server.log}")
-
-    def _spec(self, need: ServerNeed, number: int) -> ServerSpec:
-        terms, args = self.terms, dict(need.args)
-        install = vllm_version(terms.python)
-        if number > 1 and install is not None and install.on_gpu and MEMORY_FLAG not in args:
-            args[MEMORY_FLAG] = f"{GPU_SHARE / number:.2f}"
-        return ServerSpec(
-            model=need.model, dtype=terms.dtype, device=terms.device,
-            max_context=terms.max_context, lora_rank=need.lora_rank, in_flight=terms.in_flight,
-            args=args, python=terms.python, threads=terms.threads,
-        )  # fmt: skip
 
     def _ready(self, key: Any) -> _Served:
         """A fleet of its own for every run that shares the servers: one that was closed, or has
@@ -294,6 +307,20 @@ class Servers:
             abilities=served.abilities, policy_version=version, ledger=ledger,
             ledger_name=need.model,
         )  # fmt: skip
+
+    def fleet(self, need: ServerNeed) -> Fleet:
+        """The servers that meet `need`, of those that `prepare` was called for."""
+        return self._served[need.key].fleet
+
+    def abilities(self, need: ServerNeed) -> Abilities:
+        """What these servers can do."""
+        return self._served[need.key].abilities
+
+    def serving(
+        self, config: RolesConfig, ledger: Ledger | None
+    ) -> Callable[[RoleSettings], ChatModel]:
+        """What makes the players of the kind `vllm` that `config` names (`Players.serve`)."""
+        return lambda who: self.sampler(player_need(config, who), ledger=ledger)
 
     def version_record(self, need: ServerNeed) -> dict[str, str]:
         """The version of vLLM that serves `need`; nothing where its servers do not tell."""
@@ -373,6 +400,17 @@ def unstarted(
         NoServers(), codec, name=codec.name, served=model, ledger=ledger, ledger_name=model,
         abilities=Abilities(served=model, version="", forms=False), policy_version=policy_version,
     )  # fmt: skip
+
+
+@contextmanager
+def player_servers(
+    config: RolesConfig, folder: Path, ledger: Ledger | None, say: Callable[[str], None],
+    starts: Starts | None = None,
+) -> Iterator[Callable[[RoleSettings], ChatModel]]:  # fmt: skip
+    """Within it the servers run that players of `config` need; what makes those players."""
+    with Servers(folder, terms_of(config), say=say, starts=starts) as servers:
+        servers.prepare(players_needs(config))
+        yield servers.serving(config, ledger)
 
 
 def _attached_words(abilities: Abilities, urls: Sequence[str]) -> str:

@@ -10,17 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from soulkit.data.corpora.source import Announcement
 from soulkit.data.folder import folder_note
 from soulkit.data.rows import dev_split
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.models.base import Cast, Player
+from soulkit.models.base import Cast, ChatModel, Player, Sampler
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Players, cast_of
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.models.room import least_room, reply_room
-from soulkit.play.gaps import Gap, checkpoint_gaps, key_gaps, model_gaps, refuse_gaps, role_gaps
+from soulkit.play.gaps import (
+    Gap,
+    checkpoint_gaps,
+    engine_gaps,
+    key_gaps,
+    model_gaps,
+    refuse_gaps,
+    role_gaps,
+)
 from soulkit.play.plan import Plan, Work
 from soulkit.play.playable import left_out_lines, refuse_nothing, sort_out
 from soulkit.play.seating import seated
@@ -41,6 +51,12 @@ from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import make_objective
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.types import Example
+
+
+class ServePlayer(Protocol):
+    """Makes the player of a model behind a vLLM server, whose replies are kept in `ledger`."""
+
+    def __call__(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel: ...
 
 
 @dataclass(frozen=True)
@@ -214,7 +230,10 @@ def what_is_away(config: TrainConfig) -> list[Gap]:
         for gap in model_gaps(config.teacher_model or config.model, adapter)
     ]
     model += checkpoint_gaps(config)
-    return [*key_gaps(config), *model, *(teacher if config.method == "opd" else [])]
+    choice = config.engine_choice
+    engine = engine_gaps(config, actor=choice.kind == "vllm" and not choice.attached)
+    taught = teacher if config.method == "opd" else []
+    return [*key_gaps(config), *model, *taught, *engine]
 
 
 def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
@@ -232,15 +251,21 @@ def refuse_marked_rows(task: str, rows: Sequence[Example]) -> None:
         raise not_for_training(which)
 
 
-def make_players(config: TrainConfig, sampler: LocalModel, run: Run) -> Players:
-    """What makes the players of a run; `sampler` is the actor."""
+def make_players(
+    config: TrainConfig, sampler: Sampler, run: Run, serve: ServePlayer | None = None
+) -> Players:
+    """What makes the players of a run; `sampler` is the actor, `serve` makes those who sit behind
+    vLLM servers."""
     ledger = Ledger(run.ledger_path)
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     load = partial(LocalModel.load, device=config.device)
-    return Players(ledger, sampler, load, calls, config.settings_of_players())
+    players = Players(ledger, sampler, load, calls, config.settings_of_players())
+    if serve is not None:
+        players.serve = partial(serve, ledger=ledger)
+    return players
 
 
-def make_cast(config: TrainConfig, sampler: LocalModel, players: Players) -> Cast:
+def make_cast(config: TrainConfig, sampler: Sampler, players: Players) -> Cast:
     """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
     cast = cast_of(config, players, Player(sampler), config.seed)
     seeing = {task: replace(one, coach_sees_gold=config.coach_sees_gold)

@@ -38,7 +38,7 @@ async def measure_ability(loop: Loop, moment: Moment) -> None:
     loop.begin(f"general ability, {moment} the training")
     config = general_settings(loop.config)
     sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
-    sampler.policy_version = version
+    await sampler.take(loop.policy)
     step = loop.step - (moment == "after")
     try:
         episodes = [

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from soulkit.models.base import Cast
-from soulkit.models.local.sampler import LocalModel
+from soulkit.models.base import Cast, Sampler, TrainedWeights
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.runs.records import RecordWriter
 from soulkit.tasks.base import Task
 from soulkit.tasks.guarding import attempt, finite_or_none
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows
 from soulkit.types import Record, Sampling
 
@@ -54,27 +52,27 @@ class DevScores:
     """Scores the weights of a run on its dev rows."""
 
     config: TrainConfig
-    sampler: LocalModel
+    sampler: Sampler
     cast: Cast
     rows: TaskRows
     log: Path | None = None
     """Where the episodes are kept."""
 
     async def after(
-        self, step: int, policy: Policy, begin: Callable[[str], None]
+        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
     ) -> dict[str, float | None]:
         """`now` every so many steps, as the settings say; empty between turns."""
         every = self.config.eval_every
         if every is None or (step + 1) % every or not self.rows:
             return {}
-        return await self.now(step, policy, begin)
+        return await self.now(step, weights, begin)
 
     async def now(
-        self, step: int, policy: Policy, begin: Callable[[str], None]
+        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
     ) -> dict[str, float | None]:
         """Greedy headline of the weights that `step` moved, per task; `begin` hears of it."""
         begin("held-out rows")
-        self.sampler.policy_version = policy.version()
+        await self.sampler.take(weights)
         values: dict[str, float | None] = {}
         async for task, records in played_greedily(self.config, self.cast, self.rows, step):
             self._keep(records)

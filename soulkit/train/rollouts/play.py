@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from soulkit.models.base import Cast, Player
-from soulkit.models.local.sampler import LocalModel
+from soulkit.models.base import Cast, Player, Sampler, TrainedWeights
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
 from soulkit.tasks.base import Task
 from soulkit.tasks.grouped import with_group_rewards
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
 from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
@@ -33,7 +31,7 @@ class Rollouts:
 
     config: TrainConfig
     objective: Objective
-    sampler: LocalModel
+    sampler: Sampler
     cast: Cast
     pool: TaskRows
     dev: TaskRows
@@ -53,9 +51,13 @@ class Rollouts:
             jobs += [Job(task, example, index, step) for index in indices]
         return jobs
 
-    async def sample(self, jobs: Sequence[Job], version: str) -> list[Record]:
-        """The records of all jobs, sampled by the weights whose hash is `version`."""
-        self.sampler.policy_version = version
+    async def take(self, weights: TrainedWeights) -> str:
+        """Sample with these weights from now on; returns their hash, which rollouts will carry."""
+        await self.sampler.take(weights)
+        return self.sampler.policy_version
+
+    async def sample(self, jobs: Sequence[Job]) -> list[Record]:
+        """The records of all jobs, sampled by the weights that were taken last."""
         groups = [
             (self._playing(jobs_of_task[0].task), jobs_of_task)
             for jobs_of_task in jobs_by_task(jobs).values()
@@ -76,14 +78,14 @@ class Rollouts:
         return records
 
     async def evaluate(
-        self, step: int, policy: Policy, begin: Callable[[str], None]
+        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
     ) -> dict[str, float | None]:
         """Greedy headline of the moved weights on the dev split, per task; empty between turns.
 
         `begin` is told where that takes its time.
         """
         scores = DevScores(self.config, self.sampler, self.cast, self.dev, self.dev_log)
-        return await scores.after(step, policy, begin)
+        return await scores.after(step, weights, begin)
 
     def _playing(self, task: Task) -> Engine:
         """What plays the rollouts that are learned from."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from soulkit.models.local.sampler import LocalModel
+from soulkit.models.base import Sampler
 from soulkit.models.roles.players import Players
 from soulkit.runs.records import DEV_EPISODES
-from soulkit.train.material.assemble import Material, make_cast, make_players
+from soulkit.train.material.assemble import Material, ServePlayer, make_cast, make_players
 from soulkit.train.rollouts.greedy import DevScores
 from soulkit.train.sft.probe import Probe, Reinforce
 from soulkit.train.state.loop import Loop
@@ -27,7 +27,7 @@ class Measures:
 
     loop: Loop
     measured: Material
-    sampler: LocalModel
+    sampler: Sampler
     players: Players
     dev: DevScores
     trial: Probe
@@ -60,12 +60,14 @@ class Measures:
 
 
 def make_measures(
-    loop: Loop, measured: Material, reinforce: Reinforce, say: Callable[[str], None]
-) -> Measures:
-    """What measures a supervised run; `say` hears of probes that fail."""
+    loop: Loop, measured: Material, reinforce: Reinforce, say: Callable[[str], None],
+    serve: ServePlayer | None = None,
+) -> Measures:  # fmt: skip
+    """What measures a supervised run; `say` hears of probes that fail, `serve` makes players behind
+    vLLM servers."""
     config = measured.config
     sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
-    players = make_players(config, sampler, loop.run)
+    players = make_players(config, sampler, loop.run, serve)
     cast = make_cast(config, sampler, players)
     dev = DevScores(config, sampler, cast, measured.dev, loop.run.path / DEV_EPISODES)
     return Measures(loop, measured, sampler, players, dev, Probe(loop, measured, reinforce, say))

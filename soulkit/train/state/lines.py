@@ -277,6 +277,19 @@ class LessonCounts(Named):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Travel(Named):
+    """Of weights that travel to servers, which sample with them; empty where nothing travels."""
+
+    push_seconds: float | None = named_field("time/push")
+    """Until they were proven to be there, since the step before."""
+    gap: float | None = named_field("logprob/sampler_gap")
+    """Mean distance of the servers' log-probs to the trainer's, in nats a sampled token."""
+    largest_gap: float | None = named_field("logprob/sampler_gap_max")
+    proof: float | None = named_field("push/distance")
+    """Nats by which the servers missed the trainer at the proof of the last push, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine(Named):
     """One step of a training run."""
 
@@ -287,6 +300,7 @@ class StepLine(Named):
     learned: Learned = field(default_factory=Learned, metadata=SECTION)
     canaries: CanaryScores = field(default_factory=CanaryScores, metadata=SECTION)
     lessons: LessonCounts = field(default_factory=LessonCounts, metadata=SECTION)
+    travel: Travel = field(default_factory=Travel, metadata=SECTION)
     version: str = named_field("policy/version", read=text, sparse=True)
     """Hash of the weights that sampled."""
     sample_seconds: float | None = named_field("time/sample")

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from soulkit.eval.again import Absent, Recorded
+from soulkit.eval.again import Absent, Recorded, from_ledger
 from soulkit.eval.batch import task_scales
 from soulkit.eval.rescore import ledger_of, load_recorded
 from soulkit.eval.summary import Summary, summarise
 from soulkit.eval.templates import PROMPTS, distinct_tasks, put_prompts
-from soulkit.models.base import Cast, ChatModel, Player
+from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.roles.checkpoints import load_checkpoint
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.play.settings import configured_tasks
 from soulkit.runs.records import load_records
@@ -39,6 +40,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     def cast(ledger: Ledger) -> Cast:
         actor = Absent(config.model)
         players = Players(ledger, actor, Absent, config.call_arguments(ledger))
+        players.serve = from_ledger(ledger)
         return cast_of(config, players, Player(actor), config.seed)
 
     rows = _rows(config)
@@ -59,14 +61,8 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         rows=rows,
         records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
         cast=cast, sampling=None, summary=summary, grouped=True, config=config,
-        seed=config.seed, actor=lambda: Absent(config.model), load=_load_checkpoint,
+        seed=config.seed, actor=lambda: Absent(config.model), load=load_checkpoint,
     )  # fmt: skip
-
-
-def _load_checkpoint(model: str) -> ChatModel:
-    from soulkit.models.local.sampler import LocalModel
-
-    return LocalModel.load(model)
 
 
 def _kind(path: Path, trust: bool) -> type[TrainConfig]:

@@ -1,0 +1,197 @@
+"""What this machine has to offer: GPUs, cores, memory, disks, open files, ports.
+
+Files of the system are read and `nvidia-smi` is asked; torch would take seconds to say as much.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from soulkit.doctor.checkup import CheckLine, Health
+from soulkit.doctor.packages import installed_version
+from soulkit.models.local.threads import VARIABLE, allowed_cores, cpu_quota
+
+PART = "machine"
+GB = 1e9
+LITTLE_DISK = 10 * GB
+"""Below it a note: a model and some runs would fill it."""
+NO_DISK = GB
+LITTLE_MEMORY = 2 * GB
+BESIDE = 64
+"""Files that a run has open beside its connections: ledgers, logs, pipes, what Python loads."""
+SMI = "name,memory.total,memory.free,driver_version"
+SMI_S = 3.0
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+
+def machine_lines(*, connections: int = 0) -> Iterator[CheckLine]:
+    """Lines about this machine; `connections` are those that a command opens at once at most."""
+    yield from gpu_lines()
+    yield _cores()
+    yield memory_line()
+    yield from disk_lines()
+    yield files_line(connections)
+    yield port_line()
+
+
+# -- GPUs ----------------------------------------------------------------------------------------
+
+
+def gpu_lines() -> Iterator[CheckLine]:
+    """A line for each GPU, or one that says there is none."""
+    gpus = _gpus()
+    for number, (name, total, free, driver) in enumerate(gpus):
+        words = f"{name}, {free} of {total} MiB free, driver {driver}"
+        yield _line(f"GPU {number}", "ok", words)
+    torch = installed_version("torch") or ""
+    if gpus and "+cpu" in torch:
+        yield _line("torch", "problem", f"{torch} cannot use the GPU: it is a build for CPUs",
+                    "install torch for your driver: https://pytorch.org/get-started")  # fmt: skip
+    if not gpus:
+        yield _line("GPU", "note", "none that nvidia-smi knows of: models compute on the CPU")
+
+
+def _gpus() -> list[tuple[str, ...]]:
+    """(name, MiB, MiB free, driver) of each GPU; empty without a driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    command = [program, f"--query-gpu={SMI}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [tuple(part.strip() for part in line.split(",")) for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == len(SMI.split(","))]
+
+
+# -- cores and memory ------------------------------------------------------------------------------
+
+
+def _cores() -> CheckLine:
+    cores, quota = len(allowed_cores()), cpu_quota()
+    limit = f", {quota:g} of them by the container's quota" if quota < cores else ""
+    threads = os.environ.get(VARIABLE)
+    return _line("cores", "ok", f"{cores}{limit}" + (f"; {VARIABLE}={threads}" if threads else ""))
+
+
+def memory_line(proc: Path = PROC, cgroups: Path = CGROUPS) -> CheckLine:
+    """Memory that there is and that is free, by the kernel and by the limits of containers."""
+    total, free = _meminfo(proc / "meminfo")
+    limited = ""
+    for limit, usage in _cgroup_limits(proc / "self" / "cgroup", cgroups):
+        if limit < (total or limit + 1):
+            total, limited = limit, ", by the container's limit"
+        free = min(limit - usage, limit if free is None else free)
+    if total is None or free is None:
+        return _line("memory", "note", "this system does not say how much there is")
+    words = f"{free / GB:.1f} of {total / GB:.1f} GB free{limited}"
+    if free < LITTLE_MEMORY:
+        return _line("memory", "note", words, "end what else computes here")
+    return _line("memory", "ok", words)
+
+
+def _meminfo(file: Path) -> tuple[int | None, int | None]:
+    """(bytes, bytes available) as the kernel counts them."""
+    try:
+        lines = [line.split() for line in file.read_text(encoding="ascii").splitlines()]
+        sizes = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines}
+    except (OSError, ValueError, IndexError):
+        return None, None
+    return sizes.get("MemTotal"), sizes.get("MemAvailable")
+
+
+def _cgroup_limits(file: Path, root: Path) -> Iterator[tuple[int, int]]:
+    """(bytes allowed, bytes used) of the groups that bound this process, as far as any does."""
+    try:
+        paths = [line.split(":", 2)[2] for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, IndexError):
+        paths = []
+    folders = {root, root / "memory"}  # a container often sees its own group as the root
+    for path in paths:
+        place = Path(path.lstrip("/"))
+        folders |= {root / above for above in (place, *place.parents)}
+    for folder in sorted(folders):
+        for limit, usage in (("memory.max", "memory.current"),
+                             ("memory.limit_in_bytes", "memory.usage_in_bytes")):  # fmt: skip
+            try:
+                allowed, used = (int((folder / n).read_text("ascii")) for n in (limit, usage))
+            except (OSError, ValueError):  # `max`, or no such file
+                continue
+            if allowed < 1 << 60:  # version 1 writes a huge number for none
+                yield allowed, used
+
+
+# -- disks, files, ports ---------------------------------------------------------------------------
+
+
+def disk_lines() -> Iterator[CheckLine]:
+    """The room for runs, and for what is downloaded."""
+    yield disk_line("disk for runs", Path("runs"))
+    yield disk_line("disk for downloads", hub_cache())
+
+
+def disk_line(name: str, folder: Path) -> CheckLine:
+    """How much is free where `folder` lies, or would."""
+    place = folder.expanduser().absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return _line(name, "problem", f"{folder}: {error.strerror}", "name another place")
+    words = f"{free / GB:.1f} GB free at {folder}"
+    if not os.access(place, os.W_OK):
+        return _line(name, "problem", f"nothing can be written at {folder}",
+                     f"change the permissions of {place}, or work elsewhere")  # fmt: skip
+    if free < LITTLE_DISK:
+        health: Health = "problem" if free < NO_DISK else "note"
+        return _line(name, health, words, "make room, or name another place")
+    return _line(name, "ok", words)
+
+
+def hub_cache() -> Path:
+    """Where the hub's client keeps what it downloads."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
+
+
+def files_line(connections: int) -> CheckLine:
+    """The limit on open files against what a command needs."""
+    needed = connections + BESIDE
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except (ImportError, OSError, ValueError):
+        return _line("open files", "note", "this system does not say how many there may be")
+    if soft == resource.RLIM_INFINITY:
+        return _line("open files", "ok", "unlimited")
+    if soft >= needed:
+        use = f"; {needed} are needed" if connections else ""
+        return _line("open files", "ok", f"{soft} at once{use}")
+    more = hard == resource.RLIM_INFINITY or hard >= needed
+    way = f"ulimit -n {needed}" if more else "ask for more in /etc/security/limits.conf"
+    words = f"{soft} at once, and {needed} are needed for {connections} connections"
+    return _line("open files", "problem", words, f"{way}, or a smaller --concurrency")
+
+
+def port_line() -> CheckLine:
+    """Whether a server can be started on this machine's loopback."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+            one.bind(("127.0.0.1", 0))
+    except OSError as error:
+        return _line("ports", "problem", f"none can be taken on 127.0.0.1: {error.strerror}",
+                     "look for what forbids it: a sandbox, or all ports in use")  # fmt: skip
+    return _line("ports", "ok", "free ones on 127.0.0.1")
+
+
+def _line(name: str, health: Health, words: str, way: str = "") -> CheckLine:
+    return CheckLine(part=PART, name=name, health=health, words=words, way=way)

@@ -1,0 +1,280 @@
+"""What a settings file needs: which command it is for, what is missing, and whom it would ask.
+
+config.yaml of a run, or a file for --config ──▶ its command ──▶ gaps, and Parts: settings with
+                                                                 everybody in their seats, and
+                                                                 the first row of each task
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.doctor.checkup import CheckLine
+from soulkit.errors import ConfigError, MissingPackage, UserError, did_you_mean
+from soulkit.eval.actor import starts_servers
+from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
+from soulkit.extras import EXTRAS
+from soulkit.models.api.address import checked_url
+from soulkit.models.roles.settings import RoleSettings
+from soulkit.play.gaps import (
+    WORDS,
+    Gap,
+    NotReady,
+    checkpoint_gaps,
+    engine_gaps,
+    key_gaps,
+    model_gaps,
+    role_gaps,
+    service_gaps,
+)
+from soulkit.play.plan import Work
+from soulkit.play.playable import left_out_lines
+from soulkit.play.seating import seated
+from soulkit.play.settings import PlayConfig
+from soulkit.runs.folder import CONFIG
+
+if TYPE_CHECKING:
+    from soulkit.train.config import TrainConfig
+    from soulkit.train.material.assemble import Material
+
+PART = "settings"
+COMMANDS = ("eval api", "eval local", "train METHOD", "distill")
+SERVED = frozenset({"base_url", "api_key_env", "headers", "api_version"})
+LOCAL = frozenset({"adapter", "device", "dtype", "max_context", "batch_size", "threads", "engine"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPart:
+    """Tasks that are played with one configuration; of each task a single row."""
+
+    config: PlayConfig
+    work: tuple[Work, ...]
+    coached: bool = False
+    """Whether feedback is asked for."""
+
+    @property
+    def served_actor(self) -> RoleSettings | None:
+        """The actor as a player, where it is served."""
+        config = self.config
+        served = isinstance(config, EvalConfig) and config.kind == "api"
+        return config.endpoint() if isinstance(config, EvalConfig) and served else None
+
+
+@dataclass(kw_only=True)
+class Needs:
+    """What a settings file needs."""
+
+    command: str
+    lines: list[CheckLine] = field(default_factory=list)
+    parts: list[TrialPart] = field(default_factory=list)
+    config: PlayConfig | None = None
+
+    @property
+    def extras(self) -> set[str]:
+        """The extras without which the command cannot do anything."""
+        loads = self.config is not None and bool(self.config.checkpoints())
+        return {"train"} if loads or self.command != "eval api" else set()
+
+    @property
+    def keys(self) -> set[str]:
+        """NAMES of the variables in which the players' keys are."""
+        return {who.api_key_env for part in self.parts for _, who in part.config.served()}
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open at once at most."""
+        return max((_connections(part.config) for part in self.parts), default=0)
+
+
+def _connections(config: PlayConfig) -> int:
+    """Every server has as many as there are requests at once."""
+    servers = {(checked_url(who.base_url), who.model) for _, who in config.served()}
+    vllm = config.engine_choice.kind == "vllm" or bool(config.checkpoints("vllm"))
+    return config.concurrency * len(servers) + (config.batch_size if vllm else 0)
+
+
+# -- which command ---------------------------------------------------------------------------------
+
+
+def settings_file(path: Path) -> Path:
+    """The file that is meant: of a run's folder its config.yaml."""
+    return path / CONFIG if path.is_dir() else path
+
+
+def command_for(settings: Mapping[str, Any], named: str | None = None) -> str:
+    """The command that settings are for: `eval api`, `train grpo` …
+
+    `named` is what the user says; ConfigError where neither says it.
+    """
+    kind, method = settings.get("kind"), settings.get("method")
+    if named:
+        return _checked_command(named)
+    if "experts" in settings:
+        return "distill"
+    if method is not None:
+        return f"train {method}"
+    if kind in ("api", "local"):
+        return f"eval {kind}"
+    served, local = SERVED & settings.keys(), LOCAL & settings.keys()
+    if bool(served) != bool(local):
+        return "eval api" if served else "eval local"
+    raise ConfigError(
+        "The settings do not say which command they are for.",
+        "A run's config.yaml does; in a file of your own it is the command line that says it.",
+        f"Name it with --for: {', '.join(COMMANDS)}.",
+    )
+
+
+def _checked_command(text: str) -> str:
+    words = text.split()
+    known = {name.split()[0] for name in COMMANDS}
+    fits = words[:1] == ["distill"] or len(words) == 2
+    if fits and words[0] in known and (words[0] != "eval" or words[1] in ("api", "local")):
+        return " ".join(words[:2])
+    raise ConfigError(
+        f"'{text}' is no command that soul doctor looks after.",
+        "It asks the players of evaluations, trainings and distillations.",
+        f"Write --for with one of: {', '.join(COMMANDS)}. {did_you_mean(text, COMMANDS)}",
+    )
+
+
+def needs_of(file: Path, flags: Mapping[str, Any], named: str | None, *, trust: bool) -> Needs:
+    """What the settings in `file` need. UserError when they cannot be read or are not trusted."""
+    from soulkit.config import read_settings_file
+
+    needs = Needs(command=command_for(read_settings_file(file), named))
+    group, _, rest = needs.command.partition(" ")
+    look = {"eval": _evaluation, "train": _training, "distill": _distillation}[group]
+    try:
+        look(needs, file, {**flags, **_named_in_command(group, rest)}, trust)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        missing = MissingPackage(package, f"soul {needs.command}")
+        needs.lines.append(CheckLine.of_error(PART, "package", missing))
+    return needs
+
+
+def _named_in_command(group: str, rest: str) -> dict[str, str]:
+    return {"eval": {"kind": rest}, "train": {"method": rest}}.get(group, {})
+
+
+# -- evaluations -----------------------------------------------------------------------------------
+
+
+def _evaluation(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -> None:
+    config = EvalConfig.load(file, flags=flags, trust=trust)
+    needs.config = config
+    _look_at_evaluation(needs, config)
+
+
+def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
+    try:
+        registry = eval_registry(config)
+        work, gaps = work_and_gaps(config, registry)
+        config = seated(config, work, registry, suite=config.suite)
+    except UserError as error:
+        needs.lines.append(CheckLine.of_error(PART, "tasks", error))
+        return
+    gaps += role_gaps(work, config) + service_gaps(work) + key_gaps(config)
+    gaps += checkpoint_gaps(config) + engine_gaps(config, actor=starts_servers(config))
+    gaps += model_gaps(config.model, config.adapter) if config.kind == "local" else []
+    needs.lines += gap_lines(gaps)
+    needs.lines += _work_lines(work)
+    for remark in left_out_lines(config.suite, left_out(config, work)) if config.playable else ():
+        needs.lines.append(CheckLine(part=PART, name="left out", health="note", words=remark))
+    if config.ledger != "replay":  # which asks nobody
+        needs.parts.append(TrialPart(config=config, work=_first_rows(work)))
+
+
+def _work_lines(work: Sequence[Work]) -> Iterator[CheckLine]:
+    rows = ", ".join(f"{part.task.name} {len(part.examples)}" for part in work if part.examples)
+    if rows:
+        yield CheckLine(part=PART, name="rows", health="ok", words=rows)
+    for part in work:
+        for remark in part.task.remarks():
+            yield CheckLine(part=PART, name=part.task.name, health="note", words=remark)
+        if part.bad:
+            first = part.bad[0]
+            words = f"{len(part.bad)} bad rows are left out; the first is {first.source}"
+            yield CheckLine(part=PART, name=part.task.name, health="note",
+                            words=f"{words}: {first.why}")  # fmt: skip
+
+
+def _first_rows(work: Sequence[Work]) -> tuple[Work, ...]:
+    return tuple(replace(part, examples=part.examples[:1]) for part in work if part.examples)
+
+
+def gap_lines(gaps: Sequence[Gap]) -> Iterator[CheckLine]:
+    """A line for everything that is missing."""
+    for gap in gaps:
+        yield CheckLine(
+            part=PART, name=gap.kind, health="problem" if gap.fatal else "note",
+            words=f"{WORDS[gap.kind]} {gap.name}", way=gap.way.replace("{}", gap.name),
+        )  # fmt: skip
+
+
+# -- trainings -------------------------------------------------------------------------------------
+
+
+def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -> None:
+    from soulkit.train.config import TrainConfig
+
+    config = TrainConfig.load(file, flags=flags, trust=trust)
+    needs.config = config
+    material = _material(needs, config)
+    if material is None:
+        return
+    for remark in material.remarks():
+        needs.lines.append(CheckLine(part=PART, name="rows", health="note", words=remark))
+    played = material if material.objective is not None else material.measured
+    if played is None:
+        words = "supervised steps ask nobody"
+        needs.lines.append(CheckLine(part=PART, name="players", health="ok", words=words))
+        return
+    first = {task.name: Work(task, (row,)) for task, row in reversed(played.pool)}
+    work = tuple(first[name] for name in played.tasks if name in first)
+    coached = played.objective is not None and played.objective.uses_feedback
+    needs.parts.append(TrialPart(config=played.config, work=work, coached=coached))
+
+
+def _material(needs: Needs, config: TrainConfig) -> Material | None:
+    """What is trained on, with a line for all that is missing; None where not even the tasks, their
+    rows and players are there."""
+    from soulkit.train.material.assemble import gather_material
+
+    try:
+        return gather_material(config, asking=True)
+    except NotReady as error:
+        needs.lines += gap_lines(error.gaps)
+    except UserError as error:
+        needs.lines.append(CheckLine.of_error(PART, "training", error))
+    try:
+        return gather_material(config)  # without a key or the model others may be asked
+    except UserError:
+        return None
+
+
+# -- distillations ---------------------------------------------------------------------------------
+
+
+def _distillation(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -> None:
+    from soulkit.distill.config import DistillConfig
+    from soulkit.distill.experts import find_experts
+    from soulkit.distill.sample import sample_config
+
+    config = DistillConfig.load(file, flags=flags, trust=trust)
+    needs.config = config
+    try:
+        experts = find_experts(config)
+    except UserError as error:
+        needs.lines.append(CheckLine.of_error(PART, "experts", error))
+        return
+    for expert in experts:
+        words = f"{expert.task}: {expert.name}"
+        needs.lines.append(CheckLine(part=PART, name="expert", health="ok", words=words))
+        _look_at_evaluation(needs, sample_config(config, expert))

@@ -1,0 +1,211 @@
+"""Commands with `--engine vllm`, attached to servers or with servers of their own, through the CLI.
+
+The far end is a toy (tests/support/servers/tiny_vllm.py); a real vLLM answers in tests/vllm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from soulkit.models.local.tiny import build_tiny
+from soulkit.tasks.registry import load_registry
+from tests.support.evaluation import examples, records, soul, summary, three_lines, value
+from tests.support.judged import TASKS, write_rows
+from tests.support.servers.tiny_vllm import TinyVllm, interpreter
+
+N = 4
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model that knows the words of the prompts."""
+    live = load_registry().task("tomi")
+    texts = [segment.text for row in examples("tomi", N) for segment in live.preview(row)]
+    texts += ["Write a few sentences about the topic: topic 0.", '{"quality": {"reasoning": 3}}']
+    return build_tiny(tmp_path_factory.mktemp("models") / "tiny", texts, max_context=1024)
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that changes what is said."""
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    torch.manual_seed(1)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0.0, 0.3)
+    folder = tmp_path_factory.mktemp("models") / "adapter"
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path) -> Iterator[TinyVllm]:
+    with TinyVllm(tiny) as running:
+        yield running
+
+
+def local(model: Path, out: Path, *arguments: object) -> int:
+    rows = ("--task", "tomi", "--data", f"synth:{N}", "--max-tokens", 5, "--temperature", 0)
+    return soul(
+        "eval", "local", "--model", model, "--out", out, *rows, "--max-unscored", 1, *arguments
+    )
+
+
+def judged(model: Path, out: Path, python: str, *arguments: object) -> int:
+    """Essays of a local actor; the judge sits behind a server."""
+    rows = write_rows(out.with_suffix(".jsonl"), N)
+    return soul(
+        "eval", "local", "--model", model, "--out", out, "--tasks", TASKS, "--task", "essay",
+        "--data", f"essay={rows}", "--max-tokens", 8, "--max-unscored", 1,
+        "--vllm-python", python, *arguments,
+    )  # fmt: skip
+
+
+def replies(out: Path) -> dict[str, tuple[str, str, tuple[int, ...]]]:
+    turns = {r.key: r.episode.traces[0].turns[0].completion for r in records(out)}
+    return {key: (one.text, one.policy, one.token_ids) for key, one in turns.items()}
+
+
+def record(out: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((out / "provenance.json").read_text())
+    return loaded
+
+
+def starts(folder: Path) -> list[list[str]]:
+    """The arguments of every server that the interpreter in `folder` was told to start."""
+    file = folder / "starts"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def no_python(tmp_path: Path) -> str:
+    """An interpreter without vLLM."""
+    path = tmp_path / "bare"
+    path.write_text("#!/bin/sh\nexit 0\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_attached_servers_give_the_table_of_the_process_itself(
+    tiny: Path, adapter: Path, server: TinyVllm, tmp_path: Path, capsys: Any
+) -> None:
+    engine, arguments = f"vllm@{server.url}", ("--adapter", adapter)
+    assert local(tiny, tmp_path / "here", "--engine", "local", *arguments) == 0
+    capsys.readouterr()
+    assert local(tiny, tmp_path / "there", "--engine", engine, *arguments) == 0
+    printed = capsys.readouterr()
+    assert "attached to vllm 0.32.0" in printed.err and "processed log-probs" in printed.err
+    assert "vllm 0.32.0" in printed.out
+    assert replies(tmp_path / "there") == replies(tmp_path / "here")
+    assert value(tmp_path / "there") == value(tmp_path / "here")
+    assert record(tmp_path / "there")["engine"] == {"kind": "vllm", "version": "0.32.0"}
+    assert record(tmp_path / "here")["engine"] == {"kind": "local"}
+    assert server.url not in (tmp_path / "there" / "config.yaml").read_text()
+    assert not server.adapters, "adapters are taken back from servers that go on"
+    assert soul("compare", tmp_path / "here", tmp_path / "there") == 0
+    assert "sampled by local against vllm 0.32.0" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_the_engine_that_began_it(
+    tiny: Path, server: TinyVllm, tmp_path: Path, capsys: Any
+) -> None:
+    out, engine = tmp_path / "run", f"vllm@{server.url}"
+    assert local(tiny, out, "--engine", engine) == 0
+    capsys.readouterr()
+    assert local(tiny, out, "--engine", "local") == 2
+    assert "sampled by vllm 0.32.0, not by local" in three_lines(capsys.readouterr().err)[0]
+    asked = len(server.requests)
+    assert local(tiny, out, "--engine", engine) == 0  # finished: nobody is asked
+    assert len(server.requests) == asked
+    assert record(out)["engine"] == {"kind": "vllm", "version": "0.32.0"}
+    bare = ("--vllm-python", no_python(tmp_path))
+    capsys.readouterr()
+    assert local(tiny, out, *bare) == 2  # auto keeps what the run began with
+    assert "vLLM is not installed" in three_lines(capsys.readouterr().err)[0]
+
+
+def test_a_run_of_an_earlier_version_was_sampled_in_the_process(
+    tiny: Path, server: TinyVllm, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    assert local(tiny, out, "--engine", "local") == 0
+    kept = record(out)
+    del kept["engine"]
+    (out / "provenance.json").write_text(json.dumps(kept))
+    settings = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(settings + "engine: local\n")
+    assert local(tiny, out) == 0
+    capsys.readouterr()
+    assert local(tiny, out, "--engine", f"vllm@{server.url}") == 2
+    assert "sampled by local, not by vllm" in three_lines(capsys.readouterr().err)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--engine", "vllm"), "vLLM is not installed"),
+        (("--engine", "vllm@nowhere"), "no address of a server"),
+        (("--engine", "vllm@http://127.0.0.1:9"), "No vLLM server answers"),
+        (("--engine", "vllm@http://127.0.0.1:9", "--dtype", "float32"), "without --dtype"),
+        (("--engine", "local", "--vllm-arg", "seed=1"), "no vLLM server is started"),
+        (("--engine", "fast"), "no engine of that name"),
+        (
+            ("--judge", "vllm:no/such/thing"),
+            "no model no/such/thing; no vLLM for judge no/such/thing",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_there_is_a_folder(
+    tiny: Path, tmp_path: Path, capsys: Any, arguments: tuple[object, ...], words: str
+) -> None:
+    bare = ("--vllm-python", no_python(tmp_path))
+    assert local(tiny, tmp_path / "run", *bare, *arguments) == 2
+    assert words in " ".join(three_lines(capsys.readouterr().err))
+    assert not (tmp_path / "run").exists()
+
+
+def test_actor_and_judge_of_one_model_share_a_server(
+    tiny: Path, tmp_path: Path, capsys: Any
+) -> None:
+    python, out = interpreter(tmp_path), tmp_path / "run"
+    judge = ("--engine", "vllm", "--judge", f"vllm:{tiny}", "--vllm-arg", "seed=7")
+    assert judged(tiny, out, python, *judge, "--batch-size", 3) == 0
+    (arguments,) = starts(tmp_path)
+    assert "--seed=7" in arguments
+    assert arguments[arguments.index("--max-num-seqs") + 1] == "3"
+    assert [file.name for file in (out / "vllm").iterdir()] == ["tiny.log"]
+    assert "vllm 0.32.0 serves" in capsys.readouterr().err
+    assert summary(out)["n_scored"] == N
+    (player,) = record(out)["players"]["judge"]
+    assert player["kind"] == "vllm" and player["path"] == str(tiny) and player["weights"]
+    # The judge's replies are in the ledger: it can be scored again without any server.
+    assert soul("rescore", out, "--out", tmp_path / "again") == 0
+    assert value(tmp_path / "again", "essay") == value(out, "essay")
+    assert len(starts(tmp_path)) == 1
+
+
+def test_a_server_that_dies_ends_the_run_with_its_last_words_and_it_can_go_on(
+    tiny: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    arguments = ("--engine", "vllm", "--batch-size", 1)
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    assert local(tiny, out, *arguments, "--vllm-python", interpreter(first, die_after=2)) == 2
+    error, why, _ = capsys.readouterr().err.splitlines()[-3:]
+    assert "No vLLM server is left" in error and "the toy is over" in why
+    played = replies(out)
+    assert 0 < len(played) < N
+    assert local(tiny, out, *arguments, "--vllm-python", interpreter(second)) == 0
+    assert {key: replies(out)[key] for key in played} == played
+    assert summary(out)["n_scored"] == N

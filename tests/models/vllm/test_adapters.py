@@ -1,0 +1,287 @@
+"""Adapters on running servers: there under a new name, proven, and gone again in every way out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from soulkit.errors import ModelLoadError
+from soulkit.models.vllm.adapters import (
+    AdapterNotServed,
+    ServedAdapter,
+    any_weight,
+    largest_gap,
+    prompt_logprobs,
+    prove_adapter,
+    push_adapter,
+    serve_adapter,
+    unique_name,
+    unload_adapter,
+)
+from soulkit.models.vllm.client import Address, ServerRefused, VllmClient
+from soulkit.models.vllm.fleet import Fleet
+from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
+
+T = TypeVar("T")
+PROMPT = (5, 9, 2, 33, 17)
+
+
+def fleet(*servers: ToyVllm, say: Callable[[str], None] = lambda _: None) -> Fleet:
+    clients = [VllmClient(Address(server.url), pauses_s=(0.0, 0.0)) for server in servers]
+    return Fleet(clients, in_flight=4, say=say)
+
+
+def run(act: Callable[[], Awaitable[T]]) -> T:
+    async def acting() -> T:
+        return await act()
+
+    return asyncio.run(acting())
+
+
+def adapter(place: Path, b: bytes = b"\x00\x00\x80\x3f", rank: int = 8) -> Path:
+    """An adapter with one A of ones and one B of these bytes, written without any library."""
+    ones = b"\x00\x00\x80\x3f" * 4
+    header = {
+        "__metadata__": {"format": "pt"},
+        "layers.0.lora_A.weight": _place("F32", [4], 0, len(ones)),
+        "layers.0.lora_B.weight": _place("U8", [len(b)], len(ones), len(ones) + len(b)),
+    }
+    text = json.dumps(header).encode()
+    place.mkdir(parents=True)
+    content = struct.pack("<Q", len(text)) + text + ones + b
+    (place / "adapter_model.safetensors").write_bytes(content)
+    (place / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    return place
+
+
+def _place(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+# -- pushing and unloading -------------------------------------------------------------------------
+
+
+def test_an_adapter_is_on_every_server_and_gone_from_all_of_them(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    with ToyVllm() as one, ToyVllm() as other:
+        servers = fleet(one, other)
+        served = run(lambda: serve_adapter(servers, "base", folder, PROMPT))
+        assert set(one.adapters) == set(other.adapters) == {served.name}
+        assert served.lent and served.moves > 0.01
+        run(lambda: served.unload(servers))
+        assert one.adapters == other.adapters == {}
+
+
+def test_names_are_never_the_same_twice(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    names = {unique_name(folder) for _ in range(20)}
+    assert len(names) == 20 and len({name[:20] for name in names}) == 1
+
+
+def test_a_name_that_is_there_already_is_not_used_again(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    with ToyVllm() as server:
+        servers = fleet(server)
+        run(lambda: push_adapter(servers, folder, "policy"))
+        with pytest.raises(AdapterNotServed, match="'policy' already"):
+            run(lambda: push_adapter(servers, folder, "policy"))
+        assert set(server.adapters) == {"policy"}
+
+
+def test_a_server_that_refuses_leaves_the_others_clean(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a", rank=32)
+    with ToyVllm() as one, ToyVllm(Toy(max_rank=16)) as other:
+        with pytest.raises(AdapterNotServed) as caught:
+            run(lambda: serve_adapter(fleet(one, other), "base", folder, PROMPT))
+        assert one.adapters == other.adapters == {}
+    what, why, way_out = caught.value.lines()
+    assert other.url in what and "rank 32" in why and "--max-lora-rank" in way_out
+
+
+def test_what_a_server_lacks_for_adapters_is_said_with_the_way_out(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    toy = Toy(without=frozenset({"adapters"}))
+    with ToyVllm(toy) as server, pytest.raises(AdapterNotServed) as caught:
+        run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
+    what, _, way_out = caught.value.lines()
+    assert "takes no adapters while it runs" in what
+    assert "--enable-lora" in way_out and "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in way_out
+
+
+def test_a_folder_that_a_server_cannot_read_is_named(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    (folder / "adapter_config.json").rename(tmp_path / "away.json")
+    with ToyVllm() as server, pytest.raises(AdapterNotServed) as caught:
+        run(lambda: push_adapter(fleet(server), folder, "policy"))
+    assert str(folder) in caught.value.what and "same path" in caught.value.way_out
+
+
+def test_a_name_goes_only_when_nothing_is_under_way_for_it(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    with ToyVllm(Toy(delay_s=0.05)) as server:
+        servers = fleet(server)
+
+        async def acting() -> list[Any]:
+            await push_adapter(servers, folder, "policy")
+            body: Body = {"model": "policy", "prompt": [1, 2], "max_tokens": 2}
+            requests = [asyncio.ensure_future(servers.ask("/v1/completions", body))
+                        for _ in range(9)]  # fmt: skip
+            await asyncio.sleep(0)
+            await unload_adapter(servers, "policy")
+            return [request.result() for request in requests]
+
+        assert len(run(acting)) == 9
+        assert [path for path, _ in server.requests][-1] == "/v1/unload_lora_adapter"
+
+
+def test_ctrl_c_while_it_arrives_leaves_the_servers_clean(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    with ToyVllm(Toy(delay_s=0.2)) as server:
+        servers = fleet(server)
+
+        async def acting() -> None:
+            task = asyncio.ensure_future(serve_adapter(servers, "base", folder, PROMPT))
+            while not server.bodies():  # it is loaded, and the proof is under way
+                await asyncio.sleep(0.005)
+            assert server.adapters
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        run(acting)
+        assert server.adapters == {}
+
+
+def test_unloading_from_servers_that_have_gone_is_no_trouble(tmp_path: Path) -> None:
+    with ToyVllm() as server:
+        servers = fleet(server)
+        served = ServedAdapter("policy", lent=True, moves=1.0)
+        run(lambda: served.unload(servers))  # it has lost it already
+        server.die()
+        run(lambda: served.unload(servers))
+        assert servers.urls == ()
+
+
+def test_a_folder_that_the_servers_have_already_is_asked_for_under_its_name(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    toy = Toy(without=frozenset({"adapters"}), shelf={"house": str(folder.resolve())})
+    with ToyVllm(toy) as server:
+        servers = fleet(server)
+        served = run(lambda: serve_adapter(servers, "base", folder, PROMPT))
+        assert served.name == "house" and not served.lent
+        run(lambda: served.unload(servers))
+        assert set(server.adapters) == {"house"}
+        other = adapter(tmp_path / "b")
+        with pytest.raises(AdapterNotServed):
+            run(lambda: serve_adapter(servers, "base", other, PROMPT))
+
+
+# -- proof -----------------------------------------------------------------------------------------
+
+
+def test_an_adapter_that_is_only_listed_is_found_out_and_taken_away(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    with ToyVllm(Toy(idle_adapters=True)) as server:
+        with pytest.raises(AdapterNotServed, match="nothing changed"):
+            run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
+        assert server.adapters == {}
+
+
+def test_an_adapter_of_zeros_moves_nothing_and_may(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a", b=bytes(8))
+    with ToyVllm(Toy(idle_adapters=True)) as server:
+        served = run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
+        assert served.moves == 0.0 and set(server.adapters) == {served.name}
+
+
+def test_servers_that_read_other_weights_under_one_path_are_refused(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    with ToyVllm() as one, ToyVllm() as other:
+        servers = fleet(one, other)
+        run(lambda: push_adapter(servers, folder, "policy"))
+        other.adapters["policy"] = (str(folder), "of another host")
+        with pytest.raises(AdapterNotServed, match="do not compute the same"):
+            run(lambda: prove_adapter(servers, "base", "policy", folder, PROMPT))
+
+
+def test_a_server_without_log_probs_of_prompts_proves_nothing(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    with ToyVllm(Toy(without=frozenset({"prompt_logprobs"}))) as server:
+        with pytest.raises(AdapterNotServed, match="does not tell the log-probs"):
+            run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
+        assert server.adapters == {}
+
+
+def test_log_probs_of_a_prompt_tell_pushed_weights_apart(tmp_path: Path) -> None:
+    first, second = adapter(tmp_path / "a"), adapter(tmp_path / "b", b=b"\x01\x02\x03\x04")
+    with ToyVllm() as one, ToyVllm() as other:
+        servers = fleet(one, other)
+        run(lambda: push_adapter(servers, first, "step-1"))
+        run(lambda: push_adapter(servers, second, "step-2"))
+        before = run(lambda: prompt_logprobs(servers, "step-1", PROMPT))
+        after = run(lambda: prompt_logprobs(servers, "step-2", PROMPT))
+    assert before[one.url] == before[other.url] and len(before[one.url]) == len(PROMPT) - 1
+    assert largest_gap(before[one.url], after[one.url]) > 0.1
+
+
+def test_log_probs_that_are_no_numbers_are_infinitely_far_apart() -> None:
+    assert largest_gap((-1.0, -1.0), (float("nan"), -1.0)) == float("inf")
+    assert largest_gap((-1.0, -1.5), (-1.25, -1.5)) == 0.25
+    with pytest.raises(ValueError):
+        largest_gap((-1.0,), ())
+
+
+def test_a_server_that_was_started_anew_has_lost_the_adapter_and_is_dropped(tmp_path: Path) -> None:
+    folder, lines = adapter(tmp_path / "a"), list[str]()
+    body: Body = {"model": "policy", "prompt": [1, 2], "max_tokens": 2}
+    with ToyVllm() as one, ToyVllm() as other:
+        servers = fleet(one, other, say=lines.append)
+
+        async def acting() -> None:
+            await push_adapter(servers, folder, "policy")
+            one.adapters.clear()
+            await asyncio.gather(*(servers.ask("/v1/completions", body) for _ in range(6)))
+            with pytest.raises(ServerRefused):
+                await servers.ask("/v1/completions", {**body, "model": "never loaded"})
+
+        run(acting)
+        assert servers.urls == (other.url,)
+    assert len(lines) == 1 and "lost its adapter" in lines[0] and one.url in lines[0]
+
+
+# -- weights of zeros ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("b", "any_of_them"),
+    [
+        (bytes(64), False),
+        (struct.pack("<4f", 0.0, -0.0, 0.0, -0.0), False),
+        (bytes(3 << 20), False),
+        (bytes(3 << 20) + b"\x00\x00\x00\x3c", True),
+        (struct.pack("<4f", 0.0, 0.0, -1e-8, 0.0), True),
+    ],
+)
+def test_whether_an_adapter_changes_anything(tmp_path: Path, b: bytes, any_of_them: bool) -> None:
+    assert any_weight(adapter(tmp_path / "a", b=b)) is any_of_them
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, struct.pack("<Q", 2) + b"[]"])
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path, content: bytes) -> None:
+    folder = adapter(tmp_path / "a")
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
+        any_weight(folder)
+
+
+def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
+    file = adapter(tmp_path / "a", b=bytes(64)) / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        any_weight(tmp_path / "a")

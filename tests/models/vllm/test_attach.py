@@ -1,0 +1,187 @@
+"""What running servers are and can, and which of them are refused before anything is played."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.errors import UserError
+from soulkit.models.codec import Codec
+from soulkit.models.local.tiny import tiny_tokenizer
+from soulkit.models.vllm.attach import (
+    PROBE_TEXT,
+    PROBE_TOKENS,
+    Abilities,
+    NotAttachable,
+    attached_addresses,
+    logprobs_mode,
+    probe_fleet,
+    probe_ids,
+)
+from soulkit.models.vllm.client import VllmClient
+from soulkit.models.vllm.fleet import Fleet
+from tests.support.servers.toy_vllm import Toy, ToyVllm
+
+pytestmark = pytest.mark.torch
+
+CODEC = Codec(tiny_tokenizer(["where", "is", "the", "apple", "box", "nobody"]))
+SIZE = len(CODEC.tokenizer)
+TOKENS = CODEC.tokenizer.encode(PROBE_TEXT, add_special_tokens=False)
+
+
+def toy(**more: Any) -> Toy:
+    return Toy(**{"size": SIZE, "tokens": TOKENS, **more})
+
+
+def attach(*servers: ToyVllm, model: str = "base") -> Abilities:
+    clients = [
+        VllmClient(address, pauses_s=(0.0, 0.0))
+        for address in attached_addresses([server.url for server in servers])
+    ]
+    return asyncio.run(probe_fleet(Fleet(clients, in_flight=4), model, CODEC))
+
+
+def refusal(*servers: ToyVllm, model: str = "base") -> UserError:
+    with pytest.raises(UserError) as caught:
+        attach(*servers, model=model)
+    assert all(caught.value.lines())
+    return caught.value
+
+
+def test_a_server_that_lacks_nothing_is_taken_without_a_word() -> None:
+    with ToyVllm(toy()) as server:
+        assert attach(server) == Abilities(
+            served="base", version="0.32.0", max_context=512, prompt_ids=True,
+            logprobs="processed", adapters=True, forms=None, remarks=(),
+        )  # fmt: skip
+        assert server.adapters == {}
+
+
+def test_the_probe_is_short_and_goes_as_far_as_the_vocabulary_of_words() -> None:
+    ids = probe_ids(CODEC)
+    special = CODEC.tokenizer.added_tokens_decoder
+    assert len(ids) <= PROBE_TOKENS and not special.keys() & {ids[-1]}
+    assert all(one <= ids[-1] or one in special for one in CODEC.tokenizer.get_vocab().values())
+
+
+# -- log-probs and adapters ------------------------------------------------------------------------
+
+
+def test_raw_log_probs_are_found_out_and_said() -> None:
+    with ToyVllm(toy(raw=True)) as server:
+        abilities = attach(server)
+    assert abilities.logprobs == "raw"
+    (line,) = abilities.remarks
+    assert "temperature 1 alone" in line and "--logprobs-mode processed_logprobs" in line
+
+
+def test_a_server_without_log_probs_is_taken_without_them() -> None:
+    with ToyVllm(toy(without=frozenset({"logprobs"}))) as server:
+        abilities = attach(server)
+    assert abilities.logprobs == "none" and "carry none" in abilities.remarks[0]
+
+
+def test_of_several_servers_the_least_able_counts() -> None:
+    no_adapters = frozenset({"adapters"})
+    raw = toy(raw=True, without=no_adapters, max_context=128)
+    with ToyVllm(toy()) as one, ToyVllm(raw) as other:
+        abilities = attach(one, other)
+    assert abilities.logprobs == "raw" and not abilities.adapters
+    assert abilities.max_context == 128
+
+
+@pytest.mark.parametrize(
+    ("warm", "cold", "mode"),
+    [
+        ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -0.2, "b": -2.2, "c": -8.2}, "processed"),
+        ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -1.0, "b": -2.0, "c": -5.0}, "raw"),
+        # The last of the top five may be another one.
+        ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -0.2, "b": -2.2, "d": -8.2}, "processed"),
+        # So flat that nothing can be told: the cautious answer.
+        ({"a": -3.0, "b": -3.0001}, {"a": -3.0, "b": -3.0002}, "raw"),
+        ({"a": -3.0}, {"a": -3.0}, "none"),
+        ({}, {}, "none"),
+    ],
+)
+def test_the_mode_is_read_from_distances(
+    warm: dict[str, float], cold: dict[str, float], mode: str
+) -> None:
+    assert logprobs_mode(warm, cold) == mode
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_ids_with_ids_is_refused() -> None:
+    with ToyVllm(toy(without=frozenset({"ids"}))) as server:
+        error = refusal(server)
+    assert "ids" in error.what and "endpoint:MODEL@URL" in error.way_out
+
+
+def test_another_tokenizer_is_refused_by_its_vocabulary_or_by_its_ids() -> None:
+    with ToyVllm(toy(size=SIZE - 20)) as small, ToyVllm(toy(tokens=[*TOKENS[:-1], 7])) as other:
+        smaller, different = refusal(small), refusal(other)
+    assert "another tokenizer" in smaller.what and "vocabulary" in smaller.why
+    assert "another tokenizer" in different.what and "other ids" in different.why
+
+
+def test_a_server_that_cannot_say_how_it_splits_words_is_taken() -> None:
+    with ToyVllm(toy(tokens=None)) as server:
+        assert attach(server).served == "base"
+
+
+def test_nobody_there_is_a_refusal_and_no_dropped_server() -> None:
+    with ToyVllm(toy()) as one, ToyVllm(toy()) as other:
+        other.die()
+        error = refusal(one, other)
+    assert isinstance(error, NotAttachable)
+    assert other.url in error.what and one.url not in error.what
+
+
+def test_a_wrong_key_names_its_variable_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ToyVllm(toy(key="the-right-key")) as server:
+        monkeypatch.delenv("VLLM_API_KEY", raising=False)
+        assert "VLLM_API_KEY, which is not set" in refusal(server).why
+        monkeypatch.setenv("VLLM_API_KEY", "a-wrong-key-of-ours")
+        error = refusal(server)
+        assert "VLLM_API_KEY, which is set" in error.why
+        assert "a-wrong-key" not in " ".join(error.lines())
+        monkeypatch.setenv("VLLM_API_KEY", "the-right-key")
+        assert attach(server).served == "base"
+    (address,) = attached_addresses(["http://host:1"])
+    assert "right" not in repr(address)
+
+
+def test_one_request_may_go_to_any_server_so_the_name_must_be_one() -> None:
+    with ToyVllm(toy(served="one")) as one, ToyVllm(toy(served="other")) as other:
+        error = refusal(one, other, model="elsewhere")
+    assert "'one' and 'other'" in error.what and "--served-model-name" in error.way_out
+
+
+def test_servers_of_other_weights_are_refused() -> None:
+    with ToyVllm(toy()) as one, ToyVllm(toy(weights="others")) as other:
+        error = refusal(one, other)
+    assert one.url in error.what and other.url in error.what and "nats" in error.why
+
+
+# -- which model -----------------------------------------------------------------------------------
+
+
+def test_the_only_model_there_is_taken_and_that_is_said() -> None:
+    with ToyVllm(toy(served="base", root="/elsewhere/m")) as server:
+        abilities = attach(server, model="owner/name")
+        assert abilities.served == "base"
+        (line,) = abilities.remarks
+        assert "'base' (from /elsewhere/m)" in line and "taken for owner/name" in line
+
+
+@pytest.mark.parametrize("root", ["owner/name", "folder"])
+def test_a_model_from_the_same_place_is_the_model(tmp_path: Path, root: str) -> None:
+    place = str(tmp_path) if root == "folder" else root
+    model = place if root == "folder" else "owner/name@main"
+    with ToyVllm(toy(served="short", root=place)) as server:
+        abilities = attach(server, model=model)
+    assert abilities.served == "short" and abilities.remarks == ()

@@ -1,0 +1,116 @@
+"""A server that computes with the adapters that are loaded on it, by the policy of the test itself.
+
+    with AdapterServer(policy) as server:
+        VllmClient(Address(server.url))
+
+It speaks as much of vLLM's wire as pushes need: adapters are read from their folders when they are
+loaded, and the log-probs of prompts are those of the base with them. `events` tells what was asked,
+in order. It can be made to break: `deaf` to adapters, or `stale`: what is loaded later computes as
+what was loaded at first.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from soulkit.train.forward.policy import Policy
+from soulkit.train.pushes.touchstone import Touchstone
+from tests.support.servers.loopback import Loopback
+
+_ONE = threading.Lock()
+"""Servers of one test may share their policy, whose weights are exchanged for each answer."""
+Weights = dict[str, torch.Tensor]
+
+
+class AdapterServer(Loopback):
+    """Serves until it is left. `adapters`: those that are loaded, by name."""
+
+    def __init__(self, policy: Policy, *, deaf: bool = False, stale: bool = False) -> None:
+        self.policy, self.deaf, self.stale = policy, deaf, stale
+        self.events: list[tuple[str, str]] = []
+        self.adapters: dict[str, Weights] = {}
+        self.unread: list[str] = []
+        """Folders that were gone while their adapter was loaded."""
+        self._folders: dict[str, Path] = {}
+        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
+        """Status and body of the reply to a POST."""
+        with _ONE:
+            self.unread += [name for name, at in self._folders.items() if not at.is_dir()]
+            if path == "/v1/load_lora_adapter":
+                return self._load(body["lora_name"], Path(body["lora_path"]))
+            if path == "/v1/unload_lora_adapter":
+                return self._unload(body["lora_name"])
+            return self._read(body["model"], body["prompt"])
+
+    def _load(self, name: str, folder: Path) -> tuple[int, dict[str, Any] | str]:
+        self.events.append(("load", name))
+        if name in self.adapters or folder in self._folders.values():
+            return 400, {"error": {"message": "has been loaded already"}}
+        first = next(iter(self.adapters.values()), None)
+        weights = load_file(folder / "adapter_model.safetensors")
+        self.adapters[name] = first if self.stale and first is not None else weights
+        self._folders[name] = folder
+        return 200, "Success"
+
+    def _unload(self, name: str) -> tuple[int, dict[str, Any] | str]:
+        self.events.append(("unload", name))
+        if name not in self.adapters:
+            return 404, {"error": {"message": "cannot be found"}}
+        del self.adapters[name], self._folders[name]
+        return 200, "Success"
+
+    def _read(self, name: str, prompt: Sequence[int]) -> tuple[int, dict[str, Any] | str]:
+        self.events.append(("read", name))
+        with _weights(self.policy, {} if self.deaf else self.adapters[name]):
+            (logprobs,) = Touchstone(self.policy, (tuple(prompt),)).logprobs()
+        places = zip(prompt[1:], logprobs, strict=True)
+        values = [None, *({str(i): {"logprob": value, "rank": 1}} for i, value in places)]
+        return 200, {"choices": [{"index": 0, "text": "", "prompt_logprobs": values}]}
+
+
+@contextmanager
+def _weights(policy: Policy, weights: Weights) -> Iterator[None]:
+    """Within it the policy has the adapter of a file; without one, none that does anything."""
+    before = {name: parameter.data for name, parameter in policy.trained}
+    try:
+        for name, parameter in policy.trained:
+            key = name.replace(".policy.", ".")
+            parameter.data = weights.get(key, torch.zeros_like(parameter.data))
+        yield
+    finally:
+        for name, parameter in policy.trained:
+            parameter.data = before[name]
+
+
+def _handler(server: AdapterServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._send(200, {})
+
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            self._send(*server.answer(self.path, json.loads(self.rfile.read(length))))
+
+        def _send(self, status: int, body: dict[str, Any] | str) -> None:
+            data = (body if isinstance(body, str) else json.dumps(body)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    return Handler

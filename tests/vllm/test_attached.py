@@ -1,0 +1,240 @@
+"""What is found out about real servers, adapters on them, and the death of one of two."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import pytest
+
+from soulkit.models.codec import Codec
+from soulkit.models.vllm.adapters import (
+    AdapterNotServed,
+    prompt_logprobs,
+    push_adapter,
+    serve_adapter,
+)
+from soulkit.models.vllm.attach import NotAttachable, probe_fleet, probe_ids
+from soulkit.models.vllm.client import Address, VllmClient
+from soulkit.models.vllm.fleet import Fleet
+from soulkit.models.vllm.server import free_port
+
+if TYPE_CHECKING:
+    from soulkit.models.vllm.server import VllmServer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.torch]
+
+START_S = 300.0
+PLAIN = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--served-model-name")
+"""As somebody starts a server who has read nothing: raw log-probs, no adapters."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A server that was started by hand, in a process group of its own."""
+
+    address: Address
+    group: int
+
+    def kill(self) -> None:
+        """kill -9 to the server with its engine."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def plain(
+    vllm_python: str, vllm_server: VllmServer, tiny_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Plain]:  # fmt: skip
+    port, log = free_port(), tmp_path_factory.mktemp("plain") / "log"
+    command = [vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model)]
+    where = ("--host", "127.0.0.1", "--port", str(port))
+    env = {**os.environ, "VLLM_API_KEY": vllm_server.key, "VLLM_NO_USAGE_STATS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, *where, *PLAIN, vllm_server.served], env=env, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    server = Plain(Address(f"http://127.0.0.1:{port}", vllm_server.key), process.pid)
+    try:
+        end = time.monotonic() + START_S
+        while not answers(server.address.url):
+            running = process.poll() is None and time.monotonic() < end
+            assert running, log.read_text("utf-8", "replace")[-2000:]
+            time.sleep(0.5)
+        yield server
+    finally:
+        server.kill()
+        process.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def fleet(*addresses: Address, say: Any = lambda _: None) -> Fleet:
+    return Fleet([VllmClient(address) for address in addresses], in_flight=16, say=say)
+
+
+@pytest.fixture
+def address(vllm_server: VllmServer) -> Address:
+    return Address(vllm_server.url, vllm_server.key)
+
+
+@pytest.fixture(scope="module")
+def codec(tiny_model: Path) -> Codec:
+    return Codec.load(tiny_model)
+
+
+def listed(server: Address) -> list[str]:
+    """The names that a server lists."""
+    listing = asyncio.run(VllmClient(server).get("/v1/models"))
+    return [entry["id"] for entry in listing["data"]]
+
+
+# -- one server ------------------------------------------------------------------------------------
+
+
+def test_a_server_that_soulkit_started_lacks_nothing(
+    address: Address, tiny_model: Path, codec: Codec
+) -> None:
+    abilities = asyncio.run(probe_fleet(fleet(address), str(tiny_model), codec))
+    assert abilities.prompt_ids and abilities.adapters and abilities.remarks == ()
+    assert abilities.logprobs == "processed" and abilities.max_context == codec.context_limit
+    assert abilities.version.startswith("0.")
+
+
+def test_an_adapter_comes_moves_log_probs_and_leaves_nothing(
+    address: Address, vllm_server: VllmServer, tiny_adapter: Path, codec: Codec
+) -> None:
+    before, servers, ids = listed(address), fleet(address), probe_ids(codec)
+
+    async def serving() -> float:
+        served = await serve_adapter(servers, vllm_server.served, tiny_adapter, ids)
+        moves = served.moves
+        await served.unload(servers)
+        await servers.close()
+        return moves
+
+    assert asyncio.run(serving()) > 0.1
+    assert listed(address) == before
+
+
+def test_log_probs_of_a_prompt_are_those_of_transformers_with_peft(
+    address: Address, vllm_server: VllmServer, tiny_model: Path, tiny_adapter: Path, codec: Codec
+) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    ids, servers = probe_ids(codec), fleet(address)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, str(tiny_adapter)).eval()
+    with torch.no_grad():
+        nats = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    expected = nats.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+    async def serving() -> tuple[float, ...]:
+        served = await serve_adapter(servers, vllm_server.served, tiny_adapter, ids)
+        logprobs = (await prompt_logprobs(servers, served.name, ids))[address.url]
+        await served.unload(servers)
+        await servers.close()
+        return logprobs
+
+    assert asyncio.run(serving()) == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_adapter_of_too_high_a_rank_is_refused_and_nothing_stays(
+    address: Address, tiny_adapter: Path, tmp_path: Path
+) -> None:
+    before, large = listed(address), tmp_path / "large"
+    large.mkdir()
+    for file in tiny_adapter.glob("adapter_*"):
+        (large / file.name).write_bytes(file.read_bytes())
+    config = (large / "adapter_config.json").read_text()
+    (large / "adapter_config.json").write_text(config.replace('"r": 8', '"r": 512'))
+    with pytest.raises(AdapterNotServed) as caught:
+        asyncio.run(push_adapter(fleet(address), large, "too-large"))
+    assert "512" in caught.value.why and listed(address) == before
+    (large / "adapter_config.json").unlink()
+    with pytest.raises(AdapterNotServed, match="cannot read"):
+        asyncio.run(push_adapter(fleet(address), large, "unreadable"))
+    assert listed(address) == before
+
+
+def test_another_models_tokenizer_is_refused(
+    address: Address, tiny_model: Path, tmp_path: Path
+) -> None:
+    from soulkit.models.local.tiny import tiny_tokenizer
+
+    codec = Codec(tiny_tokenizer(["apple", "where", "box", "nobody"]))
+    with pytest.raises(NotAttachable, match="another tokenizer"):
+        asyncio.run(probe_fleet(fleet(address), str(tiny_model), codec))
+
+
+# -- two servers -----------------------------------------------------------------------------------
+
+
+def test_a_server_started_by_hand_is_looked_through(
+    address: Address, plain: Plain, tiny_model: Path, tiny_adapter: Path, codec: Codec
+) -> None:
+    alone = asyncio.run(probe_fleet(fleet(plain.address), str(tiny_model), codec))
+    assert alone.logprobs == "raw" and not alone.adapters
+    assert "--logprobs-mode processed_logprobs" in alone.remarks[0]
+    both = asyncio.run(probe_fleet(fleet(address, plain.address), str(tiny_model), codec))
+    assert both.logprobs == "raw" and both.max_context == 512
+    with pytest.raises(AdapterNotServed, match="takes no adapters while it runs") as caught:
+        asyncio.run(push_adapter(fleet(address, plain.address), tiny_adapter, "policy"))
+    assert plain.address.url in caught.value.what and "policy" not in listed(address)
+
+
+def test_one_of_two_is_killed_half_way_and_the_replies_are_those_of_one(
+    address: Address, plain: Plain, vllm_server: VllmServer, codec: Codec
+) -> None:
+    words, lines = probe_ids(codec), list[str]()
+    bodies = [
+        {
+            "model": vllm_server.served, "prompt": [*words[n % 20 : n % 20 + 12], 5 + n],
+            "max_tokens": 8, "temperature": 0.0 if n % 2 else 1.0, "seed": n, "top_p": 1.0,
+            "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True,
+        }
+        for n in range(200)
+    ]  # fmt: skip
+
+    async def asking(servers: Fleet, kill_at: int) -> list[list[int]]:
+        done = 0
+
+        async def one(body: dict[str, Any]) -> list[int]:
+            nonlocal done
+            reply = await servers.ask("/v1/completions", body)
+            done += 1
+            if done == kill_at:
+                plain.kill()
+            return list(reply["choices"][0]["token_ids"])
+
+        replies = await asyncio.gather(*(one(body) for body in bodies))
+        await servers.close()
+        return list(replies)
+
+    single = asyncio.run(asking(fleet(address), 0))
+    servers = fleet(address, plain.address, say=lines.append)
+    both = asyncio.run(asking(servers, 100))
+    # Between two batches rounding may turn a choice between two tokens that are as good as equal.
+    assert sum(one != other for one, other in zip(both, single, strict=True)) <= 1
+    assert servers.urls == (address.url,)
+    (line,) = lines
+    assert plain.address.url in line and "1 server left" in line

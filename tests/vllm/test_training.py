@@ -1,0 +1,157 @@
+"""Rollouts sampled by vLLM: what is sampled with is what is trained, and a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from soulkit.runs.folder import read_jsonl
+from soulkit.runs.records import load_records
+from soulkit.types import Record
+from tests.support.training import lines_of, soul
+
+if TYPE_CHECKING:
+    from soulkit.models.vllm.server import VllmServer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.torch]
+
+EXACT = 1e-4
+STEPS = 2
+REPLIES = STEPS * 2 * 3
+"""Drafts of a run."""
+
+
+def command(method: str, model: Path, engine: str, out: Path, *more: object) -> list[str]:
+    """A short training on rows that an untrained model never solves: what moves it is a bonus."""
+    return [str(one) for one in (
+        "train", method, "--model", model, "--task", "tomi", "--data", "synth:30",
+        "--engine", engine, "--steps", STEPS, "--prompts", 2, "--group-size", 3, "--lora-r", 8,
+        "--max-tokens", 16, "--lr", 1e-2, "--set", "entropy_coef=0.1", "--set", "warmup_steps=0",
+        "--dtype", "float32", "--device", "cpu", "--threads", 1,
+        "--set", "checkpoint_every=1", "--out", out, *more,
+    )]  # fmt: skip
+
+
+def adapters_on(server: VllmServer) -> list[str]:
+    headers = {"Authorization": f"Bearer {server.key}"}
+    with urlopen(Request(f"{server.url}/v1/models", headers=headers), timeout=30) as reply:
+        return [one["id"] for one in json.load(reply)["data"] if one["parent"]]
+
+
+def replies(records: Sequence[Record]) -> list[tuple[str, int, str, tuple[int, ...]]]:
+    """Who said what by which weights."""
+    return sorted(
+        (record.example_id, record.rollout, turn.completion.policy, turn.completion.token_ids)
+        for record in records
+        for trace in record.episode.traces
+        for turn in trace.turns
+    )
+
+
+def arithmetic(out: Path) -> list[dict[str, Any]]:
+    """The metrics without what servers round in their own way from batch to batch."""
+    rounded = ("logprob/", "push/", "time/")
+    return [
+        {name: value for name, value in line.items() if not name.startswith(rounded)}
+        for line in lines_of(out)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    vllm_server: VllmServer, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", vllm_server.key)
+        engine = f"vllm@{vllm_server.url}"
+        assert soul(*command("grpo", tiny_model, engine, out, "--eval-every", 2)) == 0
+    return out
+
+
+def test_rollouts_come_from_the_weights_that_move(
+    undisturbed: Path, vllm_server: VllmServer
+) -> None:
+    steps = [line for line in read_jsonl(undisturbed / "metrics.jsonl") if "time/push" in line]
+    assert len(steps) == STEPS
+    for line in steps:
+        assert line["logprob/sampler_gap"] <= line["logprob/sampler_gap_max"] <= EXACT
+        assert line["push/distance"] <= EXACT and line["time/push"] > 0
+    versions = [line["policy/version"] for line in steps]
+    assert len(set(versions)) == STEPS
+    records = load_records(undisturbed / "episodes.jsonl")
+    assert len(records) == REPLIES
+    for record in records:
+        (version,) = {turn[2] for turn in replies([record])}
+        assert version == versions[record.step]
+    dev = load_records(undisturbed / "dev.jsonl")
+    assert dev and {turn[2] for turn in replies(dev)}.isdisjoint(versions)
+    engine = json.loads((undisturbed / "provenance.json").read_text("utf-8"))["engine"]
+    assert engine == {"kind": "vllm", "version": vllm_server.version}
+
+
+def test_nothing_is_left_on_the_servers(undisturbed: Path, vllm_server: VllmServer) -> None:
+    assert not adapters_on(vllm_server)
+    assert not list((undisturbed / "vllm" / "pushes").iterdir())
+
+
+def test_killed_and_taken_up_it_says_and_learns_the_same(
+    undisturbed: Path, tiny_model: Path, vllm_server: VllmServer, attached: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "killed"
+    arguments = command("grpo", tiny_model, attached, out, "--eval-every", 2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from soulkit.cli.app import main; main()", *arguments],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    sampled = out / "sampled.jsonl"
+    while process.poll() is None:  # in the second step, with some of its replies on the disk
+        begun = out.is_dir() and (out / "checkpoints" / "step_000001").is_dir()
+        if begun and sampled.exists() and sampled.read_bytes().count(b"\n"):
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    assert process.wait(60) == -signal.SIGKILL
+    assert adapters_on(vllm_server)  # nobody has taken it away
+    recorded = sampled.read_bytes().count(b"\n")
+    assert soul(*arguments) == 0
+    assert not adapters_on(vllm_server) and recorded
+    whole = load_records(undisturbed / "episodes.jsonl")
+    assert replies(load_records(out / "episodes.jsonl")) == replies(whole)
+    assert arithmetic(out) == arithmetic(undisturbed)
+    weights = "model/adapter_model.safetensors"
+    assert (out / weights).read_bytes() == (undisturbed / weights).read_bytes()
+
+
+def test_an_own_server_is_shared_with_a_coach_and_stopped(
+    tiny_model: Path, vllm_python: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "own"
+    own = ("--coach", f"vllm:{tiny_model}", "--vllm-python", vllm_python, "--steps", 1)
+    assert soul(*command("ditto", tiny_model, "vllm", out, *own)) == 0
+    (line,) = [line for line in read_jsonl(out / "metrics.jsonl") if "time/push" in line]
+    assert line["logprob/sampler_gap_max"] <= EXACT and line["feedback/coaches"]
+    (log,) = (out / "vllm").glob("*.log")
+    assert log.read_text("utf-8", "replace")
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and _started_for(pid, out)]
+
+
+def _started_for(pid: str, out: Path) -> bool:
+    """Whether a process writes into the folder of this run."""
+    try:
+        return any(
+            os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"{out}/vllm/")
+            for fd in os.listdir(f"/proc/{pid}/fd")
+        )
+    except OSError:
+        return False
