@@ -144,7 +144,7 @@ def test_a_partner_at_no_address(
          "--partner", "endpoint:x@ftp://nowhere")  # fmt: skip
 
 
-@pytest.mark.parametrize("coach", ["model", "wise", "vllm:here", "scripted:", "local"])
+@pytest.mark.parametrize("coach", ["model", "wise", "vllm:", "scripted:", "local"])
 def test_a_coach_that_nobody_knows(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], coach: str
 ) -> None:
