@@ -134,6 +134,20 @@ def test_a_run_goes_on_with_the_engine_that_began_it(
     assert "vLLM is not installed" in three_lines(capsys.readouterr().err)[0]
 
 
+def test_a_run_that_ended_before_its_first_reply_takes_any_engine(
+    tiny: Path, server: TinyVllm, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert local(tiny, out, "--engine", f"vllm@{server.url}") == 0
+    (out / "summary.json").unlink()
+    for file in out.glob("episodes.jsonl*"):
+        file.unlink()
+    (out / "episodes.jsonl").touch()
+    assert local(tiny, out) == 0
+    assert record(out)["engine"] == {"kind": "local"}
+    assert len(replies(out)) == N
+
+
 def test_a_run_of_an_earlier_version_was_sampled_in_the_process(
     tiny: Path, server: TinyVllm, tmp_path: Path, capsys: Any
 ) -> None:
