@@ -120,7 +120,7 @@ def _unloadable(url: str, refusal: ServerRefused, source: Path) -> AdapterNotSer
         return AdapterNotServed(
             f"The adapter {source} does not fit the model at {url}.",
             f"It says: {refusal.message}",
-            "Name an adapter that was trained on this model; its adapter_config.json says on which.",
+            "Name one that was trained on this model: its adapter_config.json says on which.",
         )
     return AdapterNotServed(
         f"The server at {url} does not load the adapter {source}.",

@@ -53,8 +53,8 @@ CAUSES = (
     _cause(
         r"unrecognized arguments|invalid choice|expected (?:one )?argument|ambiguous option"
         r"|: error: argument ",
-        "Mend --vllm-arg: the flags of this version are listed by python -m "
-        "vllm.entrypoints.openai.api_server --help",
+        "Mend --vllm-arg: python -m vllm.entrypoints.openai.api_server --help lists the flags of "
+        "this version.",
     ),
     _cause(
         r"no module named '?vllm|operator torchvision::\w+ does not exist|undefined symbol"
