@@ -29,6 +29,7 @@ from soulkit.models.vllm.pool import (
     players_needs,
     terms_of,
     unstarted,
+    unstarted_player,
 )
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
@@ -162,8 +163,11 @@ class Seats:
         self.engine = self.settled.record() if self.settled is not None else {}
         """What is kept of the engine."""
         self._ledger: Ledger | None = None
+        # A replay holds what players said; an actor's replies are in no ledger.
+        self._asks_players = self.calls and self.config.ledger != "replay"
         needs = eval_needs(self.config, self.settled)
-        self._needs = needs if self.calls and self.config.ledger != "replay" else []
+        players = players_needs(self.config) if not self._asks_players else []
+        self._needs = needs[: len(needs) - len(players)] if self.calls else []
 
     def check(self, run: Run | None) -> None:
         """Raise what can be said before a server is started, or the folder of a new run made."""
@@ -193,8 +197,8 @@ class Seats:
 
     def player(self, settings: RoleSettings) -> ChatModel:
         """A player of the kind `vllm`."""
-        if not self._needs:
-            return unstarted(settings.model, Codec.load(settings.model), ledger=self._ledger)
+        if not self._asks_players:
+            return unstarted_player(settings, self._ledger)
         return self.servers.serving(self.config, self._ledger)(settings)
 
 
