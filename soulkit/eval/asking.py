@@ -347,10 +347,10 @@ def renew(
     A judge that fails leaves its episode unscored; the same command asks it again. Raises RunError
     when the folder is another's, BudgetSpent when the money is.
     """
-    recorded, judging = renewal.recorded, _judging(renewal.config)
+    recorded, judging, terms = renewal.recorded, _judging(renewal.config), terms_of(renewal.config)
     serves = bool(players_needs(judging)) and survey_of(renewal).questions > 0
     if serves:
-        check_needs(players_needs(judging), terms_of(judging))
+        check_needs(players_needs(judging), terms)
     run = Run.open(renewal.out, renewal.command, _settings(renewal), sealed=recorded.sealed)
     source = str(recorded.path.resolve())
     with alone(run):
@@ -361,7 +361,7 @@ def renew(
             copy_prompts(renewal.prompts, run.path)
         with (
             LayeredLedger(renewal.ledger, recorded.ledger) as ledger,
-            player_servers(judging, run.path, ledger, say, starts)
+            player_servers(judging, run.path, ledger, say, starts, terms)
             if serves
             else nullcontext(from_ledger(ledger)) as serve,
         ):

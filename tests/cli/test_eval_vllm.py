@@ -240,7 +240,7 @@ def test_another_judge_of_recorded_episodes_has_a_server_while_there_are_questio
     tiny: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, again = tmp_path / "run", tmp_path / "again"
-    judge = ("--engine", "local", "--judge", f"vllm:{tiny}")
+    judge = ("--engine", "local", "--judge", f"vllm:{tiny}", "--max-context", 1000)
     assert judged(tiny, out, interpreter(tmp_path), *judge) == 0
     other = tmp_path / "other"
     shutil.copytree(tiny, other)
@@ -253,7 +253,8 @@ def test_another_judge_of_recorded_episodes_has_a_server_while_there_are_questio
     monkeypatch.setenv("SOULKIT_VLLM_PYTHON", interpreter(tmp_path))
     for _ in range(2):  # again: every question is answered, and nothing is started
         assert soul("rescore", out, *arguments) == 0
-        assert len(starts(tmp_path)) == 2
+        first, second = starts(tmp_path)
+        assert [a[a.index("--max-model-len") + 1] for a in (first, second)] == ["1000", "1000"]
     assert value(again, "essay") == value(out, "essay")
 
 

@@ -429,10 +429,11 @@ def unstarted(
 @contextmanager
 def player_servers(
     config: RolesConfig, folder: Path, ledger: Ledger | None, say: Callable[[str], None],
-    starts: Starts | None = None,
+    starts: Starts | None = None, terms: ServerTerms | None = None,
 ) -> Iterator[Callable[[RoleSettings], ChatModel]]:  # fmt: skip
-    """Within it the servers run that players of `config` need; what makes those players."""
-    with Servers(folder, terms_of(config), say=say, starts=starts) as servers:
+    """Within it the servers run that players of `config` need, on its terms if no others are named;
+    what makes those players."""
+    with Servers(folder, terms or terms_of(config), say=say, starts=starts) as servers:
         servers.prepare(players_needs(config))
         yield servers.serving(config, ledger)
 
