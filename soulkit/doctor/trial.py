@@ -151,11 +151,17 @@ def ask_players(
     table = RoundTable(load=load)
     for part in parts:
         here = [trial for trial in trials if trial.part is part]
-        with LoadedModels(part, say) if load and here else nullcontext() as loaded:
+        asks = load or attached(part)
+        with LoadedModels(part, say, load) if asks and here else nullcontext() as loaded:
             for trial in here:
                 say(f"asking in {trial.task.name}: {', '.join(role for role, _ in trial.seats)}")
                 asyncio.run(_TaskTrying(trial, table, loaded).run())
     return [table.seat(*seat).check() for trial in trials for seat in trial.seats]
+
+
+def attached(part: TrialPart) -> bool:
+    """Whether the actor sits behind servers that run already: to ask it loads nothing here."""
+    return part.served_actor is None and part.config.engine_choice.attached
 
 
 @dataclass
