@@ -252,6 +252,12 @@ def _nameless(flag: str, text: str) -> ConfigError:
             "The value of a header is read from an environment variable and never written down.",
             f"Write {flag} NAME=ENV, such as {flag} X-Team=MY_TEAM.",
         )
+    if flag == "--vllm-arg":
+        return ConfigError(
+            f"{flag} {text} names no flag and its value.",
+            "A flag of vLLM is set by its name, with an equals sign behind it.",
+            f"Write {flag} FLAG=VALUE, or {flag} FLAG= for a flag that takes no value.",
+        )
     return ConfigError(
         f"{flag} {text} names no tag and what it is to match.",
         "Rows are chosen by one tag and a regular expression for the whole of it.",

@@ -75,9 +75,10 @@ def on_vllm(engine: ResolvedEngine | None) -> bool:
 
 
 def eval_needs(config: EvalConfig, engine: ResolvedEngine | None) -> list[ServerNeed]:
-    """The models that vLLM servers are needed for, the actor's first."""
+    """The models that vLLM servers are needed for, the actor's first. In a replay the ledger speaks
+    for the players; the actor's replies are in none, so it is sampled as ever."""
     actor = [own_need(config, engine)] if engine is not None and on_vllm(engine) else []
-    return [*actor, *players_needs(config)]
+    return actor if config.ledger == "replay" else [*actor, *players_needs(config)]
 
 
 def own_need(config: EvalConfig, engine: ResolvedEngine) -> ServerNeed:
@@ -163,11 +164,7 @@ class Seats:
         self.engine = self.settled.record() if self.settled is not None else {}
         """What is kept of the engine."""
         self._ledger: Ledger | None = None
-        # A replay holds what players said; an actor's replies are in no ledger.
-        self._asks_players = self.calls and self.config.ledger != "replay"
-        needs = eval_needs(self.config, self.settled)
-        players = players_needs(self.config) if not self._asks_players else []
-        self._needs = needs[: len(needs) - len(players)] if self.calls else []
+        self._needs = eval_needs(self.config, self.settled) if self.calls else []
 
     def check(self, run: Run | None) -> None:
         """Raise what can be said before a server is started, or the folder of a new run made."""
@@ -197,7 +194,7 @@ class Seats:
 
     def player(self, settings: RoleSettings) -> ChatModel:
         """A player of the kind `vllm`."""
-        if not self._asks_players:
+        if not self._needs or self.config.ledger == "replay":
             return unstarted_player(settings, self._ledger)
         return self.servers.serving(self.config, self._ledger)(settings)
 

@@ -21,7 +21,7 @@ from soulkit.play.controls import ControlJob
 from soulkit.play.engine import Job
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
-from soulkit.runs.packing import has_lines, newest_change
+from soulkit.runs.packing import has_lines, lines_in, newest_change
 from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
 from soulkit.types import ControlRecord, record_key
 from soulkit.version import __version__
@@ -134,8 +134,8 @@ def check_weights(run: Run, version: str) -> None:
 def begun_engine(run: Run) -> Mapping[str, str]:
     """What the actor of `run` has been sampled by so far: kind, and version of vLLM. Empty for a
     run without any episode; LOCAL where an earlier version began it."""
-    if not has_lines(run.episodes):
-        return {}
+    if not has_lines(run.episodes) or not any(lines_in(run.episodes)):
+        return {}  # a run that was ended before its first reply has the file already
     engine = read_provenance(run.path).get(ENGINE)
     return dict(engine) if isinstance(engine, Mapping) else LOCAL
 

@@ -16,6 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from soulkit.extras import install_line
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
@@ -135,6 +136,20 @@ def test_a_run_goes_on_with_the_engine_that_began_it(
     assert "vLLM is not installed" in three_lines(capsys.readouterr().err)[0]
 
 
+def test_a_run_that_ended_before_its_first_reply_takes_any_engine(
+    tiny: Path, server: TinyVllm, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert local(tiny, out, "--engine", f"vllm@{server.url}") == 0
+    (out / "summary.json").unlink()
+    for file in out.glob("episodes.jsonl*"):
+        file.unlink()
+    (out / "episodes.jsonl").touch()
+    assert local(tiny, out) == 0
+    assert record(out)["engine"] == {"kind": "local"}
+    assert len(replies(out)) == N
+
+
 def test_a_run_of_an_earlier_version_was_sampled_in_the_process(
     tiny: Path, server: TinyVllm, tmp_path: Path, capsys: Any
 ) -> None:
@@ -155,10 +170,12 @@ def test_a_run_of_an_earlier_version_was_sampled_in_the_process(
     ("arguments", "words"),
     [
         (("--engine", "vllm"), "vLLM is not installed"),
+        (("--engine", "vllm"), install_line("vllm")),
         (("--engine", "vllm@nowhere"), "no address of a server"),
         (("--engine", "vllm@http://127.0.0.1:9"), "No vLLM server answers"),
         (("--engine", "vllm@http://127.0.0.1:9", "--dtype", "float32"), "without --dtype"),
         (("--engine", "local", "--vllm-arg", "seed=1"), "no vLLM server is started"),
+        (("--engine", "vllm", "--vllm-arg", "enforce-eager"), "--vllm-arg FLAG= for a flag"),
         (("--engine", "fast"), "no engine of that name"),
         (
             ("--judge", "vllm:no/such/thing"),
@@ -193,6 +210,19 @@ def test_actor_and_judge_of_one_model_share_a_server(
     assert soul("rescore", out, "--out", tmp_path / "again") == 0
     assert value(tmp_path / "again", "essay") == value(out, "essay")
     assert len(starts(tmp_path)) == 1
+
+
+def test_a_replay_samples_the_actor_and_takes_the_judge_from_the_ledger(
+    tiny: Path, tmp_path: Path
+) -> None:
+    python, out, again = interpreter(tmp_path), tmp_path / "run", tmp_path / "again"
+    judge = ("--engine", "vllm", "--judge", f"vllm:{tiny}")
+    assert judged(tiny, out, python, *judge) == 0
+    ledger = ("--ledger", "replay", "--ledger-file", out / "ledger.sqlite")
+    assert judged(tiny, again, python, *judge, *ledger) == 0
+    assert len(starts(tmp_path)) == 2
+    assert replies(again) == replies(out)
+    assert value(again, "essay") == value(out, "essay")
 
 
 @pytest.mark.slow

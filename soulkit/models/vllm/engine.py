@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from soulkit.errors import ConfigError
+from soulkit.extras import install_line
 from soulkit.models.vllm.settings import EngineChoice
 from soulkit.models.vllm.version import vllm_version
 
@@ -87,7 +88,8 @@ def _kind(
 def interpreter(named: str | None) -> str:
     """The Python that has vLLM: the one that is `named`, else SOULKIT_VLLM_PYTHON, which commands
     without such a setting read here, else this one."""
-    return named or os.environ.get("SOULKIT_VLLM_PYTHON") or sys.executable
+    place = named or os.environ.get("SOULKIT_VLLM_PYTHON") or sys.executable
+    return os.path.expanduser(place)  # a file of settings has no shell that does it
 
 
 def no_vllm(python: str, *, attachable: bool) -> ConfigError:
@@ -99,7 +101,7 @@ def no_vllm(python: str, *, attachable: bool) -> ConfigError:
     return ConfigError(
         f"vLLM is not installed for {python}.",
         "A server of it is to be started, and nothing else would sample as it does.",
-        f"pip install 'soulkit[vllm]', name the interpreter that has it with --vllm-python or "
+        f"{install_line('vllm')}, name the interpreter that has it with --vllm-python or "
         f"SOULKIT_VLLM_PYTHON, or "
         f"{attached}.",
     )

@@ -138,3 +138,12 @@ def test_what_auto_comes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (asked.words(), asked.attached) == ("vllm 0.32.0", False)
     attached = resolve_engine(parse_engine("vllm@http://a:1/v1,http://b:2"), python="nothing")
     assert attached.urls == ("http://a:1", "http://b:2") and attached.record() == {"kind": "vllm"}
+
+
+def test_an_interpreter_in_the_home_folder_may_be_named_by_a_tilde(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert interpreter("~/vllm/bin/python") == "/home/somebody/vllm/bin/python"
+    monkeypatch.setenv("SOULKIT_VLLM_PYTHON", "~/other/bin/python")
+    assert interpreter(None) == "/home/somebody/other/bin/python"
