@@ -292,3 +292,20 @@ def calls(out: Path) -> int:
     """Replies of judges in a run's ledger."""
     with Ledger(out / "ledger.sqlite", "replay") as ledger:
         return ledger.totals()["calls"]
+
+
+@pytest.mark.slow
+def test_a_finished_check_of_a_judge_is_shown_again_without_a_server(
+    tiny: Path, tmp_path: Path, capsys: Any
+) -> None:
+    python, out = interpreter(tmp_path), tmp_path / "run"
+    judge = ("--judge", f"vllm:{tiny}")
+    assert judged(tiny, out, python, "--engine", "local", *judge) == 0
+    printed = []
+    for _ in range(2):
+        capsys.readouterr()
+        command = ("judge", "check", out, *judge, "--vllm-python", python, "--json")
+        assert soul(*command, "--out", tmp_path / "check") == 0
+        printed.append(json.loads(capsys.readouterr().out))
+        assert len(starts(tmp_path)) == 2
+    assert printed[0] == printed[1]
