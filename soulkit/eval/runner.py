@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from soulkit.errors import RunError
 from soulkit.eval.actor import (
     LoadActor,
     Seats,
@@ -65,6 +66,7 @@ from soulkit.eval.standing import (
     Standing,
     draft_keys,
     finished_summary,
+    is_unbegun,
     resuming_words,
     standing_of,
 )
@@ -250,8 +252,16 @@ def _say_servers(config: EvalConfig, say: Callable[[str], None]) -> None:
 
 
 def _open(folder: Path, config: EvalConfig) -> Run:
-    defaults, sealed = config.identity_defaults(), not config.foreign
-    return Run.open(folder, config.command, config.identity(), defaults=defaults, sealed=sealed)
+    """The run in `folder`. Settings may still change where nothing was played with the old ones:
+    a server that did not start is mended by other settings."""
+    command, settings, sealed = config.command, config.identity(), not config.foreign
+    defaults = config.identity_defaults()
+    try:
+        return Run.open(folder, command, settings, defaults=defaults, sealed=sealed)
+    except RunError:
+        if not is_unbegun(folder, command):
+            raise
+        return Run.open(folder, command, settings, sealed=sealed, replacing=True)
 
 
 def _provenance(

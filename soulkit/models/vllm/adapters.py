@@ -18,6 +18,7 @@ trainer's own, of which `prompt_logprobs` is the other side.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ AGREEMENT = 0.1
 """How far the log-probs of two servers of the same weights may be apart on average, in nats: 16-bit
 numbers of different devices differ by hundredths, other weights by more than a nat."""
 _NO_ROUTE = (404, 405)
+_OTHER_SHAPE = re.compile(r"must match the size|size mismatch|shape|target modules", re.IGNORECASE)
+"""How a server says that an adapter belongs to another model."""
 _HEADER_BYTES = 100 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _ZEROS = b"\x00\x80"
@@ -112,6 +115,12 @@ def _unloadable(url: str, refusal: ServerRefused, source: Path) -> AdapterNotSer
             f"The server at {url} cannot read the adapter's folder {source}.",
             f"It reads adapters from its own disk. It says: {refusal.message}",
             "Put the folder under the same path there, or measure it with --engine local.",
+        )
+    if _OTHER_SHAPE.search(refusal.message):
+        return AdapterNotServed(
+            f"The adapter {source} does not fit the model at {url}.",
+            f"It says: {refusal.message}",
+            "Name one that was trained on this model: its adapter_config.json says on which.",
         )
     return AdapterNotServed(
         f"The server at {url} does not load the adapter {source}.",

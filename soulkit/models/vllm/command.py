@@ -28,6 +28,9 @@ BASE_NAME = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be told of."""
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+"""What --dtype may be there."""
+
 _GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 """Without white space between the fields: a model could write nothing else until its limit."""
 
@@ -106,7 +109,7 @@ def server_command(spec: ServerSpec, install: VllmInstall, port: int) -> list[st
         command += ["--enable-lora", "--max-lora-rank", str(_rank(spec.lora_rank))]
         command += ["--max-loras", "2", "--max-cpu-loras", "4"]
     on_cpu = _on_cpu(spec, install)
-    command += ["--dtype", "float32" if on_cpu and spec.dtype == "auto" else spec.dtype]
+    command += ["--dtype", "float32" if on_cpu and spec.dtype == "auto" else _dtype(spec.dtype)]
     passed = dict(_passed(spec.args))
     for flag in _ON_CPU if on_cpu else ():
         name = flag.removeprefix("no-")
@@ -152,6 +155,17 @@ def _model(name: str) -> list[str]:
     where, _, revision = name.partition("@")
     pinned = ["--revision", revision, "--tokenizer-revision", revision] if revision else []
     return ["--model", where, *pinned]
+
+
+def _dtype(name: str) -> str:
+    if name in DTYPES:
+        return name
+    raise ConfigError(
+        f"'{name}' is no number type that vLLM computes in.",
+        f"It knows {', '.join(DTYPES)}.",
+        "Use --dtype auto, float32, bfloat16 or float16; how weights are kept is another matter: "
+        "--vllm-arg quantization=fp8",
+    )
 
 
 def _rank(rank: int) -> int:

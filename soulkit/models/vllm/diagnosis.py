@@ -53,8 +53,8 @@ CAUSES = (
     _cause(
         r"unrecognized arguments|invalid choice|expected (?:one )?argument|ambiguous option"
         r"|: error: argument ",
-        "Mend --vllm-arg: the flags of this version are listed by python -m "
-        "vllm.entrypoints.openai.api_server --help",
+        "Mend --vllm-arg: python -m vllm.entrypoints.openai.api_server --help lists the flags of "
+        "this version.",
     ),
     _cause(
         r"no module named '?vllm|operator torchvision::\w+ does not exist|undefined symbol"
@@ -76,6 +76,10 @@ CAUSES = (
         "vLLM does not know this model: use --engine local, or a newer vLLM.",
     ),
     _cause(
+        r"safetensor",
+        "The model's weights are damaged: save them or download the folder again.",
+    ),
+    _cause(
         r"no such file|not found|not a (?:local folder|valid model)|cannot find|couldn't connect"
         r"|repository ?not ?found|gated|no config|offline",
         "Check the model's name, and HF_TOKEN and the network where it is of the hub.",
@@ -85,6 +89,14 @@ CAUSES = (
         "Check the driver with nvidia-smi; several GPUs need NCCL to reach each other.",
     ),
 )
+
+
+class LogLine(NamedTuple):
+    """A line without what vLLM writes before it."""
+
+    text: str
+    level: str
+    """INFO, ERROR …; empty where the line has none."""
 
 
 class Diagnosis(NamedTuple):
@@ -102,7 +114,8 @@ def diagnosis(log: Path, since: int = 0) -> Diagnosis:
     """What `log` says from byte `since` on about an end."""
     lines = list(plain_lines(log, since))
     at = _root(lines)
-    shown = list(_from(lines, at)) if at is not None else lines[-_SHOWN:]
+    tail = lines[-_SHOWN:] if at is None else _from(lines, at)
+    shown = [line.text for line in tail]
     text = " ".join(shown)
     cause = next((one for one in CAUSES if one.sign.search(text)), None)
     return Diagnosis(
@@ -116,10 +129,10 @@ def diagnosis(log: Path, since: int = 0) -> Diagnosis:
 def last_line(log: Path, since: int = 0) -> str:
     """The newest line of a log in short; empty where it has none."""
     lines = list(plain_lines(log, since, tail=4096))
-    return one_line(lines[-1], 120) if lines else ""
+    return one_line(lines[-1].text, 120) if lines else ""
 
 
-def plain_lines(log: Path, since: int = 0, tail: int = TAIL_BYTES) -> Iterator[str]:
+def plain_lines(log: Path, since: int = 0, tail: int = TAIL_BYTES) -> Iterator[LogLine]:
     """The last lines of a log without what vLLM writes before each; empty ones are left out."""
     try:
         with log.open("rb") as file:
@@ -129,22 +142,26 @@ def plain_lines(log: Path, since: int = 0, tail: int = TAIL_BYTES) -> Iterator[s
     except OSError:
         return
     for line in printable(text).splitlines():
-        plain = _STAMP.sub("", _ORIGIN.sub("", line)).rstrip()
+        words = _ORIGIN.sub("", line)
+        stamp = _STAMP.match(words)
+        plain = words[stamp.end() if stamp else 0 :].rstrip()
         if plain:
-            yield plain
+            yield LogLine(plain, stamp["level"] if stamp else "")
 
 
-def _from(lines: list[str], at: int) -> Iterator[str]:
+def _from(lines: list[LogLine], at: int) -> Iterator[LogLine]:
     """The exception at `at` with the lines that belong to it."""
     yield lines[at]
     for line in lines[at + 1 : at + _SHOWN]:
-        if line.startswith("Traceback") or _EXCEPTION.match(line):
+        if line.text.startswith("Traceback") or _EXCEPTION.match(line.text):
+            return
+        if line.level not in ("", lines[at].level):  # of something else
             return
         yield line
 
 
-def _root(lines: list[str]) -> int | None:
+def _root(lines: list[LogLine]) -> int | None:
     """Where the exception stands that is behind the others: the last that wraps none."""
-    places = [n for n, line in enumerate(lines) if _EXCEPTION.match(line)]
-    telling = [n for n in places if not _WRAPPERS.search(lines[n])] or places
+    places = [n for n, line in enumerate(lines) if _EXCEPTION.match(line.text)]
+    telling = [n for n in places if not _WRAPPERS.search(lines[n].text)] or places
     return telling[-1] if telling else None

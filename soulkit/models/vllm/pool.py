@@ -200,6 +200,7 @@ class Servers:
         self._running: dict[Any, VllmServer] = {}
         self._specs: dict[Any, ServerSpec] = {}
         self._served: dict[Any, _Served] = {}
+        self._codecs: dict[Any, Codec] = {}
         atexit.register(self.stop)
 
     def __enter__(self) -> Self:
@@ -252,6 +253,10 @@ class Servers:
     def _start(self, key: Any, number: int) -> None:
         """Start the server of one model, unless it runs as it has to."""
         spec = server_spec(self.terms, self._expected[key], number)
+        if (
+            spec.max_context is not None
+        ):  # a server that is asked for more than its model holds ends
+            spec = replace(spec, max_context=self._codec(key).context_limit)
         if key in self._running and self._specs[key] == spec:
             return
         self._stop_one(key)
@@ -268,7 +273,7 @@ class Servers:
         """A fleet of its own for every run that shares the servers: one that was closed, or has
         dropped a server, is none for the next."""
         need, server = self._expected[key], self._running.get(key)
-        codec = Codec.load(need.model, max_context=self.terms.max_context)
+        codec = self._codec(key)
         if server is not None:
             fleet = self._fleet([Address(server.url, server.key)], {server.url: server.check})
             abilities = Abilities(
@@ -280,6 +285,12 @@ class Servers:
             for line in (_attached_words(abilities, self._attached), *abilities.remarks):
                 self.say(line)
         return _Served(need, fleet, abilities, codec)
+
+    def _codec(self, key: Any) -> Codec:
+        if key not in self._codecs:
+            model, limit = self._expected[key].model, self.terms.max_context
+            self._codecs[key] = Codec.load(model, max_context=limit)
+        return self._codecs[key]
 
     def _fleet(
         self, addresses: Sequence[Address], checks: Mapping[str, Callable[[], None]] | None = None

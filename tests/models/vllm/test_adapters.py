@@ -122,6 +122,18 @@ def test_a_folder_that_a_server_cannot_read_is_named(tmp_path: Path) -> None:
     assert str(folder) in caught.value.what and "same path" in caught.value.way_out
 
 
+def test_an_adapter_of_another_model_is_no_matter_of_how_the_server_was_started(
+    tmp_path: Path,
+) -> None:
+    folder = adapter(tmp_path / "a")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 8, "width": 32}))
+    with ToyVllm() as server, pytest.raises(AdapterNotServed) as caught:
+        run(lambda: push_adapter(fleet(server), folder, "policy"))
+    what, why, way_out = caught.value.lines()
+    assert str(folder) in what and "does not fit" in what and "size of tensor" in why
+    assert "trained on this model" in way_out and "--enable-lora" not in way_out
+
+
 def test_a_name_goes_only_when_nothing_is_under_way_for_it(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "a")
     with ToyVllm(Toy(delay_s=0.05)) as server:

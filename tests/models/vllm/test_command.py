@@ -74,6 +74,13 @@ def test_without_adapters_nobody_may_load_any() -> None:
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in server_environment(spec, ON_CPU, "k", {})
 
 
+@pytest.mark.parametrize("dtype", ["int4", "float64", "fp32", ""])
+def test_a_number_type_that_vllm_has_not_is_refused(dtype: str) -> None:
+    with pytest.raises(ConfigError, match="no number type") as refusal:
+        server_command(ServerSpec(model="a/b", dtype=dtype), ON_CPU, port=1)
+    assert "--dtype" in refusal.value.way_out
+
+
 def test_a_rank_beyond_vllms_is_refused() -> None:
     with pytest.raises(ConfigError, match="rank 513"):
         server_command(ServerSpec(model="m/m", lora_rank=RANKS[-1] + 1), ON_GPU, 1)

@@ -63,6 +63,13 @@ LOGS = {
         "torch.OutOfMemoryError: CUDA out of memory",
         "--max-context N",
     ),
+    "weights": (
+        "(Worker pid=8) ERROR 11-23 03:00:46 [multiproc_executor.py:953] safetensors._safetensors_"
+        "rust.SafetensorError: Error while deserializing header: incomplete metadata\n"
+        "(EngineCore pid=9) INFO 11-23 03:00:46 [multiproc_executor.py:479] [shutdown] waiting\n",
+        "incomplete metadata",
+        "download the folder again",
+    ),
     "unknown": (
         "INFO 11-23 03:00:46 [a.py:1] one\nsomething else\n",
         "one something else",
@@ -83,6 +90,7 @@ def test_the_cause_is_named_with_a_way_out(kind: str, tmp_path: Path) -> None:
     assert "Traceback" not in words.lines
     assert "pid=" not in words.lines
     assert "\n" not in words.lines
+    assert "[shutdown]" not in words.lines
     assert words.port_taken == (kind == "port")
 
 

@@ -31,7 +31,10 @@ from tests.support.servers import tiny_vllm
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("models")
-    one, other = (build_tiny(folder / name, ["Say a word."]) for name in ("one", "other"))
+    one, other = (
+        build_tiny(folder / name, ["Say a word."], max_context=tokens)
+        for name, tokens in (("one", 1024), ("other", 64))
+    )
     return one, other
 
 
@@ -60,6 +63,8 @@ def test_servers_are_shared_kept_and_stopped(models: tuple[Path, Path], tmp_path
         servers.prepare([one, other, one])
         first, second = (servers._running[need.key] for need in (one, other))
         assert [value_of(a, "--model") for a in starts(tmp_path)] == [str(p) for p in models]
+        lengths = [value_of(a, "--max-model-len") for a in starts(tmp_path)]
+        assert lengths == ["128", "64"], "no more than a model holds"
         assert value_of(starts(tmp_path)[0], "--max-lora-rank") == "8"
         assert "--enable-lora" not in starts(tmp_path)[1]
         assert len(asyncio.run(said_by(servers, one)).token_ids) == 4

@@ -149,7 +149,11 @@ class ToyVllm(Loopback):
             return error(400, f"The lora adapter '{name}' has already been loaded.")
         if not (place / "adapter_config.json").is_file():
             return error(404, f"Loading lora {name} failed: No adapter found for {place}")
-        rank = json.loads((place / "adapter_config.json").read_text())["r"]
+        settings = json.loads((place / "adapter_config.json").read_text())
+        if settings.get("width", self.toy.size) != self.toy.size:
+            return error(400, "Worker failed with error 'The size of tensor a must match the size "
+                              "of tensor b (64) at non-singleton dimension 1'")  # fmt: skip
+        rank = settings["r"]
         if rank > self.toy.max_rank:
             return error(400, f"LoRA rank {rank} is greater than max_lora_rank")
         self.adapters[name] = (str(place), _weights(place))
