@@ -1,4 +1,5 @@
 """Models that compute on this machine, there for as long as they are asked: with `--load` alone.
+An actor on servers that run already is asked without it.
 
 Checkpoints are loaded as their command loads them; what sits behind vLLM has its servers started
 with their logs in a folder that is thrown away, and stopped in the end.
@@ -41,6 +42,8 @@ class LoadedModels:
 
     part: TrialPart
     say: Callable[[str], None]
+    load: bool = True
+    """False: nothing is loaded or started, and servers that run already are asked alone."""
     _broken: UserError | None = None
     """Why no server could be started."""
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -50,7 +53,7 @@ class LoadedModels:
         self._need: ServerNeed | None = None
         self._servers: Servers | None = None
         try:
-            self._start(players_needs(config))
+            self._start(players_needs(config) if self.load else [])
         except UserError as error:
             self._broken = error
         return self

@@ -92,8 +92,10 @@ class Needs:
 def _connections(config: PlayConfig) -> int:
     """Every server has as many as there are requests at once."""
     servers = {(checked_url(who.base_url), who.model) for _, who in config.served()}
-    vllm = config.engine_choice.kind == "vllm" or bool(config.checkpoints("vllm"))
-    return config.concurrency * len(servers) + (config.batch_size if vllm else 0)
+    engine = config.engine_choice
+    own = {*config.checkpoints("vllm"), *([config.model] if engine.kind == "vllm" else ())}
+    vllm = len(own) + max(len(engine.urls) - 1, 0)
+    return config.concurrency * len(servers) + config.batch_size * vllm
 
 
 # -- which command ---------------------------------------------------------------------------------

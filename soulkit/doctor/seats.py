@@ -106,7 +106,7 @@ class SeatNote:
         if not self.text.strip():
             return "problem", f"an empty reply ({self.stop_reason})", _way_to_answers(self)
         if self.stop_reason == "length":
-            return "note", f"{words} (cut at its limit)", "a larger --max-tokens"
+            return "note", f"{words} (cut at its limit)", _way_to_room(self)
         if self._schema() in ("ignored", "refused"):
             words += "; its server does not hold replies to a schema: the prompt alone says it"
             return "note", words, ""
@@ -121,6 +121,12 @@ def quoted(text: str) -> str:
 def _way_to_answers(seat: SeatNote) -> str:
     option = "--model and --base-url" if seat.role == "actor" else f"--{seat.role}"
     return f"check address, name of the model and key in {option.replace('_', '-')}"
+
+
+def _way_to_room(seat: SeatNote) -> str:
+    if seat.role == "actor":
+        return "a larger --max-tokens"
+    return f"more room for the reply of the {seat.role.replace('_', ' ')} (max_tokens)"
 
 
 def _way_to_verdicts(seat: SeatNote) -> str:

@@ -54,6 +54,8 @@ MADE_LATER = "it is made when the training begins"
 UNREADABLE = "no verdict can be read"
 SHORT = 24
 """Characters of a text in a verdict that is a label rather than reasons."""
+DEPTH = 4
+"""Of a verdict's fields within fields that are shown."""
 REASONS = ("reasoning", "reason", "analysis", "explanation")
 SeatKey = tuple[str, str]
 """A role, and who fills it as it is written."""
@@ -151,11 +153,17 @@ def ask_players(
     table = RoundTable(load=load)
     for part in parts:
         here = [trial for trial in trials if trial.part is part]
-        with LoadedModels(part, say) if load and here else nullcontext() as loaded:
+        asks = load or attached(part)
+        with LoadedModels(part, say, load) if asks and here else nullcontext() as loaded:
             for trial in here:
                 say(f"asking in {trial.task.name}: {', '.join(role for role, _ in trial.seats)}")
                 asyncio.run(_TaskTrying(trial, table, loaded).run())
     return [table.seat(*seat).check() for trial in trials for seat in trial.seats]
+
+
+def attached(part: TrialPart) -> bool:
+    """Whether the actor sits behind servers that run already: to ask it loads nothing here."""
+    return part.served_actor is None and part.config.engine_choice.attached
 
 
 @dataclass
@@ -338,14 +346,14 @@ def note_verdicts(panel: Sequence[Player], score: Score, best: float) -> None:
             seat.verdict += f"; score {score.value:.3g} of {best:g}"
 
 
-def short_verdict(fields: Mapping[str, Any]) -> Iterator[str]:
+def short_verdict(fields: Mapping[str, Any], depth: int = DEPTH) -> Iterator[str]:
     """A verdict in short, its reasons left out: `quality 7`, `style plain`."""
     for name, value in fields.items():
         inner = value.get("score", value) if isinstance(value, Mapping) else value
         if name in REASONS:
             continue
         if isinstance(inner, Mapping):
-            yield from short_verdict(inner)
+            yield from short_verdict(inner, depth - 1) if depth else ()
         elif isinstance(inner, list | tuple):
             yield f"{len(inner)} {name}"
         elif isinstance(inner, int | float) or (isinstance(inner, str) and len(inner) <= SHORT):

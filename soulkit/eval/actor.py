@@ -29,6 +29,7 @@ from soulkit.models.vllm.pool import (
     players_needs,
     terms_of,
     unstarted,
+    unstarted_player,
 )
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
@@ -194,7 +195,7 @@ class Seats:
     def player(self, settings: RoleSettings) -> ChatModel:
         """A player of the kind `vllm`."""
         if not self._needs or self.config.ledger == "replay":
-            return unstarted(settings.model, Codec.load(settings.model), ledger=self._ledger)
+            return unstarted_player(settings, self._ledger)
         return self.servers.serving(self.config, self._ledger)(settings)
 
 

@@ -16,12 +16,11 @@ from typing import Any
 from soulkit.errors import ModelLoadError
 from soulkit.eval.summary import Summary
 from soulkit.models.base import Cast, ChatModel
-from soulkit.models.codec import Codec
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Serve
 from soulkit.models.roles.settings import RoleSettings
-from soulkit.models.vllm.pool import unstarted
+from soulkit.models.vllm.pool import unstarted_player
 from soulkit.play.controls import ControlJob, ask_control
 from soulkit.tasks.base import Task
 from soulkit.tasks.grouped import with_group_rewards
@@ -72,7 +71,7 @@ def from_ledger(ledger: Ledger) -> Serve:
 
     def serve(who: RoleSettings) -> ChatModel:
         try:
-            return unstarted(who.model, Codec.load(who.model), ledger=ledger)
+            return unstarted_player(who, ledger)
         except ModelLoadError:
             return Absent(who.model)
 

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,13 @@ from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.roles.players import Players, Serve, cast_of
 from soulkit.models.roles.settings import PANELS, RoleSettings, TaskPlayers
-from soulkit.models.vllm.pool import Starts, player_servers
+from soulkit.models.vllm.pool import (
+    Starts,
+    check_needs,
+    player_servers,
+    players_needs,
+    terms_of,
+)
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run
@@ -341,7 +347,10 @@ def renew(
     A judge that fails leaves its episode unscored; the same command asks it again. Raises RunError
     when the folder is another's, BudgetSpent when the money is.
     """
-    recorded = renewal.recorded
+    recorded, judging, terms = renewal.recorded, _judging(renewal.config), terms_of(renewal.config)
+    serves = bool(players_needs(judging)) and survey_of(renewal).questions > 0
+    if serves:
+        check_needs(players_needs(judging), terms)
     run = Run.open(renewal.out, renewal.command, _settings(renewal), sealed=recorded.sealed)
     source = str(recorded.path.resolve())
     with alone(run):
@@ -352,7 +361,9 @@ def renew(
             copy_prompts(renewal.prompts, run.path)
         with (
             LayeredLedger(renewal.ledger, recorded.ledger) as ledger,
-            player_servers(_judging(renewal.config), run.path, ledger, say, starts) as serve,
+            player_servers(judging, run.path, ledger, say, starts, terms)
+            if serves
+            else nullcontext(from_ledger(ledger)) as serve,
         ):
             records, controls = asyncio.run(_ask(renewal, run, ledger, advance, serve))
             grouped = regrouped(recorded, records)

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
+from soulkit.eval.again import from_ledger
 from soulkit.eval.config import EvalConfig, eval_registry, load_rows, task_names
 from soulkit.eval.judging import Seen, judgement, match, no_judge_asked, pair_key, pairs_of
 from soulkit.eval.keeping import alone
@@ -322,7 +323,10 @@ def check_judge(
     with (
         alone(run),
         Ledger(run.ledger_path, mends=True) as ledger,
-        player_servers(settings, run.path, ledger, say, starts) as serve,
+        # A finished check is shown again without a server.
+        player_servers(settings, run.path, ledger, say, starts)
+        if Asking(check, run, {}, ledger).left
+        else nullcontext(from_ledger(ledger)) as serve,
     ):
         report = asyncio.run(_run_check(check, run, ledger, bars, say, serve))
     run.write_summary(report)

@@ -225,9 +225,18 @@ def likeness_remarks(
 def _engines(a: Conditions, b: Conditions) -> list[str]:
     """By what the actors were sampled; an endpoint's engine nobody knows."""
     left, right = a.engine, b.engine
-    if not left or not right or left == right:
-        return []
-    return [f"sampled by {engine_words(left)} against {engine_words(right)}"]
+    lines = []
+    if left and right and left != right:
+        lines.append(f"sampled by {engine_words(left)} against {engine_words(right)}")
+    flags, others = (_flags(one.settings.get("vllm_arg")) for one in (a, b))
+    return [*lines, *([f"vLLM with {flags} against {others}"] if flags != others else ())]
+
+
+def _flags(flags: Any) -> str:
+    """The flags of a run's servers as they are written; `no flags` without any."""
+    if not isinstance(flags, Mapping) or not flags:
+        return "no flags"
+    return " ".join(f"--{name}={flags[name]}" for name in sorted(flags))
 
 
 def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:

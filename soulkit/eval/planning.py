@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from soulkit.eval.actor import starts_servers
 from soulkit.eval.config import EvalConfig
 from soulkit.judge.structured import QUESTION_ATTEMPTS
 from soulkit.models.local.footprint import Footprint, device_speed, footprint
@@ -34,6 +35,9 @@ from soulkit.types import MAX_TOKENS
 
 LOADED = ("local", "vllm")
 """Kinds of players that are checkpoints on this machine."""
+SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server takes more than its model: "
+                 "of a GPU nine tenths, else gigabytes, and a minute or more to start")  # fmt: skip
+"""What is said beside the estimate where one is started."""
 
 
 def evaluation_plan(
@@ -100,6 +104,8 @@ def _machines(config: EvalConfig, whole: Plan) -> list[Machine]:
     others = local_players(config, whole, config.batch_size, config.device, config.dtype)
     if config.kind != "local":
         return others
+    if starts_servers(config) and SERVER not in others:
+        others.append(SERVER)
     parts = [one for one in whole.asked if "actor" in (one.role, one.name)]
     actor = sampler(config.model, whole, parts, config.batch_size, config.device, config.dtype)
     return [actor, *others]
@@ -111,8 +117,11 @@ def local_players(
     """What the checkpoints take that play beside the actor, each loaded once."""
     names = {who.written(): who.model for _, who in config.players() if who.kind in LOADED}
     by_name = {name: [one for one in whole.asked if one.name == name] for name in names}
-    return [sampler(names[name], whole, parts, batch, device, dtype)
-            for name, parts in by_name.items() if parts]  # fmt: skip
+    machines = [sampler(names[name], whole, parts, batch, device, dtype)
+                for name, parts in by_name.items() if parts]  # fmt: skip
+    if any(name.startswith("vllm:") and parts for name, parts in by_name.items()):
+        machines.append(SERVER)
+    return machines
 
 
 def sampler(

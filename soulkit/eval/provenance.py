@@ -204,6 +204,9 @@ def player_print(
         who["weights"] = weights_print(Path(settings.model))
     elif players:
         who |= _revision(players.model(role, settings))
+    if settings.kind == "vllm":  # a quantised model is not the one that it was made of
+        flags = (f"--{name}={value}" for name, value in sorted(settings.args.items()))
+        who["args"] = " ".join(flags) or "none"
     return {**who, **sampling_print(settings.sampling(role, None, samples))}
 
 

@@ -16,7 +16,10 @@ import pytest
 import yaml
 
 from soulkit.data.files import write_rows
-from soulkit.eval.provenance import same_player, weights_print
+from soulkit.eval.conditions import Conditions
+from soulkit.eval.likeness import likeness_remarks
+from soulkit.eval.provenance import player_print, same_player, weights_print
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.runs.records import load_records
 from soulkit.tasks.registry import builtin_file
 from tests.support import judged
@@ -313,6 +316,24 @@ def test_a_checkpoint_that_was_trained_further_is_another_judge(tmp_path: Path) 
     assert digests[0] == digests[1] != digests[2]
     here, there = ({"model": "j", "path": "/j", "weights": digest} for digest in digests[1:])
     assert not same_player(here, there) and same_player(here, {"model": "j", "path": "/j"})
+
+
+def test_a_model_served_with_other_flags_is_another_judge() -> None:
+    players = [RoleSettings(kind="vllm", model="no/model", args=args)
+               for args in ({}, {"quantization": "fp8"})]  # fmt: skip
+    plain, smaller = (player_print("judge", one, 1, {}, None) for one in players)
+    assert (plain["args"], smaller["args"]) == ("none", "--quantization=fp8")
+    assert not same_player(plain, smaller)
+
+
+def test_flags_of_the_servers_of_a_run_are_named_beside_the_number() -> None:
+    a, b = (
+        Conditions(settings=settings, record={}, players=None, material={}, finished=True, tasks={})
+        for settings in ({"kind": "api"}, {"kind": "api", "vllm_arg": {"quantization": "fp8"}})
+    )
+    words = "vLLM with no flags against --quantization=fp8"
+    assert words in likeness_remarks(a, b, "essay")
+    assert not any("vLLM" in line for line in likeness_remarks(a, a, "essay"))
 
 
 def test_a_server_on_this_machine_is_one_server_under_any_of_its_names() -> None:

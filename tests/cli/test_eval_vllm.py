@@ -6,6 +6,7 @@ The far end is a toy (tests/support/servers/tiny_vllm.py); a real vLLM answers i
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from soulkit.extras import install_line
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.registry import load_registry
 from tests.support.evaluation import examples, records, soul, summary, three_lines, value
@@ -261,3 +263,70 @@ def test_a_server_that_dies_ends_the_run_with_its_last_words_and_it_can_go_on(
     assert local(tiny, out, *arguments, "--vllm-python", interpreter(second)) == 0
     assert {key: replies(out)[key] for key in played} == played
     assert summary(out)["n_scored"] == N
+
+
+@pytest.mark.slow
+def test_judges_of_one_model_with_flags_of_their_own_do_not_answer_for_each_other(
+    tiny: Path, tmp_path: Path
+) -> None:
+    python, out = interpreter(tmp_path), tmp_path / "run"
+    endpoints = tmp_path / "endpoints.yaml"
+    player = f"kind: vllm, model: {json.dumps(str(tiny))}"
+    flagged = "{" + player + ', args: {seed: "3"}}'
+    endpoints.write_text(f"endpoints: {{plain: {{{player}}}, flagged: {flagged}}}\n")
+    judges = ("--judge", "plain", "--judge", "flagged", "--endpoints", endpoints)
+    arguments = ("--engine", "vllm", *judges)
+    assert judged(tiny, out, python, *arguments) == 0
+    assert len(starts(tmp_path)) == 2  # the actor and the judge without flags share one
+    assert calls(out) == 2 * N
+    # A replay samples the actor again; what the judges said needs no server of theirs.
+    replay = ("--ledger", "replay", "--ledger-file", out / "ledger.sqlite")
+    assert judged(tiny, tmp_path / "again", python, *arguments, *replay) == 0
+    assert len(starts(tmp_path)) == 3
+    assert value(tmp_path / "again", "essay") == value(out, "essay")
+
+
+@pytest.mark.slow
+def test_another_judge_of_recorded_episodes_has_a_server_while_there_are_questions(
+    tiny: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, again = tmp_path / "run", tmp_path / "again"
+    judge = ("--engine", "local", "--judge", f"vllm:{tiny}", "--max-context", 1000)
+    assert judged(tiny, out, interpreter(tmp_path), *judge) == 0
+    other = tmp_path / "other"
+    shutil.copytree(tiny, other)
+    arguments = ("--ask", "--judge", f"vllm:{other}", "--out", again)
+    monkeypatch.setenv("SOULKIT_VLLM_PYTHON", no_python(tmp_path))
+    capsys.readouterr()
+    assert soul("rescore", out, *arguments) == 2
+    assert "SOULKIT_VLLM_PYTHON" in capsys.readouterr().err.splitlines()[-1]
+    assert not again.exists()
+    monkeypatch.setenv("SOULKIT_VLLM_PYTHON", interpreter(tmp_path))
+    for _ in range(2):  # again: every question is answered, and nothing is started
+        assert soul("rescore", out, *arguments) == 0
+        first, second = starts(tmp_path)
+        assert [a[a.index("--max-model-len") + 1] for a in (first, second)] == ["1000", "1000"]
+    assert value(again, "essay") == value(out, "essay")
+
+
+def calls(out: Path) -> int:
+    """Replies of judges in a run's ledger."""
+    with Ledger(out / "ledger.sqlite", "replay") as ledger:
+        return ledger.totals()["calls"]
+
+
+@pytest.mark.slow
+def test_a_finished_check_of_a_judge_is_shown_again_without_a_server(
+    tiny: Path, tmp_path: Path, capsys: Any
+) -> None:
+    python, out = interpreter(tmp_path), tmp_path / "run"
+    judge = ("--judge", f"vllm:{tiny}")
+    assert judged(tiny, out, python, "--engine", "local", *judge) == 0
+    printed = []
+    for _ in range(2):
+        capsys.readouterr()
+        command = ("judge", "check", out, *judge, "--vllm-python", python, "--json")
+        assert soul(*command, "--out", tmp_path / "check") == 0
+        printed.append(json.loads(capsys.readouterr().out))
+        assert len(starts(tmp_path)) == 2
+    assert printed[0] == printed[1]

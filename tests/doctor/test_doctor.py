@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from soulkit.doctor.needs import needs_of
 from soulkit.eval.config import EvalConfig
+from soulkit.models.local.tiny import build_tiny
 from soulkit.runs.folder import Run
 from soulkit.runs.schemas import DOCTOR_SCHEMA, schema_file
 from tests.support.evaluation import keeper, soul, three_lines, visitor
 from tests.support.judged import TASKS, essay, judge, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.tiny_vllm import TalkingVllm
 
 ROOT = Path(__file__).parents[2]
 DOWN = "http://127.0.0.1:9/v1"
@@ -328,3 +331,28 @@ def test_a_run_of_somebody_else_needs_trust(
         assert soul("doctor", run.path) == 2 and good.requests == []
         assert "--trust" in three_lines(capsys.readouterr().err)[2]
         assert soul("doctor", run.path / "config.yaml", "--trust") == 0
+
+
+def test_an_actor_on_servers_that_run_already_is_asked_without_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = build_tiny(tmp_path / "model", ["Write a few sentences about topic 0."])
+    with TalkingVllm(model) as server:
+        engine = f"vllm@{server.url}"
+        file = settings(tmp_path, kind="local", model=str(model), engine=engine, max_tokens=8,
+                        judge=[f"vllm:{model}"], vllm_python=sys.executable)  # fmt: skip
+        _, printed = checkup(capsys, file)
+    assert by_who(printed, "actor")[str(model)]["calls"] == 1
+    beside = by_who(printed, "judge")[str(model)]
+    assert not beside["calls"] and "--load" in beside["words"], "its server would be started"
+    code, printed = checkup(capsys, file)
+    away = by_who(printed, "actor")[str(model)]
+    assert code == 1 and "No vLLM server answers" in away["words"]
+
+
+def test_every_server_of_a_run_has_connections_of_its_own(tmp_path: Path) -> None:
+    urls = "vllm@http://127.0.0.1:1,http://127.0.0.1:2"
+    file = settings(tmp_path, kind="local", model=str(tmp_path), engine=urls, batch_size=50,
+                    judge=[f"endpoint:j@{DOWN}", "vllm:no/model"], concurrency=7)  # fmt: skip
+    needs = needs_of(file, {}, None, trust=True)
+    assert needs.connections == 7 + 3 * 50

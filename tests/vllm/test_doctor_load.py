@@ -13,7 +13,7 @@ from tests.support.evaluation import soul
 pytestmark = pytest.mark.vllm
 
 
-def test_an_actor_behind_vllm_is_asked_where_load_says_so(
+def test_an_actor_on_servers_that_run_is_asked_with_its_adapter(
     tmp_path: Path, tiny_model: Path, tiny_adapter: Path, attached: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -22,8 +22,7 @@ def test_an_actor_behind_vllm_is_asked_where_load_says_so(
                 "max_tokens": 8}  # fmt: skip
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(settings))
-    for options, asked_times in (((), 0), (("--load",), 1)):
-        assert soul("doctor", file, "--json", *options) == 0
-        (actor,) = json.loads(capsys.readouterr().out)["players"]
-        assert actor["calls"] == asked_times, actor
+    assert soul("doctor", file, "--json") == 0  # nothing is loaded here to ask it
+    (actor,) = json.loads(capsys.readouterr().out)["players"]
+    assert actor["calls"] == 1, actor
     assert 0 < actor["completion_tokens"] <= 8

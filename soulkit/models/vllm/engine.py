@@ -101,6 +101,7 @@ def no_vllm(python: str, *, attachable: bool) -> ConfigError:
     return ConfigError(
         f"vLLM is not installed for {python}.",
         "A server of it is to be started, and nothing else would sample as it does.",
-        f"{install_line('vllm')}, name the interpreter that has it with --vllm-python, or "
+        f"{install_line('vllm')}, name the interpreter that has it with --vllm-python or "
+        f"SOULKIT_VLLM_PYTHON, or "
         f"{attached}.",
     )

@@ -301,11 +301,13 @@ class Servers:
     # -- who plays ---------------------------------------------------------------------------------
 
     def sampler(
-        self, need: ServerNeed, *, adapter: Path | None = None, ledger: Ledger | None = None
-    ) -> VllmModel:
+        self, need: ServerNeed, *, adapter: Path | None = None, ledger: Ledger | None = None,
+        ledger_name: str = "",
+    ) -> VllmModel:  # fmt: skip
         """The model that meets `need`, of those that `prepare` was called for; its replies go
-        through `ledger`. With an `adapter`, which is loaded and shown to be there: call it outside
-        of an event loop then. Raises a UserError for an adapter that is not taken."""
+        through `ledger`, under `ledger_name` (the model's if empty). With an `adapter`, which is
+        loaded and shown to be there: call it outside of an event loop then. Raises a UserError for
+        an adapter that is not taken."""
         from soulkit.models.local.loading import adapter_hash
         from soulkit.models.vllm.model import VllmModel
 
@@ -316,7 +318,7 @@ class Servers:
         return VllmModel(
             served.fleet, served.codec, name=served.codec.name, served=name,
             abilities=served.abilities, policy_version=version, ledger=ledger,
-            ledger_name=need.model,
+            ledger_name=ledger_name or need.model,
         )  # fmt: skip
 
     def fleet(self, need: ServerNeed) -> Fleet:
@@ -331,7 +333,9 @@ class Servers:
         self, config: RolesConfig, ledger: Ledger | None
     ) -> Callable[[RoleSettings], ChatModel]:
         """What makes the players of the kind `vllm` that `config` names (`Players.serve`)."""
-        return lambda who: self.sampler(player_need(config, who), ledger=ledger)
+        return lambda who: self.sampler(
+            player_need(config, who), ledger=ledger, ledger_name=name_in_ledger(who)
+        )
 
     def version_record(self, need: ServerNeed) -> dict[str, str]:
         """The version of vLLM that serves `need`; nothing where its servers do not tell."""
@@ -405,14 +409,30 @@ class NoServers:
         """Nothing is open."""
 
 
+def name_in_ledger(player: RoleSettings) -> str:
+    """What stands in the ledger for a player of the kind `vllm`: its model, with the flags that are
+    its own. Two players of one model whose servers differ are not each other's replies."""
+    return " ".join(
+        [player.model, *(f"--{flag}={player.args[flag]}" for flag in sorted(player.args))]
+    )
+
+
+def unstarted_player(player: RoleSettings, ledger: Ledger | None) -> VllmModel:
+    """A player of the kind `vllm` without its servers. ModelLoadError without its tokenizer."""
+    codec = Codec.load(player.model)
+    return unstarted(player.model, codec, ledger=ledger, ledger_name=name_in_ledger(player))
+
+
 def unstarted(
-    model: str, codec: Codec, *, policy_version: str = "", ledger: Ledger | None = None
-) -> VllmModel:
+    model: str, codec: Codec, *, policy_version: str = "", ledger: Ledger | None = None,
+    ledger_name: str = "",
+) -> VllmModel:  # fmt: skip
     """A model without servers: it answers what its `ledger` holds, and nothing else."""
     from soulkit.models.vllm.model import VllmModel
 
     return VllmModel(
-        NoServers(), codec, name=codec.name, served=model, ledger=ledger, ledger_name=model,
+        NoServers(), codec, name=codec.name, served=model, ledger=ledger,
+        ledger_name=ledger_name or model,
         abilities=Abilities(served=model, version="", forms=False), policy_version=policy_version,
     )  # fmt: skip
 
@@ -420,10 +440,11 @@ def unstarted(
 @contextmanager
 def player_servers(
     config: RolesConfig, folder: Path, ledger: Ledger | None, say: Callable[[str], None],
-    starts: Starts | None = None,
+    starts: Starts | None = None, terms: ServerTerms | None = None,
 ) -> Iterator[Callable[[RoleSettings], ChatModel]]:  # fmt: skip
-    """Within it the servers run that players of `config` need; what makes those players."""
-    with Servers(folder, terms_of(config), say=say, starts=starts) as servers:
+    """Within it the servers run that players of `config` need, on its terms if no others are named;
+    what makes those players."""
+    with Servers(folder, terms or terms_of(config), say=say, starts=starts) as servers:
         servers.prepare(players_needs(config))
         yield servers.serving(config, ledger)
 

@@ -15,7 +15,6 @@ import torch
 from soulkit.errors import ConfigError
 from soulkit.eval.standing import begun_engine, check_engine
 from soulkit.models.base import ChatModel, Sampler
-from soulkit.models.codec import Codec
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.loading import is_quantised
@@ -27,10 +26,9 @@ from soulkit.models.vllm.pool import (
     ServerNeed,
     Servers,
     actor_need,
-    player_need,
     players_needs,
     terms_of,
-    unstarted,
+    unstarted_player,
 )
 from soulkit.models.vllm.settings import EngineChoice
 from soulkit.models.vllm.version import vllm_version
@@ -199,8 +197,8 @@ class TrainingEngine:
     def player(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel:
         """A player of the kind `vllm`."""
         if not self.any_left:
-            return unstarted(settings.model, Codec.load(settings.model), ledger=ledger)
-        return self.servers.sampler(player_need(self.config, settings), ledger=ledger)
+            return unstarted_player(settings, ledger)
+        return self.servers.serving(self.config, ledger)(settings)
 
 
 def training_engine(
