@@ -9,7 +9,8 @@ is said and corrected: `Abilities.remarks` are lines for whoever attaches.
 
 * **Log-probs.** The top log-probs of one prompt at temperature 1 and 0.5: where the distances
   between them double, they are those of the distribution that is drawn from (*processed*); where
-  they stay, those of the logits (*raw*), which are used at temperature 1 alone.
+  they stay, those of the logits (*raw*), which are used at temperature 1 alone. What cannot be
+  log-probs (a server may give logits in their place) is not used at all.
 * **Adapters.** The path for loading them answers a GET with 405 where it exists. Whether an adapter
   is taken, and arrives, shows when one is pushed (adapters.py).
 * What a server fills in by itself does not matter: every request names all its settings.
@@ -17,6 +18,7 @@ is said and corrected: `Abilities.remarks` are lines for whoever attaches.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ TOP = 5
 """Log-probs of the most likely tokens that are asked for; servers give 20 by default."""
 LEAST_SPREAD = 1e-3
 """Nats between the first and the last of them, below which nothing can be told from them."""
+_ROUNDING = 1e-3
 _HOW = "--generation-config vllm --logprobs-mode processed_logprobs"
 _OTHER_WAY = "name it as endpoint:MODEL@URL, or measure it with soul eval api"
 
@@ -291,12 +294,33 @@ def logprobs_mode(warm: Mapping[str, float], cold: Mapping[str, float]) -> Logpr
     """Of which distribution a server's log-probs are, from the top ones at temperature 1 and 0.5
     (token → nats). Where they are too close to tell, the more cautious answer."""
     both = [token for token in warm if token in cold]
-    if len(both) < 2:
+    if len(both) < 2 or not (_add_up(warm) and _add_up(cold)):
         return "none"
     most, least = max(both, key=lambda t: warm[t]), min(both, key=lambda t: warm[t])
     spread = warm[most] - warm[least]
-    doubled = cold[most] - cold[least] > 1.5 * spread
-    return "processed" if spread >= LEAST_SPREAD and doubled else "raw"
+    if spread < LEAST_SPREAD or cold[most] - cold[least] <= 1.5 * spread:
+        return "raw"
+    return "processed" if _normalised(warm, cold[most] - 2 * warm[most]) else "none"
+
+
+def _add_up(nats: Mapping[str, float]) -> bool:
+    """Whether these can be log-probs of tokens that exclude each other. Logits hardly ever are,
+    which a server may be told to give in their place."""
+    return all(one <= _ROUNDING for one in nats.values()) and (
+        sum(map(math.exp, nats.values())) <= 1 + _ROUNDING
+    )
+
+
+def _normalised(warm: Mapping[str, float], shift: float) -> bool:
+    """Whether halving the temperature moved what doubled as far as it moves log-probs, and left it
+    not in its place, as it does logits.
+
+    Log-probs move by -log of the sum of p². Those of the tokens that are not among the top ones are
+    not known, but none of them is more likely than the last of these.
+    """
+    top = sorted((math.exp(nats) for nats in warm.values()), reverse=True)[:TOP]
+    most = sum(p * p for p in top) + top[-1] * max(0.0, 1 - sum(top))
+    return shift >= -math.log(min(1.0, most)) / 2 - _ROUNDING
 
 
 def _top(choice: Mapping[str, Any]) -> dict[str, float]:

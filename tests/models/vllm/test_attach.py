@@ -102,6 +102,12 @@ def test_of_several_servers_the_least_able_counts() -> None:
         ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -0.2, "b": -2.2, "d": -8.2}, "processed"),
         # So flat that nothing can be told: the cautious answer.
         ({"a": -3.0, "b": -3.0001}, {"a": -3.0, "b": -3.0002}, "raw"),
+        # A model that is sure: its log-probs hardly move.
+        ({"a": -1e-5, "b": -12.0}, {"a": -1e-9, "b": -24.0}, "processed"),
+        # Logits, as they are and divided by the temperature; below zero they add up to less than 1.
+        ({"a": 14.0, "b": 9.0, "c": 8.5}, {"a": 14.0, "b": 9.0, "c": 8.5}, "none"),
+        ({"a": 14.0, "b": 9.0, "c": 8.5}, {"a": 28.0, "b": 18.0, "c": 17.0}, "none"),
+        ({"a": -2.0, "b": -3.0, "c": -4.0}, {"a": -4.0, "b": -6.0, "c": -8.0}, "none"),
         ({"a": -3.0}, {"a": -3.0}, "none"),
         ({}, {}, "none"),
     ],
