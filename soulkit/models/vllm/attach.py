@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ModelLoadError
-from soulkit.keys import remember
+from soulkit.models.api.address import read_key
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.vllm.adapters import (
     LOAD,
@@ -82,9 +82,11 @@ class Abilities:
 
 
 def attached_addresses(urls: Iterable[str]) -> tuple[Address, ...]:
-    """Running servers as they are asked, with the key in VLLM_API_KEY where there is one."""
-    key = os.environ.get(KEY_ENV, "").strip()
-    remember(key)
+    """Running servers as they are asked, with the key in VLLM_API_KEY where there is one.
+
+    ModelLoadError where what stands there can be none.
+    """
+    key = read_key(KEY_ENV, optional=True)
     return tuple(Address(url, key) for url in urls)
 
 

@@ -161,6 +161,16 @@ def test_a_wrong_key_names_its_variable_and_no_key(monkeypatch: pytest.MonkeyPat
     assert "right" not in repr(address)
 
 
+@pytest.mark.parametrize("key", ["schlüssel-1234567", "two words", "a\nb1234567"])
+def test_what_no_header_can_hold_is_refused_as_a_key(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    with pytest.raises(UserError, match="VLLM_API_KEY") as caught:
+        attached_addresses(["http://host:1"])
+    assert all(caught.value.lines()) and key not in " ".join(caught.value.lines())
+
+
 def test_one_request_may_go_to_any_server_so_the_name_must_be_one() -> None:
     with ToyVllm(toy(served="one")) as one, ToyVllm(toy(served="other")) as other:
         error = refusal(one, other, model="elsewhere")
