@@ -9,7 +9,7 @@ is said and corrected: `Abilities.remarks` are lines for whoever attaches.
 
 * **Log-probs.** The top log-probs of one prompt at temperature 1 and 0.5: where the distances
   between them double, they are those of the distribution that is drawn from (*processed*); where
-  they stay, those of the logits (*raw*), which are used at temperature 1 alone. What cannot be
+  they stay, those of the logits (*raw*), which are used at temperature 0 and 1 alone. What cannot be
   log-probs (a server may give logits in their place) is not used at all.
 * **Adapters.** The path for loading them answers a GET with 405 where it exists. Whether an adapter
   is taken, and arrives, shows when one is pushed (adapters.py).
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ TOP = 5
 LEAST_SPREAD = 1e-3
 """Nats between the first and the last of them, below which nothing can be told from them."""
 _ROUNDING = 1e-3
+"""Nats, and shares of one, by which rounded log-probs may be off."""
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 _HOW = "--generation-config vllm --logprobs-mode processed_logprobs"
 _OTHER_WAY = "name it as endpoint:MODEL@URL, or measure it with soul eval api"
 
@@ -164,13 +167,14 @@ def _base_model(url: str, entries: Sequence[ModelEntry], model: str) -> ModelEnt
     bases = [entry for entry in entries if not entry.parent]
     same = [entry for entry in bases if _is(entry, model)]
     roots = {entry.root or entry.id for entry in bases}
-    if same or len(roots) == 1:
+    if same or (len(roots) == 1 and not _hub_names_differ(*roots, model)):
         return (same or bases)[0]
-    names = ", ".join(entry.id for entry in bases) or "nothing"
+    names = ", ".join(_name_and_place(entry) for entry in bases) or "nothing"
     raise NotAttachable(
         f"The server at {url} does not serve '{model}'.",
         f"It serves {names}.",
-        "Attach a server that was started with this model, or name the model that it serves.",
+        "Attach a server that was started with this model (or with --served-model-name, where it "
+        "has another name there), or name the model that it serves.",
     )
 
 
@@ -178,6 +182,19 @@ def _is(entry: ModelEntry, model: str) -> bool:
     """Whether a server's model goes by the name of `model`, or comes from the same place."""
     name = model.partition("@")[0] if not Path(model).exists() else str(Path(model).resolve())
     return model in (entry.id, entry.root) or name in (entry.id, entry.root)
+
+
+def _hub_names_differ(root: str, model: str) -> bool:
+    """Whether a server's only model and `model` are models of the hub with other names, whoever
+    owns them: sizes of one family have one tokenizer, so nothing else would show it."""
+    names = [one.partition("@")[0] for one in (root, model)]
+    on_hub = all(_HUB_NAME.fullmatch(one) and not Path(one).exists() for one in names)
+    return on_hub and len({one.rpartition("/")[2].lower() for one in names}) > 1
+
+
+def _name_and_place(entry: ModelEntry) -> str:
+    """`base (from owner/name)`."""
+    return f"{entry.id} (from {entry.root})" if entry.root not in ("", entry.id) else entry.id
 
 
 def _one_name(entries: Mapping[str, ModelEntry]) -> str:
@@ -338,7 +355,7 @@ def _about(mode: LogprobsMode) -> tuple[str, ...]:
     if mode == "processed":
         return ()
     which = (
-        "log-probs before temperature (raw): they are used at temperature 1 alone"
+        "log-probs before temperature (raw): they are used at temperature 0 and 1 alone"
         if mode == "raw" else "no log-probs that could be used: replies carry none"
     )  # fmt: skip
     return (f"the server gives {which}; start it with {_HOW} to have all of them",)

@@ -75,7 +75,7 @@ def test_raw_log_probs_are_found_out_and_said() -> None:
         abilities = attach(server)
     assert abilities.logprobs == "raw"
     (line,) = abilities.remarks
-    assert "temperature 1 alone" in line and "--logprobs-mode processed_logprobs" in line
+    assert "temperature 0 and 1 alone" in line and "--logprobs-mode processed_logprobs" in line
 
 
 def test_a_server_without_log_probs_is_taken_without_them() -> None:
@@ -192,6 +192,17 @@ def test_the_only_model_there_is_taken_and_that_is_said() -> None:
         assert abilities.served == "base"
         (line,) = abilities.remarks
         assert "'base' (from /elsewhere/m)" in line and "taken for owner/name" in line
+
+
+def test_another_model_of_the_hub_is_refused_and_a_copy_of_this_one_is_not() -> None:
+    with ToyVllm(toy(served="base", root="owner/name-8B")) as server:
+        error = refusal(server, model="owner/name-4B")
+        assert "does not serve 'owner/name-4B'" in error.what
+        assert "base (from owner/name-8B)" in error.why
+        assert "taken for other/Name-8B" in attach(server, model="other/Name-8B@main").remarks[0]
+        assert "taken for ./folder" in attach(server, model="./folder").remarks[0]
+    with ToyVllm(toy(served="owner/name-4B", root="models/step-1")) as server:
+        assert attach(server, model="owner/name-4B").remarks == ()
 
 
 @pytest.mark.parametrize("root", ["owner/name", "folder"])
