@@ -9,8 +9,8 @@ is said and corrected: `Abilities.remarks` are lines for whoever attaches.
 
 * **Log-probs.** The top log-probs of one prompt at temperature 1 and 0.5: where the distances
   between them double, they are those of the distribution that is drawn from (*processed*); where
-  they stay, those of the logits (*raw*), which are used at temperature 0 and 1 alone. What cannot be
-  log-probs (a server may give logits in their place) is not used at all.
+  they stay, those of the logits (*raw*), which are used at temperature 0 and 1 alone. What cannot
+  be log-probs (a server may give logits in their place) is not used at all.
 * **Adapters.** The path for loading them answers a GET with 405 where it exists. Whether an adapter
   is taken, and arrives, shows when one is pushed (adapters.py).
 * What a server fills in by itself does not matter: every request names all its settings.
