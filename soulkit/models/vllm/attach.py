@@ -167,7 +167,7 @@ def _base_model(url: str, entries: Sequence[ModelEntry], model: str) -> ModelEnt
     bases = [entry for entry in entries if not entry.parent]
     same = [entry for entry in bases if _is(entry, model)]
     roots = {entry.root or entry.id for entry in bases}
-    if same or (len(roots) == 1 and not _hub_names_differ(*roots, model)):
+    if same or (len(roots) == 1 and not _hub_names_differ(min(roots), model)):
         return (same or bases)[0]
     names = ", ".join(_name_and_place(entry) for entry in bases) or "nothing"
     raise NotAttachable(
