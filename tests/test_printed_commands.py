@@ -79,6 +79,8 @@ NOT_RUN = {
     "soul train sft --model MODEL": "stands for any model; tests/train/test_corpus_run.py runs it "
     "with what follows, tests/test_own_chats.py a page of it",
     "soul train ditto --model MODEL": "the same",
+    "soul train ditto --model Qwen/Qwen3-8B --task tomi --engine vllm": "needs vLLM; "
+    "tests/vllm/test_training.py trains with it",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
     "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
