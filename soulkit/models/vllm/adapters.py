@@ -205,7 +205,9 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
             id=str(one["id"]),
             root=str(one.get("root") or ""),
             parent=str(one.get("parent") or ""),
-            max_context=limit if isinstance(limit := one.get("max_model_len"), int) else None,
+            max_context=limit
+            if type(limit := one.get("max_model_len")) is int and limit > 0
+            else None,
         )
         for one in entries
         if one.get("id")

@@ -9,7 +9,8 @@ is said and corrected: `Abilities.remarks` are lines for whoever attaches.
 
 * **Log-probs.** The top log-probs of one prompt at temperature 1 and 0.5: where the distances
   between them double, they are those of the distribution that is drawn from (*processed*); where
-  they stay, those of the logits (*raw*), which are used at temperature 1 alone.
+  they stay, those of the logits (*raw*), which are used at temperature 0 and 1 alone. What cannot
+  be log-probs (a server may give logits in their place) is not used at all.
 * **Adapters.** The path for loading them answers a GET with 405 where it exists. Whether an adapter
   is taken, and arrives, shows when one is pushed (adapters.py).
 * What a server fills in by itself does not matter: every request names all its settings.
@@ -17,14 +18,16 @@ is said and corrected: `Abilities.remarks` are lines for whoever attaches.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ModelLoadError
-from soulkit.keys import remember
+from soulkit.models.api.address import read_key
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.vllm.adapters import (
     LOAD,
@@ -49,6 +52,9 @@ TOP = 5
 """Log-probs of the most likely tokens that are asked for; servers give 20 by default."""
 LEAST_SPREAD = 1e-3
 """Nats between the first and the last of them, below which nothing can be told from them."""
+_ROUNDING = 1e-3
+"""Nats, and shares of one, by which rounded log-probs may be off."""
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 _HOW = "--generation-config vllm --logprobs-mode processed_logprobs"
 _OTHER_WAY = "name it as endpoint:MODEL@URL, or measure it with soul eval api"
 
@@ -79,9 +85,11 @@ class Abilities:
 
 
 def attached_addresses(urls: Iterable[str]) -> tuple[Address, ...]:
-    """Running servers as they are asked, with the key in VLLM_API_KEY where there is one."""
-    key = os.environ.get(KEY_ENV, "").strip()
-    remember(key)
+    """Running servers as they are asked, with the key in VLLM_API_KEY where there is one.
+
+    ModelLoadError where what stands there can be none.
+    """
+    key = read_key(KEY_ENV, optional=True)
     return tuple(Address(url, key) for url in urls)
 
 
@@ -159,13 +167,14 @@ def _base_model(url: str, entries: Sequence[ModelEntry], model: str) -> ModelEnt
     bases = [entry for entry in entries if not entry.parent]
     same = [entry for entry in bases if _is(entry, model)]
     roots = {entry.root or entry.id for entry in bases}
-    if same or len(roots) == 1:
+    if same or (len(roots) == 1 and not _hub_names_differ(min(roots), model)):
         return (same or bases)[0]
-    names = ", ".join(entry.id for entry in bases) or "nothing"
+    names = ", ".join(_name_and_place(entry) for entry in bases) or "nothing"
     raise NotAttachable(
         f"The server at {url} does not serve '{model}'.",
         f"It serves {names}.",
-        "Attach a server that was started with this model, or name the model that it serves.",
+        "Attach a server that was started with this model (or with --served-model-name, where it "
+        "has another name there), or name the model that it serves.",
     )
 
 
@@ -173,6 +182,19 @@ def _is(entry: ModelEntry, model: str) -> bool:
     """Whether a server's model goes by the name of `model`, or comes from the same place."""
     name = model.partition("@")[0] if not Path(model).exists() else str(Path(model).resolve())
     return model in (entry.id, entry.root) or name in (entry.id, entry.root)
+
+
+def _hub_names_differ(root: str, model: str) -> bool:
+    """Whether a server's only model and `model` are models of the hub with other names, whoever
+    owns them: sizes of one family have one tokenizer, so nothing else would show it."""
+    names = [one.partition("@")[0] for one in (root, model)]
+    on_hub = all(_HUB_NAME.fullmatch(one) and not Path(one).exists() for one in names)
+    return on_hub and len({one.rpartition("/")[2].lower() for one in names}) > 1
+
+
+def _name_and_place(entry: ModelEntry) -> str:
+    """`base (from owner/name)`."""
+    return f"{entry.id} (from {entry.root})" if entry.root not in ("", entry.id) else entry.id
 
 
 def _one_name(entries: Mapping[str, ModelEntry]) -> str:
@@ -291,12 +313,33 @@ def logprobs_mode(warm: Mapping[str, float], cold: Mapping[str, float]) -> Logpr
     """Of which distribution a server's log-probs are, from the top ones at temperature 1 and 0.5
     (token → nats). Where they are too close to tell, the more cautious answer."""
     both = [token for token in warm if token in cold]
-    if len(both) < 2:
+    if len(both) < 2 or not (_add_up(warm) and _add_up(cold)):
         return "none"
     most, least = max(both, key=lambda t: warm[t]), min(both, key=lambda t: warm[t])
     spread = warm[most] - warm[least]
-    doubled = cold[most] - cold[least] > 1.5 * spread
-    return "processed" if spread >= LEAST_SPREAD and doubled else "raw"
+    if spread < LEAST_SPREAD or cold[most] - cold[least] <= 1.5 * spread:
+        return "raw"
+    return "processed" if _normalised(warm, cold[most] - 2 * warm[most]) else "none"
+
+
+def _add_up(nats: Mapping[str, float]) -> bool:
+    """Whether these can be log-probs of tokens that exclude each other. Logits hardly ever are,
+    which a server may be told to give in their place."""
+    return all(one <= _ROUNDING for one in nats.values()) and (
+        sum(map(math.exp, nats.values())) <= 1 + _ROUNDING
+    )
+
+
+def _normalised(warm: Mapping[str, float], shift: float) -> bool:
+    """Whether halving the temperature moved what doubled as far as it moves log-probs, and left it
+    not in its place, as it does logits.
+
+    Log-probs move by -log of the sum of p². Those of the tokens that are not among the top ones are
+    not known, but none of them is more likely than the last of these.
+    """
+    top = sorted((math.exp(nats) for nats in warm.values()), reverse=True)[:TOP]
+    most = sum(p * p for p in top) + top[-1] * max(0.0, 1 - sum(top))
+    return shift >= -math.log(min(1.0, most)) / 2 - _ROUNDING
 
 
 def _top(choice: Mapping[str, Any]) -> dict[str, float]:
@@ -312,7 +355,7 @@ def _about(mode: LogprobsMode) -> tuple[str, ...]:
     if mode == "processed":
         return ()
     which = (
-        "log-probs before temperature (raw): they are used at temperature 1 alone"
+        "log-probs before temperature (raw): they are used at temperature 0 and 1 alone"
         if mode == "raw" else "no log-probs that could be used: replies carry none"
     )  # fmt: skip
     return (f"the server gives {which}; start it with {_HOW} to have all of them",)

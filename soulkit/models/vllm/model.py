@@ -280,12 +280,23 @@ class VllmModel:
         for _ in range(TRIES):
             try:
                 body = await self._fleet.ask(PATH, dict(question.body))
-                _read(body, question)
+                emission = _read(body, question)
             except (Unreadable, ServerGone) as error:
                 problem = error
             else:
+                self._check_whole(emission, question)
                 return body
         raise ProviderError(f"{self.name}: {problem}") from problem
+
+    def _check_whole(self, emission: Emission, question: _Question) -> None:
+        """Raise ProviderError for a reply that a limit of the server's own has cut: a server says
+        of it what it says of one that has reached the limit that was asked for."""
+        if not emission.stopped and len(emission.ids) < question.room:
+            raise ProviderError(
+                f"{self.name}: the server cut the reply after {len(emission.ids)} of "
+                f"{question.room} tokens: it has a limit of its own. Start it with "
+                "--generation-config vllm, and with the context of the model (--max-model-len)."
+            )
 
     def _turned_down(self, sampling: Sampling, refusal: ServerRefused) -> None:
         form = sampling.form

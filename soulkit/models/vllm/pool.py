@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from soulkit.models.ledger.ledger import Ledger
     from soulkit.models.roles.config import RolesConfig
     from soulkit.models.roles.settings import RoleSettings
+    from soulkit.models.vllm.adapters import ServedAdapter
     from soulkit.models.vllm.model import VllmModel
 
 LOGS = "vllm"
@@ -178,8 +179,8 @@ class _Served:
     fleet: Fleet
     abilities: Abilities
     codec: Codec
-    adapters: dict[str, str] = field(default_factory=dict)
-    """Folder → the name that it was loaded under."""
+    adapters: dict[str, ServedAdapter] = field(default_factory=dict)
+    """By their folders."""
 
 
 class Servers:
@@ -344,20 +345,15 @@ class Servers:
 
     def _loaded(self, served: _Served, adapter: Path) -> str:
         """The name under which an adapter is served."""
-        from soulkit.models.vllm.adapters import prove_adapter, push_adapter, unique_name
+        from soulkit.models.vllm.adapters import serve_adapter
 
         folder = str(adapter.resolve())
         if folder not in served.adapters:
-            name = unique_name(adapter)
             prompt = served.codec.prompt_ids([Segment("user", CANARY)])
-
-            async def load() -> None:
-                await push_adapter(served.fleet, adapter, name)
-                await prove_adapter(served.fleet, served.abilities.served, name, adapter, prompt)
-
-            asyncio.run(load())
-            served.adapters[folder] = name
-        return served.adapters[folder]
+            served.adapters[folder] = asyncio.run(
+                serve_adapter(served.fleet, served.abilities.served, adapter, prompt)
+            )
+        return served.adapters[folder].name
 
     # -- in the end --------------------------------------------------------------------------------
 
@@ -382,20 +378,18 @@ class Servers:
 
     def _leave(self, key: Any) -> None:
         """Take what was loaded away from servers that go on without this run."""
-        from soulkit.models.vllm.adapters import unload_adapter
-
         served = self._served.pop(key)
 
         async def unload() -> None:
             async with asyncio.timeout(LEAVE_S):
-                for name in served.adapters.values():
-                    await unload_adapter(served.fleet, name)
+                for adapter in served.adapters.values():
+                    await adapter.unload(served.fleet)
             await served.fleet.close()
 
         try:
             asyncio.run(unload())
         except (SoulError, OSError, TimeoutError) as error:
-            left = ", ".join(served.adapters.values())
+            left = ", ".join(one.name for one in served.adapters.values() if one.lent)
             self.say(f"adapters that could not be taken back from the servers: {left} ({error})")
 
 

@@ -13,7 +13,7 @@ nowhere else: `gives_logprobs` says where. A form masks the logits before both.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +31,11 @@ LogprobsMode = Literal["processed", "raw", "none"]
 """Of which distribution a server's log-probs are; none: it gives none that could be used."""
 LEAST_TEMPERATURE = 0.01
 """A server takes any lower one, but for 0, for this one."""
+MOST_STOPS = 4
+"""Stop strings that a server takes. The codec cuts at all of them; the others end no sampling."""
+_MOST_ID = 2**31 - 1
+_ROUNDING = 1e-3
+"""Nats by which a rounded log-prob may be above zero."""
 _NO_SEED = -1
 """Stands for a seed that nobody chose: such replies are repeatable as well."""
 _FINISHED = ("stop", "length")
@@ -90,7 +95,7 @@ def completion_request(
     }
     stops = [text for text in sampling.stop if text]
     if stops:
-        body["stop"] = stops
+        body["stop"] = stops[:MOST_STOPS]
     if logprobs:
         body["logprobs"] = 0
     if form and sampling.form is not None:
@@ -126,7 +131,7 @@ def read_emission(
 def _ids(values: object) -> tuple[int, ...]:
     """The ids in a list, and nothing else of it."""
     ids = values if isinstance(values, list) else []
-    return tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool))
+    return tuple(one for one in ids if type(one) is int and 0 <= one <= _MOST_ID)
 
 
 def _logprobs_of(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
@@ -134,6 +139,9 @@ def _logprobs_of(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
     notes = holder.get("token_logprobs") if isinstance(holder, dict) else None
     if not isinstance(notes, list) or len(notes) != count:
         raise Unreadable("no log-prob for every token")
-    if not all(isinstance(one, int | float) and math.isfinite(one) for one in notes):
+    # An integer beyond every float is compared here, and converted nowhere.
+    if not all(type(one) in (int, float) and abs(one) <= sys.float_info.max for one in notes):
         raise Unreadable("a log-prob that is no number")
-    return tuple(float(one) for one in notes)
+    if any(one > _ROUNDING for one in notes):
+        raise Unreadable("a log-prob above zero: the server gives something else under that name")
+    return tuple(map(float, notes))

@@ -16,6 +16,7 @@ from soulkit.models.vllm.adapters import (
     AdapterNotServed,
     ServedAdapter,
     any_weight,
+    entries_of,
     largest_gap,
     prompt_logprobs,
     prove_adapter,
@@ -192,6 +193,13 @@ def test_a_folder_that_the_servers_have_already_is_asked_for_under_its_name(tmp_
         other = adapter(tmp_path / "b")
         with pytest.raises(AdapterNotServed):
             run(lambda: serve_adapter(servers, "base", other, PROMPT))
+
+
+@pytest.mark.parametrize("limit", [0, -5, True, "1024", None])
+def test_a_context_that_is_no_number_of_tokens_is_not_known(limit: object) -> None:
+    (entry,) = entries_of({"data": [{"id": "base", "max_model_len": limit}]})
+    assert entry.max_context is None
+    assert entries_of({"data": [{"id": "base", "max_model_len": 64}]})[0].max_context == 64
 
 
 # -- proof -----------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_raw_log_probs_are_found_out_and_said() -> None:
         abilities = attach(server)
     assert abilities.logprobs == "raw"
     (line,) = abilities.remarks
-    assert "temperature 1 alone" in line and "--logprobs-mode processed_logprobs" in line
+    assert "temperature 0 and 1 alone" in line and "--logprobs-mode processed_logprobs" in line
 
 
 def test_a_server_without_log_probs_is_taken_without_them() -> None:
@@ -102,6 +102,12 @@ def test_of_several_servers_the_least_able_counts() -> None:
         ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -0.2, "b": -2.2, "d": -8.2}, "processed"),
         # So flat that nothing can be told: the cautious answer.
         ({"a": -3.0, "b": -3.0001}, {"a": -3.0, "b": -3.0002}, "raw"),
+        # A model that is sure: its log-probs hardly move.
+        ({"a": -1e-5, "b": -12.0}, {"a": -1e-9, "b": -24.0}, "processed"),
+        # Logits, as they are and divided by the temperature; below zero they add up to less than 1.
+        ({"a": 14.0, "b": 9.0, "c": 8.5}, {"a": 14.0, "b": 9.0, "c": 8.5}, "none"),
+        ({"a": 14.0, "b": 9.0, "c": 8.5}, {"a": 28.0, "b": 18.0, "c": 17.0}, "none"),
+        ({"a": -2.0, "b": -3.0, "c": -4.0}, {"a": -4.0, "b": -6.0, "c": -8.0}, "none"),
         ({"a": -3.0}, {"a": -3.0}, "none"),
         ({}, {}, "none"),
     ],
@@ -155,6 +161,16 @@ def test_a_wrong_key_names_its_variable_and_no_key(monkeypatch: pytest.MonkeyPat
     assert "right" not in repr(address)
 
 
+@pytest.mark.parametrize("key", ["schlüssel-1234567", "two words", "a\nb1234567"])
+def test_what_no_header_can_hold_is_refused_as_a_key(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    with pytest.raises(UserError, match="VLLM_API_KEY") as caught:
+        attached_addresses(["http://host:1"])
+    assert all(caught.value.lines()) and key not in " ".join(caught.value.lines())
+
+
 def test_one_request_may_go_to_any_server_so_the_name_must_be_one() -> None:
     with ToyVllm(toy(served="one")) as one, ToyVllm(toy(served="other")) as other:
         error = refusal(one, other, model="elsewhere")
@@ -176,6 +192,17 @@ def test_the_only_model_there_is_taken_and_that_is_said() -> None:
         assert abilities.served == "base"
         (line,) = abilities.remarks
         assert "'base' (from /elsewhere/m)" in line and "taken for owner/name" in line
+
+
+def test_another_model_of_the_hub_is_refused_and_a_copy_of_this_one_is_not() -> None:
+    with ToyVllm(toy(served="base", root="owner/name-8B")) as server:
+        error = refusal(server, model="owner/name-4B")
+        assert "does not serve 'owner/name-4B'" in error.what
+        assert "base (from owner/name-8B)" in error.why
+        assert "taken for other/Name-8B" in attach(server, model="other/Name-8B@main").remarks[0]
+        assert "taken for ./folder" in attach(server, model="./folder").remarks[0]
+    with ToyVllm(toy(served="owner/name-4B", root="models/step-1")) as server:
+        assert attach(server, model="owner/name-4B").remarks == ()
 
 
 @pytest.mark.parametrize("root", ["owner/name", "folder"])

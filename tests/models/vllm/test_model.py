@@ -107,6 +107,14 @@ def test_the_token_that_completes_a_stop_string_stays() -> None:
     assert (cut.text, cut.stop_reason) == ("red green", "length")
 
 
+def test_a_reply_that_the_server_cut_at_a_limit_of_its_own_is_none() -> None:
+    script = {0: Fault(choice={"finish_reason": "length"})}
+    with says("red green", end=False, script=script) as server:
+        with pytest.raises(ProviderError, match=r"after 2 of \d+ tokens.*--generation-config vllm"):
+            run(model(server))
+        assert len(server.requests) == 1
+
+
 def test_an_end_that_only_the_server_knows_is_one() -> None:
     script = {0: Fault(choice={"finish_reason": "stop"})}
     with says("red", end=False, script=script) as server:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.errors import ConfigError, ModelLoadError
+from soulkit.models.local.loading import adapter_hash
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.roles.config import RolesConfig
 from soulkit.models.vllm.engine import ResolvedEngine, interpreter, resolve_engine
@@ -25,7 +26,9 @@ from soulkit.models.vllm.pool import (
 )
 from soulkit.models.vllm.settings import parse_engine
 from soulkit.types import Call, Completion, Sampling, Segment
+from tests.models.vllm.test_adapters import adapter as write_adapter
 from tests.support.servers import tiny_vllm
+from tests.support.servers.toy_vllm import Toy
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +155,20 @@ def test_an_interpreter_in_the_home_folder_may_be_named_by_a_tilde(
     assert interpreter("~/vllm/bin/python") == "/home/somebody/vllm/bin/python"
     monkeypatch.setenv("SOULKIT_VLLM_PYTHON", "~/other/bin/python")
     assert interpreter(None) == "/home/somebody/other/bin/python"
+
+
+@pytest.mark.torch
+def test_an_adapter_that_attached_servers_were_started_with_is_asked_for_and_left(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "a")
+    toy = Toy(without=frozenset({"adapters"}), shelf={"house": str(folder)})
+    need, terms = ServerNeed(model=str(models[0]), lora_rank=8), ServerTerms()
+    with tiny_vllm.TalkingVllm(models[0], toy) as server:
+        with Servers(
+            tmp_path, terms, say=lambda _: None, attached=[server.url], attached_model=need.model
+        ) as servers:
+            servers.prepare([need])
+            model = servers.sampler(need, adapter=folder)
+            assert (model.served, model.policy_version) == ("house", adapter_hash(folder))
+        assert set(server.adapters) == {"house"}

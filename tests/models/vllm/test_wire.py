@@ -47,6 +47,10 @@ def test_seeds_belong_to_the_call() -> None:
     assert request(Sampling())["seed"] == seeds[-1]
 
 
+def test_a_server_is_sent_no_more_stop_strings_than_it_takes() -> None:
+    assert request(Sampling(stop=("a", "", "b", "c", "d", "e")))["stop"] == ["a", "b", "c", "d"]
+
+
 def test_a_form_goes_where_the_server_reads_it() -> None:
     held = request(Sampling(form=FORM), form=True)
     assert held["structured_outputs"] == {"json": {"enum": ["a"]}}
@@ -92,11 +96,17 @@ def test_a_reply_is_ids_and_logprobs() -> None:
         (reply(prompt_token_ids=[1, 4, 5]), "another prompt"),
         (reply(token_ids=None), "no token ids"),
         (reply(token_ids=[8, "2"]), "no token ids"),
+        (reply(token_ids=[8, True]), "no token ids"),
+        (reply(token_ids=[8, -1]), "no token ids"),  # no tokenizer decodes these two
+        (reply(token_ids=[8, 10**30]), "no token ids"),
         (reply(finish_reason="abort"), "gave the reply up"),
         (reply(logprobs=None), "no log-prob"),
         (reply(logprobs={"token_logprobs": [-0.5]}), "no log-prob"),
         (reply(logprobs={"token_logprobs": [None, -1]}), "no number"),
         (json.loads(json.dumps(reply(logprobs={"token_logprobs": [1e999, 0]}))), "no number"),
+        (reply(logprobs={"token_logprobs": [-(10**400), -1]}), "no number"),
+        (reply(logprobs={"token_logprobs": [True, -1]}), "no number"),
+        (reply(logprobs={"token_logprobs": [-0.5, 3.25]}), "above zero"),
     ],
 )
 def test_what_cannot_be_read_is_no_reply(body: dict[str, Any], why: str) -> None:

@@ -4,11 +4,11 @@
         VllmClient(Address(server.url))
 
 It has no model: `answer` writes the emitted ids, and the server does with them what vLLM does: it
-cuts them at `max_tokens` and at `stop_token_ids`, says how they ended, and gives log-probs of a
-fixed distribution, before temperature (`raw`) or after it. A `schema` that it follows is answered
-by what `spell` writes of its first allowed value; otherwise schemas are taken and ignored. `script`
-maps the number of a completion to a `Fault`; `health` is the status of /health, 0 for a server that
-leaves the question open.
+cuts them at `max_tokens` and at `stop_token_ids`, says how they ended (what ends before either has
+met a stop string), and gives log-probs of a fixed distribution, before temperature (`raw`) or after
+it. A `schema` that it follows is answered by what `spell` writes of its first allowed value;
+otherwise schemas are taken and ignored. `script` maps the number of a completion to a `Fault`;
+`health` is the status of /health, 0 for a server that leaves the question open.
 """
 
 from __future__ import annotations
@@ -154,4 +154,4 @@ def _cut(ids: list[int], body: Body) -> tuple[list[int], str]:
     for place, one in enumerate(ids[: body["max_tokens"]]):
         if one in body["stop_token_ids"]:
             return ids[: place + 1], "stop"
-    return ids[: body["max_tokens"]], "length"
+    return ids[: body["max_tokens"]], "length" if len(ids) >= body["max_tokens"] else "stop"
