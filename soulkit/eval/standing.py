@@ -11,17 +11,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.controls import control_counts, controls_left
 from soulkit.eval.provenance import ENGINE, read_provenance
 from soulkit.eval.summary import Summary, summary_line
+from soulkit.models.local.journal import SAMPLED
 from soulkit.models.vllm.engine import LOCAL, engine_words
 from soulkit.play.controls import ControlJob
 from soulkit.play.engine import Job
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
-from soulkit.runs.packing import has_lines, newest_change
+from soulkit.runs.packing import has_lines, lines_in, newest_change
 from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
 from soulkit.types import ControlRecord, record_key
 from soulkit.version import __version__
@@ -133,11 +135,15 @@ def check_weights(run: Run, version: str) -> None:
 
 def begun_engine(run: Run) -> Mapping[str, str]:
     """What the actor of `run` has been sampled by so far: kind, and version of vLLM. Empty for a
-    run without any episode; LOCAL where an earlier version began it."""
-    if not has_lines(run.episodes):
-        return {}
+    run that has sampled nothing; LOCAL where an earlier version began it."""
+    if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
+        return {}  # files that were opened, and a start that failed, are no beginning
     engine = read_provenance(run.path).get(ENGINE)
     return dict(engine) if isinstance(engine, Mapping) else LOCAL
+
+
+def _any_line(path: Path) -> bool:
+    return has_lines(path) and next(lines_in(path), None) is not None
 
 
 def check_engine(run: Run, engine: Mapping[str, str]) -> None:
