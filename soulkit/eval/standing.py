@@ -18,6 +18,7 @@ from soulkit.eval.controls import control_counts, controls_left
 from soulkit.eval.keeping import at_work
 from soulkit.eval.provenance import ENGINE, PROVENANCE, read_provenance
 from soulkit.eval.summary import Summary, summary_line
+from soulkit.models.local.journal import SAMPLED
 from soulkit.models.vllm.engine import LOCAL, engine_words
 from soulkit.play.controls import ControlJob
 from soulkit.play.engine import Job
@@ -144,11 +145,15 @@ def is_unbegun(folder: Path, command: str) -> bool:
 
 def begun_engine(run: Run) -> Mapping[str, str]:
     """What the actor of `run` has been sampled by so far: kind, and version of vLLM. Empty for a
-    run without any episode; LOCAL where an earlier version began it."""
-    if not has_lines(run.episodes) or not any(lines_in(run.episodes)):
-        return {}  # a run that was ended before its first reply has the file already
+    run that has sampled nothing; LOCAL where an earlier version began it."""
+    if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
+        return {}  # files that were opened, and a start that failed, are no beginning
     engine = read_provenance(run.path).get(ENGINE)
     return dict(engine) if isinstance(engine, Mapping) else LOCAL
+
+
+def _any_line(path: Path) -> bool:
+    return has_lines(path) and next(lines_in(path), None) is not None
 
 
 def check_engine(run: Run, engine: Mapping[str, str]) -> None:

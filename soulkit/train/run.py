@@ -17,7 +17,7 @@ from soulkit.eval.keeping import alone
 from soulkit.eval.provenance import ENGINE, keep_provenance, teacher_print
 from soulkit.eval.summary import summarise
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.local.journal import Journal
+from soulkit.models.local.journal import SAMPLED, Journal
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
@@ -77,8 +77,6 @@ from soulkit.types import Record
 
 TINY_CONTEXT = 4096
 """Tokens that a tiny model holds: positions cost it no weights."""
-SAMPLED = "sampled.jsonl"
-"""What the sampler produced since the newest checkpoint: a killed step takes it up again."""
 Parts = tuple[TrainConfig, Run, Policy, Policy | None, Material, TrainingEngine]
 """Everything that a training needs; the second policy is a teacher."""
 

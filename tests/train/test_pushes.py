@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from soulkit.errors import ConfigError, UserError
+from soulkit.errors import ConfigError, RunError, UserError
+from soulkit.eval.provenance import ENGINE, keep_provenance
+from soulkit.eval.standing import check_engine
 from soulkit.models.codec import Codec
-from soulkit.models.local.journal import Journal, JournalKey
+from soulkit.models.local.journal import SAMPLED, Journal, JournalKey
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.vllm.adapters import NotArrived
 from soulkit.models.vllm.attach import Abilities
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.fleet import Fleet
 from soulkit.models.vllm.model import VllmModel
+from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
 from soulkit.train.objectives.sequences import TrainSequence
@@ -299,3 +302,22 @@ def test_an_adapter_that_servers_do_not_know_is_refused(policy: Policy) -> None:
 def test_errors_have_three_lines() -> None:
     error = NotArrived("what", "why", "way out")
     assert isinstance(error, UserError) and len(error.lines()) == 3
+
+
+# --- taken up by another engine -------------------------------------------------------------------
+
+
+def test_a_start_that_failed_binds_nobody_to_its_engine(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "run", "train grpo", {})
+    engine = {"kind": "vllm", "version": "0.32.0"}
+    keep_provenance(run, {"players": {}, "tasks": {}, ENGINE: engine})
+    for name in ("episodes.jsonl", SAMPLED):
+        (run.path / name).touch()  # opened, and nothing was played
+    check_engine(run, {"kind": "local"})
+    (run.path / SAMPLED).write_text('{"policy": "x"}\n', encoding="utf-8")  # killed in a step
+    with pytest.raises(RunError, match="sampled by vllm"):
+        check_engine(run, {"kind": "local"})
+    (run.path / SAMPLED).write_bytes(b"")  # the step is over
+    run.episodes.write_text('{"key": "0/x/0/draft"}\n', encoding="utf-8")
+    with pytest.raises(RunError, match="sampled by vllm"):
+        check_engine(run, {"kind": "local"})

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from soulkit.models.local.journal import SAMPLED
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import DEV_EPISODES, newest_dev
-from soulkit.train.run import SAMPLED
 from soulkit.train.state.checkpoint import Position, checkpoints, prune, read_position
 from soulkit.train.state.loop import Loop
 from tests.support.resuming import (

@@ -20,6 +20,9 @@ from soulkit.errors import DataError
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
 from soulkit.types import Call, Completion, Sampling
 
+SAMPLED = "sampled.jsonl"
+"""The journal of a training, in its run's folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class JournalKey:
