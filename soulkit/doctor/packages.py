@@ -65,7 +65,7 @@ def vllm_line(python: str | None = None) -> CheckLine:
         return CheckLine.of_error(PART, "vLLM", error)
     whose = "" if path == sys.executable else f" of {path}"
     if install is None:
-        words = f"not installed{whose or ' here'}; samples faster, on a GPU above all"
+        words = f"not installed{whose or ' here'}; --engine local samples without it"
         return _line("vLLM", "note", words, f"{install_line('vllm')}, or --vllm-python PATH")
     words = f"{install.distribution} {install.version}{whose}, "
     words += "on the GPU" if install.on_gpu else "on the CPU"
