@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 from collections.abc import Iterator
@@ -36,6 +37,14 @@ SECRETS = {
     "an AWS key": r"\bAKIA[0-9A-Z]{16}\b",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_search_for_garbage() -> Iterator[None]:
+    """Trees of the whole repository are much to look through, and none of it is garbage."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @cache

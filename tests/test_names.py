@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,14 @@ ROLES = {
     "rows": "the made rows of a benchmark, named in its declaration",
 }
 """Public names that several modules have because each fills the same place, and which."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_search_for_garbage() -> Iterator[None]:
+    """Trees of the whole repository are much to look through, and none of it is garbage."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def bindings(path: Path) -> Iterator[tuple[str, int]]:

@@ -150,6 +150,7 @@ def test_a_run_that_ended_before_its_first_reply_takes_any_engine(
     assert len(replies(out)) == N
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_mended_in_the_same_folder(
     tiny: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -213,6 +214,7 @@ def test_what_cannot_be_had_is_refused_before_there_is_a_folder(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_actor_and_judge_of_one_model_share_a_server(
     tiny: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -233,6 +235,7 @@ def test_actor_and_judge_of_one_model_share_a_server(
     assert len(starts(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_a_replay_samples_the_actor_and_takes_the_judge_from_the_ledger(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -145,6 +145,7 @@ def test_one_429_stops_everybody_and_not_as_a_herd() -> None:
     assert arrived[1] - arrived[0] >= 0.2, "another call went during the pause"
 
 
+@pytest.mark.slow
 def test_a_storm_of_429s_costs_no_episode() -> None:
     """The server takes eight requests in any 0.2 s and is asked by 64 at once."""
     taken: list[float] = []

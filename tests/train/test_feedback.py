@@ -127,6 +127,7 @@ class Coach:
         return f"It is {SHADES[speaker % 3]}." if step in self.leaking else "Look at the light."
 
 
+@pytest.mark.slow
 def test_one_step_of_use_begins_the_count_anew(tmp_path: Path, model: Path, capfd: Any) -> None:
     out, options = tmp_path / "run", shade_options(tmp_path, "kind")
     with ScriptedServer(answer=Coach(8, {0, 1, 3, 4})) as server:
@@ -173,6 +174,7 @@ def test_of_a_mixture_the_task_is_named_and_the_others_carry_on(
     assert f"step 3: {remark}" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_refined_rollouts_without_a_score_are_of_no_use(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:
@@ -218,6 +220,7 @@ def test_drafts_that_want_no_feedback_do_not_stop_a_run(
     assert "nothing was refined" not in shown.err and "32 of 32 drafts wanted none" in shown.out
 
 
+@pytest.mark.slow
 def test_full_marks_need_no_feedback_whatever_was_said(tmp_path: Path, model: Path) -> None:
     out, options = tmp_path / "run", scripted(tmp_path, "generous")
     assert train("ditto", model, out, *options, "--steps", 4) == 0
@@ -238,6 +241,7 @@ def test_gated_steps_leave_the_count_as_it_is(tmp_path: Path, model: Path, capfd
     assert "feedback/missing" not in lines[1]
 
 
+@pytest.mark.slow
 def test_what_is_used_adds_nothing_to_the_line(tmp_path: Path, model: Path, capfd: Any) -> None:
     out, options = tmp_path / "run", shade_options(tmp_path, "kind")
     assert train("ditto", model, out, *options, "--steps", 1) == 0

@@ -36,7 +36,8 @@ from soulkit.models.vllm.version import VllmInstall, vllm_version
 
 START_S = 300.0
 """For a server to answer; the first start of an installation compiles for minutes."""
-_EVERY_S = 1.0
+_LOOK_S, _TELL_S = 0.2, 1.0
+"""Between two looks at a server that starts, and two words about it."""
 _PORTS = 3
 """That are tried where somebody takes one between its choice and its use."""
 
@@ -153,7 +154,7 @@ class VllmServer:
 
     def _comes_up(self, end: float, watch: Watch | None) -> bool:
         """Whether it answers; False where its port was taken. ServerFailed for all else."""
-        begin = time.monotonic()
+        begin = due = time.monotonic()
         while not self._answers():
             if self._running.ended:
                 words = diagnosis(self.log, self._since)
@@ -163,9 +164,10 @@ class VllmServer:
             now = time.monotonic()
             if now >= end:
                 raise self._too_slow(now - begin)
-            if watch is not None:
+            if watch is not None and now >= due:
+                due = now + _TELL_S
                 watch(now - begin, last_line(self.log, self._since))
-            self._running.wait(_EVERY_S)
+            self._running.wait(_LOOK_S)
         return True
 
     def _answers(self) -> bool:

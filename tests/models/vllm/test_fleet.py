@@ -76,6 +76,7 @@ def test_a_server_that_dies_half_way_costs_nothing_but_its_requests_put_again() 
     assert sum(len(server.bodies()) for server in (one, other)) == sum(again.values())
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_dropped_and_its_requests_go_to_the_others() -> None:
     bodies, lines = [body(n) for n in range(12)], list[str]()
     with ToyVllm() as one, ToyVllm() as other:
@@ -162,6 +163,7 @@ def test_callers_that_are_cancelled_give_their_places_back() -> None:
     assert len(server.bodies()) < 8
 
 
+@pytest.mark.slow
 def test_a_fleet_serves_one_event_loop_after_the_other() -> None:
     with ToyVllm(Toy(die_after=5)) as one, ToyVllm() as other:
         servers = fleet(one, other, in_flight=1, say=lambda _: None)

@@ -57,6 +57,7 @@ def alive(group: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_servers_are_shared_kept_and_stopped(models: tuple[Path, Path], tmp_path: Path) -> None:
     one, other = (ServerNeed(model=str(path)) for path in models)
     terms = ServerTerms(python=tiny_vllm.interpreter(tmp_path), in_flight=3, max_context=128)
