@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("soulkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soulkit")
 
+gc.disable()  # until all tests are collected
+
 # Who runs tests in several processes tells them a width, as of a terminal.
 os.environ.pop("COLUMNS", None)
 
@@ -111,6 +113,7 @@ def _skip_kind(report: Any) -> tuple[str, str]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was collected stays to the end: no later collection of garbage has to look at it."""
+    """What was collected stays to the end: no search for garbage has to look at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()

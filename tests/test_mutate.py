@@ -91,6 +91,7 @@ def test_the_named_thresholds_stand_once_each_and_can_be_changed(mutate: ModuleT
         assert mutate.guards(ROOT, mutant.path)
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_wherever_files_lie(mutate: ModuleType, tmp_path: Path) -> None:
     home = tmp_path / "home"
     for folder in mutate.FOLDERS:

@@ -257,6 +257,7 @@ def test_who_has_said_too_little_is_counted(
 # -- kills, silence, money -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_build_comes_to_the_same_rows_and_asks_nothing_twice(tmp_path: Path) -> None:
     source = write_conversations(tmp_path / "conversations.jsonl", 20)
     whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"

@@ -64,6 +64,7 @@ def test_a_model_is_loaded_once_for_its_runs_and_never_beside_another(
     assert parts[2].side == "expert" and expert.policy_version and weights() is None
 
 
+@pytest.mark.slow
 def test_what_was_measured_of_other_weights_is_refused(
     config: DistillConfig, tmp_path: Path
 ) -> None:

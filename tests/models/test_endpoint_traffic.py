@@ -171,6 +171,7 @@ def test_429s_without_end_end() -> None:
     assert len(server.requests) == 12
 
 
+@pytest.mark.slow
 def test_a_storm_that_serves_nobody_is_given_up() -> None:
     """One call at a time with growing pauses would go on for hours."""
     with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
@@ -206,6 +207,7 @@ def test_a_server_that_is_away_fails_everybody_at_once() -> None:
     assert any(re.match(pattern + r"\(connection refused\); \d+ calls gave up", s) for s in stories)
 
 
+@pytest.mark.slow
 def test_waiting_spends_no_attempts() -> None:
     """Forty calls of two attempts each, and a server that comes after a while."""
     port = free_port()

@@ -60,6 +60,7 @@ def test_the_least_loaded_server_is_asked_and_none_has_more_than_its_places() ->
     assert set(times_put(one, other).values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_half_way_costs_nothing_but_its_requests_put_again() -> None:
     bodies, lines = [body(n) for n in range(200)], list[str]()
     with ToyVllm(Toy(die_after=60)) as one, ToyVllm() as other:
