@@ -161,6 +161,25 @@ def _answer(file: TextIO, reply: Json) -> None:
     file.flush()
 
 
+class Versions:
+    """What a side of soulkit and transformers is made of."""
+
+    def __init__(self, spec: Json) -> None:
+        self.spec = spec
+
+    def run(self, request: Json) -> Json:
+        import peft
+        import torch
+        import transformers
+
+        import soulkit
+
+        return {
+            "soulkit": soulkit.__version__, "torch": torch.__version__,
+            "transformers": transformers.__version__, "peft": peft.__version__,
+        }  # fmt: skip
+
+
 def memory(name: str) -> int:
     """Bytes that Linux reports of this process: VmRSS (resident now) or VmHWM (at most)."""
     for line in Path("/proc/self/status").read_text().splitlines():

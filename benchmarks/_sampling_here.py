@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _processes import Json, forget_peak, serve
+from _processes import Json, Versions, forget_peak, serve
 from _sampling_cases import WORDS, Case, replies, timed
 
 from soulkit.models.local.loading import load_adapter, load_base, locate, pick_device
@@ -204,24 +204,6 @@ class Continuous(_Transformers):
 
 def _adapter_of(spec: Json) -> Path | None:
     return Path(spec["folder"]) / "adapter" if spec["lora"] else None
-
-
-class Versions:
-    """What these engines are made of."""
-
-    def __init__(self, spec: Json) -> None:
-        self.spec = spec
-
-    def run(self, request: Json) -> Json:
-        import peft
-        import transformers
-
-        import soulkit
-
-        return {
-            "soulkit": soulkit.__version__, "torch": torch.__version__,
-            "transformers": transformers.__version__, "peft": peft.__version__,
-        }  # fmt: skip
 
 
 if __name__ == "__main__":

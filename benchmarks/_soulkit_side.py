@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from _cases import VOCABULARY, Row
-from _processes import CLOCKS, Json, serve
+from _processes import CLOCKS, Json, Versions, serve
 from safetensors.torch import save_file
 
 from soulkit.models.local.tiny import build_tiny
@@ -168,24 +168,6 @@ class Sample:
         ]
         waits = [self.model.complete(self.context, sampling, call) for call in calls]
         return sum(len(done.token_ids) for done in await asyncio.gather(*waits))
-
-
-class Versions:
-    """What this side is made of."""
-
-    def __init__(self, spec: Json) -> None:
-        self.spec = spec
-
-    def run(self, request: Json) -> Json:
-        import peft
-        import transformers
-
-        import soulkit
-
-        return {
-            "soulkit": soulkit.__version__, "torch": torch.__version__,
-            "transformers": transformers.__version__, "peft": peft.__version__,
-        }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ ABOUT = frozenset({"url", "citation", "licence"})
 DEFAULT_KEY = "OPENAI_API_KEY"
 """The variable that a player's key comes from when none is named."""
 SERVERS_KEY = "VLLM_API_KEY"
-"""The variable that goes as a key to vLLM servers that run already."""
+"""The variable that goes as a key to vLLM servers that run already: where vLLM itself reads
+it from, since an address has no place for one."""
 DEFAULT_SERVER = "OpenAI's own address, or that in OPENAI_BASE_URL"
 OPENED = 1_000_000
 """Bytes of a named file at most that are read to be shown."""

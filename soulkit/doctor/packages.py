@@ -5,7 +5,6 @@ What soulkit asks for is read from its own metadata; nothing that is looked at i
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Collection, Iterator
@@ -23,7 +22,6 @@ from soulkit.models.vllm.version import NEWER, OLDEST, vllm_version
 from soulkit.version import __version__
 
 PART = "packages"
-VLLM_PYTHON = "SOULKIT_VLLM_PYTHON"
 BRINGS = {
     "train": "models on this machine, and training",
     "report": "figures in reports",
@@ -58,7 +56,7 @@ def package_lines(needed: Collection[str] = (), home: Path = HOME) -> Iterator[C
 
 def vllm_line(python: str | None = None) -> CheckLine:
     """The vLLM of the interpreter `python` (None: this one); it is not imported."""
-    path = interpreter(python or os.environ.get(VLLM_PYTHON))
+    path = interpreter(python)
     try:
         install = vllm_version(path)
     except ConfigError as error:

@@ -40,9 +40,8 @@ from soulkit.models.vllm.adapters import (
 from soulkit.models.vllm.client import Address, ServerRefused
 from soulkit.models.vllm.fleet import Body, Fleet
 from soulkit.models.vllm.wire import PATH, LogprobsMode
+from soulkit.trust import SERVERS_KEY
 
-KEY_ENV = "VLLM_API_KEY"
-"""Where vLLM itself reads the key of a server from; an address has no place for one."""
 PROBE_TEXT = (
     "Where is the apple? Anna put 3 of them into the box at 17:05, \"then\" left; nobody saw it.\n"
     "\tCafé, naïve, 2 × 3 = 6, 你好 — that's all."
@@ -89,7 +88,7 @@ def attached_addresses(urls: Iterable[str]) -> tuple[Address, ...]:
 
     ModelLoadError where what stands there can be none.
     """
-    key = read_key(KEY_ENV, optional=True)
+    key = read_key(SERVERS_KEY, optional=True)
     return tuple(Address(url, key) for url in urls)
 
 
@@ -149,11 +148,11 @@ async def _base_models(fleet: Fleet, model: str) -> dict[str, ModelEntry]:
 
 def _unlisted(url: str, refusal: ServerRefused) -> NotAttachable:
     if refusal.status in (401, 403):
-        there = "is set" if os.environ.get(KEY_ENV) else "is not set"
+        there = "is set" if os.environ.get(SERVERS_KEY) else "is not set"
         return NotAttachable(
             f"The server at {url} refuses the key: {refusal.message}",
-            f"The key of servers that are attached is read from {KEY_ENV}, which {there}.",
-            f"Run: export {KEY_ENV}=... with the key that the server was started with.",
+            f"The key of servers that are attached is read from {SERVERS_KEY}, which {there}.",
+            f"Run: export {SERVERS_KEY}=... with the key that the server was started with.",
         )
     return NotAttachable(
         f"The server at {url} has no list of models: {refusal}",
