@@ -46,6 +46,10 @@ GOOD = {"part": "means", "kind": "k", "tool": "soulkit", "without": 0.0, "width"
         ({"clusters": 20, "coverage": 0.95, "against": 1.15}, ""),
         ({"clusters": 20, "coverage": float("nan")}, "gives no interval"),
         ({"clusters": 10, "coverage": 0.999, "unheld": True}, ""),
+        ({"clusters": 10, "coverage": 0.999, "rare": True}, ""),
+        ({"clusters": 10, "coverage": 0.929, "rare": True}, "less than 0.93"),
+        ({"clusters": 20, "coverage": 0.85, "warned": True}, ""),
+        ({"clusters": 20, "coverage": 0.849, "warned": True}, "less than 0.85"),
     ],
 )
 def test_the_bounds_are_those_that_the_docs_name(

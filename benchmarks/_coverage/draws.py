@@ -71,13 +71,16 @@ def levels(rng: Rng, share: float, correlation: float, shape: tuple[int, int]) -
     return rng.beta(share * weight, (1 - share) * weight, shape)
 
 
-def yes_no(share: float, smallest: int, largest: int, correlation: float = 0.3) -> Kind:
+CORRELATION = 0.3
+
+
+def yes_no(share: float, smallest: int, largest: int) -> Kind:
     """0 or 1, clusters of `smallest` to `largest` rows."""
 
     def draw(rng: Rng, simulations: int, clusters: int) -> Draws:
         shape = (simulations, clusters)
         mask = ragged(rng.integers(smallest, largest + 1, shape))
-        chance = levels(rng, share, correlation, shape)[..., None]
+        chance = levels(rng, share, CORRELATION, shape)[..., None]
         return Draws((rng.random(mask.shape) < chance).astype(np.float64), mask)
 
     size = "one row" if largest == 1 else f"{smallest} to {largest} rows"
@@ -124,6 +127,9 @@ MEANS = (
     Kind("continuous, skewed, one row a cluster", 3 / 3.7, _continuous, yes_no=False),
     Kind("−5 to 10, two rollouts a cluster", _signed_truth(), _signed, (-5.0, 10.0), False),
     Kind("no scale, 1 to 6 rows a cluster", 20.0, _open, None, False),
+    yes_no(0.9, 1, 40),
+    yes_no(0.95, 1, 40),
+    yes_no(0.98, 1, 40),
 )
 
 
@@ -137,6 +143,7 @@ class Pairs:
     name: str
     truth: float
     draw: Callable[[Rng, int, int], tuple[Draws, Draws]]
+    yes_no: bool = True
 
 
 def _accuracies(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
@@ -152,6 +159,28 @@ def _alike(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
     a, b = _accuracies(rng, simulations, clusters)
     same = rng.random(a.values.shape) < 0.8
     return a, Draws(np.where(same, a.values, b.values), a.mask)
+
+
+def repairs(share: float, smallest: int = 1, largest: int = 1, broken: float = 0.0) -> Pairs:
+    """B repairs this share of all rows and breaks the share `broken`, the other answers are alike.
+    Clusters of several rows differ in how much is repaired in them."""
+
+    def draw(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
+        shape = (simulations, clusters)
+        mask = ragged(rng.integers(smallest, largest + 1, shape))
+        chance = np.full(shape, share) if largest == 1 else levels(rng, share, CORRELATION, shape)
+        moved, right = rng.random(mask.shape), rng.random(mask.shape) < 0.7
+        repaired = moved < chance[..., None]
+        lost = ~repaired & (moved > 1 - broken)
+        a = np.where(repaired, 0.0, np.where(lost, 1.0, right))
+        b = np.where(repaired, 1.0, np.where(lost, 0.0, right))
+        return Draws(a, mask), Draws(b, mask)
+
+    size = "one row" if largest == 1 else f"{smallest} to {largest} rows"
+    undone = f", breaks {broken:.0%}" if broken else ", breaks none"
+    return Pairs(
+        f"yes or no, B repairs {share:.0%}{undone}, {size} a cluster", share - broken, draw
+    )
 
 
 def _judges(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
@@ -173,8 +202,15 @@ def _better(rng: Rng, simulations: int, clusters: int) -> tuple[Draws, Draws]:
 PAIRS = (
     Pairs("yes or no, equal models", 0.0, _accuracies),
     Pairs("yes or no, equal models, four of five answers alike", 0.0, _alike),
-    Pairs("judged, equal models, 1 to 8 rows a cluster", 0.0, _judges),
-    Pairs("judged, B better by 0.1", 0.1, _better),
+    Pairs("judged, equal models, 1 to 8 rows a cluster", 0.0, _judges, yes_no=False),
+    Pairs("judged, B better by 0.1", 0.1, _better, yes_no=False),
+    repairs(0.02),
+    repairs(0.03),
+    repairs(0.05),
+    repairs(0.1),
+    repairs(0.05, 1, 10),
+    repairs(0.1, 1, 10),
+    repairs(0.05, broken=0.05),
 )
 
 

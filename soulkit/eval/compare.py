@@ -150,7 +150,8 @@ def compare_runs(
         mixed=mixed,
         remarks=(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
-            *(f"no metric '{metric}': {task}" for task in lacking),
+            *(error.what if metric in ("", HEADLINE) else f"no metric '{metric}': {task}"
+              for task, error in lacking.items()),
             *controls.remarks,
             *_training(one, other, compared.values(), len(last)),
         ),
@@ -236,20 +237,19 @@ class _Pairs:
     pairs: Mapping[str, TaskPair]
     registry: Registry
 
-    def contrasts(self, metric: str) -> tuple[dict[str, Contrast], list[str]]:
-        """(task → its difference, tasks that have no such metric); DataError when none has."""
+    def contrasts(self, metric: str) -> tuple[dict[str, Contrast], dict[str, DataError]]:
+        """(task → its difference, task → why it has no such metric); DataError when none has."""
         compared: dict[str, Contrast] = {}
-        lacking: list[str] = []
-        errors: list[DataError] = []
+        lacking: dict[str, DataError] = {}
         for task, pair in self.pairs.items():
             try:
                 compared[task] = contrast(pair, metric)
             except DataError as error:
-                lacking.append(task)
-                errors.append(error)
+                lacking[task] = error
         if not compared:
-            several = len(errors) > 1
-            raise unknown_metric(metric, list(self.pairs.values())) if several else errors[0]
+            several = len(lacking) > 1
+            (first, *_) = lacking.values()
+            raise unknown_metric(metric, list(self.pairs.values())) if several else first
         return compared, lacking
 
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:

@@ -111,6 +111,8 @@ def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
         scores = replace(pair, a=pair.held_out[0], b=pair.held_out[1], held_out=None)
         return replace(contrast(scores), metric=DEV)
     name = pair.headline if metric in ("", HEADLINE) else metric
+    if any(cells[name].not_applicable for cells in pair.recorded if name in cells):
+        raise _undefined_headline(name, pair)
     if name in _batch_names(pair):
         return _of_batches(pair, name)
     if name == pair.headline and name != VALUE:
@@ -127,6 +129,13 @@ def _undefined_headline(name: str, pair: TaskPair) -> DataError:
     """The error of a headline that at least one run cannot have; its values are another number."""
     means = [cells[name].mean if name in cells else None for cells in pair.recorded]
     lone = " and ".join(run for run, mean in zip("AB", means, strict=True) if mean is None)
+    whys = dict.fromkeys(cells[name].not_applicable for cells in pair.recorded if name in cells)
+    if why := "; ".join(filter(None, whys)):
+        return DataError(
+            f"The metric '{name}' of the task '{pair.task}' does not apply in {lone}: {why}.",
+            "Without rows that count for it there is nothing to compare.",
+            "Compare a metric that these rows have, such as --metric value, or play other rows.",
+        )
     return DataError(
         f"The headline '{name}' of the task '{pair.task}' is undefined in {lone or 'A or B'}.",
         "A run lacked what it is computed from; the mean over episodes is another number, which "

@@ -91,6 +91,7 @@ def _mean(
         variance=outcome.variance if whole else None,
         df=outcome.df if whole else None,
         method=outcome.method if whole else "nothing-scored",
+        unseen=outcome.unseen if whole else 0.0,
     )
     worst, best = _bounds(list(there.values()), [width(n) for n in missing])
     return MeanDifference(

@@ -1,7 +1,8 @@
 """Is B better than A, and how surely? Pairs, gaps, curves, and many tests at once.
 
-A difference is taken row by row, so that the difficulty of the rows falls out, and its interval
-comes from the same formula as that of a mean (`intervals.estimate`). The p-value beside an interval
+A difference is taken row by row, so that the difficulty of the rows falls out. Its interval is that
+of a mean (`intervals.estimate`); differences of 0/1 scores add pseudo-clusters to it. Without them
+the interval of a rare change is too short, or there is none. The p-value beside an interval
 belongs to the same statistic and is not adjusted for other tests: p is below 0.05 exactly where the
 95 % interval leaves zero out. Holm's adjustment is a number of its own.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from soulkit.metrics.intervals import (
     Interval,
     added_variance,
     estimate,
+    independent_rows,
     jackknife,
+    unseen_variance,
 )
 from soulkit.metrics.student import CONFIDENCE, significance, t_p_value, t_quantile
 
@@ -50,11 +53,13 @@ class PairedDifference:
     n_only_b: int
     n_clusters: int
     variance: float | None = None
-    """Of the difference, in the unit squared."""
+    """Of the difference, in the unit squared; includes `unseen`."""
     df: float | None = None
     method: str = ""
-    """`cr2-t` or `jackknife-t`; without interval `no-spread` (p from sign flips), `one-cluster`,
-    `undefined` or `nothing-scored`."""
+    """`agresti-min-t` (0/1 scores), `cr2-t` or `jackknife-t`; without interval `no-spread` (p from
+    sign flips), `one-cluster`, `undefined` or `nothing-scored`."""
+    unseen: float = 0.0
+    """The part of `variance` that stands for changes that were not seen (`agresti-min-t`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,10 @@ class SuiteDifference:
     equal: int
     n_clusters: int
     variance: float | None
+    """Includes `unseen`."""
     df: float | None
     method: str
+    unseen: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +122,24 @@ def paired_difference(
     """mean(b) - mean(a) over the keys that both scored.
 
     `clusters` names the cluster of each shared key. Interval and p are CR2's with t at Bell and
-    McCaffrey's degrees of freedom; where all differences are equal there is no interval, and p
-    comes from `sign_flip_p`. A `scale` of the values cuts the interval where no difference can be,
-    which moves neither p nor its side of zero. `n_only_a` counts keys scored in A but not in B
-    (unscored or not played there).
+    McCaffrey's degrees of freedom. Where every shared value is at an end of the `scale` (without
+    one: 0 or 1), the variance also counts one pseudo-cluster in each corner of the 2 × 2 table, as
+    Agresti & Min (2005) do, so that an interval exists from two clusters on. Where all other
+    differences are equal there is no interval, and p comes from `sign_flip_p`. A `scale` of the
+    values cuts the interval where no difference can be, which moves neither p nor its side of zero.
+    `n_only_a` counts keys scored in A but not in B (unscored or not played there).
     """
     in_a, in_b = _scored_values(a), _scored_values(b)
     shared = sorted(in_a.keys() & in_b.keys(), key=repr)
     size = max((abs(v) for v in (*in_a.values(), *in_b.values(), *(scale or ()))), default=0.0)
     d = [difference_of(in_a[k], in_b[k], size) for k in shared]
     groups = [clusters[k] for k in shared]
-    outcome = estimate(d, groups, confidence=confidence)
+    outcome, unseen = estimate(d, groups, confidence=confidence), 0.0
+    width = _yes_no_width([v for k in shared for v in (in_a[k], in_b[k])], scale)
+    if width is not None and outcome.n_clusters > 1:
+        unseen = unseen_variance(independent_rows(d, groups), width)
+        outcome = _widened(outcome, unseen, confidence)
+        scale = scale or (0.0, width)
     flips = outcome.method == "no-spread"
     low, high = _cut(outcome, scale)
     return PairedDifference(
@@ -142,7 +156,25 @@ def paired_difference(
         variance=outcome.variance,
         df=outcome.df,
         method=outcome.method,
+        unseen=unseen,
     )
+
+
+def _yes_no_width(values: Sequence[float], scale: Interval | None) -> float | None:
+    """The width of the scale when every value is at one of its ends; None for other values."""
+    low, high = scale or (0.0, 1.0)
+    return high - low if low < high and all(v in (low, high) for v in values) else None
+
+
+def _widened(outcome: Estimate, unseen: float, confidence: float) -> Estimate:
+    """The estimate with `unseen` added to its variance."""
+    assert outcome.mean is not None and outcome.variance is not None and outcome.df is not None
+    variance = outcome.variance + unseen
+    half = t_quantile(outcome.df, confidence) * math.sqrt(variance)
+    return replace(
+        outcome, ci_low=outcome.mean - half, ci_high=outcome.mean + half, variance=variance,
+        method="agresti-min-t",
+    )  # fmt: skip
 
 
 def jackknife_difference(
@@ -191,13 +223,17 @@ def suite_difference(
 ) -> SuiteDifference:
     """The mean of the parts' differences, every task the same weight, with signs counted.
 
-    V = Σ V_k / K², t at Welch & Satterthwaite's degrees of freedom. No difference where a part has
-    none, no interval and no p where a part has no variance or none has spread.
+    V = (Σ V_k + max U_k) / K², t at Welch & Satterthwaite's degrees of freedom. V_k is a part's
+    variance without its `unseen` part U_k. Only the largest U_k counts: the changes that were not
+    seen could all be in the part that is known least, but not in every part at once. No difference
+    where a part has none, no interval and no p where a part has no variance or V is 0.
     """
     differences = [p.difference for p in parts if p.difference is not None]
     complete = len(differences) == len(parts) > 0
-    added = added_variance([(p.variance, p.df) for p in parts]) if complete else None
-    variance, df = added or (None, None)
+    seen = [(None if p.variance is None else p.variance - p.unseen, p.df) for p in parts]
+    added = added_variance(seen) if complete else None
+    unseen = max(p.unseen for p in parts) / len(parts) ** 2 if added else 0.0
+    variance, df = (added[0] + unseen, added[1]) if added else (None, None)
     mean = _mean(differences) if complete else None
     outcome = Estimate(mean=mean, variance=variance, df=df)
     if mean is not None and variance and df is not None:
@@ -219,6 +255,7 @@ def suite_difference(
         variance=variance,
         df=df,
         method=lacking if low is None else "strata-t",
+        unseen=unseen,
     )
 
 

@@ -31,6 +31,15 @@ FEW_CLUSTERS = 10
 """Below this many clusters an interval says so: its width is itself uncertain."""
 FEW_EVENTS = 30
 """Below this many failures, or successes, an interval on a scale may cover .91 instead of .95."""
+UNSEEN = 4.0
+"""Pseudo-clusters added to paired 0/1 scores, one in each corner of the 2 × 2 table of outcomes.
+The two corners where the sides disagree add 1 each to Σ d² (compare Agresti & Min 2005, who add
+half as much: then a change in 2 % of 100 rows is covered in .87 of the samples)."""
+FEW_INDEPENDENT = 15
+"""Below this many independent failures, or successes, in clusters of different sizes an interval
+near an end of the scale says that its clusters are few."""
+_NEAR = 0.2
+"""A share this close to 0 or 1 is near an end."""
 RESAMPLES = 1000
 MIN_CLUSTERS = 5
 """Fewer clusters give no bootstrap interval: it would be a line, or a guess."""
@@ -100,7 +109,9 @@ def estimate(
     """The mean of the scored values (None, NaN, infinite: unscored) with an interval that suits.
 
     V is the CR2 variance Σ (S_c − n_c μ)² / (1 − h_c) / N², its degrees of freedom are those of
-    Bell & McCaffrey (2002), as recommended by Imbens & Kolesár (2016). With a known `scale`
+    Bell & McCaffrey (2002), as recommended by Imbens & Kolesár (2016). Where every score lies at an
+    end of the scale and clusters differ in size, the divisor (1 − h_c) is squared (CR3): CR2 is too
+    small there, most of all for shares near 0 or 1. With a known `scale`
     (`binary`: 0 to 1) the interval is Wilson's with the effective number of trials that V stands
     for, μ(1 − μ)/V, and t in place of z (`wilson-t`; compare Korn & Graubard 1998); it is at most
     N where every score lies at an end of the scale, and C where there is no spread. Otherwise it is
@@ -116,7 +127,7 @@ def estimate(
     x = [v for v, _ in pairs]
     limits = _scale_of(x, (0.0, 1.0) if binary and scale is None else scale)
     ends = limits is not None and all(v in limits for v in x)
-    moments = _moments(pairs, limits)
+    moments = _moments(pairs, limits, yes_no=ends)
     shape = _Shape(
         moments.mean, moments.variance, moments.df, moments.n_clusters, limits,
         most=len(x) if ends else None,
@@ -138,8 +149,11 @@ class _Moments:
     n_clusters: int
 
 
-def _moments(pairs: Sequence[tuple[float, Hashable]], scale: Interval | None = None) -> _Moments:
-    """Mean, CR2 variance (0 where it is rounding) and Bell–McCaffrey degrees of freedom.
+def _moments(
+    pairs: Sequence[tuple[float, Hashable]], scale: Interval | None = None, *, yes_no: bool = False
+) -> _Moments:
+    """Mean, CR2 variance (0 where it is rounding) and Bell–McCaffrey degrees of freedom. The
+    variance is CR3 for `yes_no` scores in clusters of different sizes.
 
     df = tr(M)² / tr(M²) with M_cd = a_c a_d (n_c δ_cd − n_c n_d / N), a_c = (1 − h_c)^−½. The trace
     is N, and with g_c = n_c² / (1 − h_c) tr(M²) = Σ n_c² + ((Σ g_c)² − Σ g_c²) / N². Sums are exact
@@ -152,7 +166,8 @@ def _moments(pairs: Sequence[tuple[float, Hashable]], scale: Interval | None = N
     if len(by_cluster) < 2:
         return _Moments(mean, 0.0, 1.0, len(by_cluster))
     parts = [(math.fsum(members), len(members)) for members in by_cluster.values()]
-    squares = [(s - n * mean) ** 2 / (1 - n / total) for s, n in parts]
+    power = 2 if yes_no and len({n for _, n in parts}) > 1 else 1
+    squares = [(s - n * mean) ** 2 / (1 - n / total) ** power for s, n in parts]
     variance = math.fsum(squares) / total**2
     if math.sqrt(variance) <= _SPECK * max(map(abs, (*(v for v, _ in pairs), *(scale or ())))):
         variance = 0.0
@@ -255,16 +270,71 @@ def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
     return (total + missing * low) / len(values), (total + missing * high) / len(values)
 
 
-def interval_remark(n_clusters: int, method: str = "", events: float | None = None) -> str:
-    """What has to stand beside an interval, or in its place: `32 clusters`, `7 clusters: few`,
-    `40 clusters, few events`, `no spread in 7 clusters`; empty where the number is not known."""
+def interval_remark(
+    n_clusters: int, method: str = "", events: float | None = None, *, few: bool = False
+) -> str:
+    """The remark beside an interval, or in its place: `32 clusters`, `7 clusters: few`,
+    `40 clusters, few events`, `no spread in 7 clusters`; empty where the number is not known.
+    `few` says "few" at any number of clusters (see `few_independent_events`)."""
     if n_clusters < 1:
         return ""
     clusters = f"{n_clusters} cluster{'s' * (n_clusters != 1)}"
     if method == "no-spread":
         return f"no spread in {clusters}"
-    clusters += ": few" if n_clusters < FEW_CLUSTERS else ""
+    clusters += ": few" if few or n_clusters < FEW_CLUSTERS else ""
     return f"{clusters}, few events" if events is not None and events < FEW_EVENTS else clusters
+
+
+def few_independent_events(part: Stratum, method: str) -> bool:
+    """Whether the interval of a share near 0 or 1 may be too short because few clusters hold its
+    failures (or successes).
+
+    True where clusters differ in size and the scores are worth fewer than fifteen independent
+    failures, or successes: μ(1 − μ)/V trials times the smaller share. Such intervals may cover .86
+    to .93.
+    """
+    if method != "wilson-t" or part.mean is None or part.df is None or part.scale is None:
+        return False
+    low, width = part.scale[0], part.scale[1] - part.scale[0]
+    rarer = min(part.mean - low, low + width - part.mean) / width
+    if not part.variance or not 0 < rarer < _NEAR or part.df >= part.n_clusters - 1 - _SAME:
+        return False
+    trials = min(part.n_scored, rarer * (1 - rarer) * width**2 / part.variance)
+    return trials * rarer < FEW_INDEPENDENT
+
+
+# -- pairs of 0/1 scores -------------------------------------------------------------------------
+
+
+def independent_rows(differences: Sequence[float], clusters: Sequence[Hashable]) -> float:
+    """How many independent rows the differences of paired 0/1 scores are worth, at most N.
+
+    N over the design effect (N/C + k D) / (1 + k). D is the observed one, V_CR2 · N / variance of
+    the differences, at least 1. N/C, one row per cluster, is the most cautious one and counts like
+    one cluster. k = (Σ q_c)² / Σ q_c² is the number of clusters that D rests on; q_c is the sum of
+    d² in cluster c. Without any difference the result is C; with one row per cluster it is about C.
+    """
+    pairs, total = list(zip(differences, clusters, strict=True)), len(differences)
+    parts: dict[Hashable, list[float]] = {}
+    for d, cluster in pairs:
+        parts.setdefault(cluster, []).append(d * d)
+    squares = [math.fsum(part) for part in parts.values()]
+    whole = math.fsum(squares)
+    if not whole:
+        return float(len(parts))
+    moments, cautious = _moments(pairs), total / len(parts)
+    spread = whole / total - moments.mean**2
+    alike = spread <= _SPECK * whole / total
+    observed = cautious if alike else max(1.0, moments.variance * total / spread)
+    seen = whole**2 / math.fsum(q * q for q in squares)
+    return total * (1 + seen) / (cautious + seen * observed)
+
+
+def unseen_variance(rows: float, width: float) -> float:
+    """What the pseudo-clusters add to the variance of a mean difference of paired 0/1 scores on a
+    scale so wide, when the differences are worth so many independent rows. Over the four corners
+    the mean square of a difference is 1/2."""
+    return UNSEEN / 2 * (width / rows) ** 2
 
 
 # -- means of means ------------------------------------------------------------------------------

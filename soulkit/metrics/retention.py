@@ -19,7 +19,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from soulkit.metrics.comparisons import difference_of
-from soulkit.metrics.intervals import ClusterStatistic, Interval, estimate
+from soulkit.metrics.intervals import (
+    ClusterStatistic,
+    Interval,
+    estimate,
+    independent_rows,
+    unseen_variance,
+)
 from soulkit.metrics.student import CONFIDENCE, t_quantile
 
 Values = Mapping[Hashable, float | None]
@@ -29,8 +35,6 @@ ONE_CLUSTER = "all rows are of one cluster"
 NOTHING = "no row has a score of all three"
 NO_SPREAD = "nothing varied between clusters, and the metric has no known scale"
 NO_NUMBER = "the metric is undefined without one of the clusters"
-UNSEEN = 2.0
-"""Clusters at the corners of the scale that are thought of beside those that were seen."""
 _SPECK = 1e-12
 """A variance below this share of its parts is rounding."""
 
@@ -53,6 +57,9 @@ class Gains:
     scale: Interval | None = None
     at_ends: bool = False
     """Whether every score lies at an end of the scale: right or wrong."""
+    expert_rows: float | None = None
+    """How many independent rows the gains of right or wrong answers are worth; None: n_clusters."""
+    generalist_rows: float | None = None
 
     @property
     def of_expert(self) -> float:
@@ -110,11 +117,13 @@ def paired_gains(
     both = [x + y for x, y in zip(of_e, of_g, strict=True)]
     in_e, in_g, in_both = (estimate(values, units) for values in (of_e, of_g, both))
     v_e, v_g, v_both = (part.variance or 0.0 for part in (in_e, in_g, in_both))
+    at_ends = scale is not None and all(v in scale for v in (*b, *e, *g))
+    worth = [independent_rows(gain, units) if at_ends else None for gain in (of_e, of_g)]
     return Gains(
         base=_mean(b), expert=_mean(e), generalist=_mean(g), expert_variance=v_e,
         generalist_variance=v_g, covariance=(v_both - v_e - v_g) / 2, df=in_e.df or 1.0,
         n_shared=len(keys), n_clusters=in_e.n_clusters, scale=scale,
-        at_ends=scale is not None and all(v in scale for v in (*b, *e, *g)),
+        at_ends=at_ends, expert_rows=worth[0], generalist_rows=worth[1],
     )  # fmt: skip
 
 
@@ -191,8 +200,8 @@ def fieller(gains: Gains, confidence: float = CONFIDENCE) -> Interval:
 
 
 def _wary(gains: Gains) -> Gains:
-    """The gains with the spread of UNSEEN further clusters, scattered over the corners of the scale
-    (compare Agresti & Min 2005 of paired shares).
+    """The gains with the variance of unseen clusters, spread over the corners of the scale, as in
+    `paired_difference` (compare Agresti & Min 2005 of paired shares).
 
     Of answers that are right or wrong, a few clusters on which two models happen to agree would
     prove that they always do: without these clusters the interval held .85 at ten. Graded scores
@@ -201,12 +210,14 @@ def _wary(gains: Gains) -> Gains:
     ratio = gains.of_generalist / gains.of_expert if gains.of_expert else 0.0
     if gains.scale is None or not (gains.at_ends or not gains.along(ratio)):
         return gains
-    corner = UNSEEN * ((gains.scale[1] - gains.scale[0]) / gains.n_clusters) ** 2
-    # Over the corners a gain has the mean square 1/2, and two gains over one base share 1/4.
+    width = gains.scale[1] - gains.scale[0]
+    of_e = unseen_variance(gains.expert_rows or gains.n_clusters, width)
+    of_g = unseen_variance(gains.generalist_rows or gains.n_clusters, width)
+    # Over the corners two gains over one base share half of their mean square.
     return replace(
-        gains, expert_variance=gains.expert_variance + corner / 2,
-        generalist_variance=gains.generalist_variance + corner / 2,
-        covariance=gains.covariance + corner / 4,
+        gains, expert_variance=gains.expert_variance + of_e,
+        generalist_variance=gains.generalist_variance + of_g,
+        covariance=gains.covariance + math.sqrt(of_e * of_g) / 2,
     )  # fmt: skip
 
 

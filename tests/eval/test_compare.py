@@ -47,7 +47,7 @@ def test_only_episodes_that_both_scored_count(tmp_path: Path) -> None:
 
 
 def test_p_values_are_adjusted_over_tasks(tmp_path: Path) -> None:
-    for task, gain in (("tomi", 1.0), ("hitom", 0.0), ("coser", 1.0)):
+    for task, gain in (("tomi", 0.5), ("hitom", 0.0), ("coser", 0.5)):
         rows = {f"{task}{i}": 0.0 for i in range(10)}
         run(tmp_path / "a", rows, task)
         run(tmp_path / "b", dict.fromkeys(rows, gain), task)
@@ -200,7 +200,8 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [str(a), str(b)])
     assert shown.exit_code == 0, shown.output
     assert "tomi" in shown.stdout and "+1.000" in shown.stdout
-    assert "no spread in 8" in shown.stdout and "0.0078" in shown.stdout
+    # Σ d² of the two corners is 2: 1 ± t(7) √2 / 8, cut at 1.
+    assert "0.582–1.000" in shown.stdout and "0.0008" in shown.stdout
     machine = CliRunner().invoke(app, [str(a), str(b), "--json"])
     assert json.loads(machine.stdout)["tasks"][0]["difference"] == 1.0
 

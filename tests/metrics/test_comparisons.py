@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soulkit.metrics import comparisons as co
-from soulkit.metrics.intervals import Estimate, estimate
+from soulkit.metrics.intervals import Estimate, estimate, independent_rows
 from soulkit.metrics.student import t_quantile
 
 
@@ -123,6 +123,120 @@ def test_holm_never_makes_a_p_smaller(pvalues: list[float]) -> None:
     for raw, adjusted in zip(pvalues, co.holm(pvalues), strict=True):
         assert adjusted is not None
         assert raw <= adjusted <= 1
+
+
+# -- answers that are right or wrong -------------------------------------------------------------
+
+
+def answers(
+    repaired: int, broken: int, alike: int, clusters: Sequence[int] | None = None, **more: object
+) -> co.PairedDifference:
+    """Of rows that B repairs, breaks, and leaves as they were."""
+    pairs = [(0.0, 1.0)] * repaired + [(1.0, 0.0)] * broken + [(1.0, 1.0)] * alike
+    a, b = ({i: pair[side] for i, pair in enumerate(pairs)} for side in (0, 1))
+    names = dict(enumerate(clusters or range(len(pairs))))
+    return co.paired_difference(a, b, names, **more)  # type: ignore[arg-type]
+
+
+def holds(outcome: co.PairedDifference, truth: float) -> bool:
+    assert outcome.ci_low is not None and outcome.ci_high is not None and outcome.p is not None
+    assert (outcome.p < 0.05) == (outcome.ci_low > 0 or outcome.ci_high < 0)
+    assert -1 <= outcome.ci_low < outcome.ci_high <= 1
+    return outcome.ci_low <= truth <= outcome.ci_high
+
+
+@pytest.mark.parametrize("rows", [20, 50, 100])
+def test_a_rare_repair_is_covered(rows: int) -> None:
+    """The exact coverage, over every number of repaired rows that there can be."""
+    outcomes = [answers(k, 0, rows - k) for k in range(rows // 2)]
+    for chance in (0.01, 0.02, 0.03, 0.05, 0.1):
+        covered = math.fsum(
+            math.comb(rows, k) * chance**k * (1 - chance) ** (rows - k)
+            for k, outcome in enumerate(outcomes)
+            if holds(outcome, chance)
+        )
+        assert covered >= 0.93, chance
+
+
+@pytest.mark.parametrize(("rows", "changed"), [(10, 0.1), (10, 0.8), (30, 0.05), (30, 0.3)])
+def test_equal_models_seldom_differ(rows: int, changed: float) -> None:
+    held = math.fsum(
+        math.comb(rows, k) * changed**k * (1 - changed) ** (rows - k)
+        * math.fsum(math.comb(k, up) / 2**k for up in range(k + 1)
+                    if holds(answers(up, k - up, rows - k), 0.0))
+        for k in range(rows + 1)
+    )  # fmt: skip
+    assert held >= 0.93
+
+
+def test_right_and_wrong_answers_by_hand() -> None:
+    outcome = answers(3, 0, 97)
+    # V = 0.03 · 0.97 / 99. Three of the clusters changed, with a design effect of 100/99 beside 1.
+    worth = 100 * 4 / (1 + 3 * 100 / 99)
+    assert outcome.unseen == pytest.approx(2 / worth**2)
+    variance = 0.03 * 0.97 / 99 + 2 / worth**2
+    half = t_quantile(99) * math.sqrt(variance)
+    assert outcome.variance == pytest.approx(variance) and outcome.method == "agresti-min-t"
+    assert (outcome.ci_low, outcome.ci_high) == pytest.approx((0.03 - half, 0.03 + half))
+
+
+@pytest.mark.parametrize(
+    ("change", "clusters"),
+    [((0, 0, 8), None), ((8, 0, 0), None), ((0, 8, 0), None), ((0, 0, 2), None),
+     ((3, 0, 5), [0, 0, 0, 1, 1, 1, 1, 1])],
+)  # fmt: skip
+def test_right_and_wrong_answers_always_have_an_interval(
+    change: tuple[int, int, int], clusters: list[int] | None
+) -> None:
+    outcome = answers(*change, clusters)
+    assert outcome.difference is not None and holds(outcome, outcome.difference)
+    points = answers(*change, clusters, scale=(0.0, 1.0))
+    assert points == outcome
+    assert answers(change[1], change[0], change[2], clusters).p == outcome.p
+
+
+def test_the_scale_of_right_and_wrong_is_only_another_unit() -> None:
+    one = answers(2, 1, 17)
+    a = {i: -5.0 if i < 2 else 10.0 for i in range(20)}
+    b = {i: -5.0 if i == 2 else 10.0 for i in range(20)}
+    other = co.paired_difference(a, b, {i: i for i in range(20)}, scale=(-5.0, 10.0))
+    assert other.p == pytest.approx(one.p) and other.ci_low == pytest.approx(15 * (one.ci_low or 0))
+
+
+@pytest.mark.parametrize(
+    ("last", "scale"), [((0.5, 0.5), None), ((0.0, 1 / 3), (0.0, 1.0)), ((1.0, 1.0), (0.0, 10.0))]
+)
+def test_grades_show_their_spread_themselves(
+    last: tuple[float, float], scale: tuple[float, float] | None
+) -> None:
+    """Also whole points of a wider scale, and means of several rollouts."""
+    pairs = [(0.0, 1.0)] * 3 + [(1.0, 1.0)] * 6 + [last]
+    a, b = ({i: pair[side] for i, pair in enumerate(pairs)} for side in (0, 1))
+    outcome = co.paired_difference(a, b, {i: i for i in range(10)}, scale=scale)
+    plain = estimate([b[i] - a[i] for i in range(10)], range(10))
+    assert (outcome.method, outcome.unseen) == ("cr2-t", 0.0)
+    assert outcome.variance == pytest.approx(plain.variance)
+
+
+def test_rows_of_one_cluster_are_worth_as_many_as_they_show() -> None:
+    clusters = [i // 5 for i in range(100)]
+    nothing = independent_rows([0.0] * 100, clusters)
+    whole = independent_rows([1.0] * 50 + [0.0] * 50, clusters)
+    apart = independent_rows([float(i % 5 == 0) for i in range(100)], clusters)
+    assert nothing == 20 and whole == pytest.approx(20, rel=0.1)
+    # One change in every cluster: twenty clusters say that rows are independent, one that not.
+    assert apart == pytest.approx(100 * 21 / (5 + 20))
+    assert 20 < independent_rows([1.0] + [0.0] * 99, clusters) < 100 / 2
+
+
+def test_a_suite_adds_the_changes_that_one_task_may_hide() -> None:
+    parts = [answers(3, 1, 46), answers(1, 0, 19), answers(0, 0, 30)]
+    suite = co.suite_difference(parts)
+    seen = math.fsum((p.variance or 0.0) - p.unseen for p in parts)
+    assert suite.unseen == pytest.approx(max(p.unseen for p in parts) / 9)
+    assert suite.variance == pytest.approx(seen / 9 + suite.unseen)
+    alike = co.suite_difference([answers(0, 0, 30), answers(0, 0, 60)])
+    assert (alike.difference, alike.p) == (0.0, 1.0) and alike.ci_low is not None
 
 
 # -- suites and batches --------------------------------------------------------------------------

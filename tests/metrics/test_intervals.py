@@ -109,6 +109,38 @@ def test_effective_trials_of_yes_or_no_are_at_most_the_rows() -> None:
     assert (capped.ci_low, capped.ci_high) == pytest.approx(expected)
 
 
+def test_shares_of_unequal_clusters_square_the_divisor() -> None:
+    values, unequal = [1.0] * 9 + [0.0], [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    mean = iv.estimate(values, unequal, True)
+    # Residuals of the clusters: 4 − 3.6, 3 − 2.7, 2 − 2.7.
+    expected = 0.4**2 / 0.6**2 + 0.3**2 / 0.7**2 + 0.7**2 / 0.7**2
+    assert mean.variance == pytest.approx(expected / 100)
+    assert iv.estimate(values, unequal).variance == pytest.approx(naive(values, unequal)[1])
+    equal = [i // 5 for i in range(10)]
+    assert iv.estimate(values, equal, True).variance == pytest.approx(naive(values, equal)[1])
+    graded = [0.9, *values[1:]]
+    judged = iv.estimate(graded, unequal, scale=(0.0, 1.0))
+    assert judged.variance == pytest.approx(naive(graded, unequal)[1])
+
+
+def few(failures: Sequence[int], sizes: Sequence[int]) -> bool:
+    values, clusters = [], []
+    for name, (wrong, size) in enumerate(zip(failures, sizes, strict=True)):
+        values += [0.0] * wrong + [1.0] * (size - wrong)
+        clusters += [name] * size
+    mean = iv.estimate(values, clusters, True)
+    return iv.few_independent_events(mean, mean.method)
+
+
+def test_few_clusters_that_hold_the_failures_are_named() -> None:
+    sizes = [5, 15] * 20
+    assert few([5, 8, 0, 7] + [0] * 36, sizes)
+    assert not few([1] * 40, sizes)  # as many failures, every cluster has its share
+    assert not few([5, 0] * 20, sizes)  # a share of 0.25 is not near an end
+    assert not few([5, 8, 0, 7] + [0] * 36, [10] * 40)  # CR2 covers clusters of one size
+    assert not few([0] * 40, sizes)
+
+
 def test_effective_trials_of_judged_scores_are_not_capped() -> None:
     values = [0.70, 0.71, 0.69, 0.72, 0.68]
     estimate = iv.estimate(values, range(5), scale=(0.0, 1.0))
@@ -250,6 +282,7 @@ def test_what_stands_beside_an_interval() -> None:
     assert iv.interval_remark(40, "wilson-t", 30.0) == "40 clusters"
     assert iv.interval_remark(8, "wilson-t", 0) == "8 clusters: few, few events"
     assert iv.interval_remark(0) == ""
+    assert iv.interval_remark(40, "wilson-t", 20.0, few=True) == "40 clusters: few, few events"
 
 
 # -- suites --------------------------------------------------------------------------------------

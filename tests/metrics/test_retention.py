@@ -81,6 +81,19 @@ def test_zero_is_left_out_exactly_where_the_generalists_gain_is_significant() ->
         assert (outcome.ci_low > 0) == (gain.ci_low > 0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_right_and_wrong_answers_agree_with_the_test_of_the_gain(seed: int) -> None:
+    """The same pseudo-clusters in both, also for clusters of several rows."""
+    rng = np.random.default_rng(seed)
+    names = rng.integers(0, 12, 30).tolist()
+    base, expert, generalist = ((rng.random(30) < m).astype(float) for m in (0.4, 0.7, 0.6))
+    units: dict[Hashable, Hashable] = dict(enumerate(names))
+    gain = paired_difference(rows(list(base)), rows(list(expert)), units, scale=(0.0, 1.0))
+    made = gains_of(list(base), list(expert), list(generalist), names, (0.0, 1.0))
+    assert gain.ci_low is not None and gain.method == "agresti-min-t"
+    assert (keep.retention(made).ratio is not None) == (gain.ci_low > 0)
+
+
 def test_only_rows_that_all_three_scored_count() -> None:
     made = keep.paired_gains(
         {1: 0.0, 2: 0.0, 3: 0.5, 4: 1.0}, {1: 1.0, 2: 1.0, 3: None, 4: 1.0},
