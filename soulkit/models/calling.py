@@ -64,6 +64,14 @@ class CallSettings(Settings):
         flag="--backoff",
         help="Seconds before the second attempt, doubled after each.",
     )
+    rate_limit_wait_s: float = setting(
+        600.0,
+        ge=0,
+        section="Calls",
+        only=ASKING,
+        flag="--rate-limit-wait",
+        help="Total seconds one call waits when rate-limited (429) before it fails.",
+    )
     down_after_s: float = setting(
         120.0,
         gt=0,

@@ -272,6 +272,50 @@ def test_a_silent_service_stops_the_run_and_is_taken_up_again(
     assert Batches(tmp_path).parting_words() == []
 
 
+@pytest.mark.parametrize("junk", [b"<html>busy</html>", b"{}"])
+@pytest.mark.parametrize(
+    "asked", ["POST /v1/batches", "GET /v1/batches/batch_0", "GET /v1/files/file_1/content"]
+)
+def test_junk_about_a_batch_that_exists_is_asked_for_again(
+    asked: str, junk: bytes, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    said: list[str] = []
+    with BatchServer() as server:
+        usual = server.handle
+
+        def handle(method: str, path: str, raw: bytes, kind: str) -> tuple[int, Any]:
+            reply = usual(method, path, raw, kind)  # what is asked for is done all the same
+            seen.append(f"{method} {path}")
+            return (200, junk) if seen[-1] == asked and seen.count(asked) == 1 else reply
+
+        server.handle = handle  # type: ignore[method-assign]
+        assert len(texts(ask(server, tmp_path, 5, say=said.append))) == 5
+        assert len(server.batches) == 1
+        paid_once(server, 5)
+    assert asked.startswith("POST") or seen.count(asked) > 1
+    polled = asked == "GET /v1/batches/batch_0"
+    assert polled == any(line.startswith("no answer from the batch service") for line in said)
+
+
+def test_junk_without_end_is_no_reason_to_pay_live(tmp_path: Path) -> None:
+    with BatchServer() as server:
+        usual = server.handle
+
+        def handle(method: str, path: str, raw: bytes, kind: str) -> tuple[int, Any]:
+            junk = (method, path) == ("GET", "/v1/batches/batch_0")
+            return (200, {}) if junk else usual(method, path, raw, kind)
+
+        server.handle = handle  # type: ignore[method-assign]
+        replies = ask(server, tmp_path, 3, silence_s=0.05)
+        assert server.requests["GET /batches/ID"] > 1
+        assert all("does not answer" in str(one) for one in replies[1:])
+        assert not any("--batch" in str(one) for one in replies[1:])
+        server.handle = usual  # type: ignore[method-assign]
+        assert len(texts(ask(server, tmp_path, 3))) == 3
+        paid_once(server, 3)
+
+
 def test_an_address_without_the_service_is_named(tmp_path: Path) -> None:
     def service(request: str, index: int) -> str:
         return "unknown" if request == "POST /files" else ""

@@ -104,15 +104,60 @@ def test_what_a_service_refuses_is_told_apart(status: int, kind: type[Exception]
         asyncio.run(scene(server.base_url))
 
 
-def test_a_page_that_is_no_batch_is_no_service() -> None:
+JUNK: dict[str, Any] = {
+    "a page": b"<html>welcome</html>", "nothing": b"", "an empty object": {}, "a list": [],
+    "null": None, "a text": "in progress", "an error": {"error": {"message": "try later"}},
+    "no status": {"id": "batch_0"}, "half of it": b'{"id": "batch_0", "sta', "depth": b"[" * 90_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", JUNK)
+def test_an_unreadable_answer_about_a_batch_that_exists_is_asked_for_again(what: str) -> None:
     async def scene(url: str) -> None:
         service = BatchService(open_access(url, "NO_KEY"))
-        with pytest.raises(NoBatchService, match="There is no batch service at"):
+        with pytest.raises(ServiceSilent):
             await service.look("batch_0")
+        if what != "no status":
+            with pytest.raises(ServiceSilent):
+                await service.search(MARK, 0.0)
+        with pytest.raises(NoBatchService, match="There is no batch service at"):
+            await service.create("file_0", MARK)
         await service.close()
 
     with BatchServer() as server:
-        server.handle = lambda *_: (200, b"<html>welcome</html>")  # type: ignore[method-assign]
+        server.handle = lambda *_: (200, JUNK[what])  # type: ignore[method-assign]
+        asyncio.run(scene(server.base_url))
+
+
+@pytest.mark.parametrize("code", ["billing_hard_limit_reached", "insufficient_quota"])
+def test_a_billing_limit_is_said_at_once(code: str) -> None:
+    fault = Fault.status_error(429, "You reached it.", code=code)
+
+    async def scene(url: str) -> None:
+        service = BatchService(Access(url, {}, "A_KEY"))
+        for asked in (service.look("batch_0"), service.create("file_0", MARK)):
+            with pytest.raises(UserError, match="no credit left") as caught:
+                await asked
+            assert code in caught.value.what and "A_KEY" in caught.value.lines()[2]
+        await service.close()
+
+    with BatchServer() as server:
+        server.handle = lambda *_: (429, json.loads(fault.raw or b""))  # type: ignore[method-assign]
+        asyncio.run(scene(server.base_url))
+
+
+@pytest.mark.parametrize("status", [400, 403, 405])
+def test_nobody_is_told_to_pay_live_for_what_a_batch_brings(status: int) -> None:
+    async def scene(url: str) -> None:
+        service = BatchService(open_access(url, "NO_KEY"))
+        for asked in (service.look("batch_0"), service.search(MARK, 0.0)):
+            with pytest.raises(UserError, match="refused to show") as caught:
+                await asked
+            assert "--batch" not in str(caught.value) and "paid for" in caught.value.why
+        await service.close()
+
+    with BatchServer() as server:
+        server.handle = lambda *_: (status, {"error": {"message": "no"}})  # type: ignore[method-assign]
         asyncio.run(scene(server.base_url))
 
 

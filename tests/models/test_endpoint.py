@@ -233,7 +233,8 @@ def test_retry_after_is_honoured_and_capped() -> None:
         started = time.perf_counter()
         ask(endpoint(server))
         assert time.perf_counter() - started >= 0.4
-    with ScriptedServer(script={0: Fault.rate_limited("3600")}) as server:
+    busy = Fault.status_error(503, headers={"Retry-After": "3600"})
+    with ScriptedServer(script={0: busy}) as server:
         started = time.perf_counter()
         ask(endpoint(server, max_wait_s=0.1))
         assert 0.1 <= time.perf_counter() - started < 10

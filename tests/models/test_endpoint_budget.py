@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from soulkit.errors import ConfigError
 from soulkit.models.api.budget import Budget, BudgetSpent
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.prices import load_prices
-from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.api.reading import read_completion
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry
 from soulkit.play.engine import gather
 from soulkit.types import MAX_TOKENS, Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
@@ -73,6 +75,82 @@ def test_cached_tokens_cost_what_the_table_says(tmp_path: Path) -> None:
         model = endpoint(server, price_in=None, price_out=None, prices=load_prices(path))
         got = one_after_the_other(model, 1)
     assert got[0].usage.cost == pytest.approx((400 * 2 + 600 * 1 + 10 * 20) / 1e6)
+
+
+def counted(reply: int, total: int | None = None, reasoning: int | None = None) -> dict[str, Any]:
+    """The usage of a prompt of 10 tokens under the names of OpenAI."""
+    usage: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": reply}
+    usage |= {} if total is None else {"total_tokens": total}
+    details = {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+    return usage | ({} if reasoning is None else details)
+
+
+NATIVE = {"promptTokenCount": 10, "candidatesTokenCount": 20, "thoughtsTokenCount": 80}
+USAGES: dict[str, tuple[dict[str, Any], tuple[int, int, int]]] = {
+    "OpenAI": ({"usage": counted(100, 110, 80)}, (10, 100, 80)),
+    "OpenAI, all of it reasoning": ({"usage": counted(80, 90, 80)}, (10, 80, 80)),
+    "OpenAI's newer names": (
+        {"usage": {"input_tokens": 10, "output_tokens": 100, "total_tokens": 110,
+                   "output_tokens_details": {"reasoning_tokens": 80}}}, (10, 100, 80),
+    ),
+    "OpenRouter": ({"usage": counted(100, 110, 80) | {"cost": 0.1}}, (10, 100, 80)),
+    "DeepSeek": (
+        {"usage": counted(100, 110, 80) | {"prompt_cache_miss_tokens": 10}}, (10, 100, 80),
+    ),
+    "Gemini": ({"usage": counted(20, 110)}, (10, 100, 80)),
+    "Gemini, reasoning told": ({"usage": counted(20, 110, 80)}, (10, 100, 80)),
+    "Gemini, nothing but thoughts": (
+        {"usage": {"prompt_tokens": 10, "total_tokens": 90}}, (10, 80, 0),
+    ),
+    "Gemini's own names": ({"usageMetadata": NATIVE | {"totalTokenCount": 110}}, (10, 100, 80)),
+    "Gemini's own names, no total": ({"usageMetadata": NATIVE}, (10, 100, 80)),
+    "thoughts beside OpenAI's names": (
+        {"usage": counted(20) | {"thoughts_token_count": 80}}, (10, 100, 80),
+    ),
+    "thoughts that the gateway added": (
+        {"usage": counted(100, 110) | {"thoughts_token_count": 80}}, (10, 100, 80),
+    ),
+    "xAI": ({"usage": counted(20, 110, 80)}, (10, 100, 80)),
+    "xAI, total of a gateway": ({"usage": counted(20, 30, 80)}, (10, 100, 80)),
+    "xAI, no total": ({"usage": counted(20, None, 80)}, (10, 100, 80)),
+    "vLLM": ({"usage": counted(100, 110) | {"prompt_tokens_details": None}}, (10, 100, 0)),
+    "SGLang": ({"usage": counted(100, 110) | {"reasoning_tokens": 80}}, (10, 100, 80)),
+    "Anthropic": ({"usage": counted(100, 110)}, (10, 100, 0)),
+    "Anthropic's own names": (
+        {"usage": {"input_tokens": 4, "output_tokens": 100, "cache_read_input_tokens": 5,
+                   "cache_creation_input_tokens": 1}}, (10, 100, 0),
+    ),
+    "a total that says less": ({"usage": counted(100, 0)}, (10, 100, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("provider", USAGES)
+def test_reasoning_costs_what_each_provider_bills(provider: str, tmp_path: Path) -> None:
+    body, (prompt, billed, reasoning) = USAGES[provider]
+    reply = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], **body}
+    budget, cost = Budget(1.0), (prompt * 1.0 + billed * 10.0) / 1e6
+    with (
+        ScriptedServer(script=lambda index, body: Fault.reply(reply)) as server,
+        Ledger(tmp_path / "ledger.sqlite") as ledger,
+    ):
+        model = endpoint(server, budget=budget, ledger=ledger)
+        usage = one_after_the_other(model, 1)[0].usage
+        kept = ledger.totals()
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, billed)
+    assert usage.reasoning_tokens == reasoning
+    assert usage.cost == pytest.approx(cost) == budget.spent == kept["cost"]
+    assert kept["completion_tokens"] == billed
+
+
+def test_an_entry_without_its_reasoning_is_read_as_it_was_kept() -> None:
+    """Earlier versions took Gemini's completion without its thoughts."""
+    body = {"choices": [{"message": {"content": "a"}}], "usage": counted(20, 110, 80)}
+    entry = LedgerEntry(
+        model="m", call=call(0), reply=json.dumps(body), prompt_tokens=10, completion_tokens=20,
+        cost=0.5, seconds=1.0, attempts=1, created="",
+    )  # fmt: skip
+    usage = read_completion(entry, Sampling()).usage
+    assert (usage.completion_tokens, usage.reasoning_tokens, usage.cost) == (20, 0, 0.5)
 
 
 def test_a_budget_needs_prices_of_servers_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
+import subprocess
+import sys
 import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ import pytest
 from soulkit.errors import ConfigError, ProviderError, SoulError
 from soulkit.models.api import http
 from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.wire import rate_limit_wait
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.faulty import FaultPlan, FaultyServer
 from tests.support.servers.openai_server import Fault, ScriptedServer
@@ -164,18 +170,92 @@ def test_a_storm_of_429s_costs_no_episode() -> None:
     assert len(server.requests) < 64 * 6
 
 
-def test_429s_without_end_end() -> None:
-    with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.01")) as server:
+STATED = {
+    "milliseconds": ({"retry-after-ms": "20", "retry-after": "3600"}, "slow down"),
+    "seconds": ({"Retry-After": "0.02"}, "slow down"),
+    "the limit that is used up": (
+        {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "20ms",
+         "x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6m0s"}, "slow down",
+    ),
+    "the message": ({}, "Limit 3 per minute. Please try again in 20ms."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["429", "within a 200"])
+@pytest.mark.parametrize("how", STATED)
+def test_a_429_that_states_a_wait_is_no_attempt(how: str, inside: bool) -> None:
+    headers, message = STATED[how]
+    error = {"error": {"message": message, "code": 429}}
+    fault = Fault(status=200 if inside else 429, raw=json.dumps(error).encode(), headers=headers)
+    with ScriptedServer(script=lambda index, body: fault if index < 5 else None) as server:
+        outcomes, _ = crowd(endpoint(server.base_url, max_attempts=1), 1)
+    assert texts(outcomes) == ["You said: hello there"]
+    assert len(server.requests) == 6
+
+
+def test_a_429_without_a_wait_is_an_attempt() -> None:
+    fault = Fault.status_error(429, "slow down", headers={"x-ratelimit-reset-tokens": "0s"})
+    with ScriptedServer(script=lambda index, body: fault) as server:
         outcomes, _ = crowd(endpoint(server.base_url, max_attempts=3), 4)
     assert all("after 3 attempts" in str(outcome) for outcome in outcomes)
     assert len(server.requests) == 12
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "seconds"),
+    [("Retry-After", "3600", 3600), ("x-ratelimit-reset-requests", "8h0m0s", 28800)],
+)
+def test_a_wait_beyond_the_patience_is_not_begun(header: str, value: str, seconds: int) -> None:
+    fault = Fault.status_error(429, "daily limit", headers={header: value})
+    with ScriptedServer(script=lambda index, body: fault) as server:
+        outcomes, _ = crowd(endpoint(server.base_url), 1)
+    words = f"the server asks to wait {seconds} s, and a call waits 600 s in all"
+    assert words in str(outcomes[0]) and "daily limit" in str(outcomes[0])
+    assert len(server.requests) == 1
+
+
+def test_waits_add_up_to_the_patience_of_a_call() -> None:
+    """Other calls are answered meanwhile, so the server is not down."""
+
+    def script(index: int, body: dict[str, Any]) -> Fault | None:
+        return None if body["max_tokens"] == 1 else Fault.rate_limited("0.2")
+
+    async def scene(model: Endpoint) -> list[Outcome]:
+        async def one(tokens: int, index: int) -> Outcome:
+            call = Call(role="judge", example_id=f"e{index}")
+            try:
+                return await model.complete(HELLO, Sampling(max_tokens=tokens), call)
+            except SoulError as error:
+                return error
+
+        unlucky = asyncio.create_task(one(2, 0))
+        while not unlucky.done():
+            await one(1, len(server.requests))
+        await model.close()
+        return [await unlucky]
+
+    with ScriptedServer(script=script) as server:
+        model = endpoint(server.base_url, max_attempts=1, rate_limit_wait_s=0.5)
+        (outcome,) = asyncio.run(scene(model))
+    assert "asks to wait 0.2 s after 0.4 s of waiting" in str(outcome)
+    assert "a call waits 0.5 s in all (--rate-limit-wait)" in str(outcome)
+    assert sum(body["max_tokens"] == 2 for body in server.requests) == 3
+
+
+def test_a_server_that_only_asks_to_wait_is_given_up_with_the_patience() -> None:
+    with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
+        model = endpoint(server.base_url, down_after_s=0.1, rate_limit_wait_s=0.4)
+        outcomes, _ = crowd(model, 12)
+    stories = {str(outcome) for outcome in outcomes}
+    assert all("0.4 s" in story and "--rate-limit-wait" in story for story in stories)
+    assert any("is down since" in story for story in stories)
 
 
 @pytest.mark.slow
 def test_a_storm_that_serves_nobody_is_given_up() -> None:
     """One call at a time with growing pauses would go on for hours."""
     with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
-        model = endpoint(server.base_url, max_attempts=50, down_after_s=1.0, concurrency=64)
+        model = endpoint(server.base_url, rate_limit_wait_s=1.0, down_after_s=1.0, concurrency=64)
         outcomes, took = crowd(model, 200)
     assert took < 10
     assert all(
@@ -183,7 +263,9 @@ def test_a_storm_that_serves_nobody_is_given_up() -> None:
     )
 
 
-@pytest.mark.parametrize("word", ["insufficient_quota", "Insufficient balance"])
+@pytest.mark.parametrize(
+    "word", ["insufficient_quota", "Insufficient balance", "billing_hard_limit_reached"]
+)
 def test_no_credit_is_no_storm(word: str) -> None:
     fault = Fault.status_error(429, word, kind="t", headers={"Retry-After": "30"})
     with ScriptedServer(script=lambda index, body: fault) as server:
@@ -313,3 +395,103 @@ def test_full_jitter_grows_and_is_bounded() -> None:
         assert 0 <= min(drawn) < 0.1 * most and 0.9 * most < max(drawn) <= most
     waits = [model._wait(Found("x", wait_s=5.0), 1) for _ in range(100)]
     assert min(waits) >= 5.0 and max(waits) <= 6.0
+
+
+def in_five_seconds(form: str) -> str:
+    when = datetime.now(UTC) + timedelta(seconds=5)
+    return {
+        "HTTP": format_datetime(when, usegmt=True), "RFC 3339": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "Unix": f"{when.timestamp():.3f}", "Unix ms": f"{when.timestamp() * 1000:.0f}",
+    }[form]  # fmt: skip
+
+
+WAITS: dict[str, tuple[dict[str, str], str, float | None]] = {
+    "milliseconds go before seconds": ({"retry-after-ms": "300", "retry-after": "7"}, "", 0.3),
+    "unreadable milliseconds": ({"retry-after-ms": "soon", "retry-after": "7"}, "", 7.0),
+    "a header goes before the message": ({"retry-after": "7"}, "try again in 9s", 7.0),
+    "a date of HTTP": ({"retry-after": "HTTP"}, "", 5.0),
+    "a date in the past": ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, "", None),
+    "no wait": ({"retry-after": "0", "retry-after-ms": "0"}, "", None),
+    "a negative wait": ({"retry-after": "-1"}, "", None),
+    "OpenAI: the limit that is used up": (
+        {"x-ratelimit-remaining-requests": "12", "x-ratelimit-reset-requests": "20ms",
+         "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, "", 360.0,
+    ),
+    "two limits that are used up": (
+        {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1s",
+         "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m1.5s"}, "", 61.5,
+    ),
+    "no limit is marked as used up": (
+        {"x-ratelimit-reset-requests": "8h0m0s", "x-ratelimit-reset-tokens": "250ms"}, "", 0.25,
+    ),
+    "Anthropic": (
+        {"anthropic-ratelimit-requests-remaining": "0",
+         "anthropic-ratelimit-requests-reset": "RFC 3339",
+         "anthropic-ratelimit-input-tokens-remaining": "900",
+         "anthropic-ratelimit-input-tokens-reset": "2015-10-21T07:28:00Z"}, "", 5.0,
+    ),
+    "OpenRouter": ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "Unix ms"}, "", 5.0),
+    "GitHub": ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "Unix"}, "", 5.0),
+    "the draft of the IETF": ({"ratelimit-remaining": "0", "ratelimit-reset": "5"}, "", 5.0),
+    "Azure in words": ({}, "Please retry after 6 seconds.", 6.0),
+    "Google in words": ({}, "You exceeded your quota. Please retry in 34.5s.", 34.5),
+    "nothing": ({"x-ratelimit-limit-requests": "60"}, "Too many requests", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_waits_that_a_429_states(name: str) -> None:
+    given, message, seconds = WAITS[name]
+    forms = ("HTTP", "RFC 3339", "Unix", "Unix ms")
+    headers = {k: in_five_seconds(v) if v in forms else v for k, v in given.items()}
+    wait = rate_limit_wait(headers, message)
+    # A date has whole seconds, and time passes between writing and reading it.
+    dated = headers != given
+    assert wait is None if seconds is None else wait == pytest.approx(seconds, abs=2.0 * dated)
+
+
+# -- open files ------------------------------------------------------------------------------------
+
+FEW_FILES = """
+import asyncio, resource, sys
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.types import Call, Sampling, Segment
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+model = Endpoint(model="m", base_url=sys.argv[1], concurrency=256, max_attempts=1, backoff_s=0.01)
+calls = [Call(role="judge", example_id=f"e{i}") for i in range(200)]
+
+async def scene():
+    return await asyncio.gather(
+        *(model.complete((Segment("user", "hello"),), Sampling(), call) for call in calls),
+        return_exceptions=True,
+    )
+
+print({getattr(reply, "text", None) or repr(reply) for reply in asyncio.run(scene())})
+"""
+
+FITTED = """
+import resource
+from soulkit.models.api.pool import BESIDE, fitted
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (BESIDE + 40, BESIDE + 240))
+soft = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0] - BESIDE
+print(fitted(10, 2, 20), soft(), fitted(50, 2, 20), soft())
+print(fitted(512, 2, 20), soft(), fitted(512, 999, 20))
+"""
+
+
+def python(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_calls_that_find_no_file_to_open_wait_and_spend_no_attempt() -> None:
+    """No roll call has compared the connections with the limit: each call learns it by itself."""
+    with FaultyServer(FaultPlan(latency_s=(0.05, 0.1))) as server:
+        assert python(FEW_FILES, server.base_url) == "{'You said: hello'}"
+    assert server.outcomes == {"fine": 200}
+
+
+def test_connections_are_fitted_into_the_limit_which_is_raised_first() -> None:
+    assert python(FITTED).split() == ["10", "40", "50", "120", "110", "240", "1"]

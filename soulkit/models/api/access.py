@@ -51,6 +51,10 @@ class Access:
         version = f"?api-version={self.api_version}" if self.api_version else ""
         return f"{self.base_url}{path}{version}"
 
+    def root_url(self, path: str) -> str:
+        """The address of a `path` of the server itself, which stands beside its `/v1`."""
+        return f"{self.base_url.removesuffix('/v1')}{path}"
+
 
 def open_access(
     base_url: str | None,

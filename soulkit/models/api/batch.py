@@ -35,6 +35,7 @@ from soulkit.models.api.batch_queue import BatchQueue, BatchReply
 from soulkit.models.api.batch_service import BatchService
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.faults import Fault, read_received
+from soulkit.models.api.limits import Patience
 from soulkit.models.api.paying import CallRequest, Keep, PaidReply
 from soulkit.models.api.wire import FORMAT, RUNGS, parameters
 from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
@@ -178,7 +179,7 @@ class BatchEndpoint(Endpoint):
         return request_key(request_of(self.base_url, messages, sampling), self.name, call)
 
     async def _attempt(
-        self, request: CallRequest, tokens: float, attempts: int
+        self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> PaidReply | Fault:
         """One line of one batch."""
         request = await self._prepare(self._session(), request)
@@ -198,7 +199,7 @@ class BatchEndpoint(Endpoint):
         settings = {**request.settings, "max_tokens": limit or request.settings["max_tokens"]}
         outcome = read_received(reply.outcome, settings, sent)
         if isinstance(outcome, Fault):
-            return outcome
+            return replace(outcome, wait_s=None)  # the next batch is pause enough, and an attempt
         as_sent = replace(request, settings=settings, sent=sent)
         return self._reply(*outcome, as_sent, seconds, {"batch": reply.state.batch_id})
 

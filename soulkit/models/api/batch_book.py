@@ -157,6 +157,12 @@ class BatchBook:
                     lines.setdefault(str(line.get("custom_id")), line)
         return lines
 
+    def has_replies(self, path: Path) -> bool:
+        """Whether a file of replies has a line that belongs to a request."""
+        with path.open("rb") as stream:
+            lines = filter(None, map(_object_or_none, stream))
+            return any(isinstance(line.get("custom_id"), str) for line in lines)
+
     def clear(self, state: BatchState) -> None:
         """Remove what the ledger holds by now."""
         for path in self.files.glob(f"{state.number:04d}.*"):

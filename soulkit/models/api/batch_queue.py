@@ -25,12 +25,13 @@ from soulkit.models.api.batch_service import (
     was_refused,
 )
 from soulkit.models.api.budget import Budget, BudgetSpent
-from soulkit.models.api.faults import Fault, clean_detail
+from soulkit.models.api.faults import NO_CREDIT, Fault, clean_detail
 
 T = TypeVar("T")
 LINES, FILE_BYTES = 50_000, 200_000_000
 """Of one batch at most, as OpenAI has it."""
 TICK_S, CALM_TICKS = 0.05, 20
+DOWNLOADS = 3
 SAY_S = 30.0
 """Between two lines about a batch whose state is the same."""
 
@@ -252,7 +253,12 @@ class BatchQueue:
         return state
 
     async def _download(self, file_id: str, path: Path) -> None:
-        await self._patient(lambda: self._service.fetch(file_id, path))
+        """Fetch a file of replies; one without any reply is fetched DOWNLOADS times at most."""
+        for left in reversed(range(DOWNLOADS)):
+            await self._patient(lambda: self._service.fetch(file_id, path))
+            if not left or self.book.has_replies(path):
+                return
+            await asyncio.sleep(self.batches.poll_s)
 
     async def _created(self, state: BatchState, resumed: bool) -> BatchReport:
         """The batch: a new one, unless one may be there that was not heard of."""
@@ -268,9 +274,14 @@ class BatchQueue:
             try:
                 return await self._service.create(state.file_id, mark)
             except UserError as error:
-                if was_refused(error):  # else it may be there
+                if was_refused(error):
                     self.book.save(replace(state, stage="written"))
-                raise
+                    raise
+                # The answer cannot be read: the batch may have been made all the same.
+                there = await self._service.search(mark, state.written)
+                if there is None:
+                    raise _unclear(self._service.base_url, error) from error
+                return there
 
         return await self._patient(attempt)
 
@@ -284,15 +295,23 @@ class BatchQueue:
             await asyncio.sleep(self.batches.poll_s)
 
     async def _patient(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What a service says, once it says something."""
-        end, pause = time.monotonic() + self.batches.silence_s, min(1.0, self.batches.poll_s)
+        """What a service says, once it says something readable."""
+        silence_s, url = self.batches.silence_s, self._service.base_url
+        end, pause, told = time.monotonic() + silence_s, min(1.0, self.batches.poll_s), False
         while True:
             try:
                 return await ask()
             except ServiceSilent as error:
-                if time.monotonic() + pause > end:
-                    raise _silent(self._service.base_url, str(error)) from error
-                await asyncio.sleep(pause)
+                wait = max(pause, error.wait_s)
+                if time.monotonic() + wait > end:
+                    raise _silent(url, str(error)) from error
+                if not told:
+                    self.batches.say(
+                        f"no answer from the batch service at {url} ({error}); asking again for up "
+                        f"to {span(silence_s)}"
+                    )
+                told = True
+                await asyncio.sleep(wait)
                 pause = min(60.0, 2 * pause)
 
     def _deliver(self, state: BatchState) -> None:
@@ -318,7 +337,8 @@ class BatchQueue:
             # More tokens than may wait at once: in halves, one after the other. This ends.
             self._most = min(self._most, max(1, count // 2))
             return Fault(words, probe=True)
-        return Fault(words, retry=state.status not in ("cancelled", "failed"))
+        retry = state.status not in ("cancelled", "failed")
+        return Fault(words, retry=retry, final=NO_CREDIT.search(state.words) is not None)
 
     def _fail(self, lines: Iterable[_Line], error: Exception) -> None:
         for line in lines:
@@ -409,6 +429,15 @@ def _silent(base_url: str, words: str) -> UserError:
         f"The batch service at {base_url} does not answer: {words}.",
         "Batches that were sent go on there and are paid for; nothing is lost.",
         "Run the same command again when it answers: the batches are taken up.",
+    )
+
+
+def _unclear(base_url: str, error: UserError) -> UserError:
+    return UserError(
+        f"The batch service at {base_url} gave no readable answer when a batch was made. "
+        f"{error.what}",
+        "Its list of batches does not show the batch, but it may have been made, and be paid for.",
+        "Run the same command again: it looks for the batch before it makes a new one.",
     )
 
 

@@ -3,8 +3,10 @@
     POST /files (purpose batch)    POST /batches    GET /batches/{id}    GET /files/{id}/content
 
 Each request is made once. Where it may help to ask again, `ServiceSilent` is raised, and the caller
-decides; whatever else a service says is a `UserError`. A batch carries a mark in its metadata, so
-that one whose creation was not heard of is found again instead of being made, and paid for, twice.
+decides; whatever else a service says is a `UserError`. An unreadable answer to a new file or batch
+means that there is no such service; about a batch that may exist it is asked for again. A batch
+carries a mark in its metadata, so that one whose creation was not heard of is found again instead
+of being made, and paid for, twice.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.keys import masked_json
 from soulkit.models.api.access import Access
-from soulkit.models.api.faults import clean_detail
+from soulkit.models.api.faults import NO_CREDIT, clean_detail
 from soulkit.models.api.sdk import make_sdk
+from soulkit.models.api.wire import rate_limit_wait, retry_after
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -34,12 +37,18 @@ TIMEOUT_S = 600.0
 FINAL = frozenset(("completed", "failed", "expired", "cancelled"))
 LONGEST_ID = 500
 _PASSING = frozenset((408, 409, 429))
+_LISTING = "list of batches"
 _OLDER_S = 3600
 """A batch that was made so long before its file was written is another one's."""
 
 
 class ServiceSilent(Exception):
-    """The service did not answer, or not now; the text says how."""
+    """The service did not answer, not now, or not readably; the text says how."""
+
+    def __init__(self, words: str, wait_s: float = 0.0) -> None:
+        super().__init__(words)
+        self.wait_s = wait_s
+        """Seconds that the service asks to wait; 0 where it does not say."""
 
 
 class NoBatchService(UserError):
@@ -98,13 +107,16 @@ class BatchService:
     async def search(self, mark: Mapping[str, str], since: float) -> BatchReport | None:
         """The batch with this mark, not older than `since` (Unix seconds); None without one."""
         ids: set[str] = set()
-        async with self._asking():
-            async for batch in self.sdk.batches.list(limit=100):
-                if (batch.metadata or {}) == mark:
-                    return _report(batch)
-                if batch.id in ids or (batch.created_at or since) < since - _OLDER_S:
-                    break  # older ones, or a service that gives its first page for ever
-                ids.add(batch.id)
+        async with self._asking(_LISTING):
+            async for page in (await self.sdk.batches.list(limit=100)).iter_pages():
+                if not isinstance(page.data, list):
+                    raise ValueError("an answer without a list of batches")
+                for batch in page.data:
+                    if (batch.metadata or {}) == mark:
+                        return _report(batch)
+                    if batch.id in ids or (batch.created_at or since) < since - _OLDER_S:
+                        return None  # older ones, or a service that gives its first page for ever
+                    ids.add(batch.id)
         return None
 
     async def look(self, batch_id: str) -> BatchReport:
@@ -134,8 +146,8 @@ class BatchService:
 
     @asynccontextmanager
     async def _asking(self, there: str = "", *, unbounded: bool = False) -> AsyncIterator[None]:
-        """Turns the package's errors into ours; `there` is what the service gave us before. Files
-        are `unbounded`: as long as something of them comes they may take their time."""
+        """Turns the package's errors into ours; `there` is what exists at the service. Files are
+        `unbounded`: as long as something of them comes they may take their time."""
         import httpx2
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
@@ -145,17 +157,25 @@ class BatchService:
         except (TimeoutError, APIConnectionError, httpx2.HTTPError) as error:
             raise ServiceSilent(_words(error)) from error
         except APIStatusError as error:
+            headers, text = error.response.headers, f"{error.code} {error.type} {error}"
+            if error.status_code == 429 and NO_CREDIT.search(text):
+                raise self._no_credit(f"{error.code or error.type}: {_words(error)}") from error
             if error.status_code in _PASSING or error.status_code >= 500:
-                raise ServiceSilent(_words(error)) from error
-            if error.status_code == 404 and there:
+                limited = error.status_code == 429
+                wait_s = rate_limit_wait(headers, text) if limited else retry_after(headers)
+                raise ServiceSilent(_words(error), wait_s or 0.0) from error
+            if error.status_code == 404 and there not in ("", _LISTING):
                 raise self._gone(there, _words(error)) from error
-            raise self._refusal(error) from error
-        except (OpenAIError, ValueError, TypeError, AttributeError) as error:
+            raise self._refusal(error, there) from error
+        except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
             # Not in the form of the service: a web page, for instance.
+            if there:
+                raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
             raise self._unusable(_words(error)) from error
 
-    def _refusal(self, error: Any) -> UserError:
-        if error.status_code in (404, 405, 501):
+    def _refusal(self, error: Any, there: str) -> UserError:
+        missing = error.status_code in (404, 405, 501)
+        if missing and not there:
             return self._unusable(_words(error))
         if error.status_code == 401:
             return ModelLoadError(
@@ -163,10 +183,26 @@ class BatchService:
                 "Without it no batch can be made or looked at.",
                 f"The key is read from {self._access.key_env}: check it.",
             )
+        if there:
+            return (NoBatchService if missing else UserError)(
+                f"The batch service at {self.base_url} refused to show the {there}: "
+                f"{_words(error)}.",
+                "Batches that this run sent go on there and are paid for.",
+                "Fix what it names and run the same command again: the batches are picked up.",
+            )
         return UserError(
             f"The batch service at {self.base_url} refused: {_words(error)}.",
             "No batch was made of this; what was answered before is in the run's ledger.",
             "Mend what it names and run the same command again, or run it without --batch.",
+        )
+
+    def _no_credit(self, words: str) -> UserError:
+        return UserError(
+            f"The account at {self.base_url} has no credit left, or reached its billing limit: "
+            f"{words}.",
+            "Batches that this run sent before go on there; replies that came are in its ledger.",
+            f"Add credit or raise the limit of the account of the key in {self._access.key_env}, "
+            "then run the same command again.",
         )
 
     def _gone(self, what: str, words: str) -> UserError:
@@ -212,7 +248,9 @@ def was_refused(error: UserError) -> bool:
 
 def _report(batch: Batch) -> BatchReport:
     """The package checks nothing of what it reads: any of it may be missing or something else.
-    ValueError without what a batch is asked for by."""
+    ValueError without the id or the status of a batch."""
+    if not (isinstance(batch.status, str) and batch.status):
+        raise ValueError("an answer without the status of a batch")
     counts, errors = batch.request_counts, getattr(batch.errors, "data", None)
     lines = [
         f"{getattr(one, 'code', None) or 'error'}: {getattr(one, 'message', '')}"

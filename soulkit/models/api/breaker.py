@@ -11,9 +11,10 @@
   is due, so a server that comes back is found.
 
 A failure is a broken connection, a time-out or a 5xx. Whatever else a server says shows that it is
-up. A 429 does too, and has limits of its own (limits.py); but a server that has said nothing else
-to anybody for `down_after_s` is as good as down. Callers tell the time and sleep; nothing here
-does either.
+up. A 429 does too, and has limits of its own (limits.py). But a server that answers every call with
+a 429 for `down_after_s` counts as down. Where the 429 states a wait, that takes as long as the
+calls wait for rate limits, if that is longer. Callers tell the time and sleep; nothing here does
+either.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Breaker:
         self._pause = pause_s
         self._in_line = 0
         self._busy_since: float | None = None
+        self._patience_s = 0.0
         self._has_answered = False
         self.probing = False
 
@@ -121,12 +123,12 @@ class Breaker:
         """The server said something: it is up."""
         self.failures, self.since, self.last = 0, None, ""
         self._opened, self._pause, self.probing, self.gave_up = None, self.pause_s, False, 0
-        self._busy_since, self._has_answered = None, True
+        self._busy_since, self._has_answered, self._patience_s = None, True, 0.0
 
     def failed(self, now: float, why: str, *, probe: bool = False) -> None:
         """A call failed; `probe` when it was the probe."""
         self.failures += 1
-        self.last = why
+        self.last, self._patience_s = why, 0.0
         if self.since is None:
             self.since = self._wall()
         if self._opened is None:
@@ -137,11 +139,13 @@ class Breaker:
             self.probing = False
             self._probe_at = now + self._next_pause()
 
-    def busy(self, now: float, why: str, *, probe: bool = False) -> None:
-        """The server turned a call away for the time being; `probe` when it was the probe."""
+    def busy(self, now: float, why: str, *, probe: bool = False, patience_s: float = 0.0) -> None:
+        """The server turned a call away for the time being; `probe` when it was the probe.
+        `patience_s` is how long calls wait for rate limits, where the server states a wait."""
         first = now if self._busy_since is None else self._busy_since
         since = self.since if self._busy_since is not None else None
-        if now - first < self.down_after_s:
+        self._patience_s = patience_s
+        if now - first < max(self.down_after_s, patience_s):
             self.answered()
             self._busy_since, self.since, self.last = first, since or self._wall(), why
             return
@@ -176,4 +180,9 @@ class Breaker:
         """What happened to the server called `name`, for the error of whoever gives up."""
         since = f"{self.since:%H:%M:%S} UTC" if self.since else "an unknown time"
         calls = "1 call" if self.gave_up == 1 else f"{self.gave_up} calls"
-        return f"{name} is down since {since} ({self.last}); {calls} gave up"
+        patience = (
+            f"; calls wait {self._patience_s:g} s for rate limits (--rate-limit-wait)"
+            if self._patience_s
+            else ""
+        )
+        return f"{name} is down since {since} ({self.last}{patience}); {calls} gave up"

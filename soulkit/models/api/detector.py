@@ -37,6 +37,8 @@ _JITTER = random.Random()
 _RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 _SAMPLING = Sampling(temperature=0.0)
 """Nothing is sampled; the ledger's key wants some."""
+DETECTOR = "detector "
+"""How the name begins under which a service stands in the ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class Detector:
 
     @property
     def name(self) -> str:
-        return f"detector {checked_url(self.url)}"
+        return f"{DETECTOR}{checked_url(self.url)}"
 
     async def human(self, text: str, call: Call, ledger: Ledger | None = None) -> float:
         """How human the service finds `text`, in [0, 1], from the ledger when it holds the call.

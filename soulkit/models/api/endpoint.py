@@ -6,9 +6,12 @@ One call goes through three steps, each a function of its own:
           └─ miss ──▶ ask, with retries that end ──▶ ledger ──▶ completion
 
 * **Retries**: 408, 409, 429, 5xx, time-outs, broken connections,
-  and replies that cannot be read are asked again with exponential back-off and full jitter; a
-  `Retry-After` is honoured up to `max_wait_s`. Anything else is final at once. What is final is a
-  `CallError`; an error text never becomes a completion.
+  and replies that cannot be read are asked again with exponential back-off and full jitter; the
+  `Retry-After` of a 5xx is honoured up to `max_wait_s`. Anything else is final at once. What is
+  final is a `CallError`; an error text never becomes a completion.
+* **Rate limits.** A 429 that states a wait is honoured in full and is no attempt. A call waits for
+  rate limits `rate_limit_wait_s` in all, then it fails. It fails at once where the server asks for
+  more than is left of that.
 * **Waiting together.** All calls pass one gate (limits.py), which knows the limits, the pause
   that a 429 asks of everybody, and whether the server is up (breaker.py). While it is not, calls
   wait and spend no attempt; after `down_after_s` they fail at once and say since when.
@@ -19,15 +22,18 @@ One call goes through three steps, each a function of its own:
   name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
   (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
   `Completion.dropped`.
-* **Schemas that are ignored.** Where a role asks for forms, a server that says it is vLLM or SGLang
+* **Schemas that are ignored.** Where a role asks for forms, a server of a known kind (engines.py)
   is asked once whether it follows any (schema_question.py).
 * **Long replies.** Where a server says that prompt and reply do not fit, or that it gives no reply
   so long, the reply is asked for with the room that there is, or with half of it where the server
   does not say how much; below `room.least_room` the prompt is too long.
+* **Replies that the server cuts** at a limit of its own, before the tokens that were asked for, are
+  context overflows: they say nothing about the model, and a larger `max_tokens` would not help.
+  Judges' replies are read all the same, since a verdict may be complete before the cut.
 * **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
   seed that is sent is derived from `Sampling.seed` and the `Call`.
-* **What is left out** some servers fill in themselves; engines.py says what is sent so that they
-  do not.
+* **Settings that are left out** are filled in by some servers; engines.py says what is sent to
+  prevent that.
 * **Refusals for good.** In a run the servers are asked one token first, and again where a call is
   refused (roll_call.py): a wrong key stops the run, and not each of its episodes.
 * **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
@@ -54,7 +60,7 @@ from soulkit.models.api.access import open_access
 from soulkit.models.api.address import OPENAI_URL, PATH, is_loopback
 from soulkit.models.api.breaker import Breaker
 from soulkit.models.api.budget import Budget
-from soulkit.models.api.engines import FILLED, ServerDefaults
+from soulkit.models.api.engines import FILLED, Server, ServerDefaults, defaults_line
 from soulkit.models.api.faults import (
     Fault,
     clean_detail,
@@ -63,12 +69,20 @@ from soulkit.models.api.faults import (
     read_received,
     timeout_fault,
 )
-from soulkit.models.api.limits import CallGate, Down, Ticket, Traffic, bucket, check_numbers
+from soulkit.models.api.limits import (
+    CallGate,
+    Down,
+    Patience,
+    Ticket,
+    Traffic,
+    bucket,
+    check_numbers,
+)
 from soulkit.models.api.paying import CallRequest, Keep, PaidReply
 from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.prices import PriceTable, cost_of, own_price, unpriced_model
 from soulkit.models.api.probe import TIMEOUT_S, Answer, Outcome, probe
-from soulkit.models.api.reading import read_completion, read_older_completion
+from soulkit.models.api.reading import overflow_words, read_completion, read_older_completion
 from soulkit.models.api.schema_question import ask_schema
 from soulkit.models.api.wire import (
     RUNGS,
@@ -118,11 +132,13 @@ class Endpoint:
         api_key_env: NAME of the environment variable that holds the key. It may be unset for a
             server on this machine, and for a ledger in mode `replay`.
         timeout_s: seconds that one attempt may take as a whole.
-        max_attempts: requests per call at most (a request without a refused parameter is free).
+        max_attempts: requests per call at most. A repetition without a refused parameter, and one
+            after a 429 that states a wait, do not count.
         concurrency: requests in flight at most.
         backoff_s: seconds before the second attempt at most, doubled for each one after it; 0 in
             tests.
-        max_wait_s: no wait is longer than this, whatever the server asks for.
+        max_wait_s: longest pause between two attempts, also where a 5xx asks for more.
+        rate_limit_wait_s: seconds that one call waits for 429s that state a wait, in all.
         requests_per_minute, tokens_per_minute: what all calls may take together. Tokens are
             prompt and reply; beforehand a prompt is estimated and a reply taken at its limit, at
             most RESERVED.
@@ -152,6 +168,7 @@ class Endpoint:
         concurrency: int = 16,
         backoff_s: float = 1.0,
         max_wait_s: float = 60.0,
+        rate_limit_wait_s: float = 600.0,
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
         down_after_s: float = 120.0,
@@ -169,7 +186,7 @@ class Endpoint:
                       "tokens_per_minute": tokens_per_minute},
             at_least_1={"max_attempts": max_attempts, "concurrency": concurrency},
             not_negative={"backoff_s": backoff_s, "max_wait_s": max_wait_s,
-                          "down_after_s": down_after_s},
+                          "rate_limit_wait_s": rate_limit_wait_s, "down_after_s": down_after_s},
         )  # fmt: skip
         self.name = model
         replays = ledger is not None and ledger.mode == "replay"
@@ -177,6 +194,7 @@ class Endpoint:
         self.base_url, self.api_key_env = self.access.base_url, api_key_env
         self.timeout_s, self.max_attempts, self.concurrency = timeout_s, max_attempts, concurrency
         self.backoff_s, self.max_wait_s = backoff_s, max_wait_s
+        self.rate_limit_wait_s = rate_limit_wait_s
         self.price = own_price(price_in, price_out) or (
             prices.of(model, self.base_url) if prices is not None else None
         )
@@ -210,12 +228,14 @@ class Endpoint:
         Raises:
             ProviderError: the server refused, failed until the attempts ended, or is down.
             BudgetSpent: nothing is left of the budget.
-            ContextOverflow: the server says that the prompt is too long.
+            ContextOverflow: the server says that the prompt is too long, or it ended the reply at
+                a limit of its own.
             ReplayMiss: the ledger is a replay and does not hold the call.
         """
         messages = to_messages(context)
         if self._ledger is None:
-            return read_completion(await self._ask(messages, sampling, call, _unstored), sampling)
+            fresh = await self._ask(messages, sampling, call, _unstored)
+            return self._whole(read_completion(fresh, sampling), fresh, sampling)
         ledger, request = self._ledger, request_of(self.base_url, messages, sampling)
         key = request_key(request, self.name, call)
         entry = ledger.lookup(key, model=self.name, call=call)
@@ -227,9 +247,22 @@ class Endpoint:
 
             entry = await self._ask(messages, sampling, call, keep)
         try:
-            return read(entry, sampling)
+            return self._whole(read(entry, sampling), entry, sampling)
         except Unreadable as error:  # it was readable when it was stored
             raise ledger.damaged(entry, str(error)) from error
+        except ContextOverflow:  # the server may have more context when the run is resumed
+            ledger.set_aside(key)
+            raise
+
+    def _whole(self, reply: Completion, entry: LedgerEntry, sampling: Sampling) -> Completion:
+        """`reply`; ContextOverflow where the server cut it. A judge's is left to its reader."""
+        if entry.call.role in ("judge", "auditor"):
+            return reply
+        context = self._defaults.found.context if self._defaults.found else None
+        words = overflow_words(entry, reply, sampling, context, self._longest)
+        if words:
+            raise ContextOverflow(f"{self.name} at {self.base_url}: {words}")
+        return reply
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
         """The reply to this call was of no use; see `Ledger.set_aside`."""
@@ -249,6 +282,17 @@ class Endpoint:
             outcome = replace(outcome, forms=await self._ask_for_forms())
         return outcome
 
+    @property
+    def server(self) -> Server | None:
+        """What is known of the server; None where this process had no reason to ask it."""
+        return self._defaults.found
+
+    def limit_concurrency(self, most: int) -> None:
+        """Have no more requests in flight than `most`, whatever was asked for."""
+        self.concurrency = min(self.concurrency, most)
+        for session in self._sessions.values():
+            session.gate.limit(self.concurrency)
+
     def expect_forms(self) -> None:
         """Replies will be asked for in forms: what holds none of them to one is to be found out."""
         self._expects_forms = True
@@ -256,11 +300,11 @@ class Endpoint:
     async def _ask_for_forms(self) -> bool | None:
         """Whether a server that should holds replies to a form; asked once, where it matters."""
         session = self._session()
-        beside = await self._defaults.beside(session.pool, session.turn)
-        if not (self._expects_forms and beside):
+        server = await self._defaults.server(session.pool, session.turn)
+        if not (self._expects_forms and server.engine):
             return None
         self._expects_forms = False
-        limit = min(TIMEOUT_S, self.timeout_s)
+        limit, beside = min(TIMEOUT_S, self.timeout_s), server.beside(0.0)
         holds, reply = await ask_schema(self.access, self.name, beside, session.pool, limit)
         self._charge(reply)
         if holds is False:
@@ -297,15 +341,16 @@ class Endpoint:
         tokens = estimated_tokens(messages, sampling.max_tokens)
         if self._roll_call is not None:
             await self._roll_call.hold()
-        attempts = requests = 0
+        attempts, requests, patience = 0, 0, Patience(self.rate_limit_wait_s)
         while True:
             requests += 1
             request = CallRequest(messages, settings, settings, call, requests, keep, sampling)
-            outcome = await self._attempt(request, tokens, attempts)
+            outcome = await self._attempt(request, tokens, attempts, patience)
             if isinstance(outcome, PaidReply):
                 return outcome.entry
             if outcome.refused:
                 # This ends: every round sends one parameter less, or the same in another way.
+                self._defaults.recognise(outcome.detail)
                 self._remember(outcome.refused)
                 continue
             if outcome.room >= least:
@@ -315,6 +360,14 @@ class Endpoint:
                 continue
             if outcome.probe:
                 continue  # this ends too: after `down_after_s` the gate lets nobody wait
+            if stated_s := outcome.stated_wait_s:
+                if not patience.lasts(stated_s):
+                    here = outcome.server == "unasked"
+                    asks = "this machine needs" if here else "rate limit: the server asks"
+                    words = patience.words(asks, stated_s)
+                    raise ProviderError(f"{self.name}: {words}: {outcome.detail}")
+                patience.spend(stated_s)
+                continue  # the gate makes everybody wait; this ends with the patience
             attempts += 1
             if not outcome.retry or attempts >= self.max_attempts:
                 if outcome.final:
@@ -329,7 +382,7 @@ class Endpoint:
             await self._roll_call.confirm(self)
 
     async def _attempt(
-        self, request: CallRequest, tokens: float, attempts: int
+        self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> PaidReply | Fault:
         """One request, when its turn has come."""
         session = self._session()
@@ -342,18 +395,26 @@ class Endpoint:
         except BaseException:
             session.gate.cancelled(ticket)
             raise
-        return self._report(session.gate, ticket, outcome, attempts)
+        return self._report(session.gate, ticket, outcome, attempts, patience)
 
     def _report(
-        self, gate: CallGate, ticket: Ticket, outcome: PaidReply | Fault, attempts: int
-    ) -> PaidReply | Fault:
+        self, gate: CallGate, ticket: Ticket, outcome: PaidReply | Fault, attempts: int,
+        patience: Patience,
+    ) -> PaidReply | Fault:  # fmt: skip
         """Tell the gate what the request came to; a failed probe is marked as one."""
         if isinstance(outcome, PaidReply):
             self._defaults.answered()
+            self._say_unknown()
             gate.answered(ticket, outcome.tokens)
         elif outcome.server == "busy":
-            pause_s = outcome.wait_s if outcome.wait_s is not None else self._backoff(attempts + 1)
-            gate.busy(ticket, min(self.max_wait_s, pause_s), outcome.detail)
+            stated_s = outcome.stated_wait_s
+            if stated_s and patience.lasts(stated_s):
+                pause_s = patience.pause_s(stated_s)
+                gate.busy(ticket, pause_s, outcome.detail, self.rate_limit_wait_s)
+            else:  # a wait beyond its patience fails this call, and makes no other wait as long
+                gate.busy(ticket, self._backoff(attempts + 1), outcome.detail)
+        elif outcome.server == "unasked":
+            gate.unasked(ticket, patience.pause_s(outcome.stated_wait_s))
         elif outcome.server == "down":
             self._defaults.silent()
             gate.failed(ticket, outcome.detail)
@@ -361,6 +422,12 @@ class Endpoint:
         else:
             gate.refused(ticket)
         return outcome
+
+    def _say_unknown(self) -> None:
+        """Warn once that the defaults of the server are unknown, now that it has answered."""
+        server = self._defaults.found
+        if self._roll_call is not None and server is not None and server.unknown:
+            self._roll_call.warn(defaults_line(self.name, self.base_url))
 
     async def _request(self, session: _Session, request: CallRequest) -> PaidReply | Fault:
         """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
@@ -379,8 +446,8 @@ class Endpoint:
 
     async def _prepare(self, session: _Session, request: CallRequest) -> CallRequest:
         """The request as this server takes it."""
-        beside = await self._defaults.beside(session.pool, session.turn)
-        settings = {**request.settings, **beside}
+        server = await self._defaults.server(session.pool, session.turn)
+        settings = {**request.settings, **server.beside(request.sampling.temperature)}
         # Only now: while it waited, others may have learnt what the server refuses.
         return replace(request, settings=settings, sent=without(settings, self._refused))
 

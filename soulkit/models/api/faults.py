@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from soulkit.keys import MASK, printable
 from soulkit.models.api.http import Received
+from soulkit.models.api.pool import OUT_OF_FILES
 from soulkit.models.api.wire import (
     FORMAT,
     Unreadable,
@@ -21,6 +22,7 @@ from soulkit.models.api.wire import (
     error_message,
     json_or_none,
     offered_room,
+    rate_limit_wait,
     refused_name,
     refused_rung,
     retry_after,
@@ -29,6 +31,8 @@ from soulkit.models.api.wire import (
 )
 
 _DETAIL_CHARS = 220
+_FILES_WAIT_S = 0.25
+"""Until other calls have closed some of the files that are open."""
 _RETRIED = frozenset({408, 409, 429})
 _REFUSING = frozenset({400, 413, 422})
 """Statuses of a request that is at fault itself."""
@@ -36,7 +40,10 @@ _FINAL = frozenset({401, 402, 403, 404, 405, 410})
 _REFUSING_FORMS = frozenset({400, 404, 415, 422, 500, 501})
 """Statuses with which servers turn a form down: routers do not find one that takes it, others
 break on it."""
-NO_CREDIT = re.compile(r"insufficient[_ ](?:quota|balance|credit|funds)", re.IGNORECASE)
+NO_CREDIT = re.compile(
+    r"insufficient[_ ](?:quota|balance|credit|funds)|billing[_ ](?:hard[_ ]limit|not[_ ]active)",
+    re.IGNORECASE,
+)
 """Some say 429 to whoever has not paid: no pause mends that. Words such as "quota" and "billing"
 alone say nothing, since others use them of their limits per minute."""
 _KEY_LIKE = re.compile(r"\bsk-[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
@@ -48,10 +55,11 @@ class Fault:
 
     detail: str
     retry: bool = True
-    server: Literal["up", "busy", "down"] = "up"
-    """What the fault says about the server, for the other calls."""
+    server: Literal["up", "busy", "down", "unasked"] = "up"
+    """What the fault says about the server, for the other calls; `unasked`: the request never left
+    this machine."""
     wait_s: float | None = None
-    """What the server asked us to wait, in seconds."""
+    """Seconds that the server asks to wait, or that this machine needs."""
     refused: str = ""
     """What the server does not take, in the words of `wire.without`."""
     overflow: bool = False
@@ -65,6 +73,12 @@ class Fault:
     probe: bool = False
     """It was found by a probe: the server's fault, not one of the call's attempts."""
 
+    @property
+    def stated_wait_s(self) -> float:
+        """Seconds to wait without spending an attempt: what a rate limit states, or what this
+        machine needs; else 0."""
+        return (self.wait_s or 0.0) if self.server in ("busy", "unasked") else 0.0
+
 
 def read_received(
     received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]
@@ -75,7 +89,7 @@ def read_received(
         try:
             return safe_reply(received.text)
         except Unreadable as error:
-            fault = unreadable_fault(received.text, error, settings, sent)
+            fault = unreadable_fault(received, error, settings, sent)
     else:
         fault = refusal(received, settings, sent)
     return replace(fault, detail=clean_detail(fault.detail))
@@ -129,7 +143,7 @@ def status_fault(
         detail,
         retry=status in _RETRIED or status >= 500,
         server="down" if status >= 500 else server,
-        wait_s=retry_after(headers),
+        wait_s=rate_limit_wait(headers, message) if status == 429 else retry_after(headers),
         key=status == 401,
         final=status in _FINAL,
     )
@@ -141,18 +155,18 @@ def _limit(sent: Mapping[str, Any]) -> int:
 
 
 def unreadable_fault(
-    raw: str, error: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any]
+    received: Received, error: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any]
 ) -> Fault:
     """The fault of a reply with status 200 that holds no completion; some report errors so."""
-    body = json_or_none(raw)
+    body, headers = json_or_none(received.text), received.headers
     inner = body.get("error") if isinstance(body, dict) else None
     if not inner:
-        return Fault(f"unreadable reply ({error}): {raw}")
+        return Fault(f"unreadable reply ({error}): {received.text}")
     code = str(inner.get("code") if isinstance(inner, dict) else "")
     if re.fullmatch("[45][0-9][0-9]", code):
-        return status_fault(int(code), inner, {}, settings, sent)
+        return status_fault(int(code), inner, headers, settings, sent)
     # Without a status only its words tell a refusal from a fault that passes.
-    fault = status_fault(400, inner, {}, settings, sent)
+    fault = status_fault(400, inner, headers, settings, sent)
     if fault.refused or fault.overflow or fault.room:
         return fault
     return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
@@ -174,6 +188,9 @@ def connection_fault(error: BaseException) -> Fault:
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError):
             return Fault("connection refused", server="down")
+        if isinstance(cause, OSError) and cause.errno in OUT_OF_FILES:
+            words = "this process has too many files open (raise it with: ulimit -n)"
+            return Fault(words, server="unasked", wait_s=_FILES_WAIT_S)
         cause = cause.__cause__ or cause.__context__
     return Fault(f"the connection broke: {error or type(error).__name__}", server="down")
 

@@ -5,8 +5,9 @@ condition, the others wait for their turn, so a crowd costs no more than a queue
 needs all of
 
 * **the server** (breaker.py): up, or the call is the probe;
-* **no pause**: a 429 stops everybody for as long as the server asks. After it the calls leave with
-  random gaps, spread over about as long again, so that the crowd does not come back as one;
+* **no pause**: a 429 stops all calls for as long as the server asks. After it the calls leave with
+  random gaps, spread over about as long again, so that the crowd does not come back as one. One
+  call waits for rate limits only so long in all (`Patience`);
 * **room**: at most `concurrency` calls are inside. Each wave of 429s and each outage halves the
   room, each answer gives a quarter of a place back: a server that takes less than it is asked for
   finds its measure before the attempts of a call are used up;
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _REGAINED = 0.25
 """Places that an answer gives back after the room was halved: a quarter more with every wave."""
+_SHORTEST_PAUSE_S = 0.05
+"""Times the number of rate limits that a call met: the least pause after one that states less."""
 
 
 class Bucket:
@@ -99,6 +102,39 @@ class Ticket:
     probe: bool = False
 
 
+@dataclass
+class Patience:
+    """How long one call waits for rate limits that state their wait.
+
+    Time in the queue does not count: other calls may be answered meanwhile.
+    """
+
+    limit_s: float
+    waited_s: float = 0.0
+    """The sum of the pauses."""
+    times: int = 0
+
+    def pause_s(self, stated_s: float) -> float:
+        """Seconds to pause after the next 429. A call that is told again and again to wait for
+        a moment waits a little longer each time."""
+        return max(stated_s, _SHORTEST_PAUSE_S * (self.times + 1))
+
+    def lasts(self, stated_s: float) -> bool:
+        return self.waited_s + self.pause_s(stated_s) <= self.limit_s
+
+    def spend(self, stated_s: float) -> None:
+        self.waited_s += self.pause_s(stated_s)
+        self.times += 1
+
+    def words(self, asks: str, stated_s: float) -> str:
+        """Why the call gives up: `asks` to wait for longer."""
+        before = f" after {round(self.waited_s, 2):g} s of waiting" if self.times else ""
+        return (
+            f"{asks} to wait {round(stated_s, 2):g} s{before}, and a call waits {self.limit_s:g} s "
+            "in all (--rate-limit-wait)"
+        )
+
+
 class Down(Exception):
     """The server is down and the call gave up; the text says since when and why."""
 
@@ -128,6 +164,10 @@ class CallGate:
         self._turn, self._changed = asyncio.Lock(), asyncio.Event()
         self._jitter = random.Random()
         self._halved = float("-inf")
+
+    def limit(self, concurrency: int) -> None:
+        """Let at most so many calls inside from now on."""
+        self.concurrency, self.room = concurrency, min(self.room, float(concurrency))
 
     async def enter(self, tokens: float = 0.0) -> Ticket:
         """Wait until a call with this estimate of tokens may go. Raises Down."""
@@ -207,10 +247,22 @@ class CallGate:
         self._correct(ticket.tokens)
         self._left()
 
-    def busy(self, ticket: Ticket, pause_s: float, why: str = "HTTP 429") -> None:
-        """The server asks everybody to wait."""
+    def busy(
+        self, ticket: Ticket, pause_s: float, why: str = "HTTP 429", patience_s: float = 0.0
+    ) -> None:
+        """The server asks everybody to wait; `patience_s` as in `Breaker.busy`."""
         now = self.clock()
-        self.traffic.breaker.busy(now, why, probe=ticket.probe)
+        self.traffic.breaker.busy(now, why, probe=ticket.probe, patience_s=patience_s)
+        self._hold_back(ticket, now, pause_s)
+
+    def unasked(self, ticket: Ticket, pause_s: float) -> None:
+        """This machine could not send the request; nothing is known about the server."""
+        if ticket.probe:
+            self.traffic.breaker.abandoned()
+        self._hold_back(ticket, self.clock(), pause_s)
+
+    def _hold_back(self, ticket: Ticket, now: float, pause_s: float) -> None:
+        """Everybody pauses, and fewer go at once after it."""
         self._correct(ticket.tokens)
         if now + pause_s > self.traffic.pause_until:
             self.traffic.pause_until, self.traffic.spread_s = now + pause_s, pause_s

@@ -36,6 +36,7 @@ from soulkit.models.api.wire import (
     error_message,
     json_or_none,
     parse_reply,
+    rate_limit_wait,
     retry_after,
 )
 
@@ -197,7 +198,9 @@ def _outcome_of_error(status: int, error: object, received: http.Received, model
         named = error is not None and (_ABOUT_MODEL.search(text) or _names(message, model))
         is_model = status != 405 and (named or _NO_MODEL.search(text))
         return Refusal("model" if is_model else "path", why)
-    if status in (408, 409, 429) or status >= 500:
+    if status == 429:
+        return Undecided(why, rate_limit_wait(received.headers, message), busy=True)
+    if status in (408, 409) or status >= 500:
         return Undecided(why, retry_after(received.headers), busy=True)
     return Answer()
 

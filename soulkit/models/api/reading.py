@@ -7,6 +7,9 @@ recorded in `Completion.ignored`: a form that was sent and that the reply does n
 and a seed that the server names in its reply and that is another one (`seed`). Whether a seed was
 followed cannot be seen from one reply; where the server names none, nothing is said. Log-probs are
 never asked of an API.
+
+A reply that ended for its length with fewer tokens than were asked for was ended by a limit of the
+server: its context was full, or it gives no longer replies (`overflow_words`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from soulkit.models.api.wire import (
 from soulkit.models.ledger.ledger import LedgerEntry
 from soulkit.types import Completion, Form, Sampling, Usage
 
+NEAR_TOKENS, NEAR_SHARE = 8, 64
+"""Servers count by rules of their own: a context counts as full when at most so many tokens were
+left, and a reply as long as was asked for when it lacks at most this part of it (1/64)."""
 _UNFINISHED = ("length", "content_filter", "refusal")
 """Replies that end so show nothing about their form."""
 
@@ -33,12 +39,15 @@ _UNFINISHED = ("length", "content_filter", "refusal")
 def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
     """The completion in a reply that was asked for with `sampling`. Raises `Unreadable`."""
     answer = parse_reply(entry.reply)
+    # Entries of earlier versions may lack the reasoning among their completion tokens.
+    whole = answer.completion_tokens == entry.completion_tokens
     usage = Usage(
         calls=1,
         prompt_tokens=entry.prompt_tokens,
         completion_tokens=entry.completion_tokens,
         seconds=entry.seconds,
         cost=entry.cost,
+        reasoning_tokens=answer.reasoning_tokens if whole else 0,
     )
     return Completion(
         text=answer.text,
@@ -54,6 +63,33 @@ def _ending(answer: WireReply, tokens: int, sampling: Sampling) -> str:
     """How a reply ended; one that used up its limit was cut, where the server does not say."""
     used_up = answer.stop_reason == "unknown" and tokens >= sampling.max_tokens
     return "length" if used_up else answer.stop_reason
+
+
+def overflow_words(
+    entry: LedgerEntry, reply: Completion, sampling: Sampling, context: int | None, longest: float
+) -> str:
+    """At which limit of its own the server ended a reply; empty where it did not, or did not count.
+
+    `context` is what the server says that prompt and reply may have together, in tokens; `longest`
+    the tokens that it gives any reply, infinite where it did not say.
+    """
+    if reply.stop_reason != "length":
+        return ""
+    tokens, asked = parse_reply(entry.reply).completion_tokens, sampling.max_tokens
+    if not tokens or tokens >= asked:
+        return ""
+    full = context is not None and entry.prompt_tokens + tokens + NEAR_TOKENS >= context
+    if not full and asked - tokens <= max(1, asked // NEAR_SHARE):
+        return ""
+    limit, way_out = "the server does not say at which limit", "Start it with more context, or ask"
+    if full:
+        limit = f"the server holds {context} tokens of prompt and reply together"
+    elif tokens + NEAR_TOKENS >= longest:
+        limit, way_out = f"the server gives no reply of more than {longest:.0f} tokens", "Ask"
+    return (
+        f"the server cut the reply after {tokens} of the {asked} tokens asked for (prompt: "
+        f"{entry.prompt_tokens} tokens); {limit}. {way_out} for shorter replies"
+    )
 
 
 def read_older_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:

@@ -5,16 +5,23 @@ been asked (probe.py). So a judge's wrong key is known before the actor says its
 run whose replies are all in its ledger asks nobody. A refusal stops the run. In the middle of it a
 call that is refused has the question put again: where that is refused as well the run stops, else
 it was about that call alone.
+
+Before the first question, the connections of all endpoints together are compared with the number of
+files that this process may open (pool.py). Where they are too many, each endpoint gets fewer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NoReturn, Protocol
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
 
 from soulkit.models.api.access import Access
+from soulkit.models.api.pool import BESIDE, file_limits, fitted, open_files
 from soulkit.models.api.probe import EndpointRefused, Outcome, Refusal, answer_line, refused
+
+log = logging.getLogger(__name__)
 
 
 class Member(Protocol):
@@ -22,18 +29,38 @@ class Member(Protocol):
 
     name: str
     access: Access
+    concurrency: int
 
     async def probe(self) -> Outcome: ...
 
+    def limit_concurrency(self, most: int) -> None: ...
+
+
+def forget(facts: Mapping[str, Any]) -> None:
+    """The default of `note`."""
+
 
 class RollCall:
-    """The endpoints of one run. `say` gets a line on each of them."""
+    """The endpoints of one run. `say` gets a line on each of them, `remark` every warning about one
+    of their servers, once; `note` gets what differs from the settings, for the run's record."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(
+        self, say: Callable[[str], None], note: Callable[[Mapping[str, Any]], None] = forget,
+        remark: Callable[[str], None] = log.info,
+    ) -> None:  # fmt: skip
+        self.say, self.note, self._remark = say, note, remark
+        self._remarks: set[str] = set()
         self._waiting: list[Member] = []
+        self._members: list[Member] = []
+        self._files_before: int | None = None
         self._refusal: EndpointRefused | None = None
         self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+
+    def warn(self, remark: str) -> None:
+        """Pass on a warning about a server, unless it was passed on before."""
+        if remark not in self._remarks:
+            self._remarks.add(remark)
+            self._remark(remark)
 
     def join(self, member: Member) -> None:
         """`member` is asked before the next call of anybody."""
@@ -48,6 +75,8 @@ class RollCall:
             if not self._waiting:
                 return
             members = list(self._waiting)
+            self._members += members
+            self._fit()
             outcomes = await asyncio.gather(*(member.probe() for member in members))
             self._waiting = [one for one in self._waiting if one not in members]
             errors = []
@@ -58,6 +87,24 @@ class RollCall:
                     self.say(answer_line(outcome, member.name, member.access.base_url))
             if errors:
                 self._stop(errors)
+
+    def _fit(self) -> None:
+        """Lower the concurrency of all members where this process may not open enough files."""
+        if self._files_before is None:
+            self._files_before = open_files()
+        asked, servers = max(one.concurrency for one in self._members), len(self._members)
+        used = fitted(asked, servers, self._files_before)
+        if used >= asked:
+            return
+        for member in self._members:
+            member.limit_concurrency(used)
+        limit, needed = (file_limits() or (0, 0))[0], self._files_before + BESIDE + asked * servers
+        each = f" for each of {servers} servers" if servers > 1 else ""
+        log.warning(
+            "The concurrency is lowered from %d to %d%s: this process may open %d files at once. "
+            "For more run: ulimit -n %d", asked, used, each, limit, needed,
+        )  # fmt: skip
+        self.note({"concurrency": {"asked": asked, "used": used, "open_files": limit}})
 
     async def confirm(self, member: Member) -> None:
         """A call to `member` was refused. Raises EndpointRefused where that is for good."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -48,6 +48,14 @@ _TOGETHER = re.compile(
 NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values of sampling parameters that change nothing. They are sent where a server would fill in
 others; the older ones of these take no `top_k` of 0."""
+_USAGE = ("usage", "usageMetadata", "usage_metadata")
+_DETAILS = (
+    "completion_tokens_details", "output_tokens_details", "prompt_tokens_details",
+    "input_tokens_details",
+)  # fmt: skip
+"""Parts of the usage that some servers put counts into."""
+_ALSO_NEUTRAL: Mapping[str, Any] = {"top_k": 0, "repeat_penalty": 1.0}
+"""The same in the words of llama.cpp."""
 _MOST_TOKENS = 10**12
 """Of a count; more is none, nor does the ledger's file hold any integer."""
 ERROR_CHARS = 4000
@@ -79,6 +87,20 @@ _CAP = re.compile(
     re.IGNORECASE,
 )
 
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION_PART = re.compile(rf"({_NUMBER.pattern}) ?({'|'.join(_UNITS)})(?:ec\w*|in\w*)?")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern},? ?)+")
+_WAIT_IN_WORDS = re.compile(
+    rf"(?:try again|retry)(?: again)? (?:in|after) ((?:{_NUMBER.pattern} ?"
+    r"(?:ms|s|sec(?:ond)?s?|m|min(?:ute)?s?|h|d)(?![a-z]) ?)+)",
+    re.IGNORECASE,
+)
+_RESET = re.compile(r"x-rate-?limit-reset(?:-\w+)*|(?:anthropic-)?ratelimit-(?:\w+-)*reset")
+"""Headers that say when a limit allows requests again."""
+_UNIX_TIME = 1e9
+"""From here on a number of seconds is a time: a wait of 30 years is none."""
+
 _STOPS = {
     "max_tokens": "length", "model_length": "length", "max_output_tokens": "length",
     "safety": "content_filter",
@@ -95,8 +117,11 @@ class WireReply:
     stop_reason: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    """What is billed as output: the reply and its reasoning."""
     cached_tokens: int = 0
     """Prompt tokens that the server says it had cached."""
+    reasoning_tokens: int = 0
+    """Of the completion tokens those of the reasoning, as far as the server tells."""
 
 
 class Unreadable(SoulError):
@@ -149,6 +174,21 @@ def sent_seed(seed: int, call: Call) -> int:
     """The seed that goes to a server: rollouts of one example have seeds of their own."""
     text = json.dumps([seed, call.identity()], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def as_sent(
+    sampling: Sampling, beside: Mapping[str, Any], dropped: Collection[str]
+) -> dict[str, Any]:
+    """The parameters that a recorded call was sent with: those of `sampling` and `beside` less what
+    the server refused. A seed differs from call to call, and of a form its rung alone is told."""
+    settings = {**parameters(sampling, Call(role="actor", example_id="")), **beside}
+    sent = {n: v for n, v in settings.items() if not {n, _FIELD_OF.get(n, n)} & set(dropped)}
+    if "seed" in sent:
+        sent["seed"] = "one per call"
+    if FORMAT in sent:
+        rung = next((name for name in RUNGS if f"form:{name}" not in dropped), None)
+        sent |= {FORMAT: rung}
+    return {name: value for name, value in sent.items() if value is not None}
 
 
 def without(settings: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
@@ -251,7 +291,8 @@ def refused_name(code: str, param: str, message: str, sent: Mapping[str, Any]) -
 
 def _neutral_name(param: str, message: str, sent: Mapping[str, Any]) -> str:
     """The sent parameter that the error is about, where it has its neutral value; else empty."""
-    idle = [name for name, value in NEUTRAL.items() if name in sent and sent[name] == value]
+    words = (*NEUTRAL.items(), *_ALSO_NEUTRAL.items())
+    idle = {name for name, value in words if name in sent and sent[name] == value}
     # A request that is quoted (`"top_p": 1.0`) names everything and says nothing.
     places = _places(re.sub(r"""["']\w+["']\s*:""", "", message), sent)
     first = [name for name in re.findall(r"\w+", param) if name in sent] if param else places[:1]
@@ -281,16 +322,61 @@ def refused_rung(
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header, a number or a date; None without a readable one."""
-    value = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"\d+(\.\d+)?", value):
-        return float(value)
+    """Seconds of `retry-after-ms` or `Retry-After` (a number or a date); None without either."""
+    milliseconds = headers.get("retry-after-ms", "").strip()
+    if _NUMBER.fullmatch(milliseconds):
+        return float(milliseconds) / 1000
+    return _wait_of(headers.get("retry-after", ""))
+
+
+def rate_limit_wait(headers: Mapping[str, str], message: str = "") -> float | None:
+    """Seconds that a 429 asks to wait; None where it states no wait above 0.
+
+    `retry-after-ms` and `Retry-After` count first, then the reset headers of the limits, then the
+    message ("try again in 6m0s"). Of several reset headers the longest whose limit is used up
+    (`remaining` is 0) counts; where no limit is marked as used up, the shortest does.
+
+    Sources: the rate-limit pages of OpenAI, Azure OpenAI, Anthropic, Groq and OpenRouter.
+    """
+    in_words = _WAIT_IN_WORDS.search(message)
+    waits = (
+        retry_after(headers),
+        _reset_wait(headers),
+        _wait_of(in_words[1]) if in_words else None,
+    )
+    return next((wait for wait in waits if wait), None)
+
+
+def _reset_wait(headers: Mapping[str, str]) -> float | None:
+    names = [name for name in headers if _RESET.fullmatch(name)]
+    waits = {name: wait for name in names if (wait := _wait_of(headers[name]))}
+    used_up = [wait for name, wait in waits.items() if _is_used_up(headers, name)]
+    return max(used_up) if used_up else min(waits.values(), default=None)
+
+
+def _is_used_up(headers: Mapping[str, str], reset: str) -> bool:
+    left = headers.get(reset.replace("reset", "remaining"), "").strip()
+    return _NUMBER.fullmatch(left) is not None and float(left) == 0
+
+
+def _wait_of(value: str) -> float | None:
+    """Seconds from now, 0 for the past: of a number of seconds, a Unix time in seconds or
+    milliseconds, a duration (`6m0s`, `20ms`) or a date. None for anything else."""
+    value, now = value.strip()[:80], datetime.now(UTC)
+    if _NUMBER.fullmatch(value):
+        number = float(value)
+        if number < _UNIX_TIME:
+            return number
+        return max(0.0, (number / 1000 if number > 100 * _UNIX_TIME else number) - now.timestamp())
+    if _DURATION.fullmatch(value):
+        return sum(float(n) * _UNITS[unit] for n, unit in _DURATION_PART.findall(value))
     try:
-        when = parsedate_to_datetime(value)
-    except ValueError:
+        iso = re.match(r"\d{4}-\d\d-\d\d", value)
+        when = datetime.fromisoformat(value) if iso else parsedate_to_datetime(value)
+    except (ValueError, TypeError, OverflowError):
         return None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
-    return max(0.0, (when - datetime.now(UTC)).total_seconds())
+    return max(0.0, (when - now).total_seconds())
 
 
 def json_or_none(raw: str) -> Any:
@@ -314,10 +400,7 @@ def parse_reply(raw: str) -> WireReply:
         message = {"content": choices[0]["text"]}
     if not isinstance(message, dict):
         raise Unreadable("no message")
-    usage = body.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    details = usage.get("prompt_tokens_details")
-    details = details if isinstance(details, dict) else {}
+    prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens = _counts(body)
     content = message.get("content")
     text, declined = _text(content), _text(message.get("refusal")) or _text(content, "refusal")
     stop = _text(choices[0].get("finish_reason"))
@@ -327,10 +410,54 @@ def parse_reply(raw: str) -> WireReply:
         text=text or declined,
         reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
         stop_reason="refusal" if declined and not text else stop or "unknown",
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        completion_tokens=_count(usage.get("completion_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")) or 0,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cached_tokens=cached_tokens,
+        reasoning_tokens=reasoning_tokens,
     )
+
+
+def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
+    """Tokens as the provider bills them: prompt, completion with its reasoning, of these the
+    reasoning; and of the prompt those that were cached.
+
+    Most servers count reasoning within the completion. Google's and xAI's leave it out: there the
+    total is more than prompt and completion, or the reasoning is more than the completion that is
+    to hold it. Google's own names (`thoughtsTokenCount`) always mean reasoning that is left out.
+    Anthropic's own counts leave cached tokens out of the prompt.
+
+    Sources: the usage pages of OpenAI, Google (Gemini API), xAI, Anthropic, DeepSeek, OpenRouter.
+    """
+    usage: Mapping[str, Any] = next(
+        (body[name] for name in _USAGE if isinstance(body.get(name), dict)), {}
+    )
+    places = [usage, *(part for name in _DETAILS if isinstance(part := usage.get(name), dict))]
+
+    def most(*names: str) -> int | None:
+        found = [_count(place.get(name)) for place in places for name in names]
+        return max((count for count in found if count is not None), default=None)
+
+    prompt = most("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count")
+    reply = most(
+        "completion_tokens", "output_tokens", "candidatesTokenCount", "candidates_token_count"
+    )
+    total = most("total_tokens", "totalTokenCount", "total_token_count")
+    thoughts = most("thoughtsTokenCount", "thoughts_token_count") or 0
+    reasoning = max(thoughts, most("reasoning_tokens") or 0)
+    cached = most("cached_tokens", "prompt_cache_hit_tokens", "cachedContentTokenCount") or 0
+    read, written = (most(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
+    if prompt is None:
+        return None, reply, reasoning, 0
+    if reply is None:  # a reply that is all reasoning
+        reply = None if total is None else max(0, total - prompt)
+        return prompt, reply, min(reasoning, reply or 0), cached
+    beyond = 0 if total is None else total - prompt - reply
+    if read + written and ("input_tokens" in usage if total is None else beyond >= read + written):
+        prompt, cached = prompt + read + written, max(cached, read)
+        beyond -= read + written
+    if reasoning > reply or (thoughts and total is None):
+        beyond = max(beyond, reasoning)
+    return prompt, reply + max(0, beyond), max(reasoning, beyond), cached
 
 
 def safe_reply(raw: str) -> tuple[str, WireReply]:

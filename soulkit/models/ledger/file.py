@@ -20,7 +20,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -240,11 +240,25 @@ def keep_request(db: sqlite3.Connection, request: Request) -> tuple[bytes | None
         done = db.execute("INSERT OR IGNORE INTO contexts VALUES (?, ?, ?, ?)", row)
         if done.rowcount == 0:
             break
-    beside = {"beside": request.beside} if request.beside else {}
-    body = _canonical({"base_url": request.base_url, "sampling": request.sampling, **beside})
+    body = settings_body(request)
     settings = _digest(body.encode("ascii"))
     db.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (settings, body))
     return (chain[-1][0] if chain else None), settings
+
+
+def settings_body(request: Request) -> str:
+    """What a request says beside its messages, as the file keeps it."""
+    beside = {"beside": request.beside} if request.beside else {}
+    return _canonical({"base_url": request.base_url, "sampling": request.sampling, **beside})
+
+
+def kept_settings(body: str | None) -> Request | None:
+    """The request of a `settings_body`, without messages; None where none was kept."""
+    if body is None:
+        return None
+    kept = json.loads(body)
+    return Request(base_url=kept["base_url"], messages=(), sampling=kept["sampling"],
+                   beside=kept.get("beside", {}))  # fmt: skip
 
 
 def load_request(
@@ -256,16 +270,14 @@ def load_request(
     row = db.execute("SELECT body FROM settings WHERE digest = ?", (settings,)).fetchone()
     if row is None or _digest(str(row[0]).encode()) != settings:
         raise Damaged("its settings are missing or changed")
-    body = json.loads(row[0])
+    asked = kept_settings(str(row[0]))
+    assert asked is not None
     messages: list[dict[str, str]] = []
     at = context
     while at is not None:
         at, message = _message(db, at)
         messages.append(message)
-    return Request(
-        base_url=body["base_url"], messages=tuple(reversed(messages)), sampling=body["sampling"],
-        beside=body.get("beside", {}),
-    )  # fmt: skip
+    return replace(asked, messages=tuple(reversed(messages)))
 
 
 def _message(db: sqlite3.Connection, digest: bytes) -> tuple[bytes | None, dict[str, str]]:

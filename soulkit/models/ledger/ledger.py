@@ -12,7 +12,8 @@ messages, sampling and base URL, from which the key can be computed again. Heade
 never stored.
 
 Modes: `record` looks up first and stores what it had to ask for; `replay` answers from the file and
-raises `ReplayMiss` rather than touch the network; `off` does nothing.
+raises `ReplayMiss` rather than touch the network; `off` keeps no reply, and counts the calls of
+this process.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import hashlib
 import json
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 from soulkit.errors import RunError, UserError
 from soulkit.models.ledger.file import (
@@ -35,9 +37,11 @@ from soulkit.models.ledger.file import (
     Request,
     columns_of,
     keep_request,
+    kept_settings,
     open_to_read,
     open_to_write,
     seal,
+    settings_body,
     transaction,
     unusable_ledger,
 )
@@ -71,6 +75,19 @@ class Totals(RoleTotals):
     """Calls that `cost` leaves out, as no price is known of them."""
     hits: int
     by_role: dict[str, RoleTotals]
+
+
+class SentCalls(NamedTuple):
+    """Calls of one role for one example that were sent alike."""
+
+    role: str
+    example_id: str
+    model: str
+    dropped: tuple[str, ...]
+    """Sampling parameters that the server refused."""
+    asked: Request | None
+    """What was asked, without its messages; None in entries of version 1."""
+    calls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +166,8 @@ class Ledger:
         self.mends = mends
         self._lock = threading.Lock()
         self._hits = 0
+        self._unkept: Counter[tuple[Any, ...]] = Counter()
+        """Mode `off`: what was sent, as `_sent` gives it → calls."""
         self._db, self._columns = _open(self.path, mode)
 
     def lookup(self, key: str, *, model: str, call: Call) -> LedgerEntry | None:
@@ -176,6 +195,8 @@ class Ledger:
             RunError: the file cannot be written, or the ledger is a replay.
         """
         if self.mode == "off":
+            with self._lock:
+                self._unkept[_unkept(entry, request)] += 1
             return entry
         if self.mode == "replay":
             raise unusable_ledger(self.path, "it is open for replay only")
@@ -220,6 +241,28 @@ class Ledger:
         """(role, example) → what its calls came to."""
         rows = self._sum("role, example_id, ", "GROUP BY role, example_id")
         return {(str(row[0]), str(row[1])): _sums(row[2:]) for row in rows}
+
+    def sent(self) -> list[SentCalls]:
+        """How the calls were sent: those of the file, in mode `off` those of this process."""
+        if self.mode == "off":
+            rows = [(*key, calls) for key, calls in self._unkept.items()]
+        else:
+            body, join = "NULL", ""
+            if "settings" in self._columns:
+                body, join = "s.body", "LEFT JOIN settings s ON s.digest = c.settings"
+            rows = self._query(
+                f"SELECT c.role, c.example_id, c.model, c.dropped, {body}, COUNT(*) "
+                f"FROM calls c {join} GROUP BY 1, 2, 3, 4, 5"
+            )
+        try:
+            return [
+                SentCalls(
+                    who, example, model, tuple(json.loads(dropped)), kept_settings(body), calls
+                )
+                for who, example, model, dropped, body, calls in rows
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise unusable_ledger(self.path, f"what was sent cannot be read ({error})") from error
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
@@ -276,6 +319,13 @@ class Ledger:
                 return self._connection().execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise unusable_ledger(self.path, str(error)) from error
+
+
+def _unkept(entry: LedgerEntry, request: Request | None) -> tuple[Any, ...]:
+    """What `Ledger.sent` tells of an entry that is not kept, in the columns of its query."""
+    body = settings_body(request) if request is not None else None
+    call = entry.call
+    return call.role, call.example_id, entry.model, json.dumps(entry.dropped), body
 
 
 def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tuple[str, ...]]:

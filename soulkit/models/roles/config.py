@@ -36,8 +36,8 @@ class RolesConfig(CallSettings, VllmSettings):
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = frozenset(
         (
             "endpoints", "requests_per_minute", "tokens_per_minute", "prices", "max_cost", "yes",
-            "timeout_s", "max_attempts", "backoff_s", "down_after_s", "vllm_python",
-            "vllm_start_s",
+            "timeout_s", "max_attempts", "backoff_s", "rate_limit_wait_s", "down_after_s",
+            "vllm_python", "vllm_start_s", "verify_weights",
         )
     )  # fmt: skip
     """Settings that change only speed, retries and prices: a run may be resumed with others."""
@@ -240,6 +240,7 @@ class RolesConfig(CallSettings, VllmSettings):
             "timeout_s": self.timeout_s,
             "max_attempts": self.max_attempts,
             "backoff_s": self.backoff_s,
+            "rate_limit_wait_s": self.rate_limit_wait_s,
             "down_after_s": self.down_after_s,
             **cost_arguments(self, ledger),
         }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ConfigError
 from soulkit.models.api.address import checked_url
-from soulkit.models.api.roll_call import RollCall
+from soulkit.models.api.roll_call import RollCall, forget
 from soulkit.models.api.schema_question import ASKED_FOR_FORMS
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.roles.config import LIMITS, RolesConfig
@@ -57,11 +57,17 @@ class Players:
     by_batch: Callable[[str, RoleSettings], bool] = _never
     say: Callable[[str], None] = log.info
     """Is told who answers, before the first call."""
+    note: Callable[[Mapping[str, Any]], None] = forget
+    """Gets what differs from the settings, to be recorded with the run."""
     serve: Serve | None = None
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.roll_call = RollCall(lambda remark: self.say(remark))
+        self.roll_call = RollCall(
+            lambda line: self.say(line),
+            lambda facts: self.note(facts),
+            lambda line: self.say(line),
+        )
 
     def player(
         self, role: str, settings: RoleSettings, seed: int | None, samples: int = 1

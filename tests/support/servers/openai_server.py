@@ -112,6 +112,7 @@ class ScriptedServer:
         owner: str = "tests",
         count: Count | None = None,
         on_probe: Callable[[Body], Fault | None] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         if profile not in PROFILES:
             raise ValueError(f"unknown profile {profile!r}")
@@ -131,6 +132,8 @@ class ScriptedServer:
         """The only paths of chat requests; empty: whatever ends like one."""
         self.models, self.owner = models, owner
         """What goes wrong with the list of models, and who is named as their owner in it."""
+        self.extra = extra or {}
+        """Path of the server itself → the JSON value that a GET gets."""
         self.max_in_flight = 0
         self._answer: Answer = _answerer(answer)
         self._script = script or {}
@@ -276,6 +279,8 @@ class _Handler(BaseHTTPRequestHandler):
             model = {"id": "scripted", "object": "model", "created": 0, "owned_by": owner.owner}
             whole = Fault.reply({"object": "list", "data": [model]})
             self._send(fault if fault.hang_up or fault.raw is not None else whole)
+        elif self.path in owner.extra:
+            self._send(Fault.reply(owner.extra[self.path]))
         else:
             self._send(Fault.status_error(404, f"no such path {self.path}"))
 
