@@ -310,6 +310,7 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
     """
     from soulkit.train.material.assemble import gather_material
     from soulkit.train.material.feasible import NoFeedback
+    from soulkit.train.run import adapter_remark
 
     seats: dict[str, dict[str, Any]] = {}
     remarks: dict[str, tuple[str, ...]] = {}
@@ -324,7 +325,8 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
         except UserError:
             seats[spelling] = {}
             continue
-        config, remarks[spelling] = material.config, tuple(material.remarks())
+        config = material.config
+        remarks[spelling] = tuple(filter(None, (adapter_remark(config), *material.remarks())))
         seats[spelling] = {name: getattr(config, name) for name in ("tasks", *SEATED)}
     return [
         replace(run, config=run.config.model_copy(update=seats[run.arm.spelling]),

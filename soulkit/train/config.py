@@ -54,13 +54,18 @@ TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 class LoraSettings(Settings):
     """The adapter that is trained (PEFT), on every linear layer."""
 
-    r: int = setting(
-        32, gt=0, section="Task and model",
-        help="Rank of the adapter; as an option it sets alpha to twice that.",
+    r: int = setting(32, gt=0, section="Task and model", help="Rank of the adapter.")
+    alpha: int | None = setting(
+        None, gt=0, section="Task and model", flag=None, unset="twice the rank",
+        help="Scale of the adapter: its product is multiplied by alpha / rank.",
     )  # fmt: skip
-    alpha: int = setting(
-        64, gt=0, section="Task and model", flag=None, help="Scale of the adapter, times its rank."
-    )
+    """Never None once validated."""
+
+    @model_validator(mode="after")
+    def _scale(self) -> Self:
+        if self.alpha is None:
+            object.__setattr__(self, "alpha", 2 * self.r)  # frozen, and not yet anybody's
+        return self
 
 
 class RolloutSettings(Settings):
@@ -99,7 +104,8 @@ class RolloutSettings(Settings):
     )  # fmt: skip
     blind_reader: RoleSettings | None = setting(
         None, section="Feedback", only=("feedback",), metavar="WHO",
-        help="Answers from the feedback alone, to find what gives the answer away.",
+        help="Model that answers from the feedback alone: finds some leaks that a comparison of "
+        "words misses.",
     )  # fmt: skip
     worked_examples: bool = setting(
         False, section="Feedback", flag=None, only=("feedback", "sft"),
@@ -108,7 +114,8 @@ class RolloutSettings(Settings):
     )  # fmt: skip
     coach_sees_gold: bool = setting(
         False, section="Feedback", only=("feedback",),
-        help="Tell a model coach the right answer; feedback that gives it away stays unused.",
+        help="Tell a model coach the right answer; the leak check drops feedback that says it, but "
+        "not a paraphrase or a code.",
     )  # fmt: skip
     shuffle_feedback: bool = setting(
         False, section="Feedback", only=("feedback",),

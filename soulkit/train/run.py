@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
 from soulkit.errors import ConfigError
 from soulkit.eval.batch import task_scales
-from soulkit.eval.costs import costs_by_task
+from soulkit.eval.costs import calls_by_task, costs_by_task
 from soulkit.eval.keeping import alone
-from soulkit.eval.provenance import ENGINE, keep_provenance, teacher_print
+from soulkit.eval.provenance import ENGINE, keep_provenance, note_calls, teacher_print
+from soulkit.eval.remarks import with_calls
 from soulkit.eval.summary import summarise
+from soulkit.models.base import ChatModel
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
+from soulkit.models.local.names import ADAPTER_CONFIG
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
@@ -42,6 +46,7 @@ from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
 from soulkit.train.planning import training_plan
 from soulkit.train.pushes.engine import TrainingEngine, refuse_engine, training_engine
+from soulkit.train.pushes.travel import RolloutCheck
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts
@@ -200,6 +205,28 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     return teacher
 
 
+def adapter_remark(config: TrainConfig) -> str:
+    """Rank and alpha of the adapter that is trained; empty where there is none."""
+    if config.full:
+        return ""
+    if config.adapter is None:
+        rank, alpha = config.lora.r, config.lora.alpha
+        rule = "twice the rank" if alpha == 2 * rank else f"twice the rank would be {2 * rank}"
+        return f"LoRA adapter: rank {rank}, alpha {alpha} ({rule})"
+    file, own = Path(config.adapter).expanduser() / ADAPTER_CONFIG, "its own rank and alpha"
+    # One of the hub is not downloaded for a remark; a damaged file is refused when it is loaded.
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        own = f"rank {saved['r']}, alpha {saved['lora_alpha']}"
+    return f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are not used"
+
+
+def _say_adapter(config: TrainConfig, say: Callable[[str], None]) -> None:
+    """Say what is trained, once everybody is there and the first step begins."""
+    if remark := adapter_remark(config):
+        say(remark)
+
+
 def numbers_print(policy: Policy) -> dict[str, dict[str, str]]:
     """For `material.json`: what the base's numbers were, and in which they are computed."""
     return {"numbers": {"stored": policy.stored, "computed": policy.computed}}
@@ -305,6 +332,7 @@ async def _train(
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
+            _say_adapter(config, say)
             beside = partial(train_beside, servers=engine.servers)
             summary = await supervise(loop, learned, show, say, beside, engine.player)
         else:
@@ -356,19 +384,24 @@ async def _reinforce(
     sampler = engine.sampler(material, loop.journal, say)
     players = make_players(config, sampler, run, engine.player)
     record = {**training_provenance(config, players, material, policy), ENGINE: engine.record()}
-    keep_provenance(run, {**record, **teacher_print(config.model_dump(), teacher)})
+    record["actor"] = {**record["actor"], **engine.basis_record()}
+    keep_provenance(
+        run, {**record, **teacher_print(config.model_dump(), teacher)}, proven=engine.served
+    )
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,
         material.dev, make_reader(config, players), run.path / DEV_EPISODES,
     )  # fmt: skip
     step = Step(
-        loop, objective, rollouts, teacher_of(config, objective, policy, teacher), recent,
+        loop, objective, rollouts, teacher_of(config, objective, policy, teacher),
+        RolloutCheck.of(loop, sampler, say), recent,
         canaries=CanaryWatch.of(config, material.pool, material.tasks, run.metrics),
         watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
         skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
+        _say_adapter(config, say)
         if not loop.unmeasured:
             stop_ended(loop)
         if loop.step < config.steps:
@@ -382,19 +415,21 @@ async def _reinforce(
     if len(recent) < min(LAST_STEPS, config.steps):  # resumed: earlier steps are on disk alone
         last = config.steps - LAST_STEPS
         records = [r for r in load_records(run.episodes, light=True) if r.step >= last]
-    summary = rollout_summary(config, loop, records, material)
+    models = [player.model for player in rollouts.cast.players]
+    summary = rollout_summary(config, loop, records, material, models)
     return with_dev(summary, newest_dev(run.path, light=True), material.tasks.values())
 
 
 def rollout_summary(
-    config: TrainConfig, loop: Loop, records: Sequence[Record], material: Material
-) -> TrainSummary:
+    config: TrainConfig, loop: Loop, records: Sequence[Record], material: Material,
+    models: Sequence[ChatModel],
+) -> TrainSummary:  # fmt: skip
     """Means over the last steps, the two rewards with the leave-one-out gap; feedback, calls and
-    cost are those of the whole run."""
+    cost are those of the whole run. The servers of `models` are noted in its record."""
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
         tasks = {row.id: task.name for task, row in (*material.pool, *material.dev)}
-        costs = costs_by_task(ledger, tasks)
+        costs, calls = costs_by_task(ledger, tasks), calls_by_task(ledger, tasks)
     summary = summarise(
         records,
         command=f"train {config.method}",
@@ -405,10 +440,14 @@ def rollout_summary(
         scale=task_scales(material.tasks.values()),
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
     )
+    dropped = with_calls(summary.dropped_settings, calls)
+    note_calls(loop.run.path, calls, dropped, models)
     lines = read_step_lines(loop.run.metrics)
     return TrainSummary(
         **{one.name: getattr(summary, one.name) for one in fields(summary)
-           if one.name not in ("unpriced_calls", "costs", "suite", "left_out")},
+           if one.name not in
+           ("unpriced_calls", "costs", "suite", "left_out", "dropped_settings")},
+        dropped_settings=dropped,
         unpriced_calls=paid["unpriced"],
         costs=costs,
         suite=config.suite or "",

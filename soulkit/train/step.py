@@ -29,12 +29,12 @@ from soulkit.train.maths.advantage import group_advantages, singleton_of
 from soulkit.train.maths.measure import feedback_of, member_of, rewards_of, with_groups
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
-from soulkit.train.pushes.travel import travel_of
+from soulkit.train.pushes.travel import NOTHING_CHECKED, CheckedRollouts, RolloutCheck
 from soulkit.train.rollouts.checks import refuse_stale, silence
 from soulkit.train.rollouts.feedback import FeedbackWatch
 from soulkit.train.rollouts.play import Rollouts, feedback_slots
 from soulkit.train.rollouts.watched import CanaryWatch
-from soulkit.train.state.lines import CanaryScores, Learned, StepLine
+from soulkit.train.state.lines import Learned, StepLine
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.skips import Skips
 from soulkit.types import Record
@@ -49,9 +49,10 @@ class Step:
     rollouts: Rollouts
     teacher: Teacher
     """Whose distributions are followed, in methods that follow any."""
+    check: RolloutCheck
     recent: deque[Sequence[Record]]
     """The records of the last steps, for the run's summary; without their tokens."""
-    canaries: CanaryWatch | None = None
+    canaries: CanaryWatch
     watch: FeedbackWatch | None = None
     """Of what became of feedback, in methods that learn from it."""
     skips: Skips = field(default_factory=Skips)
@@ -65,11 +66,7 @@ class Step:
         jobs = self.rollouts.jobs(step)
         version = await self.rollouts.take(policy)
         records_R = await self.rollouts.sample(jobs)
-        self.keep(records_R, version)
-        canaries = CanaryScores()
-        if self.canaries is not None:
-            canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
-        sampled = time.monotonic()
+        refuse_stale(records_R, version)
 
         # Sequences: the objective says which token sequences they become, in which groups.
         read_R = self.rollouts.as_read(records_R, step)
@@ -77,17 +74,21 @@ class Step:
         if config.mask_truncated:
             sequences_S = without_truncated(sequences_S, records_R)
 
-        self.loop.begin("update")  # advantages and updates
-        travel = travel_of(self.rollouts.sampler, policy, sequences_S)
-        learned = learn(policy, self.loop.optimizer, sequences_S, config, self.teacher, self.skips)
-        trained = time.monotonic()
+        checked = self.check(step, records_R, sequences_S)  # before anything is kept or learned
+        self.keep(records_R)
+        canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
+        sampled = time.monotonic() - checked.seconds
 
+        self.loop.begin("update")  # advantages and updates
+        optimizer = self.loop.optimizer
+        learned = learn(policy, optimizer, sequences_S, config, self.teacher, self.skips, checked)
+        trained = time.monotonic()
         feedback = feedback_of(records_R)
         if self.watch is not None:
             feedback = self.watch.look(feedback, records_R, read_R)
         return StepLine(
-            step=step, travel=travel, rewards=rewards_of(records_R, mixture=len(config.tasks) > 1),
-            feedback=feedback, learned=learned, canaries=canaries, version=version,
+            step=step, travel=checked.travel, learned=learned, canaries=canaries, version=version,
+            rewards=rewards_of(records_R, mixture=len(config.tasks) > 1), feedback=feedback,
             sample_seconds=round(sampled - started, 3), train_seconds=round(trained - sampled, 3),
         )  # fmt: skip
 
@@ -95,10 +96,8 @@ class Step:
         """Dev scores of the weights that `step` has moved; empty between turns."""
         return await self.rollouts.evaluate(step, self.loop.policy, self.loop.begin)
 
-    def keep(self, records_R: Sequence[Record], version: str) -> None:
-        """Write the step's rollouts down, all at once; CallError when they are nothing but
-        failures: the weights so far are kept, and the evidence behind the checkpoint's offset."""
-        refuse_stale(records_R, version)
+    def keep(self, records_R: Sequence[Record]) -> None:
+        """Write the step's rollouts. CallError when all failed; a checkpoint keeps the weights."""
         error = silence(records_R)
         if error is not None and self.loop.step:
             self.loop.checkpoint(within_step=True)
@@ -115,20 +114,21 @@ def learn(
     config: TrainConfig,
     teacher: Teacher | None = None,
     skips: Skips | None = None,
+    checked: CheckedRollouts = NOTHING_CHECKED,
 ) -> Learned:
     """Take the updates of one step on an objective's sequences; returns what they did.
 
-    Without a `teacher` it is the policy itself, in the state that the settings name.
+    Without a `teacher` it is the policy itself. Log-probs in `checked` are not computed again.
     """
     trained_S = with_advantages(sequences_S, config)
     # Fixed before the weights move, [tokens] a sequence: old log-probs, what the teacher says.
-    fixed = prepare_step(policy, trained_S, config, sequences_S, teacher)
+    fixed = prepare_step(policy, trained_S, config, sequences_S, teacher, checked.scores)
     updates = take_updates(policy, optimizer, fixed, config, skips or Skips())
     return replace(
         with_groups(updates, sequences_S, trained_S),
-        teacher=fixed.metrics,
-        kl_base=kl_to_base(policy, trained_S, config),
-    )
+        sampler=checked.gap or updates.sampler,
+        teacher=fixed.metrics, kl_base=kl_to_base(policy, trained_S, config),
+    )  # fmt: skip
 
 
 def with_advantages(

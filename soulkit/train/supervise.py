@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from soulkit.eval.provenance import keep_provenance
+from soulkit.eval.costs import calls_by_task
+from soulkit.eval.provenance import keep_provenance, note_calls
+from soulkit.eval.remarks import with_calls
 from soulkit.eval.summary import Cell
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
@@ -63,8 +65,13 @@ async def supervise(
         await measures.close()
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
+        measured = material.measured
+        tasks = {row.id: task.name for task, row in (*measured.pool, *measured.dev)}
+        calls = calls_by_task(ledger, tasks)
+    dropped = with_calls({}, calls)
+    note_calls(loop.run.path, calls, dropped)
     summary = replace(
-        supervised_summary(loop, material, validate.lessons),
+        supervised_summary(loop, material, validate.lessons), dropped_settings=dropped,
         cost=paid["cost"], unpriced_calls=paid["unpriced"],
         probes={str(line.step + 1): line.probe
                 for line in read_step_lines(loop.run.metrics) if line.probe},

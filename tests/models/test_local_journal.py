@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,9 +121,10 @@ def test_a_process_killed_in_mid_step_replays_to_the_bit(
 
 
 def journal_key(
-    rollout: int = 0, policy: str = "v1", prompt: tuple[int, ...] = (1, 2, 3)
+    rollout: int = 0, policy: str = "v1", prompt: tuple[int, ...] = (1, 2, 3), step: int = 0
 ) -> JournalKey:
-    return JournalKey(Call(role="actor", example_id="é", rollout=rollout), SAMPLING, prompt, policy)
+    call = Call(role="actor", example_id="é", rollout=rollout, step=step)
+    return JournalKey(call, SAMPLING, prompt, policy)
 
 
 def reply(text: str, *logprobs: float) -> Completion:
@@ -174,9 +176,46 @@ def test_what_is_written_is_on_the_disk_and_not_in_memory(tmp_path: Path) -> Non
     assert Journal(tmp_path / "j.jsonl").one(journal_key(0)) == ODD
 
 
-def test_another_file_is_refused_by_line(tmp_path: Path) -> None:
+def test_a_void_record_takes_back_one_step_and_nothing_else(tmp_path: Path) -> None:
+    path, journal = tmp_path / "j.jsonl", Journal(tmp_path / "j.jsonl")
+    wrong = journal_key(0, step=1)
+    kept = [journal_key(0), journal_key(0, policy="v2", step=1), journal_key(0, step=2)]
+    for key in [wrong, *kept]:
+        journal.write([key], [ODD])
+    journal.write([journal_key(1), journal_key(1, step=1)], [ODD, ODD])  # one batch of two steps
+    journal.void("v1", 1, "from other weights")
+    read = Journal(path)
+    assert read.one(wrong) is None and all(read.one(key) == ODD for key in kept)
+    assert read.batch([wrong]) is None and read.batch([kept[0]]) == [ODD]
+    assert read.batch([journal_key(1), journal_key(1, step=1)]) is None
+    read.write([wrong], [reply("again", -1.0)])  # sampled again, after the record
+    assert Journal(path).one(wrong) == reply("again", -1.0)
+    opened = Journal(path)
+    opened.void("v1", 1, "again")  # what this process has read is taken back as well
+    assert opened.one(wrong) is None and opened.one(kept[0]) == ODD
+
+
+def test_a_journal_from_before_servers_were_recorded_is_read(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    path.write_text('{"policy": "v1", "prompts": [], "rows": [{"call": {}, "prompt": 0}]}\n')
+    Journal(path).write([journal_key(0)], [replace(ODD, server="http://127.0.0.1:1")])
+    assert Journal(path).one(journal_key(0)) == replace(ODD, server="http://127.0.0.1:1")
+    line = json.loads(path.read_text())
+    assert line["rows"][0]["reply"].pop("server") == "http://127.0.0.1:1"
+    path.write_text(json.dumps(line) + "\n")
+    assert Journal(path).one(journal_key(0)) == ODD
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"policy": "v1", "prompts": [], "rows": [{"call": {}, "prompt": 0}]}',
+        '{"void": {"policy": "v1"}}',
+        '{"void": "v1"}',
+    ],
+)
+def test_another_file_is_refused_by_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_text(f"{line}\n")
     with pytest.raises(DataError, match="Line 1") as refused:
         Journal(path)
     assert all(refused.value.lines())

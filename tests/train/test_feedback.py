@@ -14,7 +14,7 @@ from soulkit.train.rollouts.remarks import flat_groups
 from soulkit.train.state.lines import Learned, StepLine
 from soulkit.train.state.loop import Loop
 from tests.support.evaluation import three_lines
-from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach
 from tests.support.training import random_model
 
@@ -135,6 +135,27 @@ def test_one_step_of_use_begins_the_count_anew(tmp_path: Path, model: Path, capf
         assert train("ditto", model, out, *options, *coach, "--steps", 6) == 0
     counts = [line.get("feedback/in_vain", 0) for line in steps_of(out)]
     assert counts == [1, 2, 0, 1, 2, 0]
+
+
+@pytest.mark.slow
+def test_a_setting_that_the_coachs_server_refuses_is_recorded(
+    tmp_path: Path, model: Path, capfd: Any
+) -> None:
+    def script(index: int, body: Any) -> Fault | None:
+        if "temperature" not in body:
+            return None
+        return Fault.status_error(400, "temperature is not supported", param="temperature")
+
+    out = tmp_path / "run"
+    with ScriptedServer(answer=Coach(8, set()), script=script) as server:
+        coach = ("--coach", f"endpoint:c@{server.base_url}", "--steps", 1)
+        assert train("ditto", model, out, *shade_options(tmp_path, "kind"), *coach) == 0
+    dropped = {"coach": {"c": {"temperature": 1.0}}}
+    assert json.loads((out / "summary.json").read_text())["dropped_settings"] == {"kind": dropped}
+    record = json.loads((out / "provenance.json").read_text())
+    assert record["tasks"]["kind"]["dropped_settings"] == dropped
+    assert record["servers"] == {f"c@{server.base_url}": {"defaults": "unknown"}}
+    assert "kind coach temperature (100 % of calls to c)" in capfd.readouterr().out
 
 
 @pytest.mark.slow

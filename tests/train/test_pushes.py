@@ -25,15 +25,27 @@ from soulkit.models.vllm.model import VllmModel
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.objectives.sequences import TrainSequence
+from soulkit.train.forward.prepare import scores_by_key
+from soulkit.train.forward.teacher import Teacher
+from soulkit.train.objectives.sequences import Span
 from soulkit.train.pushes.engine import refuse_engine, with_memory
 from soulkit.train.pushes.push import Pusher, check_adapter
 from soulkit.train.pushes.served import ServedPolicy
 from soulkit.train.pushes.touchstone import Distance, Touchstone, drawn_factors
-from soulkit.train.pushes.travel import sampler_distance
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.train.pushes.travel import by_server, trained_spans
+from soulkit.types import (
+    Call,
+    Completion,
+    Episode,
+    Record,
+    Sampling,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+)
 from tests.support.servers.adapter_server import AdapterServer
-from tests.support.training import SHARP, config, jolt, policy_of, step_of
+from tests.support.training import SHARP, config, jolt, policy_of
 
 WORDS = [f"word{number}" for number in range(100)]
 PROMPTS = (tuple(range(20, 60)), tuple(range(90, 110)))
@@ -228,19 +240,35 @@ def test_what_is_recorded_of_these_weights_is_not_asked_again(
         assert not [body for body in server.events if body == ("read", "base")]
 
 
-def test_the_gap_is_that_of_drafts_and_refined_rollouts(policy: Policy) -> None:
-    sequences = [within(policy, one) for one in step_of(examples=1)]
-    apart = sampler_distance(policy, sequences)
-    assert apart is not None and 0 < apart.mean <= apart.largest
-    copies = [one for one in sequences if one.part == "copy"]
-    assert copies and sampler_distance(policy, copies) is None
-
-
-def within(policy: Policy, sequence: TrainSequence) -> TrainSequence:
-    """The sequence in words of this model."""
-    size = policy.model.config.vocab_size
-    ids = tuple(one % size for one in sequence.span.ids)
-    return replace(sequence, span=replace(sequence.span, ids=ids))
+def test_every_token_of_a_rollout_counts_for_the_server_that_sampled_it(policy: Policy) -> None:
+    """Four turns that continue each other and one that does not, by two servers."""
+    ids, spans, replies = list(range(20, 60)), [], []
+    for turn in range(5):
+        prompt, emitted = tuple(ids[-30:] if turn == 4 else ids), (60 + turn, 70 + turn, 80 + turn)
+        spans.append(Span((*prompt, *emitted), (*(False,) * len(prompt), *(True,) * 3), ()))
+        replies.append(Completion(text="", prompt_ids=prompt, token_ids=emitted))
+        ids += [*emitted, 90]
+    off = {"a": 0.0, "b": 0.5}
+    told = [
+        replace(reply, server=server, logprobs=tuple((logs - off[server]).tolist()))
+        for reply, logs, server in zip(
+            replies, Teacher(policy).log_probs(spans, None), "abbab", strict=True
+        )
+    ]
+    told[0] = replace(told[0], logprobs=())
+    trace = Trace("seat", tuple(Turn((), reply) for reply in told))
+    episode = Episode(example_id="e", task="t", traces=(trace,))
+    unscored = Record(
+        key="k", example_id="e", task="t", kind="draft", rollout=0, episode=episode,
+        score=Score(value=None, reward=None),
+    )  # fmt: skip
+    scores = scores_by_key(policy, trained_spans(trace), None)
+    compared, unchecked = by_server([unscored], scores)
+    apart = {server: Distance.between(*pair) for server, pair in compared.items()}
+    assert unchecked == {"a": 1} and {s: len(pair[0]) for s, pair in compared.items()} == {
+        "a": 1, "b": 3,
+    }  # fmt: skip
+    assert apart["a"].largest < 1e-4 and apart["b"].mean == pytest.approx(0.5, abs=1e-4)
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ def seconds_apart(line: dict[str, Any]) -> dict[str, Any]:
         "update/",
         "policy/version",
         "part/",
+        "logprob/",
         "policy/entropy",
         "ratio/",
         "clip/",

@@ -203,13 +203,14 @@ def test_dialogues_are_played_with_the_partner_that_is_named(
     warm: Path, tmp_path: Path, url: str
 ) -> None:
     out = tmp_path / "run"
-    more = ("--eval-task", "secret_keeper", "--eval-data", "synth:20", "--partner",
+    more = ("--eval-task", "secret_keeper", "--eval-data", "synth:60", "--partner",
             f"endpoint:visitor@{url}", "--set", "dev_limit=2", "--set", "max_tokens=8")  # fmt: skip
     assert soul(*sft(warm / "model", out, *more)) == 0
     records = load_records(out / "dev.jsonl")
     assert {record.task for record in records} == {"secret_keeper"} and len(records) == 4
     assert any(line.seat == "visitor" for line in records[0].episode.transcript)
-    assert "secret_keeper" in json.loads((out / "provenance.json").read_text())["tasks"]
+    entry = json.loads((out / "provenance.json").read_text())["tasks"]["secret_keeper"]
+    assert entry["sent"]["partner"]["visitor"][0]["temperature"] >= 0
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ STEP_KEYS = {
     "trained/draft", "trained/copy", "trained/refined", "clip/share", "clip/share_dual",
     "ratio/mean", "kl/old", "policy/entropy", "loss/total", "grad/norm", "optimizer/updates",
     "kl/base", "policy/version", "time/sample", "time/train", "update/skipped",
+    "logprob/sampler_gap", "logprob/sampler_gap_max",
     *(f"part/{part}/{name}" for part in ("draft", "copy", "refined")
       for name in ("clipped", "clipped_dual", "ratio", "kl_old", "entropy")),
 }  # fmt: skip

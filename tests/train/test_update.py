@@ -14,11 +14,19 @@ from torch import Tensor
 
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import lost_twins, prepare_step, sampler_weights
+from soulkit.train.forward.prepare import (
+    correction_of,
+    lost_twins,
+    prepare_step,
+    sampler_weights,
+)
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import NotFinite, Update, mini_batches, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
+from soulkit.train.state.lines import SamplerCorrection, SamplerGap
 from soulkit.train.step import learn, with_advantages
+from soulkit.types import Completion, Segment, Trace, Turn
+from tests.support.methods import Numbers, batch_of, play
 from tests.support.training import (
     assert_close,
     config,
@@ -348,11 +356,143 @@ def test_a_copy_takes_the_sampler_weight_of_its_refined_twin(
     assert_close(grads, expected_grads, rel=5e-5)
 
 
+def user(text: str, hint: str = "") -> Segment:
+    """What the actor reads, with a slot that `hint` fills."""
+    return Segment("user", f"{text} {hint}".strip(), text)
+
+
+R0, R1, R2 = (330, 331), (332, 333, 334), (336,)
+SPLIT: dict[str, dict[str, list[tuple[list[Segment], tuple[int, ...]]]]] = {
+    "two seats": {
+        "anna": [([user("301 302", "390")], R0)],
+        "ben": [([user("303", "391")], R0)],
+    },
+    "turns that do not continue": {
+        "anna": [([user("301 302", "390")], R0), ([user("303", "390")], R1), ([user("304")], R0)],
+    },
+    "feedback in the newest message alone": {
+        "anna": [
+            ([user("301", "390")], R0),
+            ([user("301"), Segment("assistant", "said", token_ids=R0), user("350", "391")], R1),
+        ],
+        "ben": [([user("302", "390")], R2)],
+    },
+}
+"""Seat → its turns, each a context and what is said. In the last case the turns of a copy continue
+each other, and those of the refined rollout do not."""
+
+
+@pytest.mark.parametrize("lambda_fb", [1.0, 0.0])
+@pytest.mark.parametrize("case", SPLIT)
+def test_a_copys_tokens_take_the_weights_of_the_same_tokens(
+    shared: Policy, case: str, lambda_fb: float
+) -> None:
+    """Whichever sequences a rollout falls into. All log-probs are equal: they tell nothing apart,
+    as with rounded ones, or 0.0 of a certain token."""
+    numbers, expected, traces = Numbers(), [], []
+    for seat, turns in SPLIT[case].items():
+        done = []
+        for context, said in turns:
+            prompt = numbers.prompt_ids(context)
+            trained = (*[False] * len(prompt), *[True] * len(said))
+            with torch.no_grad():
+                now = alone(shared, Span((*prompt, *said), trained, ()))[0]
+            expected.append((now + 6.0).exp().clamp(max=50.0))
+            reply = Completion(text="said", prompt_ids=tuple(prompt), token_ids=said,
+                               logprobs=(-6.0,) * len(said))  # fmt: skip
+            done.append(Turn(tuple(context), reply))
+        traces.append(Trace(seat, tuple(done)))
+    record = play("x", 0, "refined", 1.0, R0)
+    record = replace(record, episode=replace(record.episode, traces=tuple(traces)))
+    settings = config(**LOOSE, sampler_cap=50.0, lambda_fb=lambda_fb)
+    sequences = batch_of(settings, [record])
+    prepared = prepare_step(shared, with_advantages(sequences, settings), settings, sequences)
+    assert prepared.weights is not None
+    parts = zip(prepared.sequences, prepared.weights, strict=True)
+    copies = torch.cat([weights for s, weights in parts if s.part == "copy"])
+    assert torch.cat(expected).unique().numel() == len(copies)  # a swap would show
+    torch.testing.assert_close(copies, torch.cat(expected), rtol=1e-4, atol=1e-5)
+
+
 def test_a_copy_without_a_twin_is_refused_not_weighed_one() -> None:
     copies = [s for s in step_of(14, examples=1) if s.part == "copy"]
     assert lost_twins(copies, copies) == []
     with pytest.raises(KeyError):
         sampler_weights(copies, [torch.zeros(s.span.n_trained) for s in copies], 2.0)
+
+
+# --- sampler and trainer --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompts", [16, 1])  # one update, which fixes no old log-probs, and three
+def test_the_gap_of_the_sampler_is_measured_before_the_weights_move(
+    folder: Path, prompts: int
+) -> None:
+    policy, settings = policy_of(folder, **LOOSE), config(**LOOSE, mini_batch_prompts=prompts)
+    sequences = step_of(21)
+    with torch.no_grad():
+        gaps = torch.cat([
+            (alone(policy, s.span)[0] - torch.tensor(s.span.sampler)).abs()
+            for s in sequences if s.part != "copy"  # its prompt is not what was sampled from
+        ])  # fmt: skip
+    moving = torch.optim.SGD([p for _, p in policy.trained], lr=1.0)
+    measured = learn(policy, moving, sequences, settings).sampler
+    assert measured.mean == pytest.approx(float(gaps.mean()), rel=1e-4)
+    assert measured.largest == pytest.approx(float(gaps.max()), rel=1e-4)
+    bare = [replace(s, span=replace(s.span, sampler=())) for s in sequences]
+    assert learn(policy, still(policy), bare, settings).sampler == SamplerGap()
+
+
+def test_the_correction_says_what_it_weighs(shared: Policy) -> None:
+    cap, sequences = 1.5, step_of(22)
+    with torch.no_grad():
+        sampled = [sequences[i + 1] if s.part == "copy" else s for i, s in enumerate(sequences)]
+        ratios = torch.cat([
+            (alone(shared, s.span)[0] - torch.tensor(s.span.sampler)).exp() for s in sampled
+        ])  # fmt: skip
+    weights = ratios.clamp(max=cap)
+    said = learn(shared, still(shared), sequences, config(**LOOSE, sampler_cap=cap)).correction
+    assert said.weight == pytest.approx(float(weights.mean()), rel=1e-4)
+    assert said.capped == pytest.approx(float((ratios > cap).float().mean()), rel=1e-4)
+    ess = float(weights.sum()) ** 2 / (len(weights) * float((weights**2).sum()))
+    assert said.ess == pytest.approx(ess, rel=1e-4) and 0 < said.ess < 1
+    assert (
+        learn(shared, still(shared), sequences, config(**LOOSE)).correction == SamplerCorrection()
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratios", "cap", "weight", "capped", "ess"),
+    [
+        ([0.5, 1.0, 2.0, 4.0], 2.0, 5.5 / 4, 1 / 4, 5.5**2 / (4 * 9.25)),
+        ([1.0, 1.0], 1.0, 1.0, 0.0, 1.0),  # at the cap, and not above it
+        ([0.0, 3.0], 2.0, 1.0, 1 / 2, 1 / 2),
+    ],
+)
+def test_numbers_of_a_correction(
+    ratios: list[float], cap: float, weight: float, capped: float, ess: float
+) -> None:
+    said = correction_of([torch.tensor(ratios), None], cap)
+    assert (said.weight, said.capped, said.ess) == pytest.approx((weight, capped, ess))
+    assert correction_of([None], cap) == SamplerCorrection()
+
+
+def test_log_probs_that_are_known_are_not_computed_again(shared: Policy) -> None:
+    settings = config(**LOOSE, mini_batch_prompts=1, only_copy=True, sampler_cap=2.0)
+    sequences = weighted(step_of(23), draft=0.0, refined=0.0)
+    known = {s.span.key: (torch.full((s.span.n_trained,), -7.0), torch.ones(s.span.n_trained))
+             for s in sequences if s.part == "refined" or s.example_id == "x0"}  # fmt: skip
+    trained = with_advantages(sequences, settings)
+    prepared = prepare_step(shared, trained, settings, sequences, known=known)
+    assert prepared.old is not None and prepared.weights is not None
+    for one, old, weights in zip(trained, prepared.old, prepared.weights, strict=True):
+        if one.example_id == "x0":
+            assert bool((old == -7.0).all())
+        else:
+            with torch.no_grad():
+                assert torch.allclose(old, alone(shared, one.span)[0], atol=1e-4)
+        ratio = (-7.0 - torch.tensor(one.span.sampler)).exp()  # of the twin, which is known
+        assert torch.allclose(weights, ratio.clamp(max=2.0))
 
 
 # --- what must not happen -------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from soulkit.models.vllm.attach import NotAttachable, probe_fleet, probe_ids
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.fleet import Fleet
 from soulkit.models.vllm.server import free_port
+from soulkit.models.vllm.verify import compare_weights, compared_prompts, read_folder
 
 if TYPE_CHECKING:
     from soulkit.models.vllm.server import VllmServer
@@ -156,6 +157,30 @@ def test_log_probs_of_a_prompt_are_those_of_transformers_with_peft(
         return logprobs
 
     assert asyncio.run(serving()) == pytest.approx(expected, abs=1e-4)
+
+
+def test_served_weights_are_compared_with_a_folders(
+    address: Address, vllm_server: VllmServer, tiny_model: Path, tiny_adapter: Path, codec: Codec,
+) -> None:  # fmt: skip
+    prompts, servers = compared_prompts(codec, codec.context_limit), fleet(address)
+    base, adapted = (
+        read_folder(str(tiny_model), adapter, prompts, device="cpu", dtype="float32")
+        for adapter in (None, tiny_adapter)
+    )
+
+    async def comparing() -> None:
+        served = await serve_adapter(servers, vllm_server.served, tiny_adapter, prompts[0])
+        for name, own, other in (
+            (vllm_server.served, base, adapted), (served.name, adapted, base)
+        ):  # fmt: skip
+            line = await compare_weights(servers, name, prompts, own)
+            assert address.url in line and "16-bit" not in line
+            with pytest.raises(NotAttachable, match=address.url):
+                await compare_weights(servers, name, prompts, other)
+        await served.unload(servers)
+        await servers.close()
+
+    asyncio.run(comparing())
 
 
 def test_an_adapter_of_too_high_a_rank_is_refused_and_nothing_stays(

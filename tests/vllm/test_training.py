@@ -20,6 +20,7 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.types import Call, Record, Sampling, Segment
+from tests.support.servers.proxy import Body, Proxy
 from tests.support.training import lines_of, soul
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def test_rollouts_come_from_the_weights_that_move(
 ) -> None:
     steps = [line for line in read_jsonl(undisturbed / "metrics.jsonl") if "time/push" in line]
     assert len(steps) == STEPS
+    record = json.loads((undisturbed / "provenance.json").read_text())
+    assert record["actor"]["weights_basis"] == "verified"  # by every push
     for line in steps:
         assert line["logprob/sampler_gap"] <= line["logprob/sampler_gap_max"] <= EXACT
         assert line["push/distance"] <= EXACT and line["time/push"] > 0
@@ -150,6 +153,34 @@ def test_killed_and_taken_up_it_says_and_learns_the_same(
     whole = load_records(undisturbed / "episodes.jsonl")
     assert replies(load_records(out / "episodes.jsonl")) == replies(whole)
     assert arithmetic(out) == arithmetic(undisturbed)
+    weights = "model/adapter_model.safetensors"
+    assert (out / weights).read_bytes() == (undisturbed / weights).read_bytes()
+
+
+def test_rollouts_of_other_weights_are_found_before_they_are_learned(
+    undisturbed: Path, tiny_model: Path, vllm_server: VllmServer, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
+    """A proxy asks the base for the last replies of the second step, after the proof."""
+    monkeypatch.setenv("VLLM_API_KEY", vllm_server.key)
+    out = tmp_path / "swapped"
+    with Proxy(vllm_server.url) as proxy:
+
+        def swapped(body: Body) -> Body:
+            late = len(proxy.adapters) == 2 and proxy.sampled.count(body["model"]) > 3
+            return {**body, "model": vllm_server.served} if late else body
+
+        proxy.change = swapped
+        arguments = command("grpo", tiny_model, f"vllm@{proxy.url}", out, "--eval-every", 2)
+        assert soul(*arguments) == 2
+        assert f"step 1 from {proxy.url} were not sampled" in capsys.readouterr().err
+        assert {record.step for record in load_records(out / "episodes.jsonl")} == {0}
+        assert len(lines_of(out)) == 1 and not adapters_on(vllm_server)
+        proxy.change = dict
+        assert soul(*arguments) == 0
+    assert replies(load_records(out / "episodes.jsonl")) == replies(
+        load_records(undisturbed / "episodes.jsonl")
+    )
     weights = "model/adapter_model.safetensors"
     assert (out / weights).read_bytes() == (undisturbed / weights).read_bytes()
 

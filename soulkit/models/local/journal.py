@@ -4,6 +4,13 @@ One line a batch, on the disk before anybody sees its replies. A reply is found 
 (the call), how (the sampling), what (the prompt's ids) and of which weights (the policy version);
 all four must agree. `batch` gives a whole recorded batch or nothing: a sampler that must repeat
 itself to the bit may not take half a batch from here and compute the other half in smaller company.
+
+A void record takes back what was recorded before it for one step of one policy version:
+
+    {"policy": …, "prompts": […], "rows": […]}                    a batch
+    {"void": {"policy": …, "step": 3, "why": …}}                  those replies count no more
+
+Replies that are recorded after it count again, under the same keys.
 """
 
 from __future__ import annotations
@@ -22,6 +29,8 @@ from soulkit.types import Call, Completion, Sampling
 
 SAMPLED = "sampled.jsonl"
 """The journal of a training, in its run's folder."""
+VOID = "void"
+"""The member that makes a line a void record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,10 @@ class Journal:
         self._replies: dict[JournalKey, Completion] = {}
         self._batches: set[tuple[JournalKey, ...]] = set()
         for number, line in enumerate(read_jsonl(self.path, repair=True), 1):
-            self._learn(*_read(line, self.path, number))
+            if VOID in line:
+                self._forget(*_read_void(line, self.path, number))
+            else:
+                self._learn(*_read(line, self.path, number))
         self._lines = JsonlWriter(self.path)
 
     def __len__(self) -> int:
@@ -72,6 +84,14 @@ class Journal:
         """Record a batch; it is on the disk on return."""
         self._lines.write(_line(keys, replies))
 
+    def void(self, policy: str, step: int, why: str) -> None:
+        """Take back the replies recorded so far for `step` of the weights `policy`.
+
+        The record is on the disk on return. Replies of other steps stay valid.
+        """
+        self._lines.write({VOID: {"policy": policy, "step": step, "why": why}})
+        self._forget(policy, step)
+
     def clear(self) -> None:
         """Forget everything: what led to a checkpoint is not needed again."""
         self._lines.close()
@@ -86,6 +106,11 @@ class Journal:
     def _learn(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
         self._replies.update(zip(keys, replies, strict=True))
         self._batches.add(tuple(keys))
+
+    def _forget(self, policy: str, step: int) -> None:
+        gone = {a for a in self._replies if a.policy == policy and a.call.step == step}
+        self._replies = {a: reply for a, reply in self._replies.items() if a not in gone}
+        self._batches = {batch for batch in self._batches if gone.isdisjoint(batch)}
 
 
 def _line(keys: Sequence[JournalKey], replies: Sequence[Completion]) -> dict[str, Any]:
@@ -119,9 +144,21 @@ def _read(
             keys.append(JournalKey(call, sampling, tuple(prompt), line["policy"]))
             replies.append(_adapter(Completion).validate_python(reply))
     except (ValidationError, KeyError, IndexError, TypeError) as error:
-        raise DataError(
-            f"Line {number} of '{path}' is no batch of a sampler.",
-            f"It cannot be read: {type(error).__name__}.",
-            "Remove the file; the replies of the interrupted step are then sampled again.",
-        ) from error
+        raise _unreadable(path, number, error) from error
     return keys, replies
+
+
+def _read_void(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, int]:
+    """The policy version and the step that a void record names."""
+    try:
+        return str(line[VOID]["policy"]), int(line[VOID]["step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: Exception) -> DataError:
+    return DataError(
+        f"Line {number} of '{path}' is no batch of a sampler.",
+        f"It cannot be read: {type(error).__name__}.",
+        "Remove the file; the replies of the interrupted step are then sampled again.",
+    )

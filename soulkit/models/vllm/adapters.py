@@ -20,10 +20,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.models.local.loading import adapter_hash
@@ -44,8 +45,17 @@ numbers of different devices differ by hundredths, other weights by more than a 
 _NO_ROUTE = (404, 405)
 _OTHER_SHAPE = re.compile(r"must match the size|size mismatch|shape|target modules", re.IGNORECASE)
 """How a server says that an adapter belongs to another model."""
+_RANK = re.compile(
+    r"max_lora_rank|max-lora-rank|lora rank \d|enable.lora|lora is not", re.IGNORECASE
+)
+"""How a server says that it was started for smaller adapters, or for none."""
+_DAMAGED = re.compile(
+    r"deserializ|safetensor|not fully covered|header|JSON|Expecting|Unterminated", re.IGNORECASE
+)
+"""How a server says that it cannot read an adapter's files."""
 _HEADER_BYTES = 100 * 1024 * 1024
 _CHUNK = 1024 * 1024
+_WHOLE = "Copy the whole folder again, or train the adapter again."
 _ZEROS = b"\x00\x80"
 """The bytes of zeros, with and without a sign, in every format of numbers."""
 
@@ -125,8 +135,18 @@ def _unloadable(url: str, refusal: ServerRefused, source: Path) -> AdapterNotSer
     return AdapterNotServed(
         f"The server at {url} does not load the adapter {source}.",
         f"It says: {refusal.message}",
-        f"Start it with {HOW_TO_START}; RANK is the adapter's own or more (8, 16, 32, 64 ...).",
+        _way_to_load(refusal.message.replace(str(source), "")),
     )
+
+
+def _way_to_load(message: str) -> str:
+    """What to do about a server that does not load an adapter, by what it says."""
+    if _RANK.search(message):
+        ranks = "RANK is the adapter's own or more (8, 16, 32, 64 ...)"
+        return f"Start it with {HOW_TO_START}; {ranks}."
+    if _DAMAGED.search(message):
+        return _WHOLE
+    return "Look into the server's log, or measure the adapter with --engine local."
 
 
 def no_adapters(url: str) -> AdapterNotServed:
@@ -163,8 +183,10 @@ async def serve_adapter(
     """Have the adapter in `folder` served beside the model `base`, and prove that it is.
 
     Servers that cannot load adapters while they run may have been started with this very folder:
-    then it is asked for under the name that they gave it. Raises AdapterNotServed.
+    then it is asked for under the name that they gave it. Raises AdapterNotServed, and
+    ModelLoadError for a damaged folder before any server is asked.
     """
+    check_adapter_file(folder)
     name, lent = unique_name(folder), True
     try:
         await push_adapter(fleet, folder, name)
@@ -224,17 +246,36 @@ def largest_gap(one: Sequence[float], other: Sequence[float]) -> float:
     return max((gap if gap == gap else float("inf") for gap in gaps), default=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptReading:
+    """What a server says of a prompt's tokens but the first."""
+
+    logprobs: tuple[float, ...]
+    """In nats, at temperature 1."""
+    gaps: tuple[float, ...]
+    """Nats from each to the most likely token in its place, as far as that was asked for."""
+
+
 async def prompt_logprobs(
     fleet: Fleet, name: str, prompt_ids: Sequence[int]
 ) -> dict[str, tuple[float, ...]]:
+    """Address → log-probs of a prompt's tokens, as `read_prompt` has them."""
+    readings = await read_prompt(fleet, name, prompt_ids, top=0)
+    return {url: reading.logprobs for url, reading in readings.items()}
+
+
+async def read_prompt(
+    fleet: Fleet, name: str, prompt_ids: Sequence[int], *, top: int = 1
+) -> dict[str, PromptReading]:
     """Address → log-probs of a prompt's tokens but the first (nats, temperature 1), as every living
-    server computes them for the model or adapter `name`. Such a request reads no prefix cache.
+    server computes them for the model or adapter `name`, beside the `top` most likely tokens. Such
+    a request reads no prefix cache.
 
     Raises ServerRefused, and AdapterNotServed for a reply without them.
     """
     body: Body = {
         "model": name, "prompt": list(prompt_ids), "max_tokens": 1, "temperature": 0.0,
-        "prompt_logprobs": 0,
+        "prompt_logprobs": top,
     }  # fmt: skip
     replies = await fleet.everywhere(PATH, body)
     return {url: _read_logprobs(url, reply, prompt_ids) for url, reply in replies.items()}
@@ -303,6 +344,26 @@ def any_weight(folder: str | Path) -> bool:
 
     Raises ModelLoadError for a file that cannot be read.
     """
+    with _weights_of(folder) as (file, tensors):
+        for weights_name, (start, end) in tensors.items():
+            file.seek(start)
+            if "lora_A" not in weights_name and not _all_zero(file.read, end - start):
+                return True
+    return False
+
+
+def check_adapter_file(folder: str | Path) -> None:
+    """Raise ModelLoadError where an adapter's weights are missing, cut short or no safetensors."""
+    with _weights_of(folder):
+        pass
+
+
+@contextmanager
+def _weights_of(
+    folder: str | Path,
+) -> Iterator[tuple[BinaryIO, Mapping[str, tuple[int, int]]]]:
+    """The opened file of an adapter's weights, with the first byte of each tensor and the byte
+    behind it. ModelLoadError where that cannot be read."""
     path = adapter_folder(folder) / ADAPTER_FILE
     try:
         with path.open("rb") as file:
@@ -310,20 +371,21 @@ def any_weight(folder: str | Path) -> bool:
             if not 0 < length <= _HEADER_BYTES:
                 raise ValueError("no safetensors header")
             header: Mapping[str, Any] = json.loads(file.read(length))
-            for weights_name, place in header.items():
-                if weights_name == "__metadata__" or "lora_A" in weights_name:
-                    continue
-                start, end = place["data_offsets"]
-                file.seek(8 + length + start)
-                if not _all_zero(file.read, end - start):
-                    return True
+            base, tensors = 8 + length, dict[str, tuple[int, int]]()
+            for name, place in header.items():
+                if name != "__metadata__":
+                    start, end = place["data_offsets"]
+                    tensors[name] = (base + start, base + end)
+            needed, size = max([base, *(end for _, end in tensors.values())]), path.stat().st_size
+            if size < needed:
+                raise ValueError(f"the file has {size} of {needed} bytes")
+            yield file, tensors
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(
             f"The adapter's weights {path} cannot be read.",
             f"{type(error).__name__}: {error}",
-            "Take a folder that was written whole, or train the adapter again.",
+            _WHOLE,
         ) from error
-    return False
 
 
 def _all_zero(read: Callable[[int], bytes], size: int) -> bool:
@@ -338,15 +400,17 @@ def _all_zero(read: Callable[[int], bytes], size: int) -> bool:
     return True
 
 
-def _read_logprobs(url: str, reply: Body, prompt_ids: Sequence[int]) -> tuple[float, ...]:
-    """The log-prob of each token of the prompt but the first."""
+def _read_logprobs(url: str, reply: Body, prompt_ids: Sequence[int]) -> PromptReading:
+    """The log-prob of each token of the prompt but the first, and how far it is from the best."""
     try:
         listed = reply["choices"][0]["prompt_logprobs"]
         first, *others = listed
-        pairs = zip(prompt_ids[1:], others, strict=True)
         if first is not None:
             raise ValueError("a first token that has a log-prob")
-        return tuple(float(at[str(token)]["logprob"]) for token, at in pairs)
+        pairs = zip(prompt_ids[1:], others, strict=True)
+        own = tuple(float(at[str(token)]["logprob"]) for token, at in pairs)
+        best = (max(float(one["logprob"]) for one in at.values()) for at in others)
+        return PromptReading(own, tuple(a - b for a, b in zip(best, own, strict=True)))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise AdapterNotServed(
             f"The server at {url} does not tell the log-probs of a prompt.",

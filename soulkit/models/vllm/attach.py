@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.api.address import read_key
@@ -58,6 +58,11 @@ _HOW = "--generation-config vllm --logprobs-mode processed_logprobs"
 _OTHER_WAY = "name it as endpoint:MODEL@URL, or measure it with soul eval api"
 
 
+Basis = Literal["", "declared", "verified"]
+"""How a run knows with which weights an attached server computes: it was told, or it compared them.
+Empty for weights that soulkit loaded or served itself."""
+
+
 class NotAttachable(ModelLoadError):
     """A running server cannot stand in for the model that was asked for."""
 
@@ -79,6 +84,7 @@ class Abilities:
     """Whether it loads adapters while it runs."""
     forms: bool | None = None
     """Whether it holds replies to a schema; None: not asked yet."""
+    basis: Basis = ""
     remarks: tuple[str, ...] = ()
     """Lines for whoever attaches: what was taken for what, and what is missing."""
 
@@ -119,7 +125,7 @@ async def probe_fleet(fleet: Fleet, model: str, codec: Codec) -> Abilities:
         max_context=least_limit(*(entry.max_context for entry in entries.values())),
         logprobs=mode,
         adapters=await _take_adapters(fleet),
-        remarks=(*_taken_for(entries, model), *_about(mode)),
+        remarks=(*_taken_for(entries, model), *_about(mode), *_short(entries, codec)),
     )
 
 
@@ -216,6 +222,18 @@ def _taken_for(entries: Mapping[str, ModelEntry], model: str) -> tuple[str, ...]
         + f"; it is taken for {model}"
         for url, entry in entries.items()
         if not _is(entry, model)
+    )
+
+
+def _short(entries: Mapping[str, ModelEntry], codec: Codec) -> tuple[str, ...]:
+    """A line for every server whose context is shorter than the model's."""
+    limit = codec.context_limit
+    return tuple(
+        f"{url} was started with --max-model-len {entry.max_context}, and the model holds {limit}: "
+        f"a prompt and its reply have {entry.max_context} tokens together; longer prompts are left "
+        "unscored, longer replies are cut"
+        for url, entry in entries.items()
+        if limit is not None and entry.max_context is not None and entry.max_context < limit
     )
 
 

@@ -34,7 +34,7 @@ class ResolvedEngine:
         """Whether servers are asked that somebody else has started."""
         return bool(self.urls)
 
-    def record(self) -> dict[str, str]:
+    def record(self) -> dict[str, Any]:
         """What a run keeps of it: neither addresses nor reasons."""
         version = {"version": self.version} if self.version else {}
         return {"kind": self.kind, **version}
@@ -44,13 +44,15 @@ class ResolvedEngine:
         return engine_words(self.record()) + (f" ({self.why})" if self.why else "")
 
 
-LOCAL: Mapping[str, str] = ResolvedEngine(kind="local").record()
+LOCAL: Mapping[str, Any] = ResolvedEngine(kind="local").record()
 """The record of what samples where a run of an earlier version kept none."""
 
 
 def engine_words(record: Mapping[str, Any]) -> str:
-    """`vllm 0.32.0` of what a run keeps."""
-    return " ".join(str(record[name]) for name in ("kind", "version") if record.get(name))
+    """`vllm 0.32.0` of what a run keeps, with its context where the model's is longer."""
+    words = " ".join(str(record[name]) for name in ("kind", "version") if record.get(name))
+    limit = record.get("max_context")
+    return f"{words} with a context of {limit} tokens" if limit else words
 
 
 def resolve_engine(

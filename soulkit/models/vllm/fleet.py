@@ -30,6 +30,7 @@ from typing import Any, Never
 
 from soulkit.errors import ProviderError, UserError
 from soulkit.models.vllm.client import ServerGone, ServerRefused, VllmClient
+from soulkit.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,14 @@ CAUSE_S = 3.0
 """How long the end of a process of our own may take to be noticed after its connections broke."""
 
 Body = dict[str, Any]
+
+
+class ServerReply(dict[str, Any]):
+    """A server's JSON reply; `server` is the address that it came from."""
+
+    def __init__(self, body: Mapping[str, Any], server: str) -> None:
+        super().__init__(body)
+        self.server = server
 
 
 class NoServerLeft(UserError):
@@ -143,7 +152,7 @@ class Fleet:
         """Requests that can be under way at once."""
         return self.in_flight * len(self.urls)
 
-    async def ask(self, path: str, body: Body) -> Body:
+    async def ask(self, path: str, body: Body) -> ServerReply:
         """The reply to a POST at the least loaded server; it waits for a place and outlives the
         death of servers.
 
@@ -254,13 +263,13 @@ class Fleet:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def _answer(self, session: _Session, path: str, body: Body) -> Body:
+    async def _answer(self, session: _Session, path: str, body: Body) -> ServerReply:
         breaks = 0
         while True:
             member = await self._enter(session)
             try:
                 if not member.ending:
-                    return await self._send(session, member, path, body)
+                    return ServerReply(await self._send(session, member, path, body), member.url)
             except ServerGone as error:
                 if await self._lives(session, member, error):
                     breaks += 1
@@ -388,8 +397,8 @@ class Fleet:
         again, left = session.load[member], len(self.urls)
         if left:
             self._say(
-                f"vLLM server {member.url} is dropped ({why}): {_count(again, 'request')} put "
-                f"again, {_count(left, 'server')} left"
+                f"vLLM server {member.url} is dropped ({why}): {counted(again, 'request')} put "
+                f"again, {counted(left, 'server')} left"
             )
         for task in session.tasks[member]:
             task.cancel()
@@ -417,7 +426,3 @@ def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
 def _ending(why: str) -> str:
     """Why a server ended, as it stands between brackets; the client writes whole sentences."""
     return re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -40,6 +40,7 @@ from soulkit.models.api.wire import json_or_none, to_messages, too_long
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.ledger.ledger import LedgerEntry, Request, request_key, request_of
 from soulkit.models.vllm.client import ServerGone, ServerRefused
+from soulkit.models.vllm.fleet import ServerReply
 from soulkit.models.vllm.wire import (
     LEAST_TEMPERATURE,
     PATH,
@@ -55,6 +56,7 @@ from soulkit.types import Call, Completion, Sampling, Segment
 if TYPE_CHECKING:
     from soulkit.models.base import TrainedWeights
     from soulkit.models.ledger.ledger import Ledger
+    from soulkit.models.vllm.attach import Basis
 
 TRIES = 2
 """How often a reply is asked for that cannot be read: a server that ends gives work up."""
@@ -63,7 +65,7 @@ log = logging.getLogger(__name__)
 
 
 class AskedServers(Protocol):
-    """The servers of one model, asked as one (`fleet.py`)."""
+    """The servers of one model, asked as one (`fleet.py`); a fleet returns a `ServerReply`."""
 
     async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -117,6 +119,7 @@ class VllmModel:
         ledger: where a player's replies are kept and looked up; None for an actor.
         ledger_name: MODEL of `vllm:MODEL` in the ledger; `name` if empty.
         push: brings the weights of a trainer there; None: nobody trains them.
+        weights_basis: how it is known which weights attached servers compute with.
         say: is told whether the servers hold replies to a form, once it was asked; None: the log.
     """
 
@@ -132,9 +135,11 @@ class VllmModel:
         ledger: Ledger | None = None,
         ledger_name: str = "",
         push: Push | None = None,
+        weights_basis: Basis = "",
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.served, self.policy_version = name, served, policy_version
+        self.weights_basis = weights_basis
         self.codec = copy(codec)  # its limit may be lowered to the servers'
         self._fleet, self._ledger, self._push, self._say = fleet, ledger, push, say
         self._ledger_name = ledger_name or name
@@ -178,7 +183,7 @@ class VllmModel:
             self._fleet, self.codec, name=self.name, served=self.served,
             abilities=self._truths or self._look, policy_version=self.policy_version,
             ledger=self._ledger, ledger_name=self._ledger_name, push=self._push,
-            say=self._say,
+            weights_basis=self.weights_basis, say=self._say,
         )  # fmt: skip
 
     async def complete(
@@ -198,7 +203,8 @@ class VllmModel:
         start = time.perf_counter()
         question, body = await self._ask(question, call)
         emission = _read(body, question)
-        return self._completion(question, emission, time.perf_counter() - start)
+        reply = self._completion(question, emission, time.perf_counter() - start)
+        return replace(reply, server=body.server) if isinstance(body, ServerReply) else reply
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
         """The reply to this call was of no use; see `Ledger.set_aside`."""

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from soulkit.errors import ModelLoadError, SoulError, UserError
-from soulkit.models.codec import Codec
+from soulkit.models.codec import Codec, least_limit
 from soulkit.models.local.names import ADAPTER_CONFIG, model_place
-from soulkit.models.vllm.attach import Abilities, attached_addresses, probe_fleet
+from soulkit.models.vllm.adapters import check_adapter_file
+from soulkit.models.vllm.attach import Abilities, Basis, attached_addresses, probe_fleet
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.command import ServerSpec, server_command
 from soulkit.models.vllm.engine import interpreter, no_vllm
@@ -53,6 +54,9 @@ CANARY = "Say in one sentence what you would do on a free afternoon, and why."
 LEAVE_S = 30.0
 """How long taking adapters back from servers of others may take."""
 
+Proof = Literal["none", "compare", "pushes"]
+"""What shows that attached servers compute with the weights of the model's folder: nothing, a
+comparison of log-probs when they are attached, or the proof of every push of a training."""
 Watch = Callable[[float, str], None]
 """Is told the seconds that a server has been starting for, and the last line of its log."""
 Starts = Callable[[str, float], AbstractContextManager[Watch]]
@@ -124,9 +128,13 @@ def players_needs(config: RolesConfig) -> list[ServerNeed]:
 def actor_need(
     config: RolesConfig, model: str, adapter: Path | None = None, *, attached: bool = False
 ) -> ServerNeed:
-    """What an actor needs that is sampled by vLLM; `attached`: by servers that run already."""
+    """What an actor needs that is sampled by vLLM; `attached`: by servers that run already.
+    ModelLoadError for an adapter whose files are damaged."""
     args = () if attached else _pairs(config.vllm_arg)
-    rank = None if adapter is None else adapter_rank(adapter)
+    rank = None
+    if adapter is not None:
+        check_adapter_file(adapter)
+        rank = adapter_rank(adapter)
     return ServerNeed(model=model, args=args, lora_rank=rank)
 
 
@@ -187,13 +195,16 @@ class Servers:
     """The vLLM servers of one run. A context manager: out of it none of them is left.
 
     `folder` is the run's, where their logs go; `attached` are the addresses of servers that serve
-    the model `attached_model`. `say` gets remarks, `starts` shows a start that takes its time.
+    the model `attached_model`, and `proof` is what shows that. `say` gets remarks, `starts` shows a
+    start that takes its time.
     """
 
     def __init__(
         self, folder: Path, terms: ServerTerms, *, say: Callable[[str], None],
         starts: Starts | None = None, attached: Sequence[str] = (), attached_model: str = "",
+        proof: Proof = "none",
     ) -> None:  # fmt: skip
+        self._proof = proof
         self.folder, self.terms, self.say = folder, terms, say
         self._starts = starts or _lines(say)
         self._attached, self._attached_model = tuple(attached), attached_model
@@ -283,9 +294,26 @@ class Servers:
         else:
             fleet = self._fleet(attached_addresses(self._attached))
             abilities = asyncio.run(probe_fleet(fleet, need.model, codec))
+            basis: Basis = "declared" if self._proof == "none" else "verified"
+            abilities = replace(abilities, basis=basis)
             for line in (_attached_words(abilities, self._attached), *abilities.remarks):
                 self.say(line)
-        return _Served(need, fleet, abilities, codec)
+        served = _Served(need, fleet, abilities, codec)
+        self._compare(served, abilities.served, None)
+        return served
+
+    def _compare(self, served: _Served, name: str, adapter: Path | None) -> None:
+        """Compare what attached servers have under `name` with the folders that it is taken for,
+        where that is asked for. Raises NotAttachable, and MissingPackage without torch."""
+        from soulkit.models.vllm.verify import compare_weights, compared_prompts, read_folder
+
+        if self._proof != "compare" or not served.abilities.basis:
+            return
+        limit = least_limit(served.codec.context_limit, served.abilities.max_context)
+        prompts = compared_prompts(served.codec, limit)
+        device, dtype = self.terms.device, self.terms.dtype
+        folder = read_folder(served.need.model, adapter, prompts, device=device, dtype=dtype)
+        self.say(asyncio.run(compare_weights(served.fleet, name, prompts, folder)))
 
     def _codec(self, key: Any) -> Codec:
         if key not in self._codecs:
@@ -319,7 +347,7 @@ class Servers:
         return VllmModel(
             served.fleet, served.codec, name=served.codec.name, served=name,
             abilities=served.abilities, policy_version=version, ledger=ledger,
-            ledger_name=ledger_name or need.model,
+            ledger_name=ledger_name or need.model, weights_basis=served.abilities.basis,
         )  # fmt: skip
 
     def fleet(self, need: ServerNeed) -> Fleet:
@@ -338,10 +366,15 @@ class Servers:
             player_need(config, who), ledger=ledger, ledger_name=name_in_ledger(who)
         )
 
-    def version_record(self, need: ServerNeed) -> dict[str, str]:
-        """The version of vLLM that serves `need`; nothing where its servers do not tell."""
-        version = self._served[need.key].abilities.version
-        return {"version": version} if version else {}
+    def version_record(self, need: ServerNeed) -> dict[str, Any]:
+        """The version of vLLM that serves `need`, where its servers tell, and `max_context`, the
+        tokens of a prompt with its reply, where they hold fewer than the model."""
+        served = self._served[need.key]
+        version, limit = served.abilities.version, served.abilities.max_context
+        short = limit is not None and limit < (served.codec.context_limit or 0)
+        return {
+            **({"version": version} if version else {}), **({"max_context": limit} if short else {})
+        }  # fmt: skip
 
     def _loaded(self, served: _Served, adapter: Path) -> str:
         """The name under which an adapter is served."""
@@ -353,6 +386,7 @@ class Servers:
             served.adapters[folder] = asyncio.run(
                 serve_adapter(served.fleet, served.abilities.served, adapter, prompt)
             )
+            self._compare(served, served.adapters[folder].name, adapter)
         return served.adapters[folder].name
 
     # -- in the end --------------------------------------------------------------------------------
@@ -448,7 +482,10 @@ def _attached_words(abilities: Abilities, urls: Sequence[str]) -> str:
     able = ["ids" if abilities.prompt_ids else "no ids", f"{abilities.logprobs} log-probs",
             "adapters" if abilities.adapters else "no adapters"]  # fmt: skip
     what = f"vllm {abilities.version}".rstrip()
-    return f"attached to {what} at {', '.join(urls)}: {', '.join(able)}"
+    words = f"attached to {what} at {', '.join(urls)}: {', '.join(able)}"
+    if abilities.basis == "declared":
+        words += "; its weights are declared, not verified (--verify-weights compares them)"
+    return words
 
 
 def _lines(say: Callable[[str], None]) -> Starts:

@@ -23,6 +23,12 @@ from soulkit.train.maths.advantage import (
 )
 from soulkit.train.maths.loss import importance_weights
 from soulkit.train.objectives.sequences import Span, TrainSequence
+from soulkit.train.state.lines import SamplerCorrection, SamplerGap
+from soulkit.train.state.named import finite
+
+Scores = Mapping[tuple[tuple[int, ...], tuple[bool, ...]], tuple[Tensor, Tensor]]
+"""`Span.key` → log-probs and entropies of its trained tokens, both [n_trained], by the policy
+before the step's first update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,42 @@ class Prepared:
     """In nats, of the policy sequences, where `old` is."""
     beside: Sequence[TrainSequence] = ()
     """Sequences of weight 0 whose tokens stay in the denominators."""
+    gap: SamplerGap | None = None
+    """Between the sampler's log-probs and `old`; None when there is nothing to compare."""
+    correction: SamplerCorrection = field(default_factory=SamplerCorrection)
+    """What `weights` look like."""
 
 
 def log_probs(policy: Policy, spans: Sequence[Span], budget: int | None) -> list[Tensor]:
     """Per span, log-probs of its trained tokens [n_trained], without gradient."""
     return Teacher(policy).log_probs(spans, budget)
+
+
+def scores_of(
+    policy: Policy, spans: Sequence[Span], budget: int | None, known: Scores | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Per span, log-probs and entropies of its trained tokens [n_trained], without gradient; a
+    forward pass is made for those that are not `known`."""
+    if not known:
+        return Teacher(policy).scores(spans, budget)
+    missing = [span for span in spans if span.key not in known]
+    found = {**scores_by_key(policy, missing, budget), **known}
+    return [found[span.key][0] for span in spans], [found[span.key][1] for span in spans]
+
+
+def scores_by_key(policy: Policy, spans: Sequence[Span], budget: int | None) -> Scores:
+    """Log-probs and entropies of spans, each computed once."""
+    single = {span.key: span for span in spans}
+    scored = zip(*Teacher(policy).scores(list(single.values()), budget), strict=True)
+    return dict(zip(single, scored, strict=True))
+
+
+def needs_old(sequences: Sequence[TrainSequence], config: TrainConfig) -> bool:
+    """Whether a step on these sequences fixes old log-probs: it has several updates, a teacher's
+    token advantages, or the sampler correction."""
+    several = len({s.example_id for s in sequences}) > config.mini_batch_prompts
+    taught = any(s.loss == "policy" and s.teacher_weight for s in sequences)
+    return several or taught or config.sampler_cap is not None
 
 
 def prepare_step(
@@ -57,25 +94,31 @@ def prepare_step(
     config: TrainConfig,
     before: Sequence[TrainSequence] = (),
     teacher: Teacher | None = None,
+    known: Scores | None = None,
 ) -> Prepared:
     """Old log-probs, corrections, base log-probs and token advantages, before the weights move.
 
     `before` are the sequences before those of weight 0 left: twins of copies are looked for there.
-    Without a `teacher` it is the policy itself, in the state that the settings name.
+    Without a `teacher` it is the policy itself, in the state that the settings name. `known` are
+    old log-probs that were computed already.
     """
     places = [i for i, s in enumerate(sequences) if s.loss == "policy"]
     rewarded = [sequences[i] for i in places]
     spans, budget = [s.span for s in rewarded], config.tokens_per_batch
-    several = len({s.example_id for s in sequences}) > config.mini_batch_prompts
     taught = any(s.teacher_weight for s in rewarded)
     teacher = teacher or Teacher(policy, config.teacher)
 
-    weights = base = advantages = None
+    old = entropy = weights = base = advantages = None
     metrics: dict[str, float] = {}
-    need_old = several or taught or config.sampler_cap is not None
-    old, entropy = Teacher(policy).scores(spans, budget) if need_old else (None, None)
+    correction = SamplerCorrection()
+    if needs_old(sequences, config):
+        old, entropy = scores_of(policy, spans, budget, known)
     if old is not None and config.sampler_cap is not None:
-        weights = sampler_corrections(policy, rewarded, old, config.sampler_cap, budget, before)
+        ratios = sampler_ratios(
+            rewarded, old, _scored_twins(policy, rewarded, before, budget, known)
+        )
+        weights = capped_weights(ratios, old, config.sampler_cap)
+        correction = correction_of(ratios, config.sampler_cap)
     if config.kl_coef > 0:
         base = Teacher(policy, "base").log_probs(spans, budget)
     if old is not None and taught:
@@ -91,6 +134,8 @@ def prepare_step(
         metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
         entropy=_placed(entropy, places, size),
         beside=[s for s in before if s.counted and not s.weight and s.reward is not None],
+        gap=None if old is None else gap_among([gaps_of(rewarded, old)]),
+        correction=correction,
     )
 
 
@@ -126,18 +171,14 @@ def token_advantages(
     )
 
 
-def sampler_corrections(
-    policy: Policy,
-    sequences: Sequence[TrainSequence],
-    old: Sequence[Tensor],
-    cap: float,
-    budget: int | None,
-    before: Sequence[TrainSequence],
-) -> list[Tensor]:
-    """`sampler_weights`, with the twins that are not trained scored for their copies' sake."""
+def _scored_twins(
+    policy: Policy, sequences: Sequence[TrainSequence], before: Sequence[TrainSequence],
+    budget: int | None, known: Scores | None,
+) -> list[tuple[TrainSequence, Tensor]]:  # fmt: skip
+    """The refined twins that are not trained, with their old log-probs, for their copies' sake."""
     twins = lost_twins(sequences, before)
-    scored = log_probs(policy, [t.span for t in twins], budget)
-    return sampler_weights(sequences, old, cap, list(zip(twins, scored, strict=True)))
+    scored, _ = scores_of(policy, [t.span for t in twins], budget, known)
+    return list(zip(twins, scored, strict=True))
 
 
 def sampler_weights(
@@ -146,34 +187,109 @@ def sampler_weights(
     cap: float,
     untrained: Sequence[tuple[TrainSequence, Tensor]] = (),
 ) -> list[Tensor]:
-    """w_t of every sequence; a copy takes the weights of its refined twin (algorithms §2).
+    """w_t of every sequence [n_trained each]; a copy takes those of its refined twin, token by
+    token (algorithms §2).
 
     `untrained` holds the twins that are no part of the step, with their old log-probs. Sequences
     without sampler log-probs get 1; KeyError for a copy whose twin is nowhere.
     """
-    sampled = [*zip(sequences, old, strict=True), *untrained]
-    twins = {
-        _twin_key(s): importance_weights(o, o.new_tensor(s.span.sampler), cap)
-        for s, o in sampled
-        if s.part != "copy" and s.span.sampler
-    }
+    return capped_weights(sampler_ratios(sequences, old, untrained), old, cap)
+
+
+def sampler_ratios(
+    sequences: Sequence[TrainSequence],
+    old: Sequence[Tensor],
+    untrained: Sequence[tuple[TrainSequence, Tensor]] = (),
+) -> list[Tensor | None]:
+    """π_old / π_sampler of every sequence before the cap, as `sampler_weights`; None for sequences
+    without sampler log-probs."""
+    own = [_own_ratios(s, o) for s, o in zip(sequences, old, strict=True)]
+    sampled = [*zip(sequences, own, strict=True)]
+    sampled += [(s, _own_ratios(s, o)) for s, o in untrained]
+    pieces: dict[tuple[str, str, str], dict[int, Tensor]] = {}
+    for s, ratios in sampled:
+        if s.part != "copy":
+            pieces.setdefault(s.trace, {})[s.start] = ratios
     return [
-        twins[_twin_key(s)] if s.span.sampler else torch.ones_like(o)
-        for s, o in zip(sequences, old, strict=True)
-    ]
+        None if not s.span.sampler
+        else _of_twin(s, pieces[s.trace]) if s.part == "copy" else ratios
+        for s, ratios in zip(sequences, own, strict=True)
+    ]  # fmt: skip
+
+
+def capped_weights(
+    ratios: Sequence[Tensor | None], old: Sequence[Tensor], cap: float
+) -> list[Tensor]:
+    """min(ratio, cap) [n_trained]; 1 where there is no ratio."""
+    return [torch.ones_like(o) if r is None else r.clamp(max=cap)
+            for r, o in zip(ratios, old, strict=True)]  # fmt: skip
+
+
+def correction_of(ratios: Sequence[Tensor | None], cap: float) -> SamplerCorrection:
+    """What a step says of its sampler correction; empty when no token has a ratio."""
+    there = [r.double() for r in ratios if r is not None]
+    if not there:
+        return SamplerCorrection()
+    flat = torch.cat(there)
+    weights = flat.clamp(max=cap)
+    squares = float((weights**2).sum())
+    return SamplerCorrection(
+        weight=finite(float(weights.mean())),
+        capped=finite(float((flat > cap).double().mean())),
+        ess=finite(float(weights.sum()) ** 2 / (len(weights) * squares)) if squares else None,
+    )
+
+
+def gaps_of(sequences: Sequence[TrainSequence], logs: Sequence[Tensor]) -> Tensor:
+    """|log π − log π_sampler| in nats, flat over the sampled tokens of drafts and refined rollouts.
+
+    Each token counts once. A copy is left out: its prompt is not the one that was sampled from.
+    """
+    compared = {
+        (s.example_id, s.rollout, s.span.key): (log - log.new_tensor(s.span.sampler)).abs().double()
+        for s, log in zip(sequences, logs, strict=True)
+        if s.part in ("draft", "refined") and len(s.span.sampler) == len(log)
+    }
+    return torch.cat(list(compared.values())) if compared else torch.empty(0)
+
+
+def gap_among(parts: Sequence[Tensor]) -> SamplerGap | None:
+    """Mean and largest of the distances in `parts`, in nats; None when there are none."""
+    gaps = torch.cat([torch.empty(0), *(part.cpu() for part in parts)])
+    if not len(gaps):
+        return None
+    return SamplerGap(mean=finite(float(gaps.mean())), largest=finite(float(gaps.max())))
+
+
+def _own_ratios(sequence: TrainSequence, old: Tensor) -> Tensor:
+    """[n_trained]: π_old / π_sampler by the sequence's own log-probs; 1 where it has none."""
+    sampler = sequence.span.sampler
+    if not sampler:
+        return torch.ones_like(old)
+    return importance_weights(old, old.new_tensor(sampler), math.inf)
+
+
+def _of_twin(copy: TrainSequence, pieces: Mapping[int, Tensor]) -> Tensor:
+    """[n_trained]: the ratios of the same tokens in the refined trace, of which `pieces` are the
+    sequences, by `start`. Turns may be merged there and not in the copy, or the other way round:
+    feedback in the newest message alone separates turns that continue without it."""
+    end = copy.start + copy.span.n_trained
+    whole = torch.cat([pieces[start] for start in sorted(pieces)])
+    if len(whole) < end:
+        raise KeyError(f"a part of the refined rollout {copy.trace} is missing")
+    return whole[copy.start : end]
 
 
 def lost_twins(
     sequences: Sequence[TrainSequence], before: Sequence[TrainSequence]
 ) -> list[TrainSequence]:
     """Refined sequences of `before` that only their copies in `sequences` stand for."""
-    there = {_twin_key(s) for s in sequences if s.part != "copy"}
-    missing = {_twin_key(s) for s in sequences if s.part == "copy"} - there
-    return [s for s in before if s.part == "refined" and _twin_key(s) in missing]
-
-
-def _twin_key(sequence: TrainSequence) -> tuple[str, str, tuple[float, ...]]:
-    return sequence.example_id, sequence.rollout, sequence.span.sampler
+    there = {(s.trace, s.start) for s in sequences if s.part != "copy"}
+    copied = {s.trace for s in sequences if s.part == "copy"}
+    return [
+        s for s in before
+        if s.part == "refined" and s.trace in copied and (s.trace, s.start) not in there
+    ]  # fmt: skip
 
 
 def _placed(parts: list[Tensor] | None, places: Sequence[int], size: int) -> list[Tensor] | None:

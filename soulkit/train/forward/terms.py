@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.packing import Pack
 from soulkit.train.forward.policy import Policy, Scored
-from soulkit.train.forward.prepare import Prepared
+from soulkit.train.forward.prepare import Prepared, gaps_of
 from soulkit.train.maths.divergence import divergence
 from soulkit.train.maths.loss import (
     TokenLoss,
@@ -53,6 +53,9 @@ class Tally:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     moved: bool = False
     """Whether an update of the step has moved the weights: before, every ratio is 1."""
+    gaps: list[Tensor] = field(default_factory=list)
+    """Distances between the sampler's log-probs and those of the first update's forward pass, where
+    the step fixed no old log-probs to compare with."""
 
     def add(self, used: int, prefix: str = "", **values: float) -> None:
         """Sums over `used` tokens, by name."""
@@ -65,6 +68,7 @@ class Tally:
         for name, value in other.sums.items():
             self.tokens[name] += other.tokens[name]
             self.sums[name] += value
+        self.gaps += other.gaps
 
     def means(self) -> TokenMeans:
         """Per token that a number was computed for; what is not finite has no mean."""
@@ -143,6 +147,9 @@ def pack_loss(
     kinds = [prepared.sequences[i].loss for i in indices]
     compared = "divergence" in kinds
     scored = policy.score(pack, entropy=config.entropy_coef > 0, hidden=compared)
+    if prepared.gap is None and not tally.moved:  # these are log-probs of the weights that sampled
+        logs = scored.log_prob.detach().split([span.n_trained for span in pack.spans])
+        tally.gaps.append(gaps_of([prepared.sequences[i] for i in indices], logs))
     total = scored.log_prob.new_zeros(())
     for kind in sorted(set(kinds)):
         rows = [row for row, k in enumerate(kinds) if k == kind]

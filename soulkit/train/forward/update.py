@@ -21,12 +21,12 @@ from torch import Tensor
 from soulkit.errors import SoulError
 from soulkit.train.config import TrainConfig
 from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import Prepared, log_probs
+from soulkit.train.forward.prepare import Prepared, gap_among, log_probs
 from soulkit.train.forward.teacher import move_ema
 from soulkit.train.forward.terms import Tally, denominators, note_entropy, note_silent, pack_loss
 from soulkit.train.maths.loss import kl_penalty
 from soulkit.train.objectives.sequences import TrainSequence
-from soulkit.train.state.lines import Learned
+from soulkit.train.state.lines import Learned, SamplerGap
 from soulkit.train.state.skips import Skips
 
 KL_PROBE = 64
@@ -87,6 +87,8 @@ def take_updates(
                 move_ema(policy, config.ema_tau)
     return Learned(
         means=tally.means(),
+        sampler=prepared.gap or gap_among(tally.gaps) or SamplerGap(),
+        correction=prepared.correction,
         loss=fmean(one.loss for one in taken) if taken else None,
         grad_norm=fmean(one.grad_norm for one in taken) if taken else None,
         updates=len(taken),

@@ -33,9 +33,9 @@ from soulkit.play.gaps import (
 )
 from soulkit.play.plan import Plan, Work
 from soulkit.play.playable import left_out_lines, refuse_nothing, sort_out
-from soulkit.play.seating import seated
+from soulkit.play.seating import seated, training_player_remarks
 from soulkit.play.settings import chosen_rows, configured_tasks
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import NoRows, examples_for
 from soulkit.tasks.registry import Registry, load_registry, not_for_training
@@ -76,11 +76,15 @@ class Material:
     """The conversations that are learned in the place of tasks."""
     measured: Material | None = None
     """What supervised training is measured on: rows, players and settings of a reinforcement."""
+    players: tuple[str, ...] = ()
+    """A line for each default player that differs from evaluation's."""
 
     def remarks(self) -> list[str]:
-        """What is said aloud before the start: what is left out, and rows that are repeated."""
+        """Lines printed before the start: tasks left out, other players than in evaluation, and
+        rows that are repeated."""
         share = self.config.rows_per_task
-        lines = left_out_lines(self.config.suite, self.left_out)
+        lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
+        lines += self.measured.players if self.measured else ()
         lines += self.corpus.remarks() if self.corpus else []
         for task in self.tasks.values() if share else ():
             taken = [row.id for owner, row in self.pool if owner is task]
@@ -129,8 +133,9 @@ def gather_material(
     asked_for = config.eval_task or config.probe_every
     measured = _measured(config, asking) if alone or asked_for else None
     material = replace(
-        _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured
-    )
+        _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
+        players=tuple(training_player_remarks(config, played, registry)),
+    )  # fmt: skip
     refuse_gaps(gaps, lambda: _planned(material))
     pool = material.pool
     if config.canary_every is not None:
@@ -198,6 +203,20 @@ def _mixed(
     return Material(present, pool, dev, config, objective)
 
 
+def recorded_material(config: TrainConfig) -> Material:
+    """The tasks of `config` with their training and dev rows, as a training of it draws them.
+
+    No players, keys or models are looked for: this reads the rows of a run that has ended.
+    DataError or ConfigError where rows are missing or unusable.
+    """
+    registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
+    rows = {
+        name: chosen_rows(training_rows(task, config), config, name) for name, task in tasks.items()
+    }
+    return _mixed(config, tasks, rows, None)
+
+
 def _planned(material: Material) -> Plan | None:
     from soulkit.train.planning import training_plan
 
@@ -260,6 +279,7 @@ def make_players(
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     load = partial(LocalModel.load, device=config.device)
     players = Players(ledger, sampler, load, calls, config.settings_of_players())
+    players.note = partial(note_start, run.path)
     if serve is not None:
         players.serve = partial(serve, ledger=ledger)
     return players

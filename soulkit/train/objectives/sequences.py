@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal, Protocol
 
 from soulkit.types import Episode, Feedback, Record, Segment, Trace, Turn
@@ -82,6 +83,14 @@ class TrainSequence:
     """What the teacher's token advantages count for beside `advantage`, in a policy sequence."""
     task: str = ""
     """Whose teacher reads it, where every task has its own."""
+    start: int = 0
+    """Tokens of its trace that earlier sequences train."""
+
+    @property
+    def trace(self) -> tuple[str, str, str]:
+        """(example, rollout, seat). A copy and its refined twin have the same trace, and the same
+        tokens in it from the same `start` on."""
+        return self.example_id, self.rollout, self.group[1]
 
     @property
     def component(self) -> str:
@@ -172,9 +181,9 @@ def sequences_of(
     """Every trained sequence of one record, as a draft, a copy or a refined rollout."""
     for trace in record.episode.traces:
         parts = copied_spans(trace, renderer) if part == "copy" else emitted_spans(trace)
-        yield from (
-            _sequence(record, trace, part, span, weight) for span in parts if span.n_trained
-        )
+        for start, span in zip(_starts(parts), parts, strict=False):
+            if span.n_trained:
+                yield _sequence(record, trace, part, span, weight, start)
 
 
 def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[TrainSequence]:
@@ -187,9 +196,11 @@ def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[Tr
         yield from sequences_of(record, "draft", renderer)
         return
     for trace in record.episode.traces:
-        for span, reading in told_spans(trace, renderer, slot(record, trace.seat, feedback)):
+        pairs = told_spans(trace, renderer, slot(record, trace.seat, feedback))
+        starts = _starts([span for span, _ in pairs])
+        for start, (span, reading) in zip(starts, pairs, strict=False):
             if span.n_trained:
-                yield replace(_sequence(record, trace, "draft", span, 1.0), teacher=reading)
+                yield replace(_sequence(record, trace, "draft", span, 1.0, start), teacher=reading)
 
 
 def without_truncated(
@@ -211,7 +222,14 @@ def _ran_out(record: Record) -> bool:
     return any(turn.completion.stop_reason == "length" for turn in turns)
 
 
-def _sequence(record: Record, trace: Trace, part: Part, span: Span, weight: float) -> TrainSequence:
+def _starts(parts: Sequence[Span]) -> Iterator[int]:
+    """For each sequence of a trace, how many tokens the ones before it train."""
+    return accumulate((span.n_trained for span in parts), initial=0)
+
+
+def _sequence(
+    record: Record, trace: Trace, part: Part, span: Span, weight: float, start: int
+) -> TrainSequence:
     return TrainSequence(
         span=span,
         part=part,
@@ -221,6 +239,7 @@ def _sequence(record: Record, trace: Trace, part: Part, span: Span, weight: floa
         reward=record.score.reward,
         weight=weight,
         task=record.task,
+        start=start,
     )
 
 

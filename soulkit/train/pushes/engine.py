@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from soulkit.errors import ConfigError
+from soulkit.eval.actor import unattached
+from soulkit.eval.provenance import BASIS
 from soulkit.eval.standing import begun_engine, check_engine
 from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.ledger.ledger import Ledger
@@ -56,6 +59,8 @@ def refuse_engine(config: TrainConfig) -> None:
     """ConfigError for a training that vLLM cannot sample for, and for flags that nothing reads."""
     if config.engine_choice.kind == "vllm":
         _refuse_unserved(config)
+    if config.verify_weights and not config.engine_choice.attached:
+        raise unattached()
     if config.vllm_arg and not (starts_server(config) or config.checkpoints("vllm")):
         raise ConfigError(
             f"--vllm-arg {next(iter(config.vllm_arg))}=… is given, and no vLLM server is started.",
@@ -170,12 +175,16 @@ class TrainingEngine:
                 "Start the servers with --logprobs-mode processed_logprobs, or leave it out.",
             )
 
-    def record(self) -> dict[str, str]:
+    def record(self) -> dict[str, Any]:
         """What the run keeps of what samples; complete once the servers have started."""
-        record: dict[str, str] = {"kind": self.choice.kind}
+        record: dict[str, Any] = {"kind": self.choice.kind}
         if self.served and self.any_left:
             record |= self.servers.version_record(self.need)
         return record
+
+    def basis_record(self) -> dict[str, str]:
+        """How it is known which weights attached servers compute with: every push is proven."""
+        return {BASIS: "verified"} if self.choice.attached else {}
 
     # -- who plays ---------------------------------------------------------------------------------
 
@@ -219,7 +228,9 @@ def training_engine(
         terms = replace(terms, dtype=policy.computed)
     if terms.device == _name_of(policy.device):
         config = with_memory(config, own_actor=choice.kind == "vllm" and not choice.attached)
-    servers = shared or Servers(run.path, terms, say=say, attached=choice.urls, attached_model=base)
+    servers = shared or Servers(
+        run.path, terms, say=say, attached=choice.urls, attached_model=base, proof="pushes"
+    )
     asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
     left = not (asked and is_over(run, config))
     return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)

@@ -13,12 +13,14 @@ has to move the servers alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from soulkit.models.vllm.verify import EXACT, GROSS, Logprobs
+from soulkit.models.vllm.verify import Distance as Distance
 from soulkit.train.forward.policy import Policy
 from soulkit.train.forward.prepare import log_probs
 from soulkit.train.material.sampling import TaskRows
@@ -28,43 +30,12 @@ PROMPTS = 3
 """Prompts of the run that are read."""
 LONGEST = 1024
 """Tokens of such a prompt at most: its last ones."""
-EXACT = 1e-4
-"""Nats between server and trainer at any token, in float32."""
-GROSS = 0.25
-"""Nats between them on average, in narrower numbers."""
 MOVED = 1.0
 """Nats by which the probe adapter has to move a token."""
 MISSED = 0.25
 """Share of the probe's mean movement by which a server may be off on average."""
 SMALLEST, DOUBLINGS = 0.05, 6
 """Spread of the probe's B factors at first, and how often it may be doubled."""
-
-Logprobs = Sequence[Sequence[float]]
-"""Of each prompt, in nats at temperature 1, of its tokens but the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """How far log-probs of the same tokens are apart, in nats."""
-
-    largest: float
-    mean: float
-
-    @classmethod
-    def between(cls, one: Logprobs, other: Logprobs) -> Distance:
-        """Infinite where there is nothing to compare, where a number is none, or where the two are
-        not of the same tokens."""
-        nowhere = cls(math.inf, math.inf)
-        if not one or [len(part) for part in one] != [len(part) for part in other]:
-            return nowhere
-        gaps = [abs(a - b) for parts in zip(one, other, strict=True)
-                for a, b in zip(*parts, strict=True)]  # fmt: skip
-        if not gaps or not all(map(math.isfinite, gaps)):
-            return nowhere
-        return cls(max(gaps), sum(gaps) / len(gaps))
-
-    def words(self) -> str:
-        return f"{self.largest:.2g} nats at most, {self.mean:.2g} on average"
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,7 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
             low, high = cell.get("ci_low"), cell.get("ci_high")
             interval = f"{low:.3f} to {high:.3f}" if None not in (low, high) else "none"
             mean = "–" if cell.get("mean") is None else f"{cell['mean']:.3f}"
-            scored = f"{cell.get('n_scored')}/{cell.get('n')}"
+            scored = cell.get("not_applicable") or f"{cell.get('n_scored')}/{cell.get('n')}"
             label = _label(name, summary)
             judge = "–" if name == "loss" else _judges(summary, task)
             yield _row(task, label, mean, interval, scored, judge)

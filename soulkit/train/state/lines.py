@@ -196,6 +196,30 @@ class TokenMeans(Named):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerGap(Named):
+    """How far the sampler's log-probs are from the trainer's, before the weights move."""
+
+    mean: float | None = named_field("logprob/sampler_gap")
+    """Mean absolute difference in nats, over the sampled tokens that were compared."""
+    largest: float | None = named_field("logprob/sampler_gap_max")
+    """Of one token."""
+    unchecked: int = named_field("logprob/unchecked", read=whole, sparse=True)
+    """Replies of vLLM servers that came without log-probs, so that nothing shows their weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerCorrection(Named):
+    """The weights of the sampler correction, over the tokens that have one; empty without it."""
+
+    weight: float | None = named_field("correction/weight")
+    """Mean weight, after the cap."""
+    capped: float | None = named_field("correction/capped")
+    """Share of the tokens whose ratio was above the cap."""
+    ess: float | None = named_field("correction/ess")
+    """Effective sample size divided by the number of tokens n: (Σw)² / (n Σw²)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Learned(Named):
     """What a step's updates did."""
 
@@ -209,6 +233,8 @@ class Learned(Named):
     teacher: Mapping[str, float] = spread_fields("teacher/")
     """What a teacher's token advantages look like."""
     means: TokenMeans = field(default_factory=TokenMeans, metadata=SECTION)
+    sampler: SamplerGap = field(default_factory=SamplerGap, metadata=SECTION)
+    correction: SamplerCorrection = field(default_factory=SamplerCorrection, metadata=SECTION)
     loss: float | None = named_field("loss/total")
     losses: Mapping[str, float] = spread_fields("loss/of/")
     """Source → its part of the loss of conversations, in nats per learned token of its own."""
@@ -282,9 +308,6 @@ class Travel(Named):
 
     push_seconds: float | None = named_field("time/push")
     """Until they were proven to be there, since the step before."""
-    gap: float | None = named_field("logprob/sampler_gap")
-    """Mean distance of the servers' log-probs to the trainer's, in nats a sampled token."""
-    largest_gap: float | None = named_field("logprob/sampler_gap_max")
     proof: float | None = named_field("push/distance")
     """Nats by which the servers missed the trainer at the proof of the last push, at most."""
 

@@ -300,6 +300,37 @@ def test_weights_that_cannot_be_read_are_named(tmp_path: Path, content: bytes) -
         any_weight(folder)
 
 
+def test_a_damaged_adapter_is_told_before_a_server_is_asked(tmp_path: Path) -> None:
+    file = adapter(tmp_path / "a") / "adapter_model.safetensors"
+    whole = file.read_bytes()
+    with ToyVllm() as server:
+        for size in (0, 5, 40, len(whole) - 1, None):
+            file.unlink() if size is None else file.write_bytes(whole[:size])
+            with pytest.raises(ModelLoadError) as caught:
+                run(lambda: serve_adapter(fleet(server), "base", tmp_path / "a", PROMPT))
+            _, _, way_out = caught.value.lines()
+            assert "whole folder" in way_out and "rank" not in way_out.lower(), size
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("says, way", [
+    ("Error while deserializing header: incomplete metadata, file not fully covered", "whole"),
+    ("LoRA rank 64 is greater than max_lora_rank 16.", "--max-lora-rank"),
+    ("LoRA is not enabled. Use --enable-lora to enable LoRA.", "--enable-lora"),
+    ("Call to add_lora method failed: list index out of range", "server's log"),
+    ("{} holds DoRA weights, which are not supported", "server's log"),
+])  # fmt: skip
+def test_the_way_out_of_a_refused_adapter_follows_what_the_server_says(
+    tmp_path: Path, says: str, way: str
+) -> None:
+    folder = adapter(tmp_path / "max_lora_rank 8")  # a name is no message
+    with ToyVllm(Toy(refuses=says)) as server, pytest.raises(AdapterNotServed) as caught:
+        run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
+    _, why, way_out = caught.value.lines()
+    assert says.format(folder) in why and way in way_out
+    assert ("rank" in way_out) == way.startswith("--")
+
+
 def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
     file = adapter(tmp_path / "a", b=bytes(64)) / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])

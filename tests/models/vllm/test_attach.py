@@ -194,6 +194,20 @@ def test_the_only_model_there_is_taken_and_that_is_said() -> None:
         assert "'base' (from /elsewhere/m)" in line and "taken for owner/name" in line
 
 
+def test_a_context_that_is_shorter_than_the_models_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CODEC, "context_limit", 512)
+    with ToyVllm(toy(max_context=128)) as short, ToyVllm(toy(max_context=512)) as whole:
+        assert attach(whole).remarks == ()
+        abilities = attach(short, whole)
+        (line,) = abilities.remarks
+        assert short.url in line and whole.url not in line and abilities.max_context == 128
+        assert "--max-model-len 128" in line and "holds 512" in line
+        monkeypatch.setattr(CODEC, "context_limit", 100)  # --max-context asks for no more
+        assert attach(short, whole).remarks == ()
+
+
 def test_another_model_of_the_hub_is_refused_and_a_copy_of_this_one_is_not() -> None:
     with ToyVllm(toy(served="base", root="owner/name-8B")) as server:
         error = refusal(server, model="owner/name-4B")

@@ -2,15 +2,18 @@
 
 `TalkingVllm` has a model's tokenizer and nothing else of it: to a schema it says an object that
 follows it, to anything else what toys say. `interpreter` writes a program that stands for a Python
-with vLLM and starts such a server as a process. `TinyVllm` computes greedy replies and log-probs
-with the real weights, adapters included, so that a table made with it is that of the weights.
+with vLLM and starts such a server as a process. `TinyVllm` computes replies and log-probs with the
+real weights, adapters included: a table made with it is that of the weights, and a training that
+samples from it samples what it trains.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +24,8 @@ if __name__ == "__main__":  # as the process that `interpreter` starts
 
 from tests.support.servers.toy_vllm import Body, Reply, Toy, ToyVllm
 
+LOADING = threading.Lock()
+"""Models of one process are loaded one after the other: loading patches classes for a while."""
 BANNER = "(APIServer pid=1) INFO 11-23 03:00:45 [launcher.py:380] vLLM API server version 0.32.0"
 
 
@@ -82,7 +87,7 @@ def instance(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -
 
 
 class TinyVllm(TalkingVllm):
-    """Greedy replies of the weights in `model`; a temperature is not followed."""
+    """Replies of the weights in `model`; a `raw` toy gives log-probs before temperature."""
 
     def __init__(self, model: Path, toy: Toy | None = None) -> None:
         import torch
@@ -90,31 +95,34 @@ class TinyVllm(TalkingVllm):
 
         self.torch = torch
         self.models: dict[str, Any] = {}
-        self.folder = model
         self.base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         super().__init__(model, toy)
 
     def _load(self, body: Body) -> Reply:
         from peft import PeftModel
-        from transformers import AutoModelForCausalLM
 
         reply = super()._load(body)
         if reply[0] == 200 and not self.toy.idle_adapters:
-            base = AutoModelForCausalLM.from_pretrained(self.folder, dtype=self.torch.float32)
-            loaded = PeftModel.from_pretrained(base, body["lora_path"])
+            with LOADING:
+                loaded = PeftModel.from_pretrained(copy.deepcopy(self.base), body["lora_path"])
             self.models[body["lora_name"]] = loaded.eval()
         return reply
 
     def _choice(self, weights: str, prompt: list[int], body: Body) -> Body:
-        model = self.models.get(body["model"], self.base)
-        ids, notes, first = list(prompt), [], self._nats(model, prompt, body)
+        model, temperature = self.models.get(body["model"], self.base), body.get("temperature")
+        draw = self.torch.Generator().manual_seed(int(body.get("seed") or 0))
+        ids, notes, first = list(prompt), [], self._nats(model, prompt)
         for _ in range(int(body["max_tokens"])):
-            nats = first if len(ids) == len(prompt) else self._nats(model, ids, body)
-            ids.append(int(nats.argmax()))
-            notes.append(float(nats.max()))
+            plain = first if len(ids) == len(prompt) else self._nats(model, ids)
+            nats = (plain / (temperature or 1.0)).log_softmax(-1)
+            drawn = self.torch.multinomial(nats.exp(), 1, generator=draw)
+            ids.append(int(drawn if temperature else nats.argmax()))
+            notes.append(float((plain if self.toy.raw else nats)[ids[-1]]))
             if ids[-1] in body.get("stop_token_ids", ()):
                 break
         ended = ids[-1] in body.get("stop_token_ids", ())
+        if not self.toy.raw:
+            first = (first / (temperature or 1.0)).log_softmax(-1)
         best = first.topk(5)
         top = {f"token_id:{i}": float(v) for v, i in zip(best.values, best.indices, strict=True)}
         return {
@@ -124,10 +132,10 @@ class TinyVllm(TalkingVllm):
             "prompt_logprobs": self._read(model, prompt) if "prompt_logprobs" in body else None,
         }  # fmt: skip
 
-    def _nats(self, model: Any, ids: list[int], body: Body) -> Any:
+    def _nats(self, model: Any, ids: list[int]) -> Any:
         with self.torch.inference_mode():
             logits = model(self.torch.tensor([ids])).logits[0, -1].float()
-        return (logits / (body.get("temperature") or 1.0)).log_softmax(-1)
+        return logits.log_softmax(-1)
 
     def _read(self, model: Any, prompt: list[int]) -> list[Body | None]:
         with self.torch.inference_mode():

@@ -55,6 +55,8 @@ class Toy:
     """What it answers to /tokenize; None: it has no such path."""
     shelf: dict[str, str] = field(default_factory=dict)
     """Adapter → folder, from its start on."""
+    refuses: str = ""
+    """What it says to every adapter that it is to load; empty: it loads them."""
     idle_adapters: bool = False
     """Adapters are listed, and nothing is computed with them."""
     delay_s: float = 0.0
@@ -145,6 +147,8 @@ class ToyVllm(Loopback):
 
     def _load(self, body: Body) -> Reply:
         name, place = body["lora_name"], Path(body["lora_path"])
+        if self.toy.refuses:
+            return error(400, self.toy.refuses.format(place))
         if name in self.adapters:
             return error(400, f"The lora adapter '{name}' has already been loaded.")
         if not (place / "adapter_config.json").is_file():
