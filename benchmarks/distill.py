@@ -6,8 +6,9 @@ One tiny model with one vocabulary is warmed up by lessons on three tasks: plain
 it hardly does). Ditto makes an expert of it for each task, and `soul distill` one generalist of the
 experts by two roads with equally many samples: rejection sampling with SFT, and on-policy
 distillation with every expert as the teacher of its task. Everything is measured greedily on
-held-out rows: other stories, other conversations, and people whose combination of cues training
-never showed.
+held-out rows. Of people, the combinations of cues are new. Stories have the wording of training
+stories, with other names, places and things; conversations are about facts and secrets that
+training showed under other names.
 
     .venv/bin/python benchmarks/distill.py --out runs/distill_benchmark
     .venv/bin/python benchmarks/distill.py --report runs/distill_benchmark
@@ -52,8 +53,6 @@ STORIES, KEEPER, CAST = "tomi", "secret_keeper", "cast_of_people"
 LESSONS = "keeper_lessons"
 HERE = Path(__file__).parent
 CUES = ("job", "town", "pet")
-SHARE = 0.125
-"""Of the combinations of cues, held out from training."""
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "lr": 2e-3, "lr_schedule": "cosine",
     "warmup_steps": 20, "beta2": 0.95, "weight_decay": 0.01, "sft_feedback": 0.8,
@@ -74,9 +73,7 @@ BY_TASK: dict[str, dict[str, Any]] = {
 }
 DISTILLED: dict[str, Any] = {
     "keep_top": 2, "batch": 8, "lr": 1e-3, "batch_size": 256,
-    **OPTION,
-    # Small worlds: every story has one that differs from it in a name or two.
-    "near": 1.0, "exclude_overlap": True,
+    **OPTION, "exclude_overlap": True,
 }  # fmt: skip
 BY_ROAD: dict[str, dict[str, Any]] = {"sft": {}, "opd": {"lr": 4e-4}}
 """At the other's rate teachers of whole distributions leave drafts unsteady, and those of sampled
@@ -97,6 +94,8 @@ class Size:
     """Task → steps of Ditto."""
     values: int = 6
     """Of a cue in the cast of people."""
+    unseen: float = 0.125
+    """Share of the combinations of cues that are held out from training."""
     made: int = 2500
     """Rows of each task for the warm-up, and to train experts on."""
     stories: tuple[int, int] = (9000, 2100)
@@ -112,8 +111,8 @@ class Size:
 
 
 QUICK = Size(
-    warmup=120, batch=24, experts={KEEPER: 6, CAST: 10}, values=3, made=500, stories=(0, 0),
-    prompts=160, measured=80, samples=2, epochs=6.0,
+    warmup=120, batch=24, experts={KEEPER: 6, CAST: 10}, values=3, unseen=0.4, made=500,
+    stories=(0, 0), prompts=160, measured=80, samples=2, epochs=6.0,
     few={KEEPER: {"prompts_per_step": 8, "mini_batch_prompts": 2}},
 )  # fmt: skip
 
@@ -183,7 +182,7 @@ class World:
             return make_rows(task, self.size.made * 2, self._seed(part), {**world, **options})
 
         people, others = make(0), make(0, names="others")
-        aside = groups_aside([group_key(row, CUES) for row in people], SHARE, "test")
+        aside = groups_aside([group_key(row, CUES) for row in people], self.size.unseen, "test")
         unseen = [row for row in (*people, *others) if group_key(row, CUES) in aside]
         self._write(CAST, "lessons", make(2, kind="lessons")[: self.size.made])
         self._write(CAST, "train", [row for row in people if group_key(row, CUES) not in aside])

@@ -113,14 +113,14 @@ def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str
 
     out = values["out"] or default_run_path("distill", sorted(set(config.data) - {"*"}))
     if values["dry_run"]:
-        _dry_run(config, out, stages, as_json=values["json"])
+        _dry_run(config, out, stages, as_json=values["json"], trust=values["trust"])
         return
     watcher = Watcher(
         say=_say, training=_training, bars=lambda n: progress(n, "distill"),
         waiting=lambda what: working("distill", what, alone=True), ask=ask_user(),
         starts=starting,
     )  # fmt: skip
-    result = distill(config, out, stages, watcher)
+    result = distill(config, out, stages, watcher, trust=values["trust"])
     say_unsealed()
     if result is None:
         _say(f"distillation folder {out}")
@@ -150,12 +150,15 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
         say_next(f"soul report {shell_path(out)}", f"soul eval local {model} --task …")
 
 
-def _dry_run(config: DistillConfig, out: Path, stages: Sequence[Stage], *, as_json: bool) -> None:
+def _dry_run(
+    config: DistillConfig, out: Path, stages: Sequence[Stage], *, as_json: bool, trust: bool
+) -> None:
     from soulkit.distill.experts import find_experts
+    from soulkit.distill.material import with_material
     from soulkit.distill.planning import distillation_plan
     from soulkit.distill.run import checked_gates, stages_of
 
-    experts = find_experts(config)
+    experts = with_material(config, find_experts(config), trust=trust)
     checked_gates(config, experts)
     plans = distillation_plan(config, experts, out, stages_of(config, stages))
     show_stage_plans(plans, as_json=as_json)

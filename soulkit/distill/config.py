@@ -2,6 +2,7 @@
 
     OUT/config.yaml         the settings            OUT/selected.jsonl    what the generalist learns
     OUT/samples/TASK/       a run of each expert    OUT/selection.json    what became of the samples
+    OUT/rows.json           rows that the command did not name, by id
 
 A folder belongs to one configuration, like that of every run. When a setting has changed, the
 refusal says which stages would have to be done again.
@@ -60,6 +61,13 @@ class DistillConfig(PlayConfig):
         help="A folder with an expert for each task, adapters or runs in any depth; TASK=FOLDER "
         "names one that says nothing of itself, TASK=endpoint:MODEL@URL a served one; may be "
         "repeated.",
+    )
+    data: dict[str, str] = setting(
+        factory=dict,
+        section="Task and model",
+        metavar="[TASK=]WHERE",
+        unset="the rows that each expert was trained on, else the pulled training files",
+        help="Rows to learn from: FILE, FOLDER or synth:N, bare or for one task; may be repeated.",
     )
     model: str | None = setting(  # type: ignore[assignment]
         None,
@@ -137,7 +145,7 @@ class DistillConfig(PlayConfig):
         None,
         gt=0,
         section="Optimizer and memory",
-        unset="the method's own",
+        unset="3% of the selected samples, 4 to 32; by opd 32",
         help="Samples an update.",
     )
     lr: float | None = setting(
@@ -156,7 +164,7 @@ class DistillConfig(PlayConfig):
         factory=dict,
         section="Task and model",
         metavar="[TASK=]WHERE",
-        unset="nothing is measured",
+        unset="the experts' dev rows, else a fifth of the clusters of the training rows",
         help="Rows to measure on, as --data names those to learn from; may be repeated.",
     )
     held_out_limit: int | None = setting(

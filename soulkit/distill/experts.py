@@ -18,15 +18,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soulkit.distill.bases import Base, adapters_base, named_base, noted_base, same_base
 from soulkit.distill.config import ANY, DistillConfig
 from soulkit.distill.places import SERVED, WEIGHTS, Candidate, expert_candidates
 from soulkit.errors import ConfigError, ModelLoadError, did_you_mean
 from soulkit.models.local.names import ADAPTER_CONFIG, NOTE, first_line
-from soulkit.models.roles.settings import RoleSettings
+from soulkit.models.roles.settings import RoleSettings, TaskPlayers
 from soulkit.tasks.registry import Registry, load_registry
+
+if TYPE_CHECKING:
+    from soulkit.distill.material import ExpertRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,10 @@ class Expert:
     note: Mapping[str, Any] = field(default_factory=dict)
     """What soulkit.json beside the weights says; empty of a foreign adapter."""
     endpoint: RoleSettings | None = None
+    rows: ExpertRows | None = None
+    """Rows that the command does not name; None: those of --data and --held-out."""
+    players: TaskPlayers | None = None
+    """Players of its training, for roles that the command leaves open."""
     remarks: tuple[str, ...] = ()
     """What is to be said of it before it is used."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, common_base
-from soulkit.distill.sample import release, sample_config
+from soulkit.distill.sample import named_rows, release, sample_config
 from soulkit.distill.standing import refuse_other_weights, weights_now
 from soulkit.errors import DataError, RunError
 from soulkit.eval.actor import local_model
@@ -72,8 +72,11 @@ def generalist_weights(out: Path) -> Path:
 
 
 def measured_tasks(config: DistillConfig, experts: Sequence[Expert]) -> list[str]:
-    """The experts' tasks with held-out rows."""
-    return [expert.task for expert in experts if config.held_out_source(expert.task)]
+    """The experts' tasks with held-out rows, named by --held-out or set aside."""
+    return [
+        expert.task for expert in experts
+        if config.held_out_source(expert.task) or (expert.rows and expert.rows.held_out)
+    ]  # fmt: skip
 
 
 def unmeasured_words(config: DistillConfig, experts: Sequence[Expert]) -> str:
@@ -120,10 +123,11 @@ def _here(model: str, adapter: str | None) -> dict[str, Any]:
 
 def _on_held_out(config: DistillConfig, expert: Expert) -> EvalConfig:
     """The expert on the held-out rows of its task, as it was sampled but greedy."""
-    return sample_config(config, expert).model_copy(update={
-        **_GREEDY, "data": {expert.task: config.held_out_source(expert.task)},
-        "limit": config.held_out_limit,
-    })  # fmt: skip
+    rows = {"data": {expert.task: config.held_out_source(expert.task)},
+            "limit": config.held_out_limit}  # fmt: skip
+    if expert.rows is not None and expert.rows.held_out:
+        rows = named_rows(expert, expert.rows.held_out[: config.held_out_limit])
+    return sample_config(config, expert).model_copy(update={**_GREEDY, **rows})
 
 
 def _on_ability(config: DistillConfig, expert: Expert) -> EvalConfig:

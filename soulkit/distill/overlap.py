@@ -27,14 +27,30 @@ Overlaps = Mapping[str, Mapping[str, RowMatch]]
 """Task → id of a training row → the evaluation row that is most like it."""
 
 
-def find_overlaps(config: DistillConfig, work: Sequence[Work]) -> Overlaps:
+def find_overlaps(
+    config: DistillConfig, work: Sequence[Work], aside: Sequence[Work] = ()
+) -> Overlaps:
     """The training rows in `work` that overlap evaluation rows of its tasks.
 
     DataError naming them, unless they are to be left out, and where that would leave a task none.
+    Rows that overlap those in `aside`, which were set aside without being named by --held-out, are
+    always left out: the user did not choose this split.
     """
-    evaluation = list(chain.from_iterable(
+    named = list(chain.from_iterable(
         _evaluation_rows(config, part.task.name) for part in work
     ))  # fmt: skip
+    overlaps = _overlaps(config, work, named)
+    _refuse(config, overlaps, work)
+    passages = [passage_of(part.task, example) for part in aside for example in part.examples]
+    also = _overlaps(config, work, passages) if passages else {}
+    overlaps = {name: {**also.get(name, {}), **found} for name, found in overlaps.items()}
+    _refuse_nothing_left(overlaps, work)
+    return overlaps
+
+
+def _overlaps(
+    config: DistillConfig, work: Sequence[Work], evaluation: Sequence[Passage]
+) -> dict[str, dict[str, RowMatch]]:
     overlaps: dict[str, dict[str, RowMatch]] = {}
     for part in work:
         rows = [passage_of(part.task, example) for example in part.examples]
@@ -45,7 +61,6 @@ def find_overlaps(config: DistillConfig, work: Sequence[Work]) -> Overlaps:
             )
             for place, several in sorted(matches.items())
         }
-    _refuse(config, work, overlaps)
     return overlaps
 
 
@@ -64,7 +79,7 @@ def _evaluation_rows(config: DistillConfig, name: str) -> list[Passage]:
     return passages
 
 
-def _refuse(config: DistillConfig, work: Sequence[Work], overlaps: Overlaps) -> None:
+def _refuse(config: DistillConfig, overlaps: Overlaps, work: Sequence[Work]) -> None:
     rows = {part.task.name: len(part.examples) for part in work}
     touched = {name: matches for name, matches in overlaps.items() if matches}
     if touched and not config.exclude_overlap:
@@ -74,12 +89,16 @@ def _refuse(config: DistillConfig, work: Sequence[Work], overlaps: Overlaps) -> 
             "Give other rows with --data or --held-out, or leave these out of what is learned: "
             "--exclude-overlap",
         )
-    for name in (name for name, matches in touched.items() if len(matches) == rows[name]):
-        raise DataError(
-            f"All {rows[name]} training rows of '{name}' overlap evaluation rows.",
-            "Without them nothing is left from which the generalist could learn the task.",
-            f"Give other rows: --data {name}=WHERE",
-        )
+
+
+def _refuse_nothing_left(overlaps: Overlaps, work: Sequence[Work]) -> None:
+    for name, rows in {part.task.name: len(part.examples) for part in work}.items():
+        if rows and len(overlaps[name]) == rows:
+            raise DataError(
+                f"All {rows} training rows of '{name}' overlap evaluation rows.",
+                "Without them nothing is left from which the generalist could learn the task.",
+                f"Give other rows: --data {name}=WHERE",
+            )
 
 
 def _listed(touched: Overlaps, rows: Mapping[str, int]) -> str:

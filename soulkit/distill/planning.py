@@ -14,6 +14,7 @@ from typing import Any
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.experts import Expert
 from soulkit.distill.generalist import generalist_config, imitation
+from soulkit.distill.material import material_words
 from soulkit.distill.measure import Measurement, measurements
 from soulkit.distill.sample import sample_config, samples_folder
 from soulkit.distill.select import SampleSelection, read_selection
@@ -45,6 +46,7 @@ def distillation_plan(
 ) -> list[StagePlan]:
     """The plan of every stage that plays or trains, without runs that are finished already."""
     plans: list[StagePlan] = []
+    remarks = tuple(material_words(config, experts))
     sampled = [sample_config(config, expert) for expert in experts] if config.by == "sft" else []
     if "sample" in stages and sampled:
         left = [one for one, expert in zip(sampled, experts, strict=True)
@@ -55,6 +57,8 @@ def distillation_plan(
     if "report" in stages:
         parts = [one for one in measurements(config, experts, out) if not one.finished]
         plans.append(_measurements(parts))
+    if plans and remarks:
+        plans[0] = replace(plans[0], remarks=(*remarks, *plans[0].remarks))
     return plans
 
 

@@ -19,6 +19,7 @@ from soulkit.distill.config import COMMAND, DistillConfig
 from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.gains import MeasuredSide, alike, difference, read_side, retained
 from soulkit.distill.gates import Gated, RetentionGate, gate_results
+from soulkit.distill.material import material_words
 from soulkit.distill.measure import (
     ABILITY,
     GENERALIST,
@@ -38,16 +39,23 @@ from soulkit.eval.summary import Cell, Summary, headline, recorded_summary, summ
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import Run, read_config
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.schemas import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.spec import Metric
+from soulkit.train.state.lines import read_step_lines
 
 MEMBER = "distillation"
 """Under which `summary.json` says what only a distillation has."""
 RETENTION = "retention"
 _LEVEL = 0.05
+ENOUGH = 0.5
+"""Share of an expert's gain; where less is kept, the report says how the training went."""
+MOVED = 0.25
+"""Share of its first value by which the training loss falls when the generalist learns. On 207
+samples it fell by 10% in the training that kept nothing, and by 43% to 55% in those that kept most
+of the gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +165,6 @@ def distilled(
         ability = _task_result(out, ABILITY, ("base", "generalist"), None)
     macro = macro_retention([one.kept for one in tasks])
     every = (*tasks, ability) if ability else tasks
-    trained = recorded_summary(out / GENERALIST)
     regressions = tuple(_regressions(every))
     lines = {task: part.lines for task, part in selection.items()}
     return Distillation(
@@ -166,15 +173,51 @@ def distilled(
         gates=gate_results(gates, _gated(config, experts, every, macro, regressions)),
         shares={task: n / sum(lines.values()) for task, n in lines.items()} if lines else {},
         steps=int(summary_line(out / GENERALIST).get("steps", 0)),
-        remarks=_remarks(config, experts, trained),
+        remarks=_remarks(config, experts, out, tasks),
     )  # fmt: skip
 
 
 def _remarks(
-    config: DistillConfig, experts: Sequence[Expert], trained: Summary
+    config: DistillConfig, experts: Sequence[Expert], out: Path, tasks: Sequence[TaskResult]
 ) -> tuple[str, ...]:  # fmt: skip
     words = unmeasured_words(config, experts)
-    return (words,) if words else ()
+    learning = learning_words(config, out, tasks)
+    return (*filter(None, (learning, words)), *material_words(config, experts))
+
+
+def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]) -> str:
+    """Why little of the experts' gains may have been kept, and the settings that change it; empty
+    where at least ENOUGH of every gain is kept."""
+    ratios = {one.task: one.kept.ratio for one in tasks}
+    little = [task for task, ratio in ratios.items() if ratio is not None and ratio < ENOUGH]
+    unsure = not tasks or None in ratios.values()
+    losses = [line.learned.loss for line in read_step_lines(out / GENERALIST / "metrics.jsonl")]
+    known = [loss for loss in losses if loss is not None]
+    if not known or not (little or unsure):
+        return ""
+    settings = read_config(out / GENERALIST)
+    kept = f"less than half of the gain is kept on {', '.join(little)}: " if little else ""
+    steps = f"{len(known)} training steps at a learning rate of {settings['lr']:g}"
+    if config.by == "opd":
+        ways = "more --samples, a smaller --batch or a higher --lr may help"
+        return f"{kept}{steps}; {ways}" if little else ""
+    steps += f" (--batch {settings['sft_batch']}, --epochs {config.epochs:g})"
+    first, last = loss_ends(known)
+    moved = f"the training loss went from {first:.3f} to {last:.3f}"
+    if last > (1 - MOVED) * first:
+        return (
+            f"{kept}{moved} in {steps}: it hardly moved, so the generalist is close to its base; "
+            "raise --epochs or --lr, or lower --batch"
+        )
+    if not little:
+        return ""
+    return f"{kept}{moved} in {steps}; more --epochs, --samples or --keep-top may help"
+
+
+def loss_ends(losses: Sequence[float]) -> tuple[float, float]:
+    """Means over the first and the last fifth of the steps, one step each at least."""
+    part = max(1, len(losses) // 5)
+    return sum(losses[:part]) / part, sum(losses[-part:]) / part
 
 
 def _selection(out: Path) -> Mapping[str, TaskSelection]:
@@ -250,8 +293,9 @@ def _gated(
         differences[result.task] = {**moved, **gain}
     kept = {result.task: result.kept for result in results if "expert" in result.cells}
     # Of every task nothing is proven while one of them was not measured.
+    measured = measured_tasks(config, experts)
     kept |= {one.task: Retention(why="no held-out rows") for one in experts
-             if not config.held_out_source(one.task)}  # fmt: skip
+             if one.task not in measured}  # fmt: skip
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     spans = {task: _spans(registry.spec(task).metric, moved) for task, moved in differences.items()}
     return Gated(kept=kept, macro=macro, differences=differences, regressions=tuple(regressions),

@@ -18,6 +18,7 @@ from soulkit.distill.config import STAGES, DistillConfig, Stage, open_distillati
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.gates import RetentionGate, parse_gates
 from soulkit.distill.generalist import generalist_config, generalist_folder, trained
+from soulkit.distill.material import material_words, note_rows, with_material
 from soulkit.distill.measure import (
     ABILITY,
     Measurement,
@@ -66,14 +67,18 @@ class Watcher:
 
 
 def distill(
-    config: DistillConfig, out: Path, stages: Sequence[Stage], watcher: Watcher
-) -> Distillation | None:
+    config: DistillConfig, out: Path, stages: Sequence[Stage], watcher: Watcher, *,
+    trust: bool = False,
+) -> Distillation | None:  # fmt: skip
     """Do `stages` in `out`, resuming it; what came out, once the stage report is among them.
 
     Raises a UserError before anything is loaded or paid for where settings, experts, rows, players
-    or gates are not in order, and where a stage lacks what an earlier one makes.
+    or gates are not in order, and where a stage lacks what an earlier one makes. With `trust`
+    settings of experts' runs that are not known to be the user's own act, too.
     """
-    experts = find_experts(config)
+    experts = with_material(config, find_experts(config), trust=trust)
+    for line in material_words(config, experts):
+        watcher.say(line)
     gates = checked_gates(config, experts)
     stages = stages_of(config, stages)
     if words := unread_words(config):
@@ -87,6 +92,7 @@ def distill(
         watcher.say(f"distillation folder {out}")
     config = agreed
     with alone(run):
+        note_rows(out, experts)
         refuse_other_samples(out, experts)
         if "sample" in stages:
             configs = [sample_config(config, expert) for expert in experts]

@@ -48,7 +48,7 @@ def samples_folder(out: Path, task: str) -> Path:
 def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
     """The evaluation that samples an expert: its training rows, `samples` times each.
 
-    Rows that do not fit its context stay unscored.
+    Rows that do not fit its context stay unscored. `expert.rows` goes before the rows of `config`.
     """
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     shared = {
@@ -56,15 +56,15 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
         for name in PlayConfig.model_fields
         if name not in _OF_THE_EXPERT
     }
-    source, players = config.rows_source(expert.task), config.task_players.get(expert.task)
+    players = open_roles_filled(config, expert)
     settings = EvalConfig.model_validate({
         **shared,
         **_actor(expert),
         **_machine(config),
         **_task_settings(config, expert.task, registry),
         "tasks": (expert.task,),
-        "data": {expert.task: source} if source else {},
-        "task_players": {expert.task: players} if players else {},
+        **_rows(config, expert),
+        "task_players": players,
         "split": "train",
         "repeats": config.samples,
         "temperature": config.temperature,
@@ -72,8 +72,31 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
         "max_tokens": config.max_tokens,
         "allow_overflow": True,
     })  # fmt: skip
-    settings._foreign = config.foreign
+    settings._foreign = config.foreign or (expert.rows is not None and expert.rows.foreign)
     return settings
+
+
+def _rows(config: DistillConfig, expert: Expert) -> dict[str, Any]:
+    if expert.rows is None:
+        source = config.rows_source(expert.task)
+        return {"data": {expert.task: source} if source else {}}
+    return named_rows(expert, expert.rows.train)
+
+
+def named_rows(expert: Expert, ids: Sequence[str]) -> dict[str, Any]:
+    """Settings that read the rows of these ids, and no others, from the source of the expert's
+    rows."""
+    source = expert.rows.source if expert.rows is not None else None
+    data = {expert.task: source} if source else {}
+    return {"data": data, "split": "train", "example": tuple(ids), "where": {}, "limit": None}
+
+
+def open_roles_filled(config: DistillConfig, expert: Expert) -> dict[str, dict[str, Any]]:
+    """Task → its players: those of the command, else those that the expert was trained with."""
+    named = config.task_players.get(expert.task)
+    layers = [dict(one) for one in (expert.players, named) if one is not None]
+    players = {role: who for layer in layers for role, who in layer.items() if who}
+    return {expert.task: players} if players else {}
 
 
 def _actor(expert: Expert) -> dict[str, Any]:
@@ -82,7 +105,8 @@ def _actor(expert: Expert) -> dict[str, Any]:
         adapter = None if expert.adapter is None else str(expert.adapter)
         return {"kind": "local", "model": expert.model, "adapter": adapter}
     names = ("base_url", "api_key_env", "headers", "api_version", "price_in", "price_out")
-    return {"kind": "api", "model": served.model, **{n: getattr(served, n) for n in names}}
+    here = {"verify_weights": False}  # nothing of a served expert is on this machine
+    return {"kind": "api", "model": served.model, **here, **{n: getattr(served, n) for n in names}}
 
 
 def _machine(config: DistillConfig) -> dict[str, Any]:
@@ -114,6 +138,15 @@ def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work
     return work
 
 
+def work_aside(config: DistillConfig, experts: Sequence[Expert]) -> list[Work]:
+    """The rows that are set aside of the experts' tasks, where --held-out names none."""
+    settings = [
+        sample_config(config, one).model_copy(update=named_rows(one, one.rows.held_out))
+        for one in experts if one.rows is not None and one.rows.held_out
+    ]  # fmt: skip
+    return [part for one in settings for part in load_work(one)]
+
+
 # -- playing -------------------------------------------------------------------------------------
 
 
@@ -136,7 +169,7 @@ def sample(
     for remark in (remark for one in experts for remark in one.remarks):
         say(remark)
     work = training_work(config, experts)
-    overlaps = find_overlaps(config, work)
+    overlaps = find_overlaps(config, work, work_aside(config, experts))
     for name, matches in overlaps.items():
         if matches:
             say(f"rows of {name} that overlap evaluation rows and will not be learned: "

@@ -23,7 +23,7 @@ from soulkit.distill.lessons import lesson_lines
 from soulkit.distill.near import row_matches
 from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.rejection import Choice, Rules, Sampled, choose_samples, sampled
-from soulkit.distill.sample import refuse_other_samples, samples_folder, training_work
+from soulkit.distill.sample import refuse_other_samples, samples_folder, training_work, work_aside
 from soulkit.errors import DataError, RunError
 from soulkit.eval.standing import draft_keys
 from soulkit.play.plan import Work
@@ -94,7 +94,7 @@ def select_samples(
         say(f"selection: all there, {selection.lines} rows in {out / SELECTED}")
         return selection
     work = training_work(config, experts)
-    overlaps = find_overlaps(config, work)
+    overlaps = find_overlaps(config, work, work_aside(config, experts))
     parts, lines = {}, list[bytes]()
     for expert, part in zip(experts, work, strict=True):
         samples = _samples(out, part, config)

@@ -17,7 +17,7 @@ import pytest
 from soulkit.cli.app import main
 from soulkit.distill.config import DistillConfig, open_distillation
 from soulkit.distill.experts import Expert
-from soulkit.distill.gates import parse_gates
+from soulkit.distill.gates import Gated, gate_results, parse_gates
 from soulkit.distill.generalist import generalist_config, imitation, prompts_a_step
 from soulkit.distill.measure import measured_folder, measurements, unmeasured_words
 from soulkit.distill.report import (
@@ -28,9 +28,11 @@ from soulkit.distill.report import (
 )
 from soulkit.errors import ConfigError, RunError
 from soulkit.eval.summary import recorded_summary
+from soulkit.metrics.comparisons import paired_difference
 from soulkit.metrics.retention import LOSS, NO_SPREAD, Retention
 from soulkit.report.distillation import distillation_parts, remarks_of, write_distillation_page
 from soulkit.report.table import parts_text
+from soulkit.runs.folder import Run
 from soulkit.runs.schemas import schema_file
 from tests.support.evaluation import Body, api, oracle
 from tests.support.servers.openai_server import ScriptedServer
@@ -119,17 +121,26 @@ def test_gates_are_tested_by_the_ends_of_intervals(good: Path) -> None:
     assert result.gates[1].why.startswith("tomi: ")
 
 
-def test_where_nothing_varied_a_gate_is_tested_as_that_of_a_comparison(
-    played: Path, tmp_path: Path
-) -> None:
-    """The same difference everywhere: how many others there may be follows from the clusters."""
+def test_answers_that_never_change_still_have_an_interval(played: Path, tmp_path: Path) -> None:
     out = measured(tmp_path, played, base=0.5, expert=0.9, generalist=0.5)
     result = result_of(out, "tomi>=-0.9", "tomi>=-0.01")
     assert [gate.outcome for gate in result.gates] == ["pass", "undecided"]
     assert result.gates[0].low is not None and -0.9 < result.gates[0].low < -0.01
-    assert result.gates[0].why.startswith("headline: no spread in ")
     page = write_distillation_page(result, tmp_path / "report").read_text()
-    assert '<strong>0.000</strong><span class="sub">(no spread in ' in page
+    low = f"{result.gates[0].low:.3f}".replace("-", "\u2212")
+    assert f'<strong>0.000</strong><span class="sub">[{low} to ' in page
+
+
+def test_where_grades_do_not_vary_a_gate_is_tested_as_that_of_a_comparison() -> None:
+    """The same difference everywhere: how many others there may be follows from the clusters."""
+    keys = range(60)
+    same = paired_difference(dict.fromkeys(keys, 0.5), dict.fromkeys(keys, 0.5),
+                             {key: key for key in keys}, scale=(0.0, 1.0))  # fmt: skip
+    of = Gated(kept={}, macro=Retention(), differences={"tomi": {"": same}}, regressions=(),
+               spans={"tomi": {"": 1.0}})  # fmt: skip
+    gates = gate_results(parse_gates(["tomi>=-0.9", "tomi>=-0.01"], ["tomi"]), of)
+    assert [gate.outcome for gate in gates] == ["pass", "undecided"]
+    assert gates[0].why == "headline: no spread in 60 clusters"
 
 
 def test_a_gate_on_every_task_stays_shut_where_one_was_not_measured(good: Path) -> None:
@@ -279,3 +290,45 @@ def test_mistakes_are_three_lines(
     assert main(["distill", *words, *experts]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert message in lines[-3] and lines[-1].startswith("fix: ")
+
+
+def trained_with(out: Path, losses: list[float], **more: Any) -> Path:
+    """The folder with a generalist whose training had these losses."""
+    training = imitation(settings(**more), [EXPERT], out, 100)
+    run = Run.open(out / "generalist", "train sft", training.identity())
+    lines = [{"step": i, "loss/total": loss} for i, loss in enumerate(losses)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return out
+
+
+STILL, FALLING = [0.65, 0.60, 0.58, 0.56, 0.57], [0.65, 0.5, 0.3, 0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("generalist", "losses", "said", "unsaid"),
+    [
+        (0.1, STILL, ["less than half of the gain is kept on tomi", "0.650 to 0.570 in 5 training",
+                      "hardly moved", "raise --epochs or --lr"], []),
+        (0.1, FALLING, ["kept on tomi", "0.650 to 0.200", "more --epochs"], ["hardly moved"]),
+        (0.9, STILL, [], ["training loss"]),  # little was left to learn
+        (0.9, FALLING, [], ["training loss"]),
+    ],
+)  # fmt: skip
+def test_where_little_is_kept_the_report_says_how_the_training_went(
+    played: Path, tmp_path: Path, generalist: float, losses: list[float], said: list[str],
+    unsaid: list[str],
+) -> None:  # fmt: skip
+    out = trained_with(measured(tmp_path, played, base=0.1, expert=0.9, generalist=generalist),
+                       losses)  # fmt: skip
+    text = "\n".join(remarks_of(result_of(out)))
+    assert all(part in text for part in said) and not any(part in text for part in unsaid)
+
+
+def test_few_samples_are_learned_in_more_and_smaller_updates() -> None:
+    def taken(lines: int, **more: Any) -> tuple[int, int]:
+        training = imitation(settings(**more), [EXPERT], Path("out"), lines)
+        return training.sft_batch, training.steps
+
+    assert taken(207) == (6, 104) and taken(5000) == (32, 469)
+    assert taken(20) == (4, 15) and taken(207, batch=32) == (32, 20)
+    assert taken(207, epochs=6) == (6, 207)  # more epochs are more updates

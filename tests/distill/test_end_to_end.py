@@ -50,8 +50,8 @@ def test_the_generalist_beats_the_base_on_both_tasks(world: Path, tmp_path: Path
         command = (
             "distill", "--experts", world / "experts", *rows, "--limit", 160, "--samples", 2,
             "--epochs", 6,
-            "--keep-top", 2, "--max-tokens", 12, "--option", "max_turns=5", "--near", 1,
-            "--exclude-overlap", "--lr", 1e-3, "--batch", 8,
+            "--keep-top", 2, "--max-tokens", 12, "--option", "max_turns=5", "--exclude-overlap",
+            "--lr", 1e-3, "--batch", 8,
             "--batch-size", 256, "--out", out,
             "--tasks", world / "tasks" / "tasks.yaml", "--partner", f"endpoint:visitor@{url}",
         )  # fmt: skip
@@ -64,8 +64,7 @@ def test_the_generalist_beats_the_base_on_both_tasks(world: Path, tmp_path: Path
     for task, one in result.items():
         gain = one["generalist_gain"]
         assert gain["difference"] > 0.2, task
-        # Where every row is won there is no spread, and no interval: its p stands alone.
-        assert gain["p"] < 0.001 if gain["ci_low"] is None else gain["ci_low"] > 0, task
+        assert gain["ci_low"] > 0, task
         assert one["kept"]["ci_low"] > 0, task
         assert 0 < one["selection"]["taken"] <= one["selection"]["sampled"] == 160 * 2
     _no_row_is_measured_and_learned(world, out)
