@@ -21,6 +21,7 @@ from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
 if TYPE_CHECKING:
+    from soulkit.data.contamination import Renamed
     from soulkit.data.files import BadRow
     from soulkit.data.hub import Pulled, ReleaseSplit
     from soulkit.tasks.importing import Imported
@@ -187,7 +188,8 @@ def check(
 ) -> None:
     """Count rows, columns and lengths, and name bad rows.
 
-    The exit code is 2 when any row is bad.
+    Warns when rows of different clusters are equal up to names. The exit code is 2 when any row is
+    bad.
     """
     from soulkit.data.files import read_rows
     from soulkit.tasks.rowcheck import check_rows, rows_by_task
@@ -406,7 +408,21 @@ def _print_check(path: Path, report: Checked) -> None:
     out.print(f"columns: {columns}", soft_wrap=True)
     if report.ignored:
         out.print(f"ignored columns: {safe(', '.join(report.ignored))}", soft_wrap=True)
+    if report.equal_up_to_names is not None:
+        _warn_renamed(report.task, report.equal_up_to_names)
     say_bad(report.bad)
+
+
+def _warn_renamed(task: str, renamed: Renamed) -> None:
+    first, second = map(safe, renamed.example)
+    err.print(
+        f"warning: {renamed.rows} rows in {renamed.clusters} clusters of {safe(task)} are equal up "
+        f"to names: only {renamed.distinct} of them differ otherwise. Two that are equal: {first} "
+        f"and {second}. Intervals and splits treat clusters as independent. If the answers depend "
+        "on what these rows share, declare those columns as the task's 'cluster' in its tasks "
+        "file.",
+        soft_wrap=True,
+    )
 
 
 def _by_seat(prompts: FirstPrompts) -> list[tuple[str, Segment]]:

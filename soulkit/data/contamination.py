@@ -19,6 +19,7 @@ with 128 permutations weighted towards recall, one at the threshold is seldom mi
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,9 @@ ROW_KINDS = ("exact", "near")
 
 # Scripts without blanks between words: each sign counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
+
+_NAME_MARK = "#"
+"""Begins what stands for a name; no word begins with it."""
 
 Words = tuple[str, ...]
 Shingles = frozenset[Words]
@@ -111,16 +115,17 @@ class Overlap:
 
 def folded_words(value: Any) -> Words:
     """The words of every text in a value, in one case, without punctuation."""
-    text = unicodedata.normalize("NFKC", " ".join(_texts(value))).casefold()
+    text = unicodedata.normalize("NFKC", " ".join(texts_of(value))).casefold()
     return tuple(_WORD.findall(text))
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in a value, in order; other scalars as text, None as none."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from texts_of(item)
     elif value is not None:
         yield str(value)
 
@@ -251,6 +256,94 @@ def _by_entity(passages: Sequence[Passage]) -> dict[tuple[str, str], list[str]]:
         for entity in passage.entities:
             sources.setdefault(entity, []).append(passage.source)
     return sources
+
+
+# -- equal up to names -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RowTexts:
+    """The texts of one row that its seats may read, with their capital letters."""
+
+    source: str
+    """`file:number`."""
+    cluster: str
+    texts: tuple[str, ...]
+    telling: tuple[str, ...] = ()
+    """The texts that name the row's cluster. Where one of them is nothing but a name, that name
+    tells clusters apart and is compared like any other word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """Rows of different clusters that are equal up to names."""
+
+    rows: int
+    clusters: int
+    """How many clusters these rows stand in."""
+    distinct: int
+    """How many different rows are left when names do not count."""
+    example: tuple[str, str]
+    """The sources of two rows that are equal up to names."""
+
+
+def find_renamed(rows: Sequence[RowTexts]) -> Renamed | None:
+    """The rows that equal a row of another cluster up to names; None without any.
+
+    A name is a word that has a capital letter wherever `rows` use it, or a number directly after
+    one ("Room 12"). Each name is replaced by its order of first appearance in the row, so who does
+    what still counts. A row of nothing but names is like no other. Scripts without capital letters
+    have no names here.
+    """
+    words_used = {word for row in rows for text in row.texts for word in _cased_words(text)}
+    common = {word.casefold() for word in words_used if not word[0].isupper()}
+    names = {word for word in words_used if word[0].isupper() and word.casefold() not in common}
+    clusters: dict[bytes, dict[str, str]] = {}
+    sources: dict[bytes, set[str]] = {}
+    for row in rows:
+        words = _without_names(row, names)
+        if all(word.startswith(_NAME_MARK) for word in words):
+            continue
+        form = hashlib.sha256(" ".join(words).encode()).digest()
+        clusters.setdefault(form, {}).setdefault(row.cluster, row.source)
+        sources.setdefault(form, set()).add(row.source)
+    shared = [form for form, by_cluster in clusters.items() if len(by_cluster) > 1]
+    if not shared:
+        return None
+    first, second, *_ = clusters[shared[0]].values()
+    return Renamed(
+        rows=len(frozenset[str]().union(*(sources[form] for form in shared))),
+        clusters=len({cluster for form in shared for cluster in clusters[form]}),
+        distinct=len(shared),
+        example=(first, second),
+    )
+
+
+def _cased_words(text: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFKC", text))
+
+
+def _are_names(words: Sequence[str], names: Collection[str]) -> list[bool]:
+    """For each word whether it is a name, or a number directly after one."""
+    flags: list[bool] = []
+    for word in words:
+        flags.append(word in names or (word[0].isdigit() and bool(flags) and flags[-1]))
+    return flags
+
+
+def _without_names(row: RowTexts, names: Collection[str]) -> Words:
+    """The words of a row in one case, with `#0`, `#1`, ... in the place of names."""
+    telling = (_cased_words(text) for text in row.telling)
+    kept = {word for words in telling if all(_are_names(words, names)) for word in words}
+    order: dict[str, str] = {}
+    left: list[str] = []
+    for words in map(_cased_words, row.texts):
+        for word, is_name in zip(words, _are_names(words, names), strict=True):
+            plain = word.casefold()
+            if is_name and word not in kept:
+                plain = order.setdefault(plain, f"{_NAME_MARK}{len(order)}")
+            left.append(plain)
+    return tuple(left)
 
 
 # -- the clean file ------------------------------------------------------------------------------

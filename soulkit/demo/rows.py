@@ -19,7 +19,11 @@ BELIEFS_PER_FACT = 2
 
 
 def write_stories(path: Path, count: int, seed: int, split: Literal["train", "test"]) -> None:
-    """Balanced rows out of `count` made ones, unless the file is there; splits share no story."""
+    """Balanced rows out of `count` made ones, unless the file is there.
+
+    The splits share no story, but they share their wording: up to names, places and things there
+    are 28 different rows.
+    """
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

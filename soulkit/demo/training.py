@@ -3,8 +3,9 @@
 A tiny model learns to read stories and to *use* feedback: questions of fact are taught with and
 without feedback, questions of belief only with it (plain belief questions beside them would teach
 it to ignore feedback). Then Ditto teaches it to do without. It is measured before and after on
-stories it never saw. Beside it runs a control, as long as the training, in which everybody gets the
-feedback of somebody else's draft. Every part is an ordinary run folder.
+held-out stories: new combinations of names, places and things, in the wording of the training
+stories. A control trains for as many steps, with the feedback of other examples' drafts. Every part
+is an ordinary run folder.
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ WHY_THEY_MEET = (
     "docs/benchmarks.md."
 )
 """What the accuracies after training and after its control do not show."""
+WHAT_IS_HELD_OUT = (
+    "No held-out story was trained on, but only its combination of names, places and things is "
+    "new: up to these, nearly every held-out question reads like a training question. The "
+    "accuracies say nothing about stories in other words."
+)
+"""What the held-out rows test, and what they do not."""
+ON_THE_RESULTS = (WHAT_IS_HELD_OUT, WHY_THEY_MEET)
 
 Stage = Callable[[str, int], Callable[[StepLine], None]]
 """(what begins, its steps) → what shows each step."""
@@ -139,7 +147,7 @@ class Demo:
         """`summary.json` of the whole demo: the evaluation after training, and the results."""
         after = json.loads((self.out / "after" / "summary.json").read_text(encoding="utf-8"))
         evaluation = {key: after[key] for key in ("model", "protocol", "cost", "tasks")}
-        notes = {NOTES: [WHY_THEY_MEET]}
+        notes = {NOTES: list(ON_THE_RESULTS)}
         write_json(self.out / "summary.json", {"command": "demo", **evaluation, **results, **notes})
 
 

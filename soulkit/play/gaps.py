@@ -1,4 +1,4 @@
-"""Everything that a run lacks, in one error: tasks, rows, players, keys, the model.
+"""Everything that a run lacks, in one error: settings, tasks, rows, players, keys, the model.
 
 Whoever prepares a run collects Gaps instead of stopping at the first. A single one keeps its own
 error; several become one, with what the run would cost in front, since that may decide whether the
@@ -26,11 +26,12 @@ from soulkit.play.plan import Plan, Work
 from soulkit.play.seating import roles_of
 from soulkit.tasks.registry import Registry
 
-GapKind = Literal["tasks", "rows", "services", "players", "keys", "model", "engine"]
+GapKind = Literal["unnamed", "tasks", "rows", "services", "players", "keys", "model", "engine"]
 ORDER: tuple[GapKind, ...] = (
-    "tasks", "rows", "services", "players", "keys", "model", "engine"
+    "unnamed", "tasks", "rows", "services", "players", "keys", "model", "engine"
 )  # fmt: skip
 WORDS = {
+    "unnamed": "no",
     "tasks": "no class that plays",
     "rows": "no rows of",
     "services": "what is needed beside models for",

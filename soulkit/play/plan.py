@@ -186,6 +186,16 @@ class Plan:
         return total(one.cost_limit for one in self.asked)
 
     @property
+    def cost_by_role(self) -> dict[str, tuple[float, float]]:
+        """Role → US dollars about and at most, the dearest first; roles without prices left out."""
+        sums: dict[str, tuple[float, float]] = {}
+        for one in self.asked:
+            if one.cost is not None and one.cost_limit is not None:
+                about, most = sums.get(one.role, (0.0, 0.0))
+                sums[one.role] = about + one.cost, most + one.cost_limit
+        return dict(sorted(sums.items(), key=lambda item: -item[1][0]))
+
+    @property
     def paid(self) -> bool:
         """Whether any call costs money, as far as anybody knows."""
         return any(one.paid for one in self.asked)
@@ -212,6 +222,10 @@ class Plan:
             "prompt_words": self.prompt_words,
             "cost": self.cost,
             "cost_limit": self.cost_limit,
+            "cost_by_role": {
+                role: {"cost": about, "cost_limit": most}
+                for role, (about, most) in self.cost_by_role.items()
+            },
             "unpriced": list(self.unpriced),
             "seconds": self.seconds,
             "machine": asdict(self.machine) if self.machine else None,

@@ -1,7 +1,8 @@
-"""Who sits where: a role that a task asks for gets whoever is named for it, else the task's own.
+"""Who sits where: a role that a task asks for gets the player named for it, else the task's own.
 
     named for the task ▶ in the endpoints file for the task ▶ named for all tasks ▶ tasks.yaml
 
+* tasks.yaml may name other players for training, and others for `--protocol reference`.
 * A judge that a user names also audits, and coaches where training asks for feedback, unless
   somebody is named for that as well: nobody needs a second key for what was not asked for.
 * On a judged task the coach is by default the judge's model: what it says about a draft is what
@@ -48,6 +49,28 @@ def seated(
     if "coach" in config.roles() and not config.named("coach"):
         update["coach"] = "symbolic"
     return config.model_copy(update=update)
+
+
+def training_player_remarks(
+    config: PlayConfig, work: Sequence[Work], registry: Registry
+) -> list[str]:
+    """A line for each default player in training that differs from evaluation's.
+
+    `config` is seated; a role that the user fills has no line.
+    """
+    lines = []
+    for part in work:
+        task = part.task
+        for role in sorted(roles_of(part) & set(ALONE)):
+            here = task.spec.players.under(task.protocol, role)
+            there = registry.spec(task.name).players.under(task.protocol, role)
+            default = config.named(role, task.name) == _default(part, role).get(role)
+            if default and there and here != there:
+                lines.append(
+                    f"{task.name}: the {role} is {here} in training and {there} in evaluation, so "
+                    "scores of the two do not compare"
+                )
+    return lines
 
 
 def roles_of(part: Work) -> frozenset[Role]:

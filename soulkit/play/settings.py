@@ -132,6 +132,13 @@ class PlayConfig(RolesConfig):
         complete="engines",
         help="What samples on this machine.",
     )
+    verify_weights: bool = setting(
+        False,
+        section="Machine",
+        only=HERE,
+        help="Compare attached servers (--engine vllm@URL) with the model's folder by the "
+        "log-probs of a few prompts, and stop where they differ; trainings always do.",
+    )
     batch_size: int = setting(
         64, gt=0, section="Machine", only=HERE, help="Replies generated at once."
     )
@@ -225,8 +232,10 @@ class PlayConfig(RolesConfig):
 
 def chosen_rows(rows: Iterable[Example], config: PlayConfig, task: str) -> tuple[Example, ...]:
     """The rows that --where and --example leave; DataError when that is none of them."""
-    rows = tuple(rows)
-    left = tuple(row for row in rows if has_tags(row, config.where) and _is_named(row, config))
+    rows, named = tuple(rows), frozenset(config.example)
+    left = tuple(
+        row for row in rows if has_tags(row, config.where) and (not named or row.id in named)
+    )
     if rows and not left:
         raise DataError(
             f"None of {len(rows)} rows of '{task}' is left by {_filters(config)}.",
@@ -239,10 +248,6 @@ def chosen_rows(rows: Iterable[Example], config: PlayConfig, task: str) -> tuple
 def has_tags(example: Example, where: Mapping[str, str]) -> bool:
     """Whether every named tag matches its regular expression as a whole."""
     return all(re.fullmatch(form, example.tags.get(tag, "")) for tag, form in where.items())
-
-
-def _is_named(row: Example, config: PlayConfig) -> bool:
-    return not config.example or row.id in config.example
 
 
 def _filters(config: PlayConfig) -> str:

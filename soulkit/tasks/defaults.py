@@ -1,17 +1,18 @@
-"""Who plays in a task where nobody is named: models of a task's declaration, by role and protocol.
+"""Default players of a task: models from its declaration, by role, purpose and protocol.
 
     players:
-      judge: {model: gpt-5-nano, effort: low}
+      judge: {model: gpt-5.4, effort: low}
       partner: {model: gpt-5-nano, effort: minimal}
+      training: {judge: {model: gpt-5-nano, effort: low}}        # where training has another one
       reference: {coach: {model: gpt-5.4-nano, effort: low}}     # where the published code differs
 
 A model is asked with the key in OPENAI_API_KEY, where OPENAI_BASE_URL says or at OpenAI's own
-service. Whoever the user names for a role goes before all of it.
+service. A player that the user names for a role replaces the default.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +27,9 @@ class DefaultPlayer(BaseModel):
     model: str = Field(min_length=1)
     effort: str = ""
     """`reasoning_effort`; empty: the server's own."""
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.effort}".strip()
 
 
 class RoleDefaults(BaseModel):
@@ -47,15 +51,22 @@ class RoleDefaults(BaseModel):
 
 
 class DefaultPlayers(RoleDefaults):
-    """Those under `paper`, and under `reference` where they are others."""
+    """The players under `paper`; those of training and of `reference` where they differ."""
 
+    training: RoleDefaults = RoleDefaults()
+    """Rollouts, dev scores and feedback of a training run; `reference` goes before it."""
     reference: RoleDefaults = RoleDefaults()
 
     def words(self) -> str:
-        """`judge gpt-5-nano low, …; reference: judge …`; empty where nobody is offered."""
-        parts = [_words(self), _words(self.reference)]
-        parts[1] = f"under reference {parts[1]}" if parts[1] else ""
-        return "; ".join(part for part in parts if part)
+        """`judge gpt-5.4 low, …; in training judge …; under reference judge …`; empty for none."""
+        parts = {"": _words(self), "in training ": _words(self.training),
+                 "under reference ": _words(self.reference)}  # fmt: skip
+        return "; ".join(f"{when}{text}" for when, text in parts.items() if text)
+
+    def in_training(self) -> Self:
+        """The same declaration with the players of training in the place of evaluation's."""
+        others = {role: self.training.of(role) for role in RoleDefaults.model_fields}
+        return self.model_copy(update={role: who for role, who in others.items() if who})
 
     def under(self, protocol: Protocol, role: str) -> DefaultPlayer | str | None:
         """Who fills `role` under a protocol; None for nobody."""
@@ -65,8 +76,4 @@ class DefaultPlayers(RoleDefaults):
 
 def _words(defaults: RoleDefaults) -> str:
     players = {role: defaults.of(role) for role in RoleDefaults.model_fields}
-    texts = {
-        role: f"{who.model} {who.effort}".strip() if isinstance(who, DefaultPlayer) else who
-        for role, who in players.items()
-    }
-    return ", ".join(f"{role} {text}" for role, text in texts.items() if text)
+    return ", ".join(f"{role} {who}" for role, who in players.items() if who)

@@ -6,6 +6,7 @@ its declaration names a function for it (`synth: rows:rows`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ Split = Literal["train", "test"]
 
 MADE = "synth:"
 """What stands before the number of rows to make, in the place of a file name."""
+_WHOLE = re.compile(r"-?\d+")
 DEFAULT_ROWS = 100
 """How many are made where nobody says."""
 
@@ -57,13 +59,14 @@ def split_seed(seed: int, split: Split) -> int:
 
 
 def made_rows(task: Task, source: str, seed: int, split: Split) -> list[RawRow]:
-    """The rows that `synth:N` stands for on a command line; ConfigError when N is no count."""
-    number = source.removeprefix(MADE)
-    if not number.isdecimal() or not int(number):
+    """The rows that `synth:N` stands for on a command line, from `seed`, or `synth:N@SEED`, from a
+    seed of its own; ConfigError when N is no count or SEED no whole number."""
+    number, at, own_seed = source.removeprefix(MADE).partition("@")
+    if not number.isdecimal() or not int(number) or (at and not _WHOLE.fullmatch(own_seed)):
         raise ConfigError(
             f"'{source}' does not say how many rows to make.",
             f"Rows are made here when the data of a task is {MADE}N.",
             f"Write --data {task.name}={MADE}2000, for example.",
         )
-    rows = make_rows(task, int(number), split_seed(seed, split))
+    rows = make_rows(task, int(number), split_seed(int(own_seed) if at else seed, split))
     return [RawRow(row, f"{source}:{i}") for i, row in enumerate(rows, 1)]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from soulkit.data.contamination import Passage, Words, entity_values, folded_words
+from soulkit.data.contamination import (
+    Passage,
+    RowTexts,
+    Words,
+    entity_values,
+    folded_words,
+    texts_of,
+)
 from soulkit.data.files import BadRow, RawRow
 from soulkit.errors import DataError
 from soulkit.tasks.base import Task
@@ -34,8 +41,7 @@ def passage(task: Task, row: RawRow) -> Passage:
 def passage_of(task: Task, example: Example) -> Passage:
     """What the seats of one row may read."""
     columns = task.spec.columns
-    values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
-    texts = {name: folded_words(values[name]) for name in columns if name in values}
+    texts = {name: folded_words(value) for name, value in _read(task, example).items()}
     entities = {
         (column.entity, value)
         for name, column in columns.items()
@@ -48,6 +54,19 @@ def passage_of(task: Task, example: Example) -> Passage:
         example.source, task.name, every, core or every, frozenset(entities),
         tuple(_recorded(example)),
     )  # fmt: skip
+
+
+def row_texts(task: Task, example: Example) -> RowTexts:
+    """The texts of one row as they are written, and which of them name its cluster."""
+    texts = texts_of(list(_read(task, example).values()))
+    telling = texts_of([example.fields.get(name) for name in task.spec.cluster])
+    return RowTexts(example.source, example.cluster, tuple(texts), tuple(telling))
+
+
+def _read(task: Task, example: Example) -> dict[str, Any]:
+    """What some seat may read of a row, column by column as they are declared."""
+    values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
+    return {name: values[name] for name in task.spec.columns if name in values}
 
 
 def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:

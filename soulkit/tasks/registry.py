@@ -77,8 +77,8 @@ class Registry:
     ) -> Task:  # fmt: skip
         """The live task: its class from `module` (RowsOnly without one), made with its spec.
 
-        `training`: with the word budgets of training; `options` replace those of the task that have
-        their name.
+        `training`: with the word budgets and default players of training; `options` replace those
+        of the task that have their name.
         """
         spec = self.spec(name).played(training=training, options=options or {})
         shared = self._sharing(spec) or spec

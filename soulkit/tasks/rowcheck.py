@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from soulkit.data.contamination import Renamed, find_renamed
 from soulkit.data.files import BadRow, RawRow
 from soulkit.data.rows import HUMAN
 from soulkit.errors import DataError, did_you_mean
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import sources, to_examples
+from soulkit.tasks.passages import row_texts
 from soulkit.types import Example
 
 
@@ -47,6 +49,8 @@ class Checked:
     tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     words: Mapping[str, WordCounts] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
+    equal_up_to_names: Renamed | None = None
+    """Rows of different clusters that are equal up to names."""
     bad: tuple[BadRow, ...] = ()
 
 
@@ -78,6 +82,7 @@ def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -
         tags=_tags(loaded.examples),
         words=field_words(task, loaded.examples),
         skipped=loaded.skipped,
+        equal_up_to_names=find_renamed([row_texts(task, example) for example in loaded.examples]),
         bad=loaded.bad,
     )
 

@@ -189,8 +189,8 @@ class TaskSpec(Strict):
         return housed
 
     def played(self, *, training: bool, options: Mapping[str, Any]) -> Self:
-        """The same declaration as a run plays it: with the word budgets of training, and with those
-        of the `options` that the task has and the run sets."""
+        """The same declaration as a run plays it: in training with the word budgets and default
+        players of training, and with those of the `options` that the task has and the run sets."""
         budgets = {
             name: column.model_copy(update={"max_words": column.train_words})
             for name, column in self.columns.items() if training and column.train_words
@@ -203,6 +203,7 @@ class TaskSpec(Strict):
         changes = {
             "columns": {**self.columns, **budgets},
             "options": {**self.options, **own_options},
+            "players": self.players.in_training() if training else self.players,
         }
         return self.model_copy(update=changes)
 

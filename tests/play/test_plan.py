@@ -302,3 +302,59 @@ def test_what_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert "soul plan eval" in capsys.readouterr().err
     assert soul("plan", "train") == 2
     assert "soul plan train ditto" in capsys.readouterr().err
+
+
+# --- judges by purpose ----------------------------------------------------------------------------
+
+
+def priced(
+    capsys: pytest.CaptureFixture[str], task: str, *command: str
+) -> tuple[dict[str, set[str]], dict[str, float]]:
+    """(role → who is asked, role → dollars about) of a plan of synthetic rows."""
+    options = ("--task", task, "--data", "synth:4", "--json")
+    assert soul("plan", *command, *options) == 0
+    plan = json.loads(capsys.readouterr().out)
+    names: dict[str, set[str]] = {}
+    costs: dict[str, float] = {}
+    for part in plan["tasks"]:
+        for one in part["asked"]:
+            names.setdefault(one["role"], set()).add(one["name"])
+            if one["cost"] is not None:
+                costs[one["role"]] = costs.get(one["role"], 0.0) + one["cost"]
+    by_role = {role: one["cost"] for role, one in plan["cost_by_role"].items()}
+    assert by_role == pytest.approx(costs) and sum(costs.values()) == pytest.approx(plan["cost"])
+    assert list(by_role.values()) == sorted(by_role.values(), reverse=True)
+    return names, by_role
+
+
+EVAL = ("eval", "api", "--model", "gpt-5-mini")
+TRAIN = ("train", "ditto", "--model", "tiny", "--steps", "2")
+
+
+@pytest.mark.parametrize(
+    ("command", "task", "role", "who"),
+    [
+        (EVAL, "mirrorbench", "judge", "gpt-5.4"),
+        (TRAIN, "mirrorbench", "judge", "gpt-5-nano"),
+        (TRAIN, "mirrorbench", "coach", "gpt-5-nano"),
+        ((*TRAIN, "--protocol", "reference"), "mirrorbench", "judge", "gpt-5.4-nano"),
+        ((*TRAIN, "--judge", "mirrorbench=endpoint:gpt-5.4"), "mirrorbench", "judge", "gpt-5.4"),
+        (TRAIN, "coser", "judge", "gpt-5.4"),
+        (EVAL, "sotopia", "auditor", "gpt-5-nano"),
+        (TRAIN, "sotopia", "auditor", "gpt-5-nano"),
+        ((*TRAIN, "--protocol", "reference"), "sotopia", "auditor", "gpt-5.4-mini"),
+    ],
+)
+def test_a_plan_names_the_judge_of_its_purpose_and_costs_by_role(
+    command: tuple[str, ...], task: str, role: str, who: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, costs = priced(capsys, task, *command)
+    assert names[role] == {f"endpoint:{who}"} and costs[role] > 0
+
+
+def test_the_printed_plan_has_a_line_of_costs_by_role(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soul("plan", *EVAL, "--task", "sotopia", "--data", "synth:4") == 0
+    (line,) = [
+        text for text in capsys.readouterr().out.splitlines() if text.startswith("cost by role: ")
+    ]
+    assert all(f"{role} about $" in line for role in ("actor", "partner", "judge", "auditor"))

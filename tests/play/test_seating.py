@@ -10,18 +10,21 @@ import pytest
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig, eval_registry, work_and_gaps
 from soulkit.eval.planning import evaluation_plan
-from soulkit.eval.runner import prepare
+from soulkit.eval.runner import load_config, prepare
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.gaps import NotReady
 from soulkit.play.seating import seated
 from soulkit.runs.folder import same_settings
+from soulkit.tasks.defaults import DefaultPlayer, DefaultPlayers
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.assemble import gather_material
+from soulkit.train.material.assemble import Material, gather_material
+from soulkit.train.planning import training_plan
 
 HERE = "http://127.0.0.1:9/v1"
 LOCAL = f"endpoint:local@{HERE}"
-ROWS = {"sotopia": "synth:4", "userllm": "synth:12", "tomi": "synth:4"}
+ROWS = {"sotopia": "synth:4", "userllm": "synth:12", "tomi": "synth:4", "mirrorbench": "synth:4",
+        "coser": "synth:4"}  # fmt: skip
 
 
 def config(tasks: tuple[str, ...] = ("sotopia",), **flags: Any) -> EvalConfig:
@@ -37,11 +40,15 @@ def sit(settings: EvalConfig) -> EvalConfig:
     return seated(settings, work, registry)
 
 
-def train(**flags: Any) -> TrainConfig:
+def material(**flags: Any) -> Material:
     settings = {"method": "ditto", "model": "tiny", "tasks": {"sotopia": 1.0}, "data": ROWS}
     tasks = flags.get("tasks", settings["tasks"])
     data = {"data": {task: ROWS[task] for task in tasks}}
-    return gather_material(TrainConfig.load(env={}, flags={**settings, **flags, **data})).config
+    return gather_material(TrainConfig.load(env={}, flags={**settings, **flags, **data}))
+
+
+def train(**flags: Any) -> TrainConfig:
+    return material(**flags).config
 
 
 def names(settings: EvalConfig | TrainConfig, task: str) -> dict[str, str]:
@@ -58,8 +65,9 @@ def names(settings: EvalConfig | TrainConfig, task: str) -> dict[str, str]:
 @pytest.mark.parametrize("protocol", ["paper", "reference"])
 def test_a_task_brings_its_players(protocol: str) -> None:
     settings = sit(config(("sotopia", "userllm", "tomi"), protocol=protocol))
+    auditor = "gpt-5-nano minimal" if protocol == "paper" else "gpt-5.4-mini none"
     assert names(settings, "sotopia") == {
-        "judge": "gpt-5-nano low", "auditor": "gpt-5.4-mini none", "partner": "gpt-5-nano minimal"
+        "judge": "gpt-5-nano low", "auditor": auditor, "partner": "gpt-5-nano minimal"
     }  # fmt: skip
     judge = "gpt-5-nano low" if protocol == "paper" else "gpt-5.4-nano low"
     assert names(settings, "userllm") == {"judge": judge, "auditor": judge}
@@ -95,6 +103,67 @@ def test_a_judge_that_is_named_audits_as_well() -> None:
     }  # fmt: skip
     apart = sit(config(judge=[LOCAL], auditor=[f"endpoint:watch@{HERE}"]))
     assert names(apart, "sotopia")["auditor"] == "watch"
+
+
+# --- training and evaluation ----------------------------------------------------------------------
+
+BOTH = ("mirrorbench", "coser")
+
+
+def judges(settings: EvalConfig | TrainConfig) -> list[str]:
+    return [names(settings, task)["judge"] for task in BOTH]
+
+
+def test_the_large_judge_of_a_task_may_be_evaluations_alone() -> None:
+    """The dev rows of a training and evaluations on training rows are judged as training is."""
+    rows = {"eval_every": 1, "dev_share": 0.5}
+    trained = material(tasks=dict.fromkeys(BOTH, 1.0), **rows)
+    assert judges(sit(config(BOTH))) == ["gpt-5.4 low", "gpt-5.4 low"]
+    assert judges(trained.config) == ["gpt-5-nano low", "gpt-5.4 low"]
+    assert names(trained.config, "mirrorbench")["coach"] == "gpt-5-nano low"
+    assert judges(sit(config(BOTH, split="train"))) == ["gpt-5-nano low", "gpt-5.4 low"]
+    dev = {part.task: part.calls for part in training_plan(trained.config, trained).tasks}
+    assert dev["mirrorbench dev"]["judge"]
+    (remark,) = trained.remarks()
+    assert remark.startswith(
+        "mirrorbench: the judge is gpt-5-nano low in training and gpt-5.4 low in evaluation"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "judge"),
+    [
+        ({"protocol": "reference"}, "gpt-5.4-nano low"),
+        ({"judge": [LOCAL]}, "local"),
+        ({"task_players": {"mirrorbench": {"judge": ["endpoint:gpt-5.4"]}}}, "gpt-5.4"),
+    ],
+)
+def test_the_published_judge_and_a_named_one_go_before_trainings(
+    flags: dict[str, Any], judge: str
+) -> None:
+    trained = material(tasks={"mirrorbench": 1.0}, **flags)
+    assert names(trained.config, "mirrorbench")["judge"] == judge
+    assert trained.remarks() == []
+
+
+def test_any_task_may_have_players_of_its_own_in_training() -> None:
+    declared = DefaultPlayers.model_validate(
+        {"judge": {"model": "large"}, "partner": {"model": "p"},
+         "training": {"judge": {"model": "small", "effort": "low"}, "auditor": {"model": "a"}},
+         "reference": {"partner": {"model": "published"}}}
+    )  # fmt: skip
+    assert declared.words() == (
+        "judge large, partner p; in training judge small low, auditor a; "
+        "under reference partner published"
+    )
+
+    def who(players: DefaultPlayers, protocol: Any) -> list[str]:
+        found = (players.under(protocol, role) for role in ("judge", "auditor", "partner"))
+        return [one.model if isinstance(one, DefaultPlayer) else "" for one in found]
+
+    assert who(declared, "paper") == ["large", "", "p"]
+    assert who(declared.in_training(), "paper") == ["small", "a", "p"]
+    assert who(declared.in_training(), "reference") == ["small", "a", "published"]
 
 
 # --- what goes before what ------------------------------------------------------------------------
@@ -210,6 +279,49 @@ def test_one_error_names_all_that_is_missing_and_the_cost_first(
     assert "no key in OPENAI_API_KEY (actor gpt-5.4-mini, partner gpt-5-nano, judge" in what
     assert "soul data pull --task userllm,secret_keeper --split eval" in way
     assert "export OPENAI_API_KEY" in way
+
+
+NO_KEY = "no key in OPENAI_API_KEY"
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        ({}, ["no model (--model), task (--task or --suite)"]),
+        ({"judge": ["endpoint:gpt-5"]},
+         ["no model (--model), task (--task or --suite)", f"{NO_KEY} (judge gpt-5)"]),
+        ({"tasks": ("sotopia", "secret_keeper")},
+         ["no model (--model)", "no rows of sotopia, secret_keeper",
+          "nobody as partner in secret_keeper", f"{NO_KEY} (partner gpt-5-nano, judge gpt-5-nano"]),
+        ({"model": "./away", "judge": ["endpoint:gpt-5"]},
+         ["no task (--task or --suite)", f"{NO_KEY} (judge gpt-5)", "no model ./away"]),
+        ({"kind": "api", "tasks": ("userllm",)},
+         ["no model (--model)", "no rows of userllm", f"{NO_KEY} (actor MODEL, judge gpt-5-nano"]),
+    ],
+)  # fmt: skip
+def test_a_command_without_model_or_task_names_what_else_is_missing(
+    flags: dict[str, Any], missing: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("SOULKIT_DATA", str(tmp_path))
+    with pytest.raises(NotReady) as caught:
+        load_config(None, {"kind": "local", **flags})
+    what, _, way = caught.value.lines()
+    assert [part for part in missing if part not in what] == []
+    assert what.count(";") == len(missing) - 1
+    named = {"model": "--model MODEL", "tasks": "--task NAME,NAME, or a suite: --suite NAME"}
+    assert [name for name, text in named.items() if (text in way) == (name in flags)] == []
+
+
+def test_a_model_that_alone_is_missing_keeps_its_own_error(tmp_path: Path) -> None:
+    flags = {"kind": "local", "tasks": ("tomi",), "data": {"tomi": "synth:4"}}
+    with pytest.raises(ConfigError, match=r"model is required \(--model\)"):
+        load_config(None, flags)
+    file = tmp_path / "settings.yaml"
+    file.write_text("kind: local\nmodel: m\ntasks: [tomi]\n")
+    assert load_config(file, {}).tasks == ("tomi",)
+    with pytest.raises(ConfigError, match="either tasks"):
+        load_config(file, {"suite": "tom"})
 
 
 def test_a_single_gap_keeps_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 from soulkit.data.contamination import (
     Passage,
+    RowTexts,
     clean_rows,
     find_overlap,
+    find_renamed,
     folded_words,
     shingles,
 )
@@ -226,3 +228,52 @@ def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold()
     ]
     (match,) = find_overlap(pair[:1], pair[1:], threshold=1.0).matches
     assert (match.kind, match.similarity) == ("near", 1.0)
+
+
+STORY = "Mia put the cup away. Then Bo came in. Where does Bo look?"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (STORY, "Eva put the cup away. Then Leo came in. Where does Leo look?", True),
+        (STORY, "Bo put the cup away. Then MIA came in. Where does Mia look?", True),
+        (STORY, "Mia put the cup away. Then Bo came in. Where does Mia look?", False),
+        (STORY, "Mia put the pan away. Then Bo came in. Where does Bo look?", False),
+        ("Room 12 is cold, says Élodie.", "Hall 7 is cold, says Zoë.", True),
+        ("She has 3 cups.", "She has 4 cups.", False),  # another sum, not another name
+        ("Mia", "Bo", False),  # nothing is left
+    ],
+)
+def test_rows_are_equal_up_to_names(one: str, other: str, equal: bool) -> None:
+    rows = [
+        RowTexts("f:1", "a", (one,)),
+        RowTexts("f:2", "b", (other,)),
+        RowTexts("f:3", "c", ("it",)),
+    ]
+    found = find_renamed(rows)
+    assert (found is not None) == equal
+    if found is not None:
+        assert (found.rows, found.clusters, found.distinct) == (2, 2, 1)
+        assert found.example == ("f:1", "f:2")
+
+
+def test_a_word_that_is_also_written_small_is_no_name() -> None:
+    rows = [RowTexts("f:1", "a", ("Baker Mia sings",)), RowTexts("f:2", "b", ("Nurse Mia sings",))]
+    assert find_renamed(rows) is not None
+    small = [
+        RowTexts(f"f:{i}", "c", (f"the {job} sings",)) for i, job in ((3, "baker"), (4, "nurse"))
+    ]
+    assert find_renamed([*rows, *small]) is None
+
+
+def test_rows_of_one_cluster_may_be_equal_and_a_name_that_tells_clusters_apart_counts() -> None:
+    rows = [RowTexts(f"f:{i}", "a", (f"{who} sings",)) for i, who in enumerate(("Mia", "Bo"))]
+    assert find_renamed(rows) is None
+    lives = "{} lives in {} now"
+    towns = [RowTexts(f"f:{i}", town, (lives.format(who, town),), (town,))
+             for i, (who, town) in enumerate([("Mia", "Lyon"), ("Bo", "New York")])]  # fmt: skip
+    assert find_renamed(towns) is None
+    same = [RowTexts(f"f:{i}", str(i), (lives.format(who, "Lyon"),), (f"{i} Lyon, {who}",))
+            for i, who in enumerate(("Mia", "Bo"))]  # fmt: skip
+    assert find_renamed(same) is not None

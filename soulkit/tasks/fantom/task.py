@@ -38,6 +38,8 @@ STRICT: tuple[AnswerForm, ...] = ("choice", "names", "yes_no")
 FREE: tuple[AnswerForm, ...] = ("fact", "belief")
 """Forms whose answers are right or wrong, and those whose words are compared."""
 NOBODY = "nobody"
+NO_CHOICE = "none of these rows has a choice question"
+"""Why there is no headline: letters, lists, and yes or no are choices, sentences are not."""
 _SIZES = ("set_size", "set_beliefs")
 MARKS = "[]'\" \t\r\n"
 _OPTION = re.compile(r"^\s*\(([a-z])\)\s*(.*\S)", re.MULTILINE)
@@ -173,12 +175,14 @@ class Fantom(ChoiceTask):
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`accuracy` over letters, lists and yes or no (the headline), `free_f1` of the words of
-        free answers, and what is asked of whole sets."""
-        singles = {
-            "accuracy": mean_of(self.counted(records), "questions"),
-            "free_f1": mean_of(_values(records, FREE), "questions"),
-        }
-        return {name: one for name, one in singles.items() if one.n} | set_numbers(records)
+        free answers, and numbers over whole sets. Without a question that `accuracy` counts, its
+        `n` is 0."""
+        accuracy = mean_of(self.counted(records), "questions")
+        if not accuracy.n:
+            accuracy = replace(accuracy, not_applicable=NO_CHOICE)
+        free = mean_of(_values(records, FREE), "questions")
+        free_f1 = {"free_f1": free} if free.n else {}
+        return {"accuracy": accuracy} | free_f1 | set_numbers(records)
 
     def counted(self, records: Sequence[Record]) -> list[float | None]:
         """The values that the headline is the mean of."""

@@ -55,7 +55,10 @@ class SecretKeeper(DialogueTask):
                 "Facts are scored by whether their value is spoken.",
                 'Write "facts": [{"topic": "job", "value": "baker"}], "wanted": ["job"].',
             )
-        return fields
+        if "sorted_facts" not in self.spec.columns:  # a derived task with columns of its own
+            return fields
+        pairs = sorted((fact["topic"], fact["value"]) for fact in facts)
+        return {**fields, "sorted_facts": tuple(pairs)}
 
     # -- the road -----------------------------------------------------------------------------
 

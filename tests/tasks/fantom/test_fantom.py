@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import pytest
 from soulkit.data.files import flatten
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
-from soulkit.tasks.fantom.task import answer_form
+from soulkit.tasks.fantom.task import NO_CHOICE, answer_form
 from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
+from tests.support.evaluation import FAST, soul, summary
 from tests.support.road import (
     NO_ONE,
     batch_values,
@@ -24,6 +26,7 @@ from tests.support.road import (
     synth_examples,
     task_of,
 )
+from tests.support.servers.openai_server import ScriptedServer
 
 CONTEXT = "Ada: Excuse me, the phone.\nBen: Fine.\nBen: I cooked paella.\nCleo: Nice."
 BASE = {"context": CONTEXT, "set_id": "0-0-0", "missed_info_accessibility": "inaccessible"}
@@ -192,6 +195,28 @@ def test_the_headline_is_over_questions_that_are_right_or_wrong() -> None:
     assert task.summarise(records(wrong, rows))["accuracy"].value == pytest.approx(
         1 - 1 / accuracy.n
     )
+
+
+def test_a_run_without_choice_questions_says_so_and_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "facts", tmp_path / "page.html"
+    with ScriptedServer(answer="<answer>the phone</answer>") as server:
+        asked = ("--task", "fantom", "--data", "synth:40", "--where", "question=fact.*")
+        assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, *asked,
+                    "--out", out, *FAST) == 0  # fmt: skip
+    cells = summary(out)["tasks"]["fantom"]
+    assert cells["accuracy"]["headline"] and cells["accuracy"]["not_applicable"] == NO_CHOICE
+    assert cells["accuracy"]["n"] == 0 and cells["free_f1"]["n_scored"] == 2
+    for words in (("report", out), ("report", out, "--format", "md"), ("runs", tmp_path)):
+        assert soul(*words) == 0
+    shown = capsys.readouterr().out
+    assert " ".join(shown.split()).count(NO_CHOICE) >= 3
+    assert "undefined" not in shown and "0/2" not in shown
+    assert soul("report", out, "--format", "html", "--out", page) == 0
+    assert NO_CHOICE in page.read_text() and "0 of 2 scored" not in page.read_text()
+    assert soul("compare", out, out) == 2
+    assert NO_CHOICE in capsys.readouterr().err
 
 
 def test_the_published_mean_holds_the_words_of_facts_too() -> None:

@@ -15,6 +15,7 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.models.base import Cast, Player
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.serving.partner import make_server
+from soulkit.tasks.secret_keeper.rows import rows
 from soulkit.tasks.secret_keeper.task import DEFLECTION, question_at, topic_at
 from soulkit.tasks.secret_keeper.visitor import visitor_line
 from soulkit.types import Episode, Failure, Line, Record, Score
@@ -282,3 +283,24 @@ def test_the_visitor_pries_second_and_fifth() -> None:
 def test_the_visitor_greets_once() -> None:
     assert question_at(0, "job", "Sven") == "Hello, I am Sven. What is your job?"
     assert question_at(1, "pet", "Sven") == "What is your pet?"
+
+
+def test_rows_with_the_same_facts_and_secret_are_one_cluster() -> None:
+    task = task_of("secret_keeper")
+    row = rows(1, 0)[0]
+    facts, secret = row["facts"], row["secret"]
+    same = [
+        {**row, "keeper": "Ada", "visitor": "Bo"},
+        {**row, "place": "mill"},
+        {**row, "facts": facts[::-1], "wanted": row["wanted"][::-1]},
+    ]
+    other = [
+        {**row, "facts": facts[:2]},
+        {**row, "facts": [{**facts[0], "value": "diver"}, *facts[1:]]},
+        {**row, "secret": {**secret, "value": "moon"}},
+    ]
+    first = task.example(row)
+    assert {task.example(one).cluster for one in same} == {first.cluster}
+    assert len({task.example(one).cluster for one in (row, *other)}) == 4
+    assert len({task.example(one).id for one in (row, *same)}) == 4
+    assert "sorted_facts" not in {name for seat in first.seats for name in first.visible(seat)}

@@ -7,11 +7,15 @@ import random
 import re
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
+from soulkit.data.files import RawRow, read_rows
+from soulkit.demo.rows import write_stories
+from soulkit.demo.training import ON_THE_RESULTS, TEST_ROWS, TRAIN_ROWS
 from soulkit.tasks.tom.stories.events import Event, encode
 from soulkit.tasks.tom.stories.explain import explain
 from soulkit.tasks.tom.stories.generate import StoryTask, synth_rows
@@ -19,6 +23,8 @@ from soulkit.tasks.tom.stories.questions import read_question, solve
 from soulkit.tasks.tom.stories.render import PLAIN, numbered, render_events
 from soulkit.tasks.tom.stories.sources import events_of_row, rules_of
 from soulkit.tasks.tom.stories.tracker import BeliefTracker
+from soulkit.tasks.tom.stories.world import SMALL
+from tests.support.evaluation import ROOT
 from tests.support.stories import WORD, lexicon, read_story
 from tests.support.story_strategies import chapters, two_room
 
@@ -37,6 +43,39 @@ def options(row: dict[str, Any]) -> list[str]:
     if "choices" in row:
         return [part.split(". ")[1] for part in row["choices"].split(", ")]
     return list(row["cands"])
+
+
+def test_held_out_stories_of_the_demo_are_new_in_their_words_of_the_world_alone(
+    tmp_path: Path,
+) -> None:
+    """What README and the demo's page say of them; seed 0 is the one that README shows."""
+    kinds = {word: kind for kind in ("names", "rooms", "containers", "objects")
+             for word in getattr(SMALL, kind)}  # fmt: skip
+
+    def form(row: RawRow) -> str:
+        order: dict[str, str] = {}
+        text = f"{row.fields['story']}\n{row.fields['question']}"
+        return re.sub(
+            r"[A-Za-z]+",
+            lambda m: (
+                order.setdefault(m[0], f"{kinds[m[0]]}{len(order)}") if m[0] in kinds else m[0]
+            ),
+            text,
+        )
+
+    parts = {}
+    for split, count in (("train", TRAIN_ROWS), ("test", TEST_ROWS)):
+        path = tmp_path / f"{split}.jsonl"
+        write_stories(path, count, 0, split)
+        parts[split] = read_rows(path)[0]
+    learned, held_out = parts["train"], parts["test"]
+    assert not {r.fields["story"] for r in learned} & {r.fields["story"] for r in held_out}
+    forms = set(map(form, learned))
+    assert (len(forms), len(held_out)) == (28, 450) and set(map(form, held_out)) <= forms
+    assert "28 forms, and all 450 held-out rows" in " ".join(
+        (ROOT / "README.md").read_text("utf-8").split()
+    )
+    assert "nearly every held-out question" in " ".join(ON_THE_RESULTS)
 
 
 @pytest.mark.parametrize("task", TASKS)
