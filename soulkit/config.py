@@ -66,6 +66,22 @@ def setting(
     return Field(**start, description=help, json_schema_extra={OPTION: facts}, **limits)
 
 
+class MissingSetting(ValueError):
+    """Raised by a validator when a setting is missing that other settings could replace. Pydantic's
+    own `missing` is about required settings alone."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class MissingSettings(ConfigError):
+    """Nothing is wrong with the settings but that some are missing."""
+
+    names: tuple[str, ...] = ()
+    """The settings."""
+
+
 class Settings(BaseModel):
     """Base of a command's configuration: unknown keys are errors, values do not change."""
 
@@ -313,13 +329,26 @@ def _unknown(
 def _config_error(
     cls: type[BaseModel], error: ValidationError, layers: Mapping[str, Mapping[str, Any]]
 ) -> ConfigError:
-    problems = [_problem(cls, dict(item), layers) for item in error.errors(include_url=False)]
+    items = [dict(item) for item in error.errors(include_url=False)]
+    problems = [_problem(cls, item, layers) for item in items]
     count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
-    return ConfigError(
+    missing = [_missing_name(item) for item in items]
+    made = (MissingSettings if all(missing) else ConfigError)(
         f"{count} wrong: {'; '.join(problems)}.",
         "The run would not do what the configuration says.",
         "Correct what is named above and start again.",
     )
+    if isinstance(made, MissingSettings):
+        made.names = tuple(missing)
+    return made
+
+
+def _missing_name(item: Mapping[str, Any]) -> str:
+    """The setting that is missing; empty for one that is wrong."""
+    if item["type"] == "missing":
+        return ".".join(str(part) for part in item["loc"])
+    raised = item.get("ctx", {}).get("error")
+    return raised.name if isinstance(raised, MissingSetting) else ""
 
 
 def _problem(

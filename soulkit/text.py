@@ -126,6 +126,11 @@ def web_address(text: str) -> SplitResult | None:
     return parts if usable else None
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `3 rows`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def one_line(text: str, limit: int = 0) -> str:
     """Sanitised text on one line, white space folded; cut to `limit` characters when it is > 0."""
     line = " ".join(sanitise(text).split())

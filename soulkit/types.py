@@ -128,8 +128,11 @@ class Usage:
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    """With the reasoning, as it is billed."""
     seconds: float = 0.0
     cost: float | None = None
+    reasoning_tokens: int = 0
+    """Of the completion tokens those of the reasoning, as far as servers tell."""
 
     def __add__(self, other: Usage) -> Usage:
         costs = [c for c in (self.cost, other.cost) if c is not None]
@@ -139,6 +142,7 @@ class Usage:
             completion_tokens=self.completion_tokens + other.completion_tokens,
             seconds=self.seconds + other.seconds,
             cost=sum(costs) if costs else None,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
         )
 
 
@@ -163,6 +167,8 @@ class Completion:
     """Sampling parameters that the server took, and that its reply shows it did not follow."""
     policy: str = ""
     """Hash of the adapter that sampled, empty without one."""
+    server: str = ""
+    """Address of the vLLM server that sampled the reply; empty for any other model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +385,9 @@ class BatchMetric:
     group: tuple[tuple[str, str], ...] = ()
     """(tag, value) of the records that it is about, where these are not all: it varies with their
     clusters alone."""
+    not_applicable: str = ""
+    """Why `n` is 0 although there are records, for readers: `none of these rows has a choice
+    question`. A headline without it gets a general sentence."""
 
 
 def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "soulkit"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-LINES_OF_A_FILE = 500
+LINES_OF_A_FILE = 650
 LINES_OF_A_FUNCTION = 60
 FROZEN = {"soulkit/models/local/decode.py": 480}
 """Files that may be mended and not grown → most lines. What the decode loop lacks, vLLM has."""

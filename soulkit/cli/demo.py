@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,18 +47,18 @@ def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
     ):  # minutes before the report would say so
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(package, use)
-    from soulkit.demo.training import WHY_THEY_MEET, Demo
+    from soulkit.demo.training import ON_THE_RESULTS, Demo
 
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)
     say_unsealed()
-    results["report"] = _page(out, WHY_THEY_MEET)
+    results["report"] = _page(out, *ON_THE_RESULTS)
     demo.write_summary(results)
     if as_json:
         print_json(results)
         return
-    _print(results, WHY_THEY_MEET)
+    _print(results, ON_THE_RESULTS)
     before, after = (_shell_path(out / name) for name in ("before", "after"))
     show = f"soul show {_shell_path(out / 'train')} --improved"
     say_next(show, f"soul compare {before} {after}")
@@ -85,11 +85,11 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
     say_next(f"soul show {careless} --worst 3", f"soul compare {careless} {careful}")
 
 
-def _page(out: Path, note: str) -> str:
+def _page(out: Path, *notes: str) -> str:
     from soulkit.report.html import write_page
     from soulkit.report.load import load_runs
 
-    return str(write_page(load_runs([out]), out / "report" / "index.html", notes=[note]))
+    return str(write_page(load_runs([out]), out / "report" / "index.html", notes=notes))
 
 
 def _quiet(words: str) -> None:
@@ -115,7 +115,7 @@ class _Stages:
         return step_shower(self._stack.enter_context(progress(steps, name)))
 
 
-def _print(results: dict[str, Any], note: str) -> None:
+def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
     columns = {"before": "before", "after": "after Ditto", "after_shuffled": "after its control"}
     shown = table("", *(f">{title}" for title in columns.values()), title="held-out stories")
     shown.add_row("accuracy", *(_with_ci(results, name) for name in columns))
@@ -129,7 +129,8 @@ def _print(results: dict[str, Any], note: str) -> None:
         f"at the first step feedback lifts the other drafts' reward by {_gap(results, 'loo_gap')} "
         f"(leave-one-out, 95 % CI); somebody else's feedback by {_gap(results, 'loo_gap_shuffled')}"
     )
-    where.print(note)
+    for note in notes:
+        where.print(note)
     err.print(f"{duration(results['seconds'])}; open the report: {results['report']}")
 
 

@@ -208,8 +208,6 @@ def settings_from(
 
 
 def _settings_of(option: Option, value: Any) -> dict[str, Any]:
-    if option.setting == "lora.r":
-        return {"lora.r": value, "lora.alpha": 2 * value}
     if option.form == "numbers":
         return {option.setting: ratios(",".join(value))}
     if option.form == "texts":

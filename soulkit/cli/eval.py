@@ -48,9 +48,12 @@ class Kinds(Derived):
         options = options_for(EvalConfig, frozenset({"eval", "plays", name}))
 
         def body(values: dict[str, Any]) -> None:
+            from soulkit.eval.runner import load_config
+
             file = values["config"]
             flags = settings_from(options, values, row_sources, tasks_in(file))
-            settings = EvalConfig.load(file, flags={"kind": name, **flags}, trust=values["trust"])
+            settings = load_config(file, {"kind": name, **flags}, trust=values["trust"],
+                                   asking=not values["dry_run"])  # fmt: skip
             if values["dry_run"]:
                 _dry_run(settings, values["json"])
             else:
@@ -148,10 +151,10 @@ def _say_next(run: Run) -> None:
 
 
 def _say_failures(run: Run, summary: Summary) -> None:
-    """Statuses other than ok, replies that ran into their limit, and the first failure of each kind
-    in its own words."""
+    """Statuses other than ok, replies that ran into their limit, settings that servers refused, and
+    the first failure of each kind in its own words."""
     from soulkit.eval.controls import unscored_controls
-    from soulkit.eval.remarks import limits_text, truncation_text
+    from soulkit.eval.remarks import dropped_text, limits_text, truncation_text
     from soulkit.eval.runner import failures
     from soulkit.report.hints import odd_cells
     from soulkit.runs.records import load_records
@@ -164,6 +167,8 @@ def _say_failures(run: Run, summary: Summary) -> None:
         _say(f"replies that ran into their limit: {text}; 'worst to best' is what they may hide")
     if text := limits_text(summary.limits, summary.statuses):
         _say(f"replies that ended at their limit, whatever was read of them: {text}")
+    if text := dropped_text(summary.dropped_settings):
+        _say(f"settings that servers refused, so that calls were sent without them: {text}")
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
         _say(line)
     if summary.n_scored < summary.n:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -11,6 +13,10 @@ from soulkit.text import one_line
 
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's errors about what was written; Typer names only this kind of them."""
+RUNS = Path("runs")
+"""Where runs are looked for when a command needs one and none is named."""
+_TYPE_NAME = re.compile(r"\s*<[^<>|]*>$")
+"""What the parser writes behind a name: `RUN... <list[Path]>`. A list of choices is kept."""
 
 
 def help_instead(error: Any) -> str:
@@ -50,6 +56,9 @@ def _parameter(error: Any, command: str) -> ConfigError:
     """A value that is missing, or none of those allowed."""
     name = _name(error)
     if type(error).__name__ == "MissingParameter":
+        name = name.rstrip(".")
+        if name == "RUN":
+            return _without_run(command)
         return ConfigError(
             f"'{command}' needs {name}.",
             "Without it nothing can be done.",
@@ -61,6 +70,28 @@ def _parameter(error: Any, command: str) -> ConfigError:
         f"{name}: {message}" if value in message else f"{name} {value}: {message}",
         f"'{command}' cannot take this for another value.",
         f"Write {_parameter_text(error)}; see: {command} --help",
+    )
+
+
+def _without_run(command: str) -> ConfigError:
+    """The error of a command that needs a run; the runs of ./runs are printed before it."""
+    from soulkit.cli.runs import show_runs
+    from soulkit.report.hints import shell_path
+    from soulkit.report.listing import list_runs
+
+    runs = list_runs(RUNS) if RUNS.is_dir() else []
+    if not runs:
+        return ConfigError(
+            f"'{command}' needs the folder of a run.",
+            f"None is named, and there is no run in ./{RUNS}.",
+            f"Write {command} RUN, or make a run first: soul demo; see: {command} --help",
+        )
+    show_runs(runs)
+    newest = next((run for run in runs if run.state != "damaged"), runs[0])
+    return ConfigError(
+        f"'{command}' needs the folder of a run.",
+        f"None is named; the runs in ./{RUNS} are listed above.",
+        f"Write {command} {shell_path(newest.path)}, for example; see: {command} --help",
     )
 
 
@@ -103,6 +134,14 @@ def _value(error: Any) -> str:
 
 
 def _parameter_text(error: Any) -> str:
-    """An option or argument as help writes it: `--protocol <paper|reference>`."""
+    """An option or argument with its choices or a placeholder: `--protocol <paper|reference>`,
+    `--port VALUE`, `RUN...`."""
     record = error.param.get_help_record(error.ctx) if error.param and error.ctx else None
-    return str(record[0]) if record else "it as --help says"
+    if not record:
+        return "it as --help says"
+    text, typed = _TYPE_NAME.subn("", str(record[0]))
+    if error.param.param_type_name == "option":
+        return f"{text} VALUE" if typed else text
+    # Arguments without a placeholder of their own are listed under the name in the code.
+    name, space, choices = text.partition(" ")
+    return f"{name.upper()}{space}{choices}"

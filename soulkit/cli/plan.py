@@ -108,6 +108,10 @@ def _totals(plan: Plan) -> list[str]:
         f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls, {plan.calls:,} at most, "
         f"{plan.prompt_words:,} words in first prompts{cost if paid else ''}"
     ]
+    if len(roles := plan.cost_by_role) > 1:
+        parts = [f"{role} about {dollars(about)}, at most {dollars(most)}"
+                 for role, (about, most) in roles.items()]  # fmt: skip
+        lines.append(f"cost by role: {'; '.join(parts)}")
     if plan.unpriced:
         lines.append(f"no price is known of: {', '.join(plan.unpriced)} (--prices FILE)")
     if plan.machine is not None:

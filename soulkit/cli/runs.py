@@ -46,7 +46,7 @@ def command(
 
 
 def _print(runs: Sequence[ListedFolder], folder: Path) -> None:
-    from soulkit.cli.console import out, safe, table
+    from soulkit.cli.console import out, safe
     from soulkit.cli.onward import say_next
     from soulkit.report.hints import shell_path
 
@@ -54,6 +54,15 @@ def _print(runs: Sequence[ListedFolder], folder: Path) -> None:
         out.print(f"no run in {safe(str(folder))}", soft_wrap=True)
         say_next("soul demo")
         return
+    show_runs(runs)
+    newest = next((run for run in runs if run.state != "damaged"), runs[0])
+    say_next(f"soul report {shell_path(newest.path)}", f"soul show {shell_path(newest.path)}")
+
+
+def show_runs(runs: Sequence[ListedFolder]) -> None:
+    """Print the table of `soul runs`."""
+    from soulkit.cli.console import out, table
+
     heads = ("run", "command", "model", "status", "headline", ">cost", "started")
     shown = [i for i, head in enumerate(heads) if out.width >= WIDE or head not in WIDE_ONLY]
     made = table(*(heads[i] for i in shown))
@@ -65,8 +74,6 @@ def _print(runs: Sequence[ListedFolder], folder: Path) -> None:
         cells = _row(run)
         made.add_row(*(cells[i] for i in shown))
     out.print(made)
-    newest = next((run for run in runs if run.state != "damaged"), runs[0])
-    say_next(f"soul report {shell_path(newest.path)}", f"soul show {shell_path(newest.path)}")
 
 
 def _row(run: ListedFolder) -> tuple[Text, ...]:

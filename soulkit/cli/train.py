@@ -287,8 +287,9 @@ def one_line_summary(line: StepLine) -> str:
 
 
 def _print(out: Path, summary: TrainSummary) -> None:
-    from soulkit.eval.remarks import limits_text, truncation_text
+    from soulkit.eval.remarks import dropped_text, limits_text, truncation_text
     from soulkit.report.training_facts import (
+        LEAK_CHECK,
         ability_text,
         canary_text,
         feedback_text,
@@ -308,6 +309,7 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"    {line}", markup=False)
     if text := feedback_text(summary.feedback):
         print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
+        print_line(f"  leak check         {LEAK_CHECK}", soft_wrap=True)
     if text := canary_text(summary.canaries):
         print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
     if text := ability_text(summary.retention):
@@ -325,6 +327,8 @@ def _print(out: Path, summary: TrainSummary) -> None:
         )
     if text := limits_text(summary.limits, summary.statuses):
         print_line(f"  at their limit     {text}", markup=False)
+    if text := dropped_text(summary.dropped_settings):
+        print_line(f"  refused settings   {text}", markup=False, soft_wrap=True)
     _say(f"run folder {out}; weights {out / 'model'}")
     _say_next(out, summary)
 

@@ -80,7 +80,12 @@ class LoadedModels:
             return
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="soul-doctor-")))
         servers = Servers(
-            folder, terms_of(config), say=self.say, attached=urls, attached_model=config.model
+            folder,
+            terms_of(config),
+            say=self.say,
+            attached=urls,
+            attached_model=config.model,
+            proof="compare" if config.verify_weights else "none",
         )
         self._servers = self._stack.enter_context(servers)
         servers.check(needs)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from soulkit.doctor.checkup import CheckLine, Health
 from soulkit.doctor.packages import installed_version
+from soulkit.models.api.pool import BESIDE, file_limits
 from soulkit.models.local.threads import VARIABLE, allowed_cores, cpu_quota
 
 PART = "machine"
@@ -22,8 +23,6 @@ LITTLE_DISK = 10 * GB
 """Below it a note: a model and some runs would fill it."""
 NO_DISK = GB
 LITTLE_MEMORY = 2 * GB
-BESIDE = 64
-"""Files that a run has open beside its connections: ledgers, logs, pipes, what Python loads."""
 SMI = "name,memory.total,memory.free,driver_version"
 SMI_S = 3.0
 CGROUPS = Path("/sys/fs/cgroup")
@@ -165,21 +164,19 @@ def hub_cache() -> Path:
 def files_line(connections: int) -> CheckLine:
     """The limit on open files against what a command needs."""
     needed = connections + BESIDE
-    try:
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except (ImportError, OSError, ValueError):
+    limits = file_limits()
+    if limits is None:
         return _line("open files", "note", "this system does not say how many there may be")
-    if soft == resource.RLIM_INFINITY:
+    soft, hard = limits
+    if soft < 0:
         return _line("open files", "ok", "unlimited")
-    if soft >= needed:
+    if soft >= needed or hard < 0 or hard >= needed:
         use = f"; {needed} are needed" if connections else ""
-        return _line("open files", "ok", f"{soft} at once{use}")
-    more = hard == resource.RLIM_INFINITY or hard >= needed
-    way = f"ulimit -n {needed}" if more else "ask for more in /etc/security/limits.conf"
-    words = f"{soft} at once, and {needed} are needed for {connections} connections"
-    return _line("open files", "problem", words, f"{way}, or a smaller --concurrency")
+        raised = ", and a run raises the limit to that" if soft < needed else ""
+        return _line("open files", "ok", f"{soft} at once{use}{raised}")
+    words = f"{hard} at once, and {needed} are needed for {connections} connections"
+    way = "ask for more in /etc/security/limits.conf, or give a smaller --concurrency"
+    return _line("open files", "problem", words, way)
 
 
 def port_line() -> CheckLine:

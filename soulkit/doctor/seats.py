@@ -242,6 +242,7 @@ def quick(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of endpoints for a single question: whoever is away is to be known soon."""
     return {
         **arguments, "max_attempts": 2, "backoff_s": min(arguments.get("backoff_s", 1.0), 1.0),
+        "rate_limit_wait_s": min(arguments.get("rate_limit_wait_s", 60.0), 60.0),
         "timeout_s": min(arguments.get("timeout_s", 60.0), 60.0),
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ vllm ───▶ its tokenizer alone is: nothing is started before all checks a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,18 @@ def eval_engine(config: EvalConfig, run: Run | None) -> ResolvedEngine | None:
             "A setting that nothing reads would be recorded as if it had been followed.",
             "Give --engine vllm, name a player as vllm:PATH, or leave the flag out.",
         )
+    if config.verify_weights and not (engine is not None and engine.attached):
+        raise unattached()
     return engine
+
+
+def unattached() -> ConfigError:
+    """The error of --verify-weights where no server is attached."""
+    return ConfigError(
+        "--verify-weights is given, and no server is attached.",
+        "It compares servers that somebody else started with the model's folder.",
+        "Name the servers with --engine vllm@URL, or leave it out.",
+    )
 
 
 def on_vllm(engine: ResolvedEngine | None) -> bool:
@@ -100,7 +111,7 @@ def eval_servers(
     urls = engine.urls if engine is not None else ()
     return Servers(
         folder, terms_of(config), say=say, starts=starts, attached=urls,
-        attached_model=config.model,
+        attached_model=config.model, proof="compare" if config.verify_weights else "none",
     )  # fmt: skip
 
 
@@ -187,6 +198,7 @@ class Seats:
             self.engine |= self.servers.version_record(need)
             if run.resumed:
                 check_engine(run, self.engine)
+                self.engine = {**begun_engine(run), **self.engine}
         else:
             version = policy_version(config, self.reader)
             self.actor = unstarted(config.model, self.reader, policy_version=version)
@@ -233,15 +245,37 @@ def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfi
     limit = reader.context_limit
     if limit is None or config.allow_overflow:
         return
+    for part, over, lengths in _overlong(reader, work, config, limit):
+        reply = config.sampling(part.task.spec).max_tokens
+        raise _too_long(part.task.name, over, lengths, reply, limit)
+
+
+def unfitting_lines(actor: ChatModel | None, reader: Reader | None, work: Sequence[Work],
+                    config: EvalConfig) -> Iterator[str]:  # fmt: skip
+    """A line for every task with first prompts that fit the model, and not its attached servers."""
+    limit = getattr(actor, "context_limit", None)
+    if not isinstance(reader, Codec) or limit is None or limit == reader.context_limit:
+        return
+    for part, over, lengths in _overlong(reader, work, config, limit):
+        yield (
+            f"{over} of {len(lengths)} prompts of {part.task.name} do not fit the servers' {limit} "
+            "tokens and stay unscored"
+        )
+
+
+def _overlong(
+    reader: Reader, work: Sequence[Work], config: EvalConfig, limit: int
+) -> Iterator[tuple[Work, int, list[int]]]:
+    """The parts with first prompts that leave no room for a reply within `limit` tokens: how many,
+    and the lengths of all."""
     for part in work:
         sampling = config.sampling(part.task.spec)
         lengths = [
             max(reader.prompt_length(c, sampling.thinking) for c in part.task.previews(e).values())
             for e in part.examples
         ]
-        over = sum(not reply_room(n, sampling.max_tokens, limit) for n in lengths)
-        if over:
-            raise _too_long(part.task.name, over, lengths, sampling.max_tokens, limit)
+        if over := sum(not reply_room(n, sampling.max_tokens, limit) for n in lengths):
+            yield part, over, lengths
 
 
 def _too_long(task: str, over: int, lengths: Sequence[int], reply: int, limit: int) -> ConfigError:

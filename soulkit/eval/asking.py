@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ from soulkit.models.vllm.pool import (
 )
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
-from soulkit.runs.folder import Run, is_run
+from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import write_json
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
 
@@ -385,7 +386,8 @@ async def _ask(
 ) -> tuple[list[Record], list[ControlRecord]]:
     recorded = renewal.recorded
     actor = _actor(renewal)
-    players = Players(**_terms(renewal, ledger, recorded.load), serve=serve)
+    terms = _terms(renewal, ledger, recorded.load)
+    players = Players(**terms, serve=serve, note=partial(note_start, run.path))
     try:
         cast = _cast(renewal, players, actor)
         keep_provenance(run, _provenance(renewal, players))

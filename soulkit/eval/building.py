@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,7 +39,7 @@ from soulkit.models.vllm.pool import Starts, player_servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather
 from soulkit.play.plan import USUAL, Plan, PlayerTerms, TaskPlan
-from soulkit.runs.folder import Run
+from soulkit.runs.folder import Run, note_start
 from soulkit.runs.jsonl import JsonlWriter
 from soulkit.tasks.base import Task
 from soulkit.tasks.drafting import Drafts, Review, Sketch, drafts_of
@@ -222,7 +223,7 @@ def build_drafted(
         Ledger(run.ledger_path) as ledger,
         player_servers(config, run.path, ledger, say, starts) as serve,
     ):
-        asking = asyncio.run(_ask(build, ledger, bars, say, serve))
+        asking = asyncio.run(_ask(build, run, ledger, bars, say, serve))
         _write_outcomes(run.path / OUTCOMES, asking.outcomes)
         rows = tuple(asking.rows[: config.rows])
         report = _report(build, asking.outcomes, len(rows), ledger.totals())
@@ -231,12 +232,13 @@ def build_drafted(
 
 
 async def _ask(
-    build: Build, ledger: Ledger, bars: BuildBars | None, say: Callable[[str], None], serve: Serve
-) -> Asked:
+    build: Build, run: Run, ledger: Ledger, bars: BuildBars | None, say: Callable[[str], None],
+    serve: Serve,
+) -> Asked:  # fmt: skip
     config = build.config
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     players = Players(ledger, None, checkpoint_player, calls, config.settings_of_players())
-    players.say, players.serve = say, serve
+    players.say, players.serve, players.note = say, serve, partial(note_start, run.path)
     try:
         cast = {role: players.player(role, who, config.seed) for role, who in config.players()}
         asking = Asked(build, cast["drafter"], cast["filter"])

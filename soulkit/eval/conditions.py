@@ -127,6 +127,14 @@ class Conditions:
         settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
         return settings | self.of_task(task).get("sampling", {})
 
+    def dropped(self, task: str, role: str) -> list[Mapping[str, float]] | None:
+        """Setting → share of the calls that its server made a player go without, for each player of
+        a role who went without any; None: not recorded."""
+        recorded = self.of_task(task).get("dropped_settings")
+        if recorded is None:
+            return None
+        return [shares for shares in recorded.get(role, {}).values() if shares]
+
     def named(self, task: str, role: str) -> Sequence[Print] | None:
         """The players of a role in a task; None: nobody knows."""
         seated = self.of_task(task).get("players", self.players)

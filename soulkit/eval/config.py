@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import setting
+from soulkit.config import MissingSetting, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.access import checked_headers
 from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
@@ -218,7 +218,9 @@ class EvalConfig(PlayConfig):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if bool(self.tasks) == (self.suite is not None):
+        if not self.tasks and self.suite is None:
+            raise MissingSetting("tasks", TASKS_OR_SUITE)
+        if self.tasks and self.suite is not None:
             raise ValueError(TASKS_OR_SUITE)
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both prices, --price-in and --price-out")
@@ -240,7 +242,8 @@ class EvalConfig(PlayConfig):
 
     def _unfollowed(self) -> str:
         """Which settings servers that run already cannot follow; empty for none."""
-        names = ("dtype", "device", "threads", "vllm_arg") if self.engine_choice.attached else ()
+        here = () if self.verify_weights else ("dtype", "device", "threads")
+        names = (*here, "vllm_arg") if self.engine_choice.attached else ()
         usual = self.defaults() if names else {}
         given = [name for name in names if getattr(self, name) != usual[name]]
         if not given or self.checkpoints():  # those who play beside it may follow them
@@ -392,8 +395,8 @@ def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str])
 
 
 def _configured(registry: Registry, names: Sequence[str], config: EvalConfig) -> Mapping[str, Task]:
-    """The live tasks; on training rows with the word budgets of training, and none that may not be
-    trained on."""
+    """The live tasks; on training rows with the word budgets and default players of training, and
+    none that may not be trained on."""
     training = config.split == "train"
     if training:
         registry.refuse_evaluation_only(names)

@@ -1,4 +1,5 @@
-"""What the calls of a run came to, by task and role: from its ledger, which knows every paid reply.
+"""What the calls of a run cost and how they were sent, by task and role: from its ledger, which
+knows every paid reply.
 
 The ledger names the example of a call; whose task that is, the rows tell. Calls of examples that
 are of no task here (a ledger may be shared) are left out, and so is whoever sits on this machine.
@@ -6,10 +7,16 @@ are of no task here (a ledger may be shared) are left out, and so is whoever sit
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, TypedDict
 
-from soulkit.models.ledger.ledger import Ledger, RoleTotals
+from soulkit.models.api.detector import DETECTOR
+from soulkit.models.api.wire import NEUTRAL, as_sent
+from soulkit.models.ledger.ledger import Ledger, RoleTotals, SentCalls
+from soulkit.types import Form, Sampling
 
 
 class RoleCost(TypedDict):
@@ -32,6 +39,65 @@ def costs_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCosts:
             roles = costs.setdefault(tasks[example], {})
             roles[role] = _added(roles.get(role), sums)
     return {task: dict(sorted(roles.items())) for task, roles in sorted(costs.items())}
+
+
+LOGPROBS = "logprobs"
+"""What a reply may go without that is no sampling setting."""
+
+
+class PlayerCalls(TypedDict):
+    """How the calls of one model in one role of one task were sent."""
+
+    sent: list[dict[str, Any]]
+    """Each set of parameters as it was sent, and under `calls` how often; most frequent first."""
+    dropped: dict[str, float]
+    """Setting that the server refused → share of the calls that went without it, in (0, 1]."""
+
+
+TaskCalls = dict[str, dict[str, dict[str, PlayerCalls]]]
+"""Task → role → model → its calls."""
+
+
+def calls_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCalls:
+    """How the calls were sent; `tasks`: example → task. A detection service samples nothing, and is
+    left out."""
+    groups: dict[tuple[str, str, str], list[SentCalls]] = {}
+    for one in ledger.sent():
+        if one.example_id in tasks and not one.model.startswith(DETECTOR):
+            groups.setdefault((tasks[one.example_id], one.role, one.model), []).append(one)
+    found: TaskCalls = {}
+    for (task, role, model), calls in sorted(groups.items()):
+        found.setdefault(task, {}).setdefault(role, {})[model] = _player_calls(calls)
+    return found
+
+
+def _player_calls(calls: list[SentCalls]) -> PlayerCalls:
+    forms: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    for one in calls:
+        dropped.update(dict.fromkeys(set(one.dropped) - {LOGPROBS}, one.calls))
+        if one.asked is not None:
+            forms[json.dumps(_as_sent(one), sort_keys=True)] += one.calls
+    total = sum(one.calls for one in calls)
+    return PlayerCalls(
+        sent=[{**json.loads(form), "calls": count} for form, count in forms.most_common()],
+        dropped={name: count / total for name, count in sorted(dropped.items())},
+    )
+
+
+def _as_sent(one: SentCalls) -> dict[str, Any]:
+    """The parameters of some calls. A model behind a vLLM server of the run is prompted with ids,
+    always with the neutral values (vllm/wire.py)."""
+    assert one.asked is not None
+    known = {field.name for field in fields(Sampling)}
+    asked = {name: value for name, value in one.asked.sampling.items() if name in known}
+    form = asked.get("form")
+    sampling = Sampling(**{**asked, "stop": tuple(asked.get("stop") or ()),
+                           "form": Form(**form) if form else None})  # fmt: skip
+    beside = {name: value for name, value in one.asked.beside.items() if name != "batch"}
+    if one.asked.base_url.startswith("vllm:"):
+        beside = {**NEUTRAL, "top_p": sampling.top_p, **beside}
+    return as_sent(sampling, beside, one.dropped)
 
 
 def _added(before: RoleCost | None, sums: RoleTotals) -> RoleCost:

@@ -46,7 +46,7 @@ from soulkit.models.vllm.pool import Starts, player_servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, Work
-from soulkit.runs.folder import CONFIG, Run, read_environment
+from soulkit.runs.folder import CONFIG, Run, note_start, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.base import Task
@@ -342,7 +342,7 @@ async def _run_check(
 ) -> Report:
     calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
     players = Players(ledger, None, checkpoint_player, calls, check.config.settings_of_players())
-    players.say, players.serve = say, serve
+    players.say, players.serve, players.note = say, serve, partial(note_start, run.path)
     try:
         asking = Asking(check, run, check.judges(players), ledger)
         with bars(asking.left) if bars else nullcontext() as bar:

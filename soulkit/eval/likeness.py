@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.eval.conditions import ACTOR, Conditions
-from soulkit.eval.provenance import SCORING, Print, same_players
+from soulkit.eval.provenance import BASIS, SCORING, Print, same_players
+from soulkit.eval.remarks import share_text
 from soulkit.models.roles.settings import PANELS
 from soulkit.models.vllm.engine import engine_words
 
@@ -31,7 +32,8 @@ def condition_differences(
     Without `judges` nobody who judges is looked at: another one scores both.
     """
     rows = _trained_rows if a.trained or b.trained else _rows
-    parts = [_protocols, _prompts, *([_players, _opinions] if judges else [_others]), _scorer, rows]
+    players = [_players, _dropped_by_players, _opinions] if judges else [_others]
+    parts = [_protocols, _prompts, *players, _scorer, rows]
     return [line for part in parts for line in part(a, b, task)]
 
 
@@ -76,7 +78,31 @@ def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
 def _others(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Those who play and do not judge."""
     roles = [role for role in _roles(a, b, task) if role not in PANELS]
-    return [line for role in roles if (line := _role(a, b, task, role))]
+    parts = (_role, _dropped)
+    return [line for role in roles for part in parts if (line := part(a, b, task, role))]
+
+
+def _dropped_by_players(a: Conditions, b: Conditions, task: str) -> list[str]:
+    roles = _roles(a, b, task)
+    return [line for role in roles if (line := _dropped(a, b, task, role))]
+
+
+def _dropped(a: Conditions, b: Conditions, task: str, role: str) -> str:
+    """How the settings differ that the servers of a role refused; empty where they do not, or
+    where a run does not record them."""
+    left, right = (one.dropped(task, role) for one in (a, b))
+    if left is None or right is None:
+        return ""
+    words = [_without(side) for side in (left, right)]
+    return "" if words[0] == words[1] else f"{role} sampled {words[0]} against {words[1]}"
+
+
+def _without(players: Sequence[Mapping[str, float]]) -> str:
+    several = sorted(
+        ", ".join(f"{name} ({share_text(share)} of calls)" for name, share in sorted(one.items()))
+        for one in players
+    )
+    return f"without {' and '.join(several)}" if several else "with every setting"
 
 
 def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:
@@ -219,7 +245,7 @@ def likeness_remarks(
 ) -> list[str]:
     """What a reader has to know beside a difference: part of what is compared, or not recorded."""
     return [*_engines(a, b), *_sampling(a, b, task), *_budgets(a, b, task),
-            *_unrecorded(a, b, task, names)]  # fmt: skip
+            *_declared(a, b, task, names), *_unrecorded(a, b, task, names)]  # fmt: skip
 
 
 def _engines(a: Conditions, b: Conditions) -> list[str]:
@@ -232,6 +258,21 @@ def _engines(a: Conditions, b: Conditions) -> list[str]:
     return [*lines, *([f"vLLM with {flags} against {others}"] if flags != others else ())]
 
 
+def _declared(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -> list[str]:
+    """Who answered from attached servers whose weights nobody compared with what is recorded."""
+    lines = []
+    for name, one in zip(names, (a, b), strict=True):
+        players = [("actor", one.record.get("actor", {}))]
+        players += [
+            (role, who) for role in _roles(a, b, task) for who in one.named(task, role) or ()
+        ]
+        declared = [role for role, who in players if who.get(BASIS) == "declared"]
+        if declared:
+            roles = _listed(dict.fromkeys(declared))
+            lines.append(f"weights of the {roles} of {name} declared, not verified")
+    return lines
+
+
 def _flags(flags: Any) -> str:
     """The flags of a run's servers as they are written; `no flags` without any."""
     if not isinstance(flags, Mapping) or not flags:
@@ -241,11 +282,13 @@ def _flags(flags: Any) -> str:
 
 def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:
     left, right = a.actor(task), b.actor(task)
-    return [
+    lines = [
         f"{name} {_value(left[name])} against {_value(right[name])}"
         for name in ACTOR
         if name in left and name in right and left[name] != right[name]
     ]
+    dropped = _dropped(a, b, task, "actor")
+    return [*lines, *([dropped] if dropped else [])]
 
 
 def _budgets(a: Conditions, b: Conditions, task: str) -> list[str]:

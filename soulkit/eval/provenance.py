@@ -5,14 +5,18 @@
                        "engine":  {kind, version},    by what it was sampled
                        "players": {role: [player]},   everybody beside the actor, in whatever task
                        "panel":   {"samples", "combine", "orders"},
+                       "servers": {"MODEL@ADDRESS": {"engine", "defaults", "context"}},
                        "tasks":   {task: {"roles": [...], "players": {role: [player]},
                                           "samples": {question: opinions}, "rows": {id: hash},
-                                          "sampling": {...},
+                                          "sampling": {...},         of the actor, as asked for
+                                          "sent": {role: {model: [{parameters, "calls"}]}},
+                                          "dropped_settings": {role: {model: {setting: share}}},
                                           "budgets": {column: words}, "options": {name: hash}}}}
 
 config.yaml says what was asked for, this file what it came to: the address behind a name, the
 content of a script, the rows behind a path. It is written when a run starts, so that a run that was
-cut short can be told from one of fewer rows. A training keeps its rows in `material.json`.
+cut short can be told from one of fewer rows. How the calls were sent (`sent`, `dropped_settings`,
+`servers`) is added when the run ends. A training keeps its rows in `material.json`.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from soulkit.data.rows import HUMAN, content_hash
 from soulkit.errors import DataError, RunError
+from soulkit.eval.costs import TaskCalls
 from soulkit.models.api.address import OPENAI_URL
 from soulkit.models.local.names import adapter_folder, commit_of
 from soulkit.models.roles.config import RolesConfig
@@ -37,12 +43,17 @@ from soulkit.models.roles.players import Players
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, is_run, read_config, write_json
+from soulkit.runs.packing import has_lines
 from soulkit.tasks.base import Task
 from soulkit.types import Example, Sampling
 
 PROVENANCE = "provenance.json"
 ENGINE = "engine"
 """In it: what sampled the actor, kind and version of vLLM; not there for an endpoint."""
+BASIS = "weights_basis"
+"""Beside the weights of a model on attached servers: `declared` where nothing shows that they
+compute with them, `verified` where log-probs do. Not there for weights that soulkit loaded itself
+or started a server with."""
 SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
 """What of a Sampling is compared: the seed only keys the random streams."""
 SCORING = ("judge", "auditor", "partner", "environment")
@@ -120,7 +131,7 @@ def actor_print(settings: Mapping[str, Any], model: Any = None) -> Print:
         return {**who, "trained": True}
     if settings.get("kind") == "local":
         version = getattr(model, "policy_version", "")
-        return {**who, **({"weights": version} if version else {})}
+        return {**who, **({"weights": version} if version else {}), **_basis(model)}
     url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
     return {**who, "address": str(url).rstrip("/")}
 
@@ -140,7 +151,8 @@ def measured_model(settings: Mapping[str, Any], live: Any = None) -> Print:
         who["weights"] = weights_print(folder)
     version = getattr(live, "policy_version", "") if adapter else ""
     return {
-        **who, **_revision(live), **({"adapter_weights": version} if version else {}),
+        **who, **_revision(live), **_basis(live),
+        **({"adapter_weights": version} if version else {}),
         **(_adapter_revision(str(adapter)) if live is not None and adapter else {}),
     }  # fmt: skip
 
@@ -151,6 +163,11 @@ def _revision(live: Any) -> Print:
     codec = getattr(live, "codec", None)
     commit = getattr(config, "_commit_hash", None) or getattr(codec, "commit", None)
     return {"revision": str(commit)} if commit else {}
+
+
+def _basis(live: Any) -> Print:
+    basis = getattr(live, BASIS, "")
+    return {BASIS: basis} if basis else {}
 
 
 def _adapter_revision(adapter: str) -> Print:
@@ -207,6 +224,7 @@ def player_print(
     if settings.kind == "vllm":  # a quantised model is not the one that it was made of
         flags = (f"--{name}={value}" for name, value in sorted(settings.args.items()))
         who["args"] = " ".join(flags) or "none"
+        who |= _basis(players.model(role, settings)) if players else {}
     return {**who, **sampling_print(settings.sampling(role, None, samples))}
 
 
@@ -230,7 +248,7 @@ def same_player(a: Print, b: Print) -> bool:
     """Whether two players are one, as far as both records say. A script is what it holds and a
     checkpoint its weights where it lies, however its path was written."""
     proven = any(name in a and name in b for name in ("sha256", "path"))
-    shared = (a.keys() & b.keys()) - ({"model"} if proven else set())
+    shared = (a.keys() & b.keys()) - {BASIS} - ({"model"} if proven else set())
     return all(_one_place(a[name]) == _one_place(b[name]) for name in shared)
 
 
@@ -334,9 +352,9 @@ _LIMIT = "replies of at most"
 """How a change of a limit begins."""
 
 
-def keep_provenance(run: Run, now: Print) -> None:
+def keep_provenance(run: Run, now: Print, *, proven: bool = False) -> None:
     """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
-    or scorers."""
+    or scorers. `proven`: whatever was sampled so far came from the weights that are recorded."""
     before = read_provenance(run.path)
     changes = _changes(before, now) if before else []
     limits = [what for what in changes if what.startswith(_LIMIT)]
@@ -355,8 +373,66 @@ def keep_provenance(run: Run, now: Print) -> None:
             "Bring the old one back to resume, or give another folder with --out. A scorer that "
             "was mended is applied to what is there by: soul rescore",
         )
+    if before and not proven and has_lines(run.episodes):
+        now = _weaker(before, now)
     if now:
-        write_json(run.path / PROVENANCE, {**now, **_directory(run.path)})
+        write_json(run.path / PROVENANCE, {**_with_calls_of(before, now), **_directory(run.path)})
+
+
+CALLS = ("sent", "dropped_settings")
+"""What is known of a task's calls when they have been made."""
+
+
+def _with_calls_of(before: Print, now: Print) -> Print:
+    """`now` with what is known of the calls that the run has made already."""
+    old = before.get("tasks", {})
+    tasks = {
+        task: {**{name: old[task][name] for name in CALLS if name in old.get(task, {})}, **entry}
+        for task, entry in now["tasks"].items()
+    }
+    servers = {"servers": before["servers"]} if "servers" in before else {}
+    return {**servers, **now, "tasks": tasks}
+
+
+def note_calls(
+    folder: Path, calls: TaskCalls, dropped: Mapping[str, Mapping[str, Any]],
+    models: Iterable[Any] = (),
+) -> None:  # fmt: skip
+    """Add to the record of the run in `folder` how its calls were sent, which settings were
+    `dropped` (task → role → model → setting → share) and what the servers of `models` (live ones,
+    endpoints among them) are known to be. A run without a record stays one."""
+    record = read_provenance(folder)
+    if not record:
+        return
+    for task, entry in record["tasks"].items():
+        roles = calls.get(task, {})
+        sent = {role: {model: one["sent"] for model, one in of_role.items()}
+                for role, of_role in roles.items()}  # fmt: skip
+        nothing: Print = {role: {} for role in roles}
+        entry["sent"] = {**entry.get("sent", {}), **sent}
+        known = entry.get("dropped_settings", {})
+        entry["dropped_settings"] = {**known, **nothing, **dropped.get(task, {})}
+    servers = {f"{one.name}@{one.base_url}": one.server.as_dict()
+               for one in models if getattr(one, "server", None) is not None}  # fmt: skip
+    if servers:
+        record["servers"] = {**record.get("servers", {}), **servers}
+    write_json(folder / PROVENANCE, record)
+
+
+def _weaker(before: Any, now: Any) -> Any:
+    """`now` with the weaker basis of both records: a part of the episodes was sampled on the old
+    one. A record of an earlier version, which says none, counts as declared."""
+    if isinstance(now, list):
+        olds = before if isinstance(before, list) else []
+        return [_weaker(old, new) for old, new in zip_longest(olds[: len(now)], now)]
+    if not isinstance(now, Mapping):
+        return now
+    old = before if isinstance(before, Mapping) else {}
+    merged = {name: _weaker(old.get(name), value) for name, value in now.items()}
+    if BASIS in old or BASIS in now:
+        both = (old.get(BASIS, "declared"), now.get(BASIS, old.get(BASIS)))
+        merged[BASIS] = "declared" if "declared" in both else "verified"
+    return merged
 
 
 def _directory(folder: Path) -> Print:

@@ -1,11 +1,13 @@
 """What a summary says beside its numbers: words that budgets cut, replies that ran into their
-limit (whatever their episodes came to), parameters that a server took and did not follow."""
+limit (whatever their episodes came to), sampling settings that a server refused, or took and did
+not follow."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from soulkit.eval.costs import LOGPROBS, TaskCalls
 from soulkit.runs.records import drafts
 from soulkit.types import Record
 
@@ -47,6 +49,60 @@ def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:
         for verdict in record.score.verdicts:
             counts.update(f"{verdict.judge} {name}" for name in verdict.ignored)
     return dict(sorted(counts.items()))
+
+
+Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Role → model → setting → share of the calls that were sent without it."""
+
+
+def dropped_by_actor(
+    records: Sequence[Record], model: str
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The settings that the actor's replies were sampled without, by the episodes' own word; empty
+    where every setting was followed."""
+    replies = [
+        turn.completion
+        for record in drafts(records)
+        for trace in record.episode.traces
+        for turn in trace.turns
+    ]
+    counts = Counter(name for reply in replies for name in reply.dropped if name != LOGPROBS)
+    shares = {name: count / len(replies) for name, count in sorted(counts.items())}
+    return {"actor": {model: shares}} if shares else {}
+
+
+def with_calls(
+    dropped: Mapping[str, Shares], calls: TaskCalls
+) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Task → `dropped`, each role that `calls` know as these have it; models that were sent every
+    setting are left out."""
+    joined = {task: {role: {model: dict(names) for model, names in models.items()}
+                     for role, models in roles.items()}
+              for task, roles in dropped.items()}  # fmt: skip
+    for task, roles in calls.items():
+        for role, models in roles.items():
+            shares = {model: one["dropped"] for model, one in models.items() if one["dropped"]}
+            joined.setdefault(task, {})[role] = shares
+    trimmed = {task: {role: models for role, models in roles.items() if models}
+               for task, roles in joined.items()}  # fmt: skip
+    return {task: roles for task, roles in trimmed.items() if roles}
+
+
+def dropped_text(dropped: Mapping[str, Shares]) -> str:
+    """`TASK actor temperature (100 % of calls)`, or empty."""
+    return "; ".join(
+        f"{task} {role} {name} ({share_text(share)} of calls"
+        f"{f' to {model}' if role != 'actor' else ''})"
+        for task, roles in dropped.items()
+        for role, models in roles.items()
+        for model, names in models.items()
+        for name, share in names.items()
+    )
+
+
+def share_text(share: float) -> str:
+    """`40 %` of a share in (0, 1]."""
+    return f"{share:.0%}".replace("%", " %") if share >= 0.01 else "under 1 %"
 
 
 def truncated_counts(statuses: Counts) -> dict[str, tuple[int, int]]:

@@ -42,8 +42,9 @@ from soulkit.eval.again import (
     regrouped,
 )
 from soulkit.eval.config import EvalConfig, load_rows
-from soulkit.eval.costs import costs_by_task, joined_costs
-from soulkit.eval.provenance import keep_provenance, rescored
+from soulkit.eval.costs import calls_by_task, costs_by_task, joined_costs
+from soulkit.eval.provenance import keep_provenance, note_calls, rescored
+from soulkit.eval.remarks import with_calls
 from soulkit.eval.runner import eval_cast, eval_players, summary_of
 from soulkit.eval.summary import (
     Cell,
@@ -339,12 +340,15 @@ def write_rescored(
     before = _old_summary(recorded)
     new, unpriced = (paid.totals()["cost"], paid.totals()["unpriced"]) if paid else (None, 0)
     costs = [cost for cost in (before.cost, new) if cost is not None]
-    asked = costs_by_task(paid, {r.example_id: r.task for r in records}) if paid else {}
+    tasks = {record.example_id: record.task for record in records}
+    asked, calls = (costs_by_task(paid, tasks), calls_by_task(paid, tasks)) if paid else ({}, {})
     after = replace(
         recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None, controls),
         unpriced_calls=before.unpriced_calls + unpriced, costs=joined_costs(before.costs, asked),
+        dropped_settings=with_calls(before.dropped_settings, calls),
         rescored_from=str(recorded.path),
     )  # fmt: skip
+    note_calls(run.path, calls, after.dropped_settings)
     run.write_summary(with_origin(run.path, after.to_json()))
     done = Rescored(
         source=str(recorded.path.resolve()), path=str(shown or run.path), episodes=len(records),
@@ -389,7 +393,7 @@ def _old_summary(recorded: Recorded) -> Summary:
         tasks[task] = {**tasks.get(task, {}), **batch}
     return replace(
         made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs,
-        controls=before.controls,
+        controls=before.controls, dropped_settings=before.dropped_settings,
     )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from soulkit.errors import RunError
+from soulkit.config import MissingSettings
+from soulkit.errors import ConfigError, RunError
 from soulkit.eval.actor import (
     LoadActor,
     Seats,
@@ -34,6 +35,7 @@ from soulkit.eval.actor import (
     note_choices,
     on_vllm,
     starts_servers,
+    unfitting_lines,
 )
 from soulkit.eval.batch import summary_terms
 from soulkit.eval.batching import (
@@ -51,17 +53,21 @@ from soulkit.eval.controls import (
     ordered_controls,
     play_controls,
 )
-from soulkit.eval.costs import costs_by_task
+from soulkit.eval.costs import calls_by_task, costs_by_task
 from soulkit.eval.keeping import CLOCK, Clock, GroupWriter, alone, unfinished
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.provenance import (
+    BASIS,
     ENGINE,
     actor_print,
     keep_provenance,
     measured_model,
+    note_calls,
     provenance,
+    read_provenance,
     with_rows,
 )
+from soulkit.eval.remarks import with_calls
 from soulkit.eval.standing import (
     Standing,
     draft_keys,
@@ -80,6 +86,7 @@ from soulkit.models.vllm.pool import Servers, Starts
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import Engine, Job, Sink, gather
 from soulkit.play.gaps import (
+    Gap,
     checkpoint_gaps,
     engine_gaps,
     key_gaps,
@@ -90,8 +97,8 @@ from soulkit.play.gaps import (
 )
 from soulkit.play.plan import Work
 from soulkit.play.playable import left_out_lines
-from soulkit.play.seating import seated
-from soulkit.runs.folder import Run, default_run_path, is_run
+from soulkit.play.seating import seated, training_player_remarks
+from soulkit.runs.folder import Run, default_run_path, is_run, note_start
 from soulkit.runs.packing import pack_lines
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import stream_records, without_tokens
@@ -169,7 +176,10 @@ def run_eval(
         with alone(run), open_ledger(run, config) as ledger:
             note_choices(run, threads, engine, say)
             players = _seated_players(run, config, seats, ledger, say)
+            for line in unfitting_lines(seats.actor, reader, work, config):
+                say(line)
             keep_provenance(run, _provenance(config, players, work, seats.engine))
+            _say_declared(run, config, say)
             playing = _play_and_close(run, work, players, config, bars, ledger, say, standing)
             with taken_along(players.batches, say):
                 summary = asyncio.run(playing)
@@ -193,6 +203,72 @@ def _seated_players(
     return players
 
 
+UNNAMED_WAYS = {
+    "model": ("model (--model)", "name a model: --model MODEL"),
+    "tasks": ("task (--task or --suite)", "name tasks: --task NAME,NAME, or a suite: --suite NAME"),
+}
+"""Setting that nobody named → what is missing, and how to give it."""
+STAND_INS = {"model": "MODEL", "tasks": ("TASK",)}
+"""What is put for it while everything else that is missing is looked for."""
+
+
+def load_config(
+    file: Path | None, flags: Mapping[str, Any], *, trust: bool = False, asking: bool = True
+) -> EvalConfig:
+    """`EvalConfig.load`. Where no model or no task is named, the error names whatever else is
+    missing, as `prepare` does for the rest (`asking`: also keys and checkpoints)."""
+    unnamed: dict[str, ConfigError] = {}
+    while True:
+        stand_ins = {name: STAND_INS[name] for name in unnamed}
+        try:
+            config = EvalConfig.load(file, flags={**flags, **stand_ins}, trust=trust)
+            break
+        except MissingSettings as error:
+            new = [name for name in error.names if name in STAND_INS and name not in unnamed]
+            if not new:
+                raise
+            unnamed |= dict.fromkeys(new, error)
+        except ConfigError as error:
+            raise next(iter(unnamed.values()), error) from error
+    if unnamed:
+        _refuse_unnamed(config, unnamed, asking=asking)
+    return config
+
+
+def _refuse_unnamed(
+    config: EvalConfig, unnamed: Mapping[str, ConfigError], *, asking: bool
+) -> None:
+    """Raise everything that is missing; `config` has stand-ins for the settings in `unnamed`."""
+    gaps = [Gap("unnamed", *UNNAMED_WAYS[name], error) for name, error in unnamed.items()]
+    work: list[Work] = []
+    if "tasks" not in unnamed:
+        registry = eval_registry(config)
+        work, without = work_and_gaps(config, registry)
+        config = seated(config, work, registry, suite=config.suite)
+        gaps += without
+    gaps += _role_gaps(config, work, asking=asking, model="model" not in unnamed)
+    there = [part for part in work if part.examples]
+    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
+
+
+def _role_gaps(
+    config: EvalConfig, work: Sequence[Work], *, asking: bool, model: bool = True
+) -> list[Gap]:
+    """The players that `work` lacks and, when `asking`, services, keys, checkpoints and vLLM. The
+    actor's checkpoint is looked for only with `model`."""
+    gaps = role_gaps(work, config)
+    if not asking or config.ledger == "replay":
+        return gaps
+    gaps += (
+        service_gaps(work)
+        + key_gaps(config)
+        + checkpoint_gaps(config)
+        + engine_gaps(config, actor=starts_servers(config))
+    )
+    loads = model and config.kind == "local"
+    return gaps + (model_gaps(config.model, config.adapter) if loads else [])
+
+
 def prepare(
     config: EvalConfig, say: Callable[[str], None] | None = None, *, asking: bool = True
 ) -> tuple[EvalConfig, list[Work]]:
@@ -202,20 +278,15 @@ def prepare(
     registry = eval_registry(config)
     work, gaps = work_and_gaps(config, registry)
     config = seated(config, work, registry, suite=config.suite)
-    gaps += role_gaps(work, config)
-    if asking and config.ledger != "replay":
-        gaps += (
-            service_gaps(work)
-            + key_gaps(config)
-            + checkpoint_gaps(config)
-            + engine_gaps(config, actor=starts_servers(config))
-            + (model_gaps(config.model, config.adapter) if config.kind == "local" else [])
-        )
+    gaps += _role_gaps(config, work, asking=asking)
     refuse_dialogues(config, work)
     there = [part for part in work if part.examples]
     refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
     if config.playable and say:
         for line in left_out_lines(config.suite, left_out(config, work)):
+            say(line)
+    if say:
+        for line in training_player_remarks(config, there, registry):
             say(line)
     if asking and say:
         for remark in (remark for part in work for remark in part.task.remarks()):
@@ -251,6 +322,15 @@ def _say_servers(config: EvalConfig, say: Callable[[str], None]) -> None:
         say(server)
 
 
+def _say_declared(run: Run, config: EvalConfig, say: Callable[[str], None]) -> None:
+    """Say where --verify-weights comes too late for a part of the run."""
+    if config.verify_weights and read_provenance(run.path)["actor"].get(BASIS) == "declared":
+        say(
+            f"the weights stay declared, not verified: earlier episodes in {run.path} were sampled "
+            "without --verify-weights; give another folder with --out to verify all of it"
+        )
+
+
 def _open(folder: Path, config: EvalConfig) -> Run:
     """The run in `folder`. Settings may still change where nothing was played with the old ones:
     a server that did not start is mended by other settings."""
@@ -265,7 +345,7 @@ def _open(folder: Path, config: EvalConfig) -> Run:
 
 
 def _provenance(
-    config: EvalConfig, players: Players, work: Sequence[Work], engine: Mapping[str, str]
+    config: EvalConfig, players: Players, work: Sequence[Work], engine: Mapping[str, Any]
 ) -> dict[str, Any]:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
     actor = actor_print(config.model_dump(), players.actor)
@@ -284,6 +364,7 @@ async def _play_and_close(
 ) -> Summary:  # fmt: skip
     """`before` is what the run had before anybody could be kept out of its folder."""
     cast, players.say = eval_cast(config, players), say
+    players.note = partial(note_start, run.path)
     try:
         standing = standing_of(run, work, config.repeats, before)
         left = len(standing.jobs_left(work, config.repeats))
@@ -417,13 +498,20 @@ async def run_evaluation(
     records = [scored[key] for key in draft_keys(work, config.repeats)]
     beside = ordered_controls(controls, work, config.repeats)
     summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
-    return _written(run, summary, ledger, work)
+    return _written(run, summary, ledger, work, players)
 
 
-def _written(run: Run, summary: Summary, ledger: Ledger | None, work: Sequence[Work]) -> Summary:
+def _written(
+    run: Run, summary: Summary, ledger: Ledger | None, work: Sequence[Work], players: Cast
+) -> Summary:
     """The summary with what the ledger adds, on disk; the records of a whole run are packed."""
+    tasks = {example.id: part.task.name for part in work for example in part.examples}
+    if ledger is not None:
+        calls = calls_by_task(ledger, tasks)
+        dropped = with_calls(summary.dropped_settings, calls)
+        summary = replace(summary, dropped_settings=dropped)
+        note_calls(run.path, calls, dropped, (player.model for player in players.players))
     if ledger is not None and ledger.mode == "record":
-        tasks = {example.id: part.task.name for part in work for example in part.examples}
         unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
         summary = replace(summary, unpriced_calls=unpriced, costs=costs)
     if summary.n == summary.n_scored:

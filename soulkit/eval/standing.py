@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from soulkit.errors import DataError, RunError
 from soulkit.eval.controls import control_counts, controls_left
@@ -143,9 +144,10 @@ def is_unbegun(folder: Path, command: str) -> bool:
     return bool(read_environment(folder).get("command") == command)
 
 
-def begun_engine(run: Run) -> Mapping[str, str]:
-    """What the actor of `run` has been sampled by so far: kind, and version of vLLM. Empty for a
-    run that has sampled nothing; LOCAL where an earlier version began it."""
+def begun_engine(run: Run) -> Mapping[str, Any]:
+    """What the actor of `run` has been sampled by so far: kind, version of vLLM, and its context
+    where the model's is longer. Empty for a run that has sampled nothing; LOCAL where an earlier
+    version began it."""
     if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
         return {}  # files that were opened, and a start that failed, are no beginning
     engine = read_provenance(run.path).get(ENGINE)
@@ -156,15 +158,15 @@ def _any_line(path: Path) -> bool:
     return has_lines(path) and next(lines_in(path), None) is not None
 
 
-def check_engine(run: Run, engine: Mapping[str, str]) -> None:
+def check_engine(run: Run, engine: Mapping[str, Any]) -> None:
     """RunError when the episodes of `run` were sampled by another engine than `engine` (`kind`,
-    `version`); what one of the two does not tell is passed over."""
+    `version`, `max_context`); what one of the two does not tell is passed over."""
     begun = begun_engine(run)
     if any(begun[name] != engine[name] for name in begun.keys() & engine.keys()):
         raise RunError(
             f"{run.path} holds episodes sampled by {engine_words(begun)}, not by "
             f"{engine_words(engine)}.",
-            "Two engines round differently, and a mean would mix what they sampled.",
-            f"Go on with --engine {begun['kind']} of that version, or give another folder with "
-            "--out.",
+            "Two engines round differently or cut replies at other lengths, and a mean would mix "
+            "what they sampled.",
+            f"Go on with --engine {begun['kind']} as it was, or give another folder with --out.",
         )

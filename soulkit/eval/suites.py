@@ -36,11 +36,21 @@ class SuiteLine:
     """Of a mean: what it is over."""
     missing: tuple[str, ...] = ()
     """Those of them that have no mean."""
+    not_applicable: tuple[str, ...] = ()
+    """Those of `missing` that were played, and whose headlines apply to none of their rows."""
 
     @property
     def mean_over(self) -> bool:
         """Whether it is a mean over members."""
         return self.level in ("axis", "suite")
+
+    @property
+    def lacks(self) -> bool:
+        """Whether something is missing: there is no mean, and not only because headlines apply to
+        none of the rows."""
+        if self.cell.mean is not None or self.cell.not_applicable:
+            return False
+        return not self.missing or set(self.missing) != set(self.not_applicable)
 
     @property
     def coverage(self) -> str:
@@ -96,6 +106,7 @@ def _member(suite: Suite, name: str, tasks: Cells, ends: _Ends) -> SuiteLine:
     return SuiteLine(
         name=name, level="group", axis=suite.axis_of(name), cell=_average(parts, reach),
         members=tuple(part.name for part in parts), missing=_missing(parts),
+        not_applicable=_not_applicable(parts),
     )  # fmt: skip
 
 
@@ -106,12 +117,16 @@ def _mean(
     return SuiteLine(
         name=axis, level=level, axis="" if level == "suite" else axis,
         cell=_average(members, reach), members=tuple(line.name for line in members),
-        missing=_missing(members),
+        missing=_missing(members), not_applicable=_not_applicable(members),
     )  # fmt: skip
 
 
 def _missing(lines: Sequence[SuiteLine]) -> tuple[str, ...]:
     return tuple(line.name for line in lines if line.cell.mean is None)
+
+
+def _not_applicable(lines: Sequence[SuiteLine]) -> tuple[str, ...]:
+    return tuple(line.name for line in lines if line.cell.mean is None and not line.lacks)
 
 
 def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -> Cell:

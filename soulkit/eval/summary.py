@@ -24,7 +24,13 @@ from typing import Any, Self
 
 from soulkit.errors import DataError
 from soulkit.eval.batch import LeaveOneOut, Summariser
-from soulkit.eval.remarks import TRUNCATED, ignored_parameters, limit_counts, word_cuts
+from soulkit.eval.remarks import (
+    TRUNCATED,
+    dropped_by_actor,
+    ignored_parameters,
+    limit_counts,
+    word_cuts,
+)
 from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
 from soulkit.runs.records import drafts
 from soulkit.runs.schemas import SUMMARY_SCHEMA, refuse_other_schema
@@ -34,6 +40,8 @@ VALUE = "value"
 """The mean score of a task, its headline unless it declares another."""
 DEV = "dev"
 """A training run's score on the rows it held out, its headline where it has one."""
+NO_ROW_COUNTS = "none of these rows counts for this metric"
+"""Said of a headline over no row, where the task gives no words of its own."""
 UNDEFINED = "undefined"
 """Why a scored episode has no number under one of its metrics."""
 
@@ -69,6 +77,8 @@ class Cell:
     """The lowest and the highest value, where they are sure."""
     events: float | None = None
     """Failures or successes on the scale, whichever are fewer."""
+    not_applicable: str = ""
+    """Why no row counts (`n` is 0), where rows were played; nothing is missing or failed then."""
 
     @property
     def of_batch(self) -> bool:
@@ -101,6 +111,7 @@ class Cell:
             headline=bool(line.get("headline")),
             unit=str(line.get("unit") or ""),
             scale=_ends(line.get("scale")),
+            not_applicable=str(line.get("not_applicable") or ""),
         )
 
 
@@ -147,6 +158,11 @@ class Summary:
     """Task → the actor's `replies`, and how many of them ended `at_limit`, whatever they scored."""
     ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → whose and which sampling parameter a server took and did not follow → how often."""
+    dropped_settings: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(
+        default_factory=dict
+    )
+    """Task → role → model → sampling setting that its server refused → share of the calls that were
+    sent without it, in (0, 1]."""
     unpriced_calls: int = 0
     """Calls that `cost` leaves out, because they have no price."""
     rescored_from: str = ""
@@ -168,7 +184,7 @@ class Summary:
         }
         sparse = (
             "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
-            "costs", "controls",
+            "dropped_settings", "costs", "controls",
         )  # fmt: skip
         return {name: value for name, value in line.items() if value or name not in sparse}
 
@@ -194,6 +210,7 @@ class Summary:
             cuts=_counts(line.get("cuts")),
             limits=_counts(line.get("limits")),
             ignored=_counts(line.get("ignored")),
+            dropped_settings=_shares(line.get("dropped_settings")),
             unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
             suite=str(line.get("suite") or ""),
@@ -210,6 +227,24 @@ def _parts(value: object) -> dict[str, dict[str, dict[str, Any]]]:
         for task, roles in _members(value).items()
         if isinstance(roles, dict)
     }
+
+
+def _shares(value: object) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Dropped settings of a file of any age; what is no share is left out."""
+    return {
+        task: {
+            role: {model: _numbers(shares) for model, shares in _members(models).items()}
+            for role, models in _members(roles).items()
+        }
+        for task, roles in _members(value).items()
+    }
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {
+        name: number for name, one in _members(value).items()
+        if (number := _number(one)) is not None
+    }  # fmt: skip
 
 
 def _number(value: object) -> float | None:
@@ -294,6 +329,11 @@ def summarise(
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
         ignored={n: names for n, rows in groups.items() if (names := ignored_parameters(rows))},
+        dropped_settings={
+            name: shares
+            for name, rows in groups.items()
+            if (shares := dropped_by_actor(rows, model))
+        },
     )
 
 
@@ -396,12 +436,15 @@ def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
 
 
 def _mark_headline(cells: dict[str, Cell], name: str, records: Sequence[Record]) -> None:
-    """Mark the headline; a declared one that could not be computed stands there without a mean."""
+    """Mark the headline. A declared one that could not be computed has no mean; one that no row
+    counts for says why."""
     if name not in cells and name != VALUE:
         undefined = [(record, None) for record in drafts(records)]
         cells[name] = Cell(n=len(undefined), unscored=_reasons(undefined))
     if name in cells:
-        cells[name] = replace(cells[name], headline=True)
+        cell = cells[name]
+        why = "" if cell.n or not records else cell.not_applicable or NO_ROW_COUNTS
+        cells[name] = replace(cell, headline=True, not_applicable=why)
 
 
 def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str, Cell]:
@@ -418,8 +461,9 @@ def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str,
         cells[name] = Cell(
             mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
             n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
-            n_clusters=group.n_clusters, unit=metric.unit, scale=scale, worst=worst, best=best,
-            beside=metric.beside,
+            n_clusters=group.n_clusters if metric.n else 0, unit=metric.unit, scale=scale,
+            worst=worst, best=best, beside=metric.beside,
+            not_applicable=metric.not_applicable if records and not metric.n else "",
             unscored={UNDEFINED: missing} if missing else {},
         )  # fmt: skip
     return cells

@@ -1,7 +1,8 @@
 """Whether a published figure and a run's were measured the same way: four things have to match.
 
-Protocol, judge, temperature and rows. What a source does not state is no match: silence proves
-nothing, so a figure is comparable only where all four are stated and equal.
+Protocol, judge, temperature and rows, each of the task that the figure is about: one run may have
+another judge in every task. What a source does not state does not match, so a figure is comparable
+only where all four are stated and equal.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def _protocol(run: Conditions, task: str) -> str:
 
 
 def _temperature(run: Conditions, task: str) -> str:
+    if any("temperature" in one for one in run.dropped(task, "actor") or ()):
+        return "refused by the server"
     return _degrees(run.actor(task).get("temperature"))
 
 
@@ -86,7 +89,9 @@ def _judge(stated: Stated, task: str, run: Conditions) -> str:
     roles = run.roles(task)
     if roles is not None and "judge" not in roles:
         return ""
-    judges = run.players.get("judge", ()) if run.players else ()
+    # The run's own list has the judges of all its tasks: it stands in only for a record without
+    # players by task.
+    judges = run.named(task, "judge") or (run.players or {}).get("judge", ())
     return _unlike("judge", stated.judge(task), ", ".join(str(j.get("model", "")) for j in judges))
 
 

@@ -84,7 +84,7 @@ def learning_curves(run: RunData) -> list[Figure]:
         ("Evaluation while training", "Mean of each task, by training step.", _eval_curves(run)),
         (
             "Feedback",
-            "Share of drafts with feedback, and of feedback that gives the answer away.",
+            "Share of drafts with feedback, and of feedback in which the leak check found a leak.",
             [
                 _curve(run, lambda line: line.feedback.share, "with feedback"),
                 _curve(run, lambda line: line.feedback.leak_share, "leaks"),

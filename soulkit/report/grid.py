@@ -171,7 +171,7 @@ def _beside(cell: Cell) -> str:
 
 
 def _mean(cell: Cell) -> str:
-    """As everywhere; a dash alone for what was not played."""
+    """As everywhere; a dash alone for a task that was not played or that no row counts for."""
     return mean_text(cell) if cell.n else DASH
 
 

@@ -254,4 +254,4 @@ def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
 
 
 def _cell_text(cell: Cell) -> str:
-    return mean_text(cell) if cell.n else number(cell.mean)
+    return mean_text(cell) if cell.n or cell.not_applicable else number(cell.mean)

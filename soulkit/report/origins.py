@@ -9,10 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from soulkit.eval.provenance import BASIS
 from soulkit.models.vllm.engine import engine_words
 from soulkit.text import sanitise
 
 ROLES = ("judge", "auditor", "partner", "environment")
+BASES = {"declared": "weights declared, not verified", "verified": "weights verified"}
+"""How it is known which weights attached servers computed with, as pages say it."""
 _DIGITS = 8
 """Of a hash that a reader compares by eye."""
 
@@ -72,15 +75,25 @@ def rows_text(task: str, entry: Mapping[str, Any]) -> str:
 
 
 def revision_text(actor: Mapping[str, Any]) -> str:
-    """The commit of a hub's model or the hash of its weights, and the adapter's."""
+    """The commit of a hub's model or the hash of its weights, and the adapter's; of attached
+    servers also how it is known."""
     base = str(actor.get("revision") or actor.get("weights") or "")[: _DIGITS + 4]
     adapter = str(actor.get("adapter_weights") or "")[: _DIGITS + 4]
-    return " + adapter ".join(text for text in (base, adapter) if text)
+    text = " + adapter ".join(text for text in (base, adapter) if text)
+    return f"{text} ({BASES[basis]})".lstrip() if (basis := actor.get(BASIS)) in BASES else text
 
 
 def engine_text(engine: Mapping[str, Any]) -> str:
     """`vllm 0.32.0`; empty for what samples in the process itself, which is the usual."""
     return engine_words(engine) if engine.get("kind") == "vllm" else ""
+
+
+def unknown_text(origin: Mapping[str, Any]) -> str:
+    """The players whose servers may fill in anything that a request leaves out."""
+    return " and ".join(
+        name for name, one in _members(origin, "servers").items()
+        if isinstance(one, Mapping) and one.get("defaults") == "unknown"
+    )  # fmt: skip
 
 
 def _plays(tasks: Mapping[str, Mapping[str, Any]], role: str) -> bool:
@@ -95,7 +108,8 @@ def _names(players: object) -> str:
 
 def _player(one: Mapping[str, Any]) -> str:
     address = f"@{one['address']}" if one.get("address") else ""
-    return f"{one.get('model') or one.get('kind', '')}{address}"
+    basis = f" ({BASES['declared']})" if one.get(BASIS) == "declared" else ""
+    return f"{one.get('model') or one.get('kind', '')}{address}{basis}"
 
 
 def _members(value: object, name: str) -> Mapping[str, Any]:

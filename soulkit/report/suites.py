@@ -65,8 +65,9 @@ class SuiteTable:
 
     @property
     def partial(self) -> bool:
-        """Whether a run lacks a member."""
-        return any(line.cell.mean is None for row in self.lines for line in row.runs)
+        """Whether a run lacks a member; one whose headline applies to none of its rows was played
+        and does not count as lacking."""
+        return any(line.lacks for row in self.lines for line in row.runs)
 
     def shown(self, *, playable: bool = False, details: bool = False) -> list[TableLine]:
         """The lines to print: tasks of a group only with `details` or where the suite says so; with
@@ -80,7 +81,7 @@ class SuiteTable:
 
 
 def _unplayed(line: TableLine) -> bool:
-    return all(one.cell.n == 0 for one in line.runs)
+    return all(one.cell.n == 0 and not one.cell.not_applicable for one in line.runs)
 
 
 def suite_table(
@@ -256,11 +257,15 @@ def _draft_notes(suite: Suite, runs: Sequence[RunData]) -> list[str]:
 
 
 def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]) -> list[str]:
-    """Which runs hold only a part of the suite, and what that does to the means."""
+    """Which runs hold only a part of the suite, which headlines apply to no row, and what that
+    does to the means."""
     notes = []
     for run, lines in zip(runs, sides, strict=True):
         whole = next((line for line in lines if line.level == "suite"), None)
-        if whole is not None and whole.missing:
+        average = "" if whole is None else "; no average without it, only the bounds it could have"
+        notes += [f"{run.name}: {line.name}: {line.cell.not_applicable}{average}"
+                  for line in lines if line.cell.not_applicable]  # fmt: skip
+        if whole is not None and whole.lacks:
             notes.append(
                 f"{run.name} is a partial suite: {whole.coverage} members have a mean; no average "
                 "where one is missing, only the bounds it could have"

@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.remarks import cuts_text, ignored_text, limits_text, truncation_text
+from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_text, truncation_text
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
-from soulkit.metrics.intervals import interval_remark
+from soulkit.metrics.intervals import few_independent_events, interval_remark
 from soulkit.report.alike import unlike_pairs
 from soulkit.report.costs import cost_by_role, cost_table
 from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
-from soulkit.report.origins import ROLES, origin_facts
+from soulkit.report.origins import ROLES, origin_facts, unknown_text
 from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.report.training_facts import LABELLED_FACTS, facts_of_training, validation_rows
 from soulkit.text import one_line
@@ -47,7 +47,9 @@ def mean_text(cell: Cell) -> str:
 
 
 def scored_text(cell: Cell) -> str:
-    """`mean ± half-width (n scored / n)`."""
+    """`mean ± half-width (n scored / n)`; for a metric that applies to no row, why it does not."""
+    if cell.not_applicable:
+        return f"{DASH} ({cell.not_applicable})"
     low, high = cell.ci_low, cell.ci_high
     half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
     return f"{number(cell.mean)}{half} ({cell.n_scored}/{cell.n})"
@@ -56,7 +58,8 @@ def scored_text(cell: Cell) -> str:
 def clusters_text(cell: Cell, *, headed: bool = False) -> str:
     """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known.
     `headed`: without the word, which stands at the head of the column."""
-    text = interval_remark(cell.n_clusters, cell.method, cell.events)
+    few = few_independent_events(cell, cell.method)
+    text = interval_remark(cell.n_clusters, cell.method, cell.events, few=few)
     return text.replace(" clusters", "").replace(" cluster", "") if headed else text
 
 
@@ -78,7 +81,9 @@ def _range(low: float, high: float) -> str:
 
 
 def unscored_text(cell: Cell) -> str:
-    """`2 judge_error, 1 provider_error`, or empty."""
+    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, why."""
+    if cell.not_applicable:
+        return cell.not_applicable
     return ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
 
 
@@ -131,6 +136,8 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("at their limit", limits_text(summary.limits, summary.statuses)),
         ("words cut", cuts_text(summary.cuts)),
         ("ignored by servers", ignored_text(summary.ignored)),
+        ("refused by servers", dropped_text(summary.dropped_settings)),
+        ("unknown defaults", unknown_text(run.provenance)),
     ]
     if isinstance(summary, TrainSummary):
         lines += facts_of_training(summary)
@@ -349,7 +356,7 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
     return (
         one_line(task),
         one_line(metric, 60),
-        scored_text(cell),
+        DASH if cell.not_applicable else scored_text(cell),
         interval_text(cell.ci_low, cell.ci_high),
         clusters_text(cell, headed=True),
         bounds_text(cell),
@@ -445,8 +452,8 @@ def run_head(run: RunData) -> RenderableType:
 
 def _facts_line(run: RunData) -> str:
     labelled = (
-        "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers", *ROLES,
-        "rows", "revision", *LABELLED_FACTS,
+        "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers",
+        "refused by servers", *ROLES, "rows", "revision", "unknown defaults", *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 

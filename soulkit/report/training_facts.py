@@ -13,11 +13,19 @@ from soulkit.train.state.summary import (
     ValidationTotals,
 )
 
+LEAK_CHECK = (
+    "compares words: it finds feedback that says the answer, names or rules out options, or "
+    "repeats private texts; it does not notice the answer in other words, such as a paraphrase or "
+    "a code"
+)
+"""What the counts of leaks cover, shown for every training run with feedback."""
+
 
 def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
     """What stands in the head of a training run beside what every run has: label and text."""
     return [
         ("feedback", feedback_text(summary.feedback)),
+        ("leak check", LEAK_CHECK if summary.feedback and summary.feedback.coaches else ""),
         ("canaries", canary_text(summary.canaries)),
         ("general ability", ability_text(summary.retention)),
         ("probes", probe_text(summary.probes)),

@@ -144,7 +144,15 @@ def _cuts(record: Record) -> Iterator[PageBlock]:
             yield _remark(f"{one_line(trace.seat)}: cut at the reply limit in turn {listed} "
                           f"of {len(trace.turns)}")  # fmt: skip
     for name, value in record.episode.notes.items():
-        yield _remark(f"{one_line(name).replace('_', ' ')}: {_plain_value(value)}")
+        label = _NOTES.get(name) or one_line(name).replace("_", " ")
+        yield _remark(f"{label}: {_plain_value(value)}")
+
+
+_NOTES = {
+    "dropped": "settings that the server refused",
+    "ignored": "settings that the server ignored",
+}
+"""Notes of an episode that need more words than their name."""
 
 
 def _turns_at_limit(trace: Trace) -> list[int]:
@@ -212,7 +220,7 @@ def _feedback(feedback: Feedback, full: bool) -> Iterator[PageBlock]:
         use = "shown all the same" if feedback.usable else "not shown to the actor"
         yield PageBlock(_text(f"leaks ({one_line(feedback.leak)}): {use}", "yellow"), 2)
     else:
-        yield PageBlock(_text("no leak", "dim"), 2)
+        yield PageBlock(_text("no leak found", "dim"), 2)
     if feedback.blind is not None:
         chance = "" if feedback.chance is None else f", by chance {number(feedback.chance)}"
         yield PageBlock(

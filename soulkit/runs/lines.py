@@ -53,6 +53,8 @@ class TurnFacts:
     dropped: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     policy: str = ""
+    server: str = ""
+    """Address of the vLLM server that sampled the reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ def _reply(completion: Completion) -> Segment:
     return Segment("assistant", completion.text, token_ids=completion.token_ids)
 
 
-_SAME = ("usage", "stop_reason", "reasoning", "dropped", "ignored", "policy")
+_SAME = ("usage", "stop_reason", "reasoning", "dropped", "ignored", "policy", "server")
 """What turns on disk and completions call alike."""
 
 

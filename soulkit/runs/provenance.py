@@ -1,8 +1,9 @@
 """What a summary says of how its numbers came about: with whom, on which rows, by which model.
 
     summary.json   "provenance": {command, dates, versions, seed, protocol, prompts, actor, engine,
-                                  teacher, players, panel,
-                                  tasks: {task: {sampling, budgets, options, rows}},
+                                  teacher, players, panel, servers,
+                                  tasks: {task: {sampling, sent, dropped_settings, budgets,
+                                                 options, rows}},
                                   batches: [{batch_id, model, base_url, requests, status}]}
 
 Gathered from the files that the run itself keeps (config.yaml, environment.json, provenance.json,
@@ -67,6 +68,7 @@ def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:
         "teacher": record.get("teacher", {}),
         "players": record.get("players", {}),
         "panel": record.get("panel", {}),
+        "servers": record.get("servers", {}),
         "tasks": _tasks(record.get("tasks", {}), material),
         "batches": _batches(_object(folder / BATCHES)),
     }

@@ -58,7 +58,7 @@ def test_unknown_names(capsys) -> None:
     assert "Did you mean 'tomi'?" in fix
     assert "nothing.yaml" in api_refused(capsys, "--task", "x", "--tasks", "nothing.yaml")[0]
     assert "protocol" in api_refused(capsys, "--task", "tomi", "--protocol", "papre")[0]
-    assert "model is required" in refused(capsys, "api", "--task", "tomi")[0]
+    assert "no model (--model)" in refused(capsys, "api", "--task", "tomi")[0]
 
 
 def test_unknown_options_are_usage_errors(capsys) -> None:

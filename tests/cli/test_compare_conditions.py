@@ -25,7 +25,7 @@ from soulkit.tasks.registry import builtin_file
 from tests.support import judged
 from tests.support.evaluation import api, oracle, soul, summary, three_lines
 from tests.support.road import synth
-from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.servers.verdicts import answer
 
 PROMPTS = builtin_file().parent / "soulkit" / "tasks" / "sotopia" / "prompts"
@@ -178,6 +178,31 @@ def test_a_judge_sampled_in_another_way_is_another_judge(
     book.write_text(yaml.safe_dump({"endpoints": {"warm": warm}}))
     b = evaluated(server, home, tmp_path / "b", judge="warm", endpoints=book)
     refused(plain, b, capfd, "(temperature 0.0) against", "(temperature 0.7)")
+
+
+@pytest.mark.parametrize("model", ["j", "p", "m"])
+def test_a_setting_that_one_server_refused_is_a_condition(
+    home: Path, tmp_path: Path, capfd: Any, model: str
+) -> None:
+    """The judge's and the partner's is refused, the actor's is named."""
+    refusing = False
+
+    def script(index: int, body: Body) -> Fault | None:
+        if not (refusing and body["model"] == model and "temperature" in body):
+            return None
+        return Fault.status_error(400, "temperature is not supported", param="temperature")
+
+    with ScriptedServer(answer=answer, script=script) as server:
+        a = evaluated(server, home, tmp_path / "a", limit=2)
+        refusing = True
+        b = evaluated(server, home, tmp_path / "b", limit=2)
+    role = {"j": "judge", "p": "partner", "m": "actor"}[model]
+    words = f"{role} sampled with every setting against without temperature (100 % of calls)"
+    if model == "m":
+        assert compared(a, b, capfd)["remarks"] == [f"sotopia: {words}"]
+    else:
+        refused(a, b, capfd, words)
+    assert compared(b, b, capfd)["remarks"] == []
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from soulkit.cli.train import ablate_options, method_options
 from soulkit.config import Settings, about, setting
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.judge_check import CheckConfig
+from soulkit.runs.folder import Run
 from soulkit.train.config import LoraSettings, TrainConfig
 from soulkit.train.objectives.registry import built_in, method_class
 from tests.support.evaluation import examples, soul, three_lines
@@ -136,6 +137,52 @@ def test_the_parsers_own_errors_are_three_lines(
     captured = capsys.readouterr()
     lines = three_lines(captured.err)
     assert what in lines[0] and way in lines[2] and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report",), ("show",), ("rescore",), ("plan",), ("compare",), ("compare", "a"),
+        ("judge", "sheet"), ("judge", "import"), ("judge", "show"), ("ledger", "show"),
+        ("data", "check"), ("data", "split"), ("data", "audit"), ("tasks", "show"),
+        ("tasks", "new"), ("serve", "partner", "--port", "x"), ("show", "r", "--worst", "a"),
+        ("data", "synth", "tomi", "-n", "x"), ("demo", "--steps", "x"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_usage_errors_name_no_types(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert soul(*words) == 2
+    what, _, way = three_lines(capsys.readouterr().err)
+    assert not re.search(r"<[^|]*>|list\[|\bPath\b", what + way) and ".." not in what
+
+
+def test_choices_stay_in_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soul("completion") == 2
+    assert "bash|zsh|fish" in three_lines(capsys.readouterr().err)[2]
+
+
+@pytest.mark.parametrize("command", ["report", "show", "rescore"])
+def test_a_command_that_needs_a_run_lists_those_that_are_there(
+    capsys: pytest.CaptureFixture[str], command: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert soul(command) == 2
+    assert "no run in ./runs" in three_lines(capsys.readouterr().err)[1]
+    for name in ("first", "second"):
+        Run.open(tmp_path / "runs" / name, "eval api", {"model": f"m-{name}"})
+    assert soul("runs") == 0
+    listed = capsys.readouterr().out
+    assert "first" in listed and "m-second" in listed
+    assert soul(command) == 2
+    captured = capsys.readouterr()
+    what, why, way = three_lines(captured.err)
+    assert captured.out == listed and "listed above" in why
+    assert what == f"'soul {command}' needs the folder of a run." and f"{command} runs/" in way
 
 
 @pytest.mark.parametrize("command", [("eval", "local"), ("train", "ditto")], ids=["eval", "train"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.extras import install_line
+from soulkit.models.api.pool import BESIDE
 from tests.support.evaluation import (
     FAST,
     ROOT,
@@ -30,6 +31,7 @@ from tests.support.evaluation import (
     value,
     visitor,
 )
+from tests.support.servers.faulty import FaultPlan, FaultyServer
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 SECRET = "sk-test-0123456789abcdef0123456789"
@@ -100,6 +102,25 @@ def test_what_was_not_answered_is_not_scored(tmp_path: Path, capsys) -> None:
     last = shown.err.splitlines()[-1]
     assert last.startswith("1 of 6 episodes are unscored, more than --max-unscored 0 allows")
     assert "run the same command with --out" in last
+
+
+def test_more_connections_than_files_are_lowered_in_one_line(tmp_path: Path) -> None:
+    """Without the comparison the run ends in an internal error."""
+    out = tmp_path / "run"
+    with FaultyServer(FaultPlan(latency_s=(0.1, 0.2)), oracle("tomi", 150)) as server:
+        process = start("eval", "api", "--model", "m", "--base-url", server.base_url, "--task",
+                        "tomi", "--data", "synth:150", *FAST, "--concurrency", 512, "--out", out,
+                        open_files=120)  # fmt: skip
+        shown = process.communicate()
+    assert process.returncode == 0, shown
+    assert value(out)["n_scored"] == 150 and value(out)["mean"] == 1.0
+    lowered = [line for line in shown[1].splitlines() if "concurrency is lowered from 512" in line]
+    assert len(lowered) == 1 and "may open 120 files at once" in lowered[0]
+    assert "ulimit -n" in lowered[0]
+    noted = json.loads((out / "environment.json").read_text())["concurrency"]
+    assert noted["asked"] == 512 and noted["open_files"] == 120
+    assert f"to {noted['used']}:" in lowered[0] and noted["used"] < 120 - BESIDE
+    assert server.most_in_flight <= noted["used"]
 
 
 def said_of(example) -> str:

@@ -333,3 +333,128 @@ def test_a_finished_check_of_a_judge_is_shown_again_without_a_server(
         printed.append(json.loads(capsys.readouterr().out))
         assert len(starts(tmp_path)) == 2
     assert printed[0] == printed[1]
+
+
+# -- what attached servers compute with ------------------------------------------------------------
+
+
+def moved(folder: Path, place: Path, width: float) -> Path:
+    """A copy of a model whose weights are moved by so much: the same tokenizer, other weights."""
+    shutil.copytree(folder, place)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * width)
+    model.save_pretrained(place)
+    return place
+
+
+def refusal(capsys: Any) -> tuple[str, str, str]:
+    """The error, behind what was said of the servers."""
+    return three_lines("\n".join(capsys.readouterr().err.splitlines()[-3:]))
+
+
+def weights_line(out: Path) -> object:
+    return record(out)["actor"].get("weights_basis")
+
+
+def test_weights_of_attached_servers_are_declared_until_they_are_compared(
+    tiny: Path, adapter: Path, server: TinyVllm, tmp_path: Path, capsys: Any
+) -> None:
+    engine, out, proven = ("--engine", f"vllm@{server.url}"), tmp_path / "told", tmp_path / "proven"
+    assert local(tiny, out, *engine) == 0
+    printed = capsys.readouterr()
+    assert "weights are declared, not verified" in printed.err
+    assert weights_line(out) == "declared"
+    assert summary(out)["provenance"]["actor"]["weights_basis"] == "declared"
+    assert local(tiny, proven, *engine, "--adapter", adapter, "--verify-weights") == 0
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if " verified at " in line]
+    assert len(lines) == 2 and str(adapter) in lines[1] and all(server.url in one for one in lines)
+    assert weights_line(proven) == "verified"
+    assert not server.adapters
+    assert soul("compare", out, proven) == 0
+    assert "weights of the actor of A declared, not verified" in capsys.readouterr().out
+    # What was sampled on trust stays so, and a look at a finished run changes nothing.
+    assert local(tiny, out, *engine, "--verify-weights") == 0
+    assert "earlier episodes" in capsys.readouterr().err
+    assert local(tiny, proven, *engine, "--adapter", adapter) == 0
+    assert (weights_line(out), weights_line(proven)) == ("declared", "verified")
+    assert soul("report", out, "--out", tmp_path / "page.html") == 0
+    assert "weights declared, not verified" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("width", [0.5, 2e-4], ids=["others", "nearly the same"])
+def test_a_server_of_other_weights_is_refused_by_name(
+    tiny: Path, server: TinyVllm, tmp_path: Path, capsys: Any, width: float
+) -> None:
+    other, out = moved(tiny, tmp_path / "other", width), tmp_path / "run"
+    with TinyVllm(other) as wrong:
+        wrong.toy.root = str(tiny)  # whatever it lists
+        both = ("--engine", f"vllm@{server.url},{wrong.url}")
+        alone = ("--engine", f"vllm@{wrong.url}")
+        assert local(tiny, out, *alone, "--verify-weights") == 2
+        what, _, _ = refusal(capsys)
+        assert wrong.url in what and str(tiny) in what and not (out / "config.yaml").exists()
+        assert local(tiny, out, *both, "--verify-weights") == 2
+        what, _, _ = refusal(capsys)
+        assert wrong.url in what
+        assert local(other, tmp_path / "right", *alone, "--verify-weights") == 0
+
+
+def test_an_adapter_that_is_served_as_another_is_refused(
+    tiny: Path, adapter: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """It moves the log-probs, and elsewhere than the folder does."""
+    with TinyVllm(tiny) as wrong:
+        load, seen = wrong._load, shutil.copytree(adapter, tmp_path / "seen")
+        config = (seen / "adapter_config.json").read_text()
+        (seen / "adapter_config.json").write_text(
+            config.replace('"lora_alpha": 8', '"lora_alpha": 4')
+        )
+        assert config != (seen / "adapter_config.json").read_text()
+        wrong._load = lambda body: load({**body, "lora_path": str(seen)})  # type: ignore[method-assign]
+        arguments = ("--engine", f"vllm@{wrong.url}", "--adapter", adapter)
+        assert local(tiny, tmp_path / "told", *arguments) == 0
+        capsys.readouterr()
+        assert local(tiny, tmp_path / "run", *arguments, "--verify-weights") == 2
+        what, _, _ = refusal(capsys)
+        assert wrong.url in what and str(adapter) in what and not wrong.adapters
+
+
+@pytest.mark.parametrize("engine", ["local", "vllm", "auto"])
+def test_verify_weights_without_an_attached_server_is_refused(
+    tiny: Path, tmp_path: Path, capsys: Any, engine: str
+) -> None:
+    bare = ("--vllm-python", interpreter(tmp_path))
+    assert local(tiny, tmp_path / "run", "--engine", engine, "--verify-weights", *bare) == 2
+    assert "no server is attached" in refusal(capsys)[0]
+
+
+def test_a_servers_short_context_is_said_and_recorded(
+    tiny: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    with TinyVllm(tiny) as short:
+        short.toy.max_context = 600
+        assert local(tiny, out, "--engine", f"vllm@{short.url}") == 0
+        assert "--max-model-len 600, and the model holds 1024" in capsys.readouterr().err
+        short.toy.max_context = 40
+        assert local(tiny, tmp_path / "shorter", "--engine", f"vllm@{short.url}") == 0
+        line = f"{N} of {N} prompts of tomi do not fit the servers' 40 tokens"
+        assert line in capsys.readouterr().err
+    engine = {"kind": "vllm", "version": "0.32.0", "max_context": 600}
+    assert record(out)["engine"] == engine == summary(out)["provenance"]["engine"]
+
+
+@pytest.mark.parametrize("more, basis", [((), "declared"), (("--verify-weights",), "verified")])
+def test_a_judge_on_attached_servers_is_known_as_the_actor_is(
+    tiny: Path, server: TinyVllm, tmp_path: Path, more: tuple[str, ...], basis: str
+) -> None:
+    out, engine = tmp_path / "run", ("--engine", f"vllm@{server.url}")
+    python = interpreter(tmp_path)
+    assert judged(tiny, out, python, *engine, "--judge", f"vllm:{tiny}", *more) == 0
+    assert not starts(tmp_path)
+    (judge,) = record(out)["players"]["judge"]
+    assert judge["weights_basis"] == basis == record(out)["actor"]["weights_basis"]

@@ -20,7 +20,7 @@ from soulkit.extras import install_line
 from soulkit.train.objectives.registry import built_in
 from soulkit.train.state.lines import Learned, Rewards, StepLine
 from tests.support.evaluation import visitor
-from tests.support.training import random_model, soul
+from tests.support.training import policy_of, random_model, soul
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:30")
 SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)
@@ -306,10 +306,72 @@ def test_options_become_settings() -> None:
     assert settings_of("erl", options) == {
         "method": "erl", "tasks": {"tomi": 2.0}, "data": {"tomi": "rows"}, "model": "m",
         "tasks_file": "t.yaml", "coach": "local:wise", "show_draft": True,
-        "lora.r": 8, "lora.alpha": 16, "kl_coef": 0.1,
+        "lora.r": 8, "kl_coef": 0.1,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="gives no value"):
         settings_of("erl", options | {"set": ["sampler_cap=null"]})
+
+
+# --- the adapter ----------------------------------------------------------------------------------
+
+RECORDED = "LoRA adapter: rank 16, alpha 64 (twice the rank would be 32)"
+TWICE = "LoRA adapter: rank 16, alpha 32 (twice the rank)"
+
+
+@pytest.mark.parametrize("written, values, line", [
+    ({}, {"lora_r": 16}, TWICE),
+    ({}, {"set": ["lora.r=16"]}, TWICE),
+    ({"r": 16}, {}, TWICE),
+    ({"r": 8, "alpha": None}, {"lora_r": 16}, TWICE),
+    ({"r": 32, "alpha": 64}, {"lora_r": 16}, RECORDED),
+    ({"alpha": 64}, {"set": ["lora.r=16"]}, RECORDED),
+    ({"r": 16}, {"set": ["lora.alpha=64"]}, RECORDED),
+    ({}, {}, "LoRA adapter: rank 32, alpha 64 (twice the rank)"),
+    ({}, {"full": True}, ""),
+])  # fmt: skip
+def test_alpha_is_twice_the_rank_unless_it_is_set(
+    tmp_path: Path, written: dict[str, Any], values: dict[str, Any], line: str
+) -> None:
+    """However the two are written. One line says what they are."""
+    from soulkit.train.config import TrainConfig
+    from soulkit.train.run import adapter_remark
+
+    file = tmp_path / "settings.yaml"
+    file.write_text(json.dumps({"lora": written}))
+    flags = settings_of("sft", {"task": ["tomi"], **values})
+    assert adapter_remark(TrainConfig.load(file, {}, flags)) == line
+
+
+def test_comparisons_and_distillations_have_the_same_rule() -> None:
+    from soulkit.distill.config import DistillConfig
+    from soulkit.train.ablate import arm_config, parse_arms
+
+    common = {"tasks": {"tomi": 1.0}, "lora.r": 16}
+    alphas = [arm_config(arm, None, common, 0, "prompts").lora.alpha
+              for arm in parse_arms("grpo,grpo:lora.r=4,grpo:lora.alpha=7")]  # fmt: skip
+    assert alphas == [32, 8, 7]
+    settings = {"experts": "folder", "data": {"*": "synth:2"}, "lora.r": 16}
+    assert DistillConfig.load(None, {"SOULKIT_LORA__R": "8"}, settings).lora.alpha == 32
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_training_says_rank_and_alpha_of_the_adapter_it_trains(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], named: bool
+) -> None:
+    """A named adapter keeps its own, whatever else is asked for."""
+    more: tuple[Any, ...] = ()
+    line, scale = TWICE, (16, 32)
+    if named:
+        policy_of(model, lora={"r": 4, "alpha": 12}).save(tmp_path / "adapter")
+        more, scale = ("--adapter", tmp_path / "adapter"), (4, 12)
+        line = f"LoRA adapter: {tmp_path / 'adapter'}, rank 4, alpha 12; "
+        line += "lora.r and lora.alpha are not used"
+    out = tmp_path / "run"
+    assert soul("train", "sft", *TOMI, "--model", model, *more, "--lora-r", 16, "--steps", 1,
+                "--batch", 2, "--out", out) == 0  # fmt: skip
+    assert [one for one in capsys.readouterr().err.splitlines() if "LoRA" in one] == [line]
+    saved = json.loads((out / "model" / "adapter_config.json").read_text())
+    assert (saved["r"], saved["lora_alpha"]) == scale
 
 
 # --- small pieces ---------------------------------------------------------------------------------

@@ -11,7 +11,15 @@ from statistics import fmean
 import pytest
 
 from soulkit.eval.batch import PARTS, LeaveOneOut, summary_terms
-from soulkit.eval.summary import Cell, Summary, cluster_of, headline, headline_name, summarise
+from soulkit.eval.summary import (
+    NO_ROW_COUNTS,
+    Cell,
+    Summary,
+    cluster_of,
+    headline,
+    headline_name,
+    summarise,
+)
 from soulkit.metrics.student import t_quantile
 from soulkit.runs.records import drafts
 from soulkit.tasks.batches import mean_of
@@ -78,6 +86,26 @@ def test_a_declared_headline_that_cannot_be_computed_is_no_other_number() -> Non
     cells = summary(lost, headlines={"tomi": "joint"}).tasks["tomi"]
     assert headline_name(cells) == "joint" and cells["value"].mean == 1.0
     assert headline(cells) == Cell(n=2, unscored={"judge_error": 1, "undefined": 1}, headline=True)
+
+
+@pytest.mark.parametrize("words", ["none of these rows asks for it", ""])
+def test_a_headline_over_no_row_says_why_and_nothing_is_missing(words: str) -> None:
+    """A row that could have counted and has no score is missing, though."""
+
+    def joint(records: Sequence[Record]) -> Metrics:
+        return {"joint": BatchMetric(None, 0, 0, not_applicable=words)}
+
+    terms = {"batch": {"tomi": joint}, "headlines": {"tomi": "joint"}}
+    whole = summary(rows(0.0, 1.0), **terms)
+    cell = headline(Summary.from_json(json.loads(json.dumps(whole.to_json()))).tasks["tomi"])
+    assert cell == headline(whole.tasks["tomi"]) and cell.headline
+    assert cell.not_applicable == (words or NO_ROW_COUNTS)
+    assert (cell.mean, cell.n, cell.n_scored, cell.n_clusters, cell.unscored) == (None, 0, 0, 0, {})
+    played_nothing = summary([], **terms).tasks["tomi"]
+    assert headline(played_nothing).not_applicable == ""
+    missing = {"joint": lambda records: {"joint": BatchMetric(None, 2, 0, not_applicable=words)}}
+    lost = summary(rows(0.0, 1.0), batch={"tomi": missing["joint"]}, headlines={"tomi": "joint"})
+    assert headline(lost.tasks["tomi"]).not_applicable == ""
 
 
 def test_a_mean_over_the_batch_has_the_interval_of_its_clusters() -> None:

@@ -79,6 +79,55 @@ def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -
     assert doubts(folder, **alike) == ["judge unstated"]
 
 
+def judged(folder: Path, judges: dict[str, str], *, by_task: bool = True) -> Path:
+    """A run of several judged tasks, `judges` naming each task's own."""
+    folder.mkdir()
+    players = {task: [{"kind": "endpoint", "model": who}] for task, who in judges.items()}
+    entry = {"roles": ["judge"], "sampling": {"temperature": 1.0}, "rows": {"a": "1"}}
+    tasks = {
+        task: {**entry, **({"players": {"judge": players[task]}} if by_task else {})}
+        for task in judges
+    }
+    union = [player for several in players.values() for player in several]
+    (folder / "provenance.json").write_text(
+        json.dumps({"players": {"judge": union}, "tasks": tasks})
+    )
+    (folder / "config.yaml").write_text("kind: api\nmodel: m\nprotocol: paper\n")
+    return folder
+
+
+PAPER = {"fantom": "gpt-5-nano", "coser": "gpt-5.4", "mirrorbench": "gpt-5.4"}
+
+
+@pytest.mark.parametrize(
+    ("played", "doubt"),
+    [
+        (PAPER, {}),
+        ({"coser": "gpt-5.4"}, {}),
+        ({**PAPER, "mirrorbench": "gpt-5-nano"},
+         {"judge gpt-5.4, here gpt-5-nano": ["mirrorbench"]}),
+        ({**PAPER, "fantom": "mine", "sotopia": "mine"},
+         {"judge gpt-5-nano, here mine": ["fantom", "sotopia"]}),
+    ],
+)  # fmt: skip
+def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
+    played: dict[str, str], doubt: dict[str, list[str]], tmp_path: Path
+) -> None:
+    paper = next(table for table in publications() if table.stated.judges)
+    run = read_conditions(judged(tmp_path / "run", played))
+    stated = replace(paper.stated, protocol="paper", rows={task: rows_digest({"a": "1"})
+                                                           for task in played})  # fmt: skip
+    assert context_doubts(replace(paper, stated=stated), played, run) == doubt
+
+
+def test_a_record_without_players_by_task_has_those_of_the_run(tmp_path: Path) -> None:
+    paper = next(table for table in publications() if table.stated.judges)
+    run = read_conditions(judged(tmp_path / "run", {"coser": "gpt-5.4"}, by_task=False))
+    assert not any("judge" in why for why in context_doubts(paper, ["coser"], run))
+    run = read_conditions(judged(tmp_path / "other", {"coser": "mine"}, by_task=False))
+    assert "judge gpt-5.4, here mine" in context_doubts(paper, ["coser"], run)
+
+
 def test_rows_that_a_run_did_not_record_match_nothing(played: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("kind: api\nmodel: m\n")
     named = doubts(tmp_path, protocol="paper", temperature=0.5, rows={"hitom": digest(played)})

@@ -164,8 +164,12 @@ def test_feedback_is_told_per_coach(tmp_path: Path) -> None:
     runs = load_runs([folder])
     feedback = "symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 1 time"
     assert ("feedback", feedback) in table.facts(runs[0])
-    assert feedback in html.render(runs)
+    told = dict(table.facts(runs[0]))["leak check"]
+    assert "compares words" in told and "does not notice" in told and "a code" in told
+    page = html.render(runs)
+    assert feedback in page and told in page
     assert "symbolic 512, 3 dropped" in table.markdown(runs)
+    assert "leak check" not in dict(table.facts(load_runs([folder.with_name("before")])[0]))
 
 
 def test_how_answers_could_be_read_is_told_where_some_could_not(tmp_path: Path) -> None:
@@ -197,6 +201,10 @@ def test_a_mean_never_stands_alone() -> None:
     assert table.mean_text(clustered) == "0.700 ± 0.090 (98/100, 32 clusters, few events)"
     few = replace(cell, n_clusters=7)
     assert table.mean_text(few) == "0.700 ± 0.090 (98/100, 7 clusters: few)"
+    held_by_few = Cell(mean=0.96, ci_low=0.93, ci_high=0.99, n_scored=400, n=400, n_clusters=40,
+                       variance=0.0002, df=30.0, scale=(0.0, 1.0), method="wilson-t")  # fmt: skip
+    assert table.mean_text(held_by_few).endswith("(400/400, 40 clusters: few)")
+    assert table.mean_text(replace(held_by_few, df=39.0)).endswith("(400/400, 40 clusters)")
     flat = Cell(mean=0.7, n_scored=4, n=4, n_clusters=4, method="no-spread")
     assert table.mean_text(flat) == "0.700 (4/4, no spread in 4 clusters)"
     assert table.interval_text(cell.ci_low, cell.ci_high) == "0.600\u20130.780"

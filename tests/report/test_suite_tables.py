@@ -110,6 +110,43 @@ def test_a_missing_member_is_named_and_nothing_is_averaged(registry: Registry) -
     assert "paratomi" not in texts(suite_grid(table, playable=True))
 
 
+WHY = "none of these rows asks for it"
+
+
+def unasked(run: RunData, task: str) -> RunData:
+    """The run, whose headline of `task` applies to none of its rows."""
+    assert run.summary is not None
+    cells = {"joint": Cell(headline=True, not_applicable=WHY, scale=(0.0, 1.0))}
+    tasks = {**run.summary.tasks, task: cells}
+    return replace(run, summary=replace(run.summary, tasks=tasks))
+
+
+def test_a_headline_that_applies_to_no_row_makes_no_suite_partial(registry: Registry) -> None:
+    table = duo(registry, unasked(run("one", **WHOLE), "paratomi"))
+    grid = suite_grid(table)
+    rows = texts(grid)
+    assert not table.partial and "partial" not in grid.title + " ".join(grid.notes)
+    assert any(note.startswith(f"one: paratomi: {WHY}; no average") for note in grid.notes)
+    assert rows["paratomi (joint)"][:3] == ["\u2013"] * 3
+    assert rows["duo mean (2 of 3)"][0] == "\u2013"
+    assert rows["duo mean (2 of 3)"][4] == "0.400\u20130.733"
+    assert "paratomi (joint)" in texts(suite_grid(table, playable=True))
+    lacking = duo(registry, unasked(run("one", tomi=0.5), "paratomi"))
+    assert lacking.partial and any("one is a partial suite" in n for n in suite_grid(lacking).notes)
+    both = suite_grid(duo(registry, run("a", **WHOLE), unasked(run("b", **WHOLE), "paratomi")))
+    assert texts(both)["paratomi (value, joint)"][1] == "\u2013"
+    assert "partial" not in both.title
+
+
+def test_a_group_and_a_suite_of_it_are_not_partial_either() -> None:
+    card = load_registry()
+    group = card.suite_spec("soul-23").groups["alignx"]
+    whole = run("one", **dict.fromkeys(card.suite("soul-23"), 0.5))
+    assert not suite_table([unasked(whole, group[0])], "soul-23", card).partial
+    one_away = {task: 0.5 for task in card.suite("soul-23") if task != group[1]}
+    assert suite_table([unasked(run("one", **one_away), group[0])], "soul-23", card).partial
+
+
 def test_why_a_task_was_left_out_is_what_the_run_says(registry: Registry) -> None:
     part = run("one", tomi=0.5, hitom=0.7)
     assert part.summary is not None

@@ -59,10 +59,13 @@ def api(base_url: str, out: Path, *arguments: object, task: str = "tomi", n: int
     return soul("eval", "api", *model, "--task", task, "--data", f"synth:{n}", *FAST, *arguments)
 
 
-def start(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """The real command as a process of its own."""
+def start(
+    *arguments: object, env: dict[str, str] | None = None, open_files: int | None = None
+) -> subprocess.Popen[str]:
+    """The real command as a process of its own, which may open so many files at once."""
+    limit = ["sh", "-c", f'ulimit -n {open_files}; exec "$0" "$@"'] if open_files else []
     return subprocess.Popen(
-        [sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)],
+        [*limit, sys.executable, "-m", "soulkit.cli.app", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
