@@ -68,7 +68,7 @@ def test_greedy_replies_are_equal_with_stops_and_all(
     there = ask(behind(vllm_server, tiny_model), sampling, contexts())
     assert sum(one.stop_reason == "stop" for one in local) >= len(stops) > 0
     for one, other in zip(local, there, strict=True):
-        assert replace(one, logprobs=(), usage=Usage()) == replace(
+        assert replace(one, logprobs=(), usage=Usage(), server=vllm_server.url) == replace(
             other, logprobs=(), usage=Usage()
         )
         assert one.logprobs == pytest.approx(other.logprobs, abs=EXACT)
