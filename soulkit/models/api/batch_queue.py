@@ -253,10 +253,10 @@ class BatchQueue:
         return state
 
     async def _download(self, file_id: str, path: Path) -> None:
-        """Fetch a file of replies; one without any reply is fetched DOWNLOADS times at most."""
+        """Fetch a file of replies, DOWNLOADS times at most while lines of it cannot be read."""
         for left in reversed(range(DOWNLOADS)):
             await self._patient(lambda: self._service.fetch(file_id, path))
-            if not left or self.book.has_replies(path):
+            if not left or self.book.is_whole(path):
                 return
             await asyncio.sleep(self.batches.poll_s)
 

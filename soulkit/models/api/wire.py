@@ -88,14 +88,14 @@ _CAP = re.compile(
 )
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION_PART = re.compile(rf"({_NUMBER.pattern}) ?({'|'.join(_UNITS)})(?:ec\w*|in\w*)?")
-_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern},? ?)+")
-_WAIT_IN_WORDS = re.compile(
-    rf"(?:try again|retry)(?: again)? (?:in|after) ((?:{_NUMBER.pattern} ?"
-    r"(?:ms|s|sec(?:ond)?s?|m|min(?:ute)?s?|h|d)(?![a-z]) ?)+)",
-    re.IGNORECASE,
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "milli": 1e-3, "s": 1, "m": 60, "h": 3600,
+          "d": 86400}  # fmt: skip
+_DURATION_PART = re.compile(
+    rf"({_NUMBER.pattern}) ?(milli|[nuµm]?s|[mhd])"
+    r"(?:sec(?:ond)?s?|ec(?:ond)?s?|in(?:ute)?s?|(?:ou)?rs?|ays?)?(?![a-z])"
 )
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern},? ?)+")
+_WAIT_IN_WORDS = re.compile(rf"(?:try again|retry)(?: again)? (?:in|after) ({_DURATION.pattern})")
 _RESET = re.compile(r"x-rate-?limit-reset(?:-\w+)*|(?:anthropic-)?ratelimit-(?:\w+-)*reset")
 """Headers that say when a limit allows requests again."""
 _UNIX_TIME = 1e9
@@ -334,11 +334,11 @@ def rate_limit_wait(headers: Mapping[str, str], message: str = "") -> float | No
 
     `retry-after-ms` and `Retry-After` count first, then the reset headers of the limits, then the
     message ("try again in 6m0s"). Of several reset headers the longest whose limit is used up
-    (`remaining` is 0) counts; where no limit is marked as used up, the shortest does.
+    (`remaining` is 0 or less) counts; where no limit is marked as used up, the shortest does.
 
     Sources: the rate-limit pages of OpenAI, Azure OpenAI, Anthropic, Groq and OpenRouter.
     """
-    in_words = _WAIT_IN_WORDS.search(message)
+    in_words = _WAIT_IN_WORDS.search(message.lower())
     waits = (
         retry_after(headers),
         _reset_wait(headers),
@@ -356,7 +356,7 @@ def _reset_wait(headers: Mapping[str, str]) -> float | None:
 
 def _is_used_up(headers: Mapping[str, str], reset: str) -> bool:
     left = headers.get(reset.replace("reset", "remaining"), "").strip()
-    return _NUMBER.fullmatch(left) is not None and float(left) == 0
+    return re.fullmatch(r"-\d+|0+(?:\.0+)?", left) is not None
 
 
 def _wait_of(value: str) -> float | None:
