@@ -10,8 +10,9 @@ values in its own words:
 
 vLLM, SGLang and llama.cpp name themselves as the owner of their models in `/v1/models`.
 `transformers serve` does not: it is known by `/load_model` in its `/openapi.json`, or, behind a
-proxy that hides this, by the words with which it refuses a field. A few hosted services document
-neutral defaults. Of any other server the defaults are unknown, and the run says so.
+proxy that hides this, by the words with which it refuses a field. The question before a run
+(probe.py) names such a field. A few hosted services document neutral defaults. Of any other server
+the defaults are unknown, and the run says so.
 
 The server is asked once, before the first request. One that is too busy to say (408, 429, an error
 of its own) is asked a few times. After that it is asked again only while it has answered nothing at
@@ -116,6 +117,12 @@ class ServerDefaults:
                     log.info("%s: neutral %s are sent as well.", self.access.base_url, sent)
             return self.found
 
+    def field_to_refuse(self) -> dict[str, Any]:
+        """A field for the first question to an unknown server: `transformers serve` refuses it, and
+        its value changes nothing where it is taken."""
+        doubtful = self.found is not None and self.found.unknown and not self._is_at(HOSTED)
+        return {"top_k": 0} if doubtful else {}
+
     def recognise(self, refusal: str) -> None:
         """Take an unknown server for `transformers serve` if it refuses a field in its words."""
         known = self.found is not None and not self.found.unknown
@@ -133,8 +140,7 @@ class ServerDefaults:
             self.found = None
 
     async def _ask(self, pool: ClientPool) -> Server:
-        host = (urlsplit(self.access.base_url).hostname or "").lower()
-        if host.endswith(NEUTRAL_HOSTS):
+        if self._is_at(NEUTRAL_HOSTS):
             self._certain = True
             return Server(neutral=True)
         reply = None
@@ -146,10 +152,14 @@ class ServerDefaults:
         self._certain = reply is not None and reply.status < 500
         listed = models_listed(reply, self.model)
         engine = listed_engine(listed)
-        if not engine and not host.endswith(HOSTED) and await self._loads_models(pool):
+        if not engine and not self._is_at(HOSTED) and await self._loads_models(pool):
             engine, self._certain = TRANSFORMERS, True
         context = await self._slot(pool) if engine == LLAMA_CPP else listed_context(listed)
         return Server(engine, context=context)
+
+    def _is_at(self, hosts: tuple[str, ...]) -> bool:
+        """Whether its address is at one of these hosts, or below it."""
+        return (urlsplit(self.access.base_url).hostname or "").lower().endswith(hosts)
 
     async def _loads_models(self, pool: ClientPool) -> bool:
         """Whether its interface has the path by which only `transformers serve` is known."""
