@@ -225,6 +225,11 @@ def test_a_reply_that_the_server_cut_is_an_overflow(server: dict[str, Any], word
     assert "max-tokens" not in error.detail
 
 
+def test_a_prompt_that_fills_the_context_leaves_no_reply_to_score() -> None:
+    error = reply_to(cut(0, 2048), owner="llamacpp", extra={"/props": slots(2048)})
+    assert isinstance(error, ContextOverflow) and "prompt: 2048 tokens" in error.detail
+
+
 def test_a_context_that_is_full_counts_even_near_the_limit_asked_for() -> None:
     server = {"owner": "llamacpp", "extra": {"/props": slots(8900)}}
     assert isinstance(reply_to(cut(8170, 728), **server), ContextOverflow)
