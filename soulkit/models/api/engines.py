@@ -106,6 +106,7 @@ class ServerDefaults:
         self.found: Server | None = None
         """What is known; None: it was not asked yet."""
         self._certain = False
+        """Whether `found` stays, whatever comes."""
 
     async def server(self, pool: ClientPool, turn: asyncio.Lock) -> Server:
         """What the server is; `turn` lets one caller ask."""
@@ -135,7 +136,7 @@ class ServerDefaults:
         self._certain = True
 
     def silent(self) -> None:
-        """A request found nobody: while that is all there is, the next one asks again."""
+        """A request got no answer: the next one asks again, unless the server is known."""
         if not self._certain:
             self.found = None
 
@@ -183,9 +184,7 @@ class ServerDefaults:
         server that has just failed (`transformers serve` over its list of models) closes it."""
         return await self._get(pool, self.access.root_url(path), attempts=2)
 
-    async def _get(
-        self, pool: ClientPool, url: str, *, attempts: int = 1
-    ) -> http.Received | None:  # fmt: skip
+    async def _get(self, pool: ClientPool, url: str, *, attempts: int = 1) -> http.Received | None:
         """The answer of `url`, None where none came."""
         import httpx2 as errors
 

@@ -48,14 +48,15 @@ _TOGETHER = re.compile(
 NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values of sampling parameters that change nothing. They are sent where a server would fill in
 others; the older ones of these take no `top_k` of 0."""
+_ALSO_NEUTRAL: Mapping[str, Any] = {"top_k": 0, "repeat_penalty": 1.0}
+"""Such values in the words of llama.cpp."""
 _USAGE = ("usage", "usageMetadata", "usage_metadata")
+"""Members of a reply that may hold its token counts."""
 _DETAILS = (
     "completion_tokens_details", "output_tokens_details", "prompt_tokens_details",
     "input_tokens_details",
 )  # fmt: skip
 """Parts of the usage that some servers put counts into."""
-_ALSO_NEUTRAL: Mapping[str, Any] = {"top_k": 0, "repeat_penalty": 1.0}
-"""The same in the words of llama.cpp."""
 _MOST_TOKENS = 10**12
 """Of a count; more is none, nor does the ledger's file hold any integer."""
 ERROR_CHARS = 4000
@@ -423,8 +424,8 @@ def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
 
     Most servers count reasoning within the completion. Google's and xAI's leave it out: there the
     total is more than prompt and completion, or the reasoning is more than the completion that is
-    to hold it. Google's own names (`thoughtsTokenCount`) always mean reasoning that is left out.
-    Anthropic's own counts leave cached tokens out of the prompt.
+    to hold it. Google's own names (`thoughtsTokenCount`) mean reasoning that is left out, where no
+    total says otherwise. Anthropic's own counts leave cached tokens out of the prompt.
 
     Sources: the usage pages of OpenAI, Google (Gemini API), xAI, Anthropic, DeepSeek, OpenRouter.
     """
