@@ -335,6 +335,20 @@ def test_junk_without_end_is_no_reason_to_pay_live(tmp_path: Path) -> None:
         paid_once(server, 3)
 
 
+def test_a_wait_beyond_the_patience_with_a_batch_is_not_begun(tmp_path: Path) -> None:
+    limit = {"error": {"message": "Rate limit reached. Please try again in 2h0m0s.", "code": "x"}}
+    with BatchServer() as server:
+        usual = server.handle
+
+        def handle(method: str, path: str, raw: bytes, kind: str) -> tuple[int, Any]:
+            polled = (method, path) == ("GET", "/v1/batches/batch_0")
+            return (429, limit) if polled else usual(method, path, raw, kind)
+
+        server.handle = handle  # type: ignore[method-assign]
+        replies = ask(server, tmp_path, 2, silence_s=60.0)
+    assert "asks to wait 2 h 00 min" in str(replies[1]) and "waits 1 min" in str(replies[1])
+
+
 def test_an_address_without_the_service_is_named(tmp_path: Path) -> None:
     def service(request: str, index: int) -> str:
         return "unknown" if request == "POST /files" else ""
