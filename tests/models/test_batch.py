@@ -298,6 +298,25 @@ def test_junk_about_a_batch_that_exists_is_asked_for_again(
     assert polled == any(line.startswith("no answer from the batch service") for line in said)
 
 
+def test_a_file_of_replies_that_came_cut_is_fetched_again(tmp_path: Path) -> None:
+    """The line that cannot be read would be sent, and paid for, a second time."""
+    fetched: list[str] = []
+    with BatchServer() as server:
+        usual = server.handle
+
+        def handle(method: str, path: str, raw: bytes, kind: str) -> tuple[int, Any]:
+            status, reply = usual(method, path, raw, kind)
+            if path.endswith("/content"):
+                fetched.append(path)
+                reply = reply[:-40] if len(fetched) == 1 else reply
+            return status, reply
+
+        server.handle = handle  # type: ignore[method-assign]
+        assert len(texts(ask(server, tmp_path, 5))) == 5
+        assert len(server.batches) == 1 and len(fetched) == 2
+        paid_once(server, 5)
+
+
 def test_junk_without_end_is_no_reason_to_pay_live(tmp_path: Path) -> None:
     with BatchServer() as server:
         usual = server.handle
@@ -314,6 +333,20 @@ def test_junk_without_end_is_no_reason_to_pay_live(tmp_path: Path) -> None:
         server.handle = usual  # type: ignore[method-assign]
         assert len(texts(ask(server, tmp_path, 3))) == 3
         paid_once(server, 3)
+
+
+def test_a_wait_beyond_the_patience_with_a_batch_is_not_begun(tmp_path: Path) -> None:
+    limit = {"error": {"message": "Rate limit reached. Please try again in 2h0m0s.", "code": "x"}}
+    with BatchServer() as server:
+        usual = server.handle
+
+        def handle(method: str, path: str, raw: bytes, kind: str) -> tuple[int, Any]:
+            polled = (method, path) == ("GET", "/v1/batches/batch_0")
+            return (429, limit) if polled else usual(method, path, raw, kind)
+
+        server.handle = handle  # type: ignore[method-assign]
+        replies = ask(server, tmp_path, 2, silence_s=60.0)
+    assert "asks to wait 2 h 00 min" in str(replies[1]) and "waits 1 min" in str(replies[1])
 
 
 def test_an_address_without_the_service_is_named(tmp_path: Path) -> None:

@@ -129,6 +129,20 @@ def test_an_unreadable_answer_about_a_batch_that_exists_is_asked_for_again(what:
         asyncio.run(scene(server.base_url))
 
 
+@pytest.mark.parametrize("status", [400, 403, 404, 405])
+def test_an_error_page_of_a_proxy_says_nothing_about_a_batch(status: int, tmp_path: Path) -> None:
+    async def scene(url: str) -> None:
+        service = BatchService(open_access(url, "NO_KEY"))
+        for asked in (service.look("batch_0"), service.fetch("file_1", tmp_path / "replies")):
+            with pytest.raises(ServiceSilent, match=str(status)):
+                await asked
+        await service.close()
+
+    with BatchServer() as server:
+        server.handle = lambda *_: (status, b"<html>sorry</html>")  # type: ignore[method-assign]
+        asyncio.run(scene(server.base_url))
+
+
 @pytest.mark.parametrize("code", ["billing_hard_limit_reached", "insufficient_quota"])
 def test_a_billing_limit_is_said_at_once(code: str) -> None:
     fault = Fault.status_error(429, "You reached it.", code=code)

@@ -421,6 +421,10 @@ WAITS: dict[str, tuple[dict[str, str], str, float | None]] = {
         {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1s",
          "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m1.5s"}, "", 61.5,
     ),
+    "a limit that is used up and more": (
+        {"x-ratelimit-remaining-requests": "-2", "x-ratelimit-reset-requests": "1m2.5s",
+         "x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6ms"}, "", 62.5,
+    ),
     "no limit is marked as used up": (
         {"x-ratelimit-reset-requests": "8h0m0s", "x-ratelimit-reset-tokens": "250ms"}, "", 0.25,
     ),
@@ -434,6 +438,10 @@ WAITS: dict[str, tuple[dict[str, str], str, float | None]] = {
     "GitHub": ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "Unix"}, "", 5.0),
     "the draft of the IETF": ({"ratelimit-remaining": "0", "ratelimit-reset": "5"}, "", 5.0),
     "Azure in words": ({}, "Please retry after 6 seconds.", 6.0),
+    "milliseconds in words": ({}, "Please try again in 90 milliseconds.", 0.09),
+    "an hour in words": ({}, "Limit reached, retry after 1 hour", 3600.0),
+    "hours and minutes in words": ({}, "Try again in 2 hours 3 min.", 7380.0),
+    "no unit of time": ({}, "try again in 3 models", None),
     "Google in words": ({}, "You exceeded your quota. Please retry in 34.5s.", 34.5),
     "nothing": ({"x-ratelimit-limit-requests": "60"}, "Too many requests", None),
 }  # fmt: skip

@@ -122,7 +122,9 @@ def test_everybody_is_asked_once_before_the_first_call() -> None:
         assert sorted(body["model"] for body in server.probes) == ["j", "m"]
         crowd(actor, judge)
         assert len(server.probes) == 2 and len(server.requests) == 12
-        assert {tuple(body) for body in server.probes} == {("model", "messages", "max_tokens")}
+        assert {tuple(body) for body in server.probes} == {
+            ("model", "messages", "max_tokens", "top_k")
+        }
     where = server.base_url.removeprefix("http://").removesuffix("/v1")
     assert sorted(lines) == [f"answered: j at {where}", f"answered: m at {where}"]
 

@@ -93,6 +93,31 @@ def test_transformers_serve_takes_nothing_from_the_models_own_config(
         assert len(texts(Endpoint(model="m", base_url=server.base_url), 12, 1.0)) > 8
 
 
+def test_transformers_serve_is_known_behind_a_proxy_that_shows_nothing_else(tiny: Path) -> None:
+    said: list[str] = []
+    roll = RollCall(lambda line: None, remark=said.append)
+    with TransformersServer(tiny, hidden=True) as server:
+        model = Endpoint(model="m", base_url=server.base_url, roll_call=roll)
+        assert len(texts(model, 12, 1.0)) > 8
+    assert model.server == Server("transformers") and not said
+    assert ["top_k" in body for body in server.refused] == [True]
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_another_server_that_refuses_the_test_field_is_asked_again_without_it(status: int) -> None:
+    def refuses(body: Body) -> Fault | None:
+        return Fault.status_error(status, "top_k is not allowed") if "top_k" in body else None
+
+    said: list[str] = []
+    roll = RollCall(lambda line: None, remark=said.append)
+    with ScriptedServer(on_probe=refuses) as server:
+        model = Endpoint(model="m", base_url=server.base_url, roll_call=roll)
+        (reply,) = ask(model)
+    assert isinstance(reply, Completion) and reply.dropped == ()
+    assert ["top_k" in body for body in (*server.probes, *server.requests)] == [True, False, False]
+    assert model.server == Server() and len(said) == 1
+
+
 def test_transformers_serve_is_known_by_its_refusal_where_nothing_else_shows_it() -> None:
     """The field that is refused here is one that older versions do not know."""
 
@@ -198,6 +223,11 @@ def test_a_reply_that_the_server_cut_is_an_overflow(server: dict[str, Any], word
     assert "cut the reply after 1320 of the 8192 tokens" in error.detail
     assert words in error.detail and "prompt: 728 tokens" in error.detail
     assert "max-tokens" not in error.detail
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_reply_to_score() -> None:
+    error = reply_to(cut(0, 2048), owner="llamacpp", extra={"/props": slots(2048)})
+    assert isinstance(error, ContextOverflow) and "prompt: 2048 tokens" in error.detail
 
 
 def test_a_context_that_is_full_counts_even_near_the_limit_asked_for() -> None:

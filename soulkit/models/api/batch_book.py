@@ -157,11 +157,16 @@ class BatchBook:
                     lines.setdefault(str(line.get("custom_id")), line)
         return lines
 
-    def has_replies(self, path: Path) -> bool:
-        """Whether a file of replies has a line that belongs to a request."""
+    def is_whole(self, path: Path) -> bool:
+        """Whether a file of replies has lines, and each of them belongs to a request."""
+        empty = True
         with path.open("rb") as stream:
-            lines = filter(None, map(_object_or_none, stream))
-            return any(isinstance(line.get("custom_id"), str) for line in lines)
+            for raw in filter(bytes.strip, stream):
+                line = _object_or_none(raw)
+                if line is None or not isinstance(line.get("custom_id"), str):
+                    return False
+                empty = False
+        return not empty
 
     def clear(self, state: BatchState) -> None:
         """Remove what the ledger holds by now."""

@@ -253,10 +253,10 @@ class BatchQueue:
         return state
 
     async def _download(self, file_id: str, path: Path) -> None:
-        """Fetch a file of replies; one without any reply is fetched DOWNLOADS times at most."""
+        """Fetch a file of replies, DOWNLOADS times at most while lines of it cannot be read."""
         for left in reversed(range(DOWNLOADS)):
             await self._patient(lambda: self._service.fetch(file_id, path))
-            if not left or self.book.has_replies(path):
+            if not left or self.book.is_whole(path):
                 return
             await asyncio.sleep(self.batches.poll_s)
 
@@ -304,7 +304,7 @@ class BatchQueue:
             except ServiceSilent as error:
                 wait = max(pause, error.wait_s)
                 if time.monotonic() + wait > end:
-                    raise _silent(url, str(error)) from error
+                    raise _silent(url, error, silence_s) from error
                 if not told:
                     self.batches.say(
                         f"no answer from the batch service at {url} ({error}); asking again for up "
@@ -424,9 +424,11 @@ def span(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
-def _silent(base_url: str, words: str) -> UserError:
+def _silent(base_url: str, error: ServiceSilent, patience_s: float) -> UserError:
+    asked = f" and asks to wait {span(error.wait_s)}" if error.wait_s else ""
     return UserError(
-        f"The batch service at {base_url} does not answer: {words}.",
+        f"The batch service at {base_url} does not answer{asked}: {error}. A run waits "
+        f"{span(patience_s)} for it.",
         "Batches that were sent go on there and are paid for; nothing is lost.",
         "Run the same command again when it answers: the batches are taken up.",
     )

@@ -24,7 +24,7 @@ from soulkit.keys import masked_json
 from soulkit.models.api.access import Access
 from soulkit.models.api.faults import NO_CREDIT, clean_detail
 from soulkit.models.api.sdk import make_sdk
-from soulkit.models.api.wire import rate_limit_wait, retry_after
+from soulkit.models.api.wire import json_or_none, rate_limit_wait, retry_after
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -164,7 +164,10 @@ class BatchService:
                 limited = error.status_code == 429
                 wait_s = rate_limit_wait(headers, text) if limited else retry_after(headers)
                 raise ServiceSilent(_words(error), wait_s or 0.0) from error
-            if error.status_code == 404 and there not in ("", _LISTING):
+            known = there not in ("", _LISTING)
+            if known and error.status_code != 401 and _is_page(error.response.text):
+                raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
+            if known and error.status_code == 404:
                 raise self._gone(there, _words(error)) from error
             raise self._refusal(error, there) from error
         except (OpenAIError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -237,6 +240,11 @@ def _words(error: BaseException) -> str:
     cause = error.__cause__
     more = f" ({cause})" if cause is not None and str(cause) else ""
     return clean_detail(f"{error}{more}" or type(error).__name__).rstrip(".")
+
+
+def _is_page(text: str) -> bool:
+    """Whether an error is in the words of something before the service, such as a proxy."""
+    return not isinstance(json_or_none(text), dict)
 
 
 def was_refused(error: UserError) -> bool:

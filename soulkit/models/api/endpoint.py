@@ -81,7 +81,7 @@ from soulkit.models.api.limits import (
 from soulkit.models.api.paying import CallRequest, Keep, PaidReply
 from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.prices import PriceTable, cost_of, own_price, unpriced_model
-from soulkit.models.api.probe import TIMEOUT_S, Answer, Outcome, probe
+from soulkit.models.api.probe import TIMEOUT_S, Answer, Outcome, Undecided, probe
 from soulkit.models.api.reading import overflow_words, read_completion, read_older_completion
 from soulkit.models.api.schema_question import ask_schema
 from soulkit.models.api.wire import (
@@ -274,12 +274,27 @@ class Endpoint:
         """What the server makes of a question of one token. Raises BudgetSpent."""
         if self._budget is not None:
             self._budget.check()
-        self._traffic.take(estimated_tokens([], 1), time.monotonic())
-        pool = self._session().pool
-        outcome = await probe(self.access, self.name, pool, self.timeout_s, self.backoff_s)
+        outcome = await self._put_question()
+        if isinstance(outcome, Undecided):
+            self._defaults.silent()
         if isinstance(outcome, Answer):
             self._charge(outcome.reply)
             outcome = replace(outcome, forms=await self._ask_for_forms())
+        return outcome
+
+    async def _put_question(self) -> Outcome:
+        """The question before a run; plainly again where the server refuses the field by which
+        `transformers serve` is known."""
+        session = self._session()
+        await self._defaults.server(session.pool, session.turn)
+        for beside in (self._defaults.field_to_refuse(), {}):
+            self._traffic.take(estimated_tokens([], 1), time.monotonic())
+            outcome = await probe(
+                self.access, self.name, session.pool, self.timeout_s, self.backoff_s, beside
+            )
+            if not (beside and isinstance(outcome, Answer) and outcome.refusal):
+                break
+            self._defaults.recognise(outcome.refusal)
         return outcome
 
     @property

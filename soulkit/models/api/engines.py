@@ -10,8 +10,9 @@ values in its own words:
 
 vLLM, SGLang and llama.cpp name themselves as the owner of their models in `/v1/models`.
 `transformers serve` does not: it is known by `/load_model` in its `/openapi.json`, or, behind a
-proxy that hides this, by the words with which it refuses a field. A few hosted services document
-neutral defaults. Of any other server the defaults are unknown, and the run says so.
+proxy that hides this, by the words with which it refuses a field. The question before a run
+(probe.py) names such a field. A few hosted services document neutral defaults. Of any other server
+the defaults are unknown, and the run says so.
 
 The server is asked once, before the first request. One that is too busy to say (408, 429, an error
 of its own) is asked a few times. After that it is asked again only while it has answered nothing at
@@ -105,6 +106,7 @@ class ServerDefaults:
         self.found: Server | None = None
         """What is known; None: it was not asked yet."""
         self._certain = False
+        """Whether `found` stays, whatever comes."""
 
     async def server(self, pool: ClientPool, turn: asyncio.Lock) -> Server:
         """What the server is; `turn` lets one caller ask."""
@@ -115,6 +117,12 @@ class ServerDefaults:
                 if sent:
                     log.info("%s: neutral %s are sent as well.", self.access.base_url, sent)
             return self.found
+
+    def field_to_refuse(self) -> dict[str, Any]:
+        """A field for the first question to an unknown server: `transformers serve` refuses it, and
+        its value changes nothing where it is taken."""
+        doubtful = self.found is not None and self.found.unknown and not self._is_at(HOSTED)
+        return {"top_k": 0} if doubtful else {}
 
     def recognise(self, refusal: str) -> None:
         """Take an unknown server for `transformers serve` if it refuses a field in its words."""
@@ -128,13 +136,12 @@ class ServerDefaults:
         self._certain = True
 
     def silent(self) -> None:
-        """A request found nobody: while that is all there is, the next one asks again."""
+        """A request got no answer: the next one asks again, unless the server is known."""
         if not self._certain:
             self.found = None
 
     async def _ask(self, pool: ClientPool) -> Server:
-        host = (urlsplit(self.access.base_url).hostname or "").lower()
-        if host.endswith(NEUTRAL_HOSTS):
+        if self._is_at(NEUTRAL_HOSTS):
             self._certain = True
             return Server(neutral=True)
         reply = None
@@ -146,10 +153,14 @@ class ServerDefaults:
         self._certain = reply is not None and reply.status < 500
         listed = models_listed(reply, self.model)
         engine = listed_engine(listed)
-        if not engine and not host.endswith(HOSTED) and await self._loads_models(pool):
+        if not engine and not self._is_at(HOSTED) and await self._loads_models(pool):
             engine, self._certain = TRANSFORMERS, True
         context = await self._slot(pool) if engine == LLAMA_CPP else listed_context(listed)
         return Server(engine, context=context)
+
+    def _is_at(self, hosts: tuple[str, ...]) -> bool:
+        """Whether its address is at one of these hosts, or below it."""
+        return (urlsplit(self.access.base_url).hostname or "").lower().endswith(hosts)
 
     async def _loads_models(self, pool: ClientPool) -> bool:
         """Whether its interface has the path by which only `transformers serve` is known."""
@@ -173,9 +184,7 @@ class ServerDefaults:
         server that has just failed (`transformers serve` over its list of models) closes it."""
         return await self._get(pool, self.access.root_url(path), attempts=2)
 
-    async def _get(
-        self, pool: ClientPool, url: str, *, attempts: int = 1
-    ) -> http.Received | None:  # fmt: skip
+    async def _get(self, pool: ClientPool, url: str, *, attempts: int = 1) -> http.Received | None:
         """The answer of `url`, None where none came."""
         import httpx2 as errors
 

@@ -75,6 +75,8 @@ class Answer:
     """What it calls the model, where it says so."""
     reply: WireReply | None = None
     """What it counted; None where it liked everything but the question."""
+    refusal: str = ""
+    """What it did not like about the question."""
     forms: bool | None = None
     """Whether it holds replies to a form; None where nobody needs to know, or it did not show."""
 
@@ -105,14 +107,18 @@ Outcome = Answer | Undecided | Refusal
 
 
 async def probe(
-    access: Access, model: str, pool: ClientPool, timeout_s: float, backoff_s: float
-) -> Outcome:
-    """Put the question, again while the server is busy, and look where else it may answer."""
+    access: Access, model: str, pool: ClientPool, timeout_s: float, backoff_s: float,
+    beside: Mapping[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
+    """Put the question, again while the server is busy, and look where else it may answer.
+
+    `beside` are parameters of the question beyond those that every server takes.
+    """
     outcome: Outcome = Undecided("it was not asked")
     for pause in PAUSES_S:
         asked_for = outcome.wait_s if isinstance(outcome, Undecided) else None
         await asyncio.sleep(min(LONGEST_PAUSE_S, max(asked_for or 0.0, pause * backoff_s)))
-        outcome = await _ask(access, access.url(PATH), model, pool, timeout_s)
+        outcome = await _ask(access, access.url(PATH), model, pool, timeout_s, beside)
         if not (isinstance(outcome, Undecided) and outcome.busy):
             break
     if isinstance(outcome, Refusal) and outcome.kind == "model":
@@ -145,10 +151,14 @@ def _usual(base_url: str) -> list[str]:
     return [f"{base_url}{path}" for path in USUAL_PATHS if not base_url.endswith("/v1")]
 
 
-async def _ask(access: Access, url: str, model: str, pool: ClientPool, timeout_s: float) -> Outcome:
+async def _ask(
+    access: Access, url: str, model: str, pool: ClientPool, timeout_s: float,
+    beside: Mapping[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
     import httpx2 as errors
 
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": model, "messages": messages, "max_tokens": 1, **(beside or {})}
     limit = min(TIMEOUT_S, timeout_s)
     try:
         async with asyncio.timeout(limit), pool.client() as client:
@@ -202,7 +212,7 @@ def _outcome_of_error(status: int, error: object, received: http.Received, model
         return Undecided(why, rate_limit_wait(received.headers, message), busy=True)
     if status in (408, 409) or status >= 500:
         return Undecided(why, retry_after(received.headers), busy=True)
-    return Answer()
+    return Answer(refusal=why)
 
 
 def _names(message: str, model: str) -> bool:

@@ -76,10 +76,10 @@ def overflow_words(
     if reply.stop_reason != "length":
         return ""
     tokens, asked = parse_reply(entry.reply).completion_tokens, sampling.max_tokens
-    if not tokens or tokens >= asked:
+    if tokens is None or tokens >= asked:
         return ""
     full = context is not None and entry.prompt_tokens + tokens + NEAR_TOKENS >= context
-    if not full and asked - tokens <= max(1, asked // NEAR_SHARE):
+    if not full and (not tokens or asked - tokens <= max(1, asked // NEAR_SHARE)):
         return ""
     limit, way_out = "the server does not say at which limit", "Start it with more context, or ask"
     if full:

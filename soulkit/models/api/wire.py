@@ -48,14 +48,15 @@ _TOGETHER = re.compile(
 NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values of sampling parameters that change nothing. They are sent where a server would fill in
 others; the older ones of these take no `top_k` of 0."""
+_ALSO_NEUTRAL: Mapping[str, Any] = {"top_k": 0, "repeat_penalty": 1.0}
+"""Such values in the words of llama.cpp."""
 _USAGE = ("usage", "usageMetadata", "usage_metadata")
+"""Members of a reply that may hold its token counts."""
 _DETAILS = (
     "completion_tokens_details", "output_tokens_details", "prompt_tokens_details",
     "input_tokens_details",
 )  # fmt: skip
 """Parts of the usage that some servers put counts into."""
-_ALSO_NEUTRAL: Mapping[str, Any] = {"top_k": 0, "repeat_penalty": 1.0}
-"""The same in the words of llama.cpp."""
 _MOST_TOKENS = 10**12
 """Of a count; more is none, nor does the ledger's file hold any integer."""
 ERROR_CHARS = 4000
@@ -88,14 +89,14 @@ _CAP = re.compile(
 )
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION_PART = re.compile(rf"({_NUMBER.pattern}) ?({'|'.join(_UNITS)})(?:ec\w*|in\w*)?")
-_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern},? ?)+")
-_WAIT_IN_WORDS = re.compile(
-    rf"(?:try again|retry)(?: again)? (?:in|after) ((?:{_NUMBER.pattern} ?"
-    r"(?:ms|s|sec(?:ond)?s?|m|min(?:ute)?s?|h|d)(?![a-z]) ?)+)",
-    re.IGNORECASE,
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "milli": 1e-3, "s": 1, "m": 60, "h": 3600,
+          "d": 86400}  # fmt: skip
+_DURATION_PART = re.compile(
+    rf"({_NUMBER.pattern}) ?(milli|[nuµm]?s|[mhd])"
+    r"(?:sec(?:ond)?s?|ec(?:ond)?s?|in(?:ute)?s?|(?:ou)?rs?|ays?)?(?![a-z])"
 )
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern},? ?)+")
+_WAIT_IN_WORDS = re.compile(rf"(?:try again|retry)(?: again)? (?:in|after) ({_DURATION.pattern})")
 _RESET = re.compile(r"x-rate-?limit-reset(?:-\w+)*|(?:anthropic-)?ratelimit-(?:\w+-)*reset")
 """Headers that say when a limit allows requests again."""
 _UNIX_TIME = 1e9
@@ -334,11 +335,11 @@ def rate_limit_wait(headers: Mapping[str, str], message: str = "") -> float | No
 
     `retry-after-ms` and `Retry-After` count first, then the reset headers of the limits, then the
     message ("try again in 6m0s"). Of several reset headers the longest whose limit is used up
-    (`remaining` is 0) counts; where no limit is marked as used up, the shortest does.
+    (`remaining` is 0 or less) counts; where no limit is marked as used up, the shortest does.
 
     Sources: the rate-limit pages of OpenAI, Azure OpenAI, Anthropic, Groq and OpenRouter.
     """
-    in_words = _WAIT_IN_WORDS.search(message)
+    in_words = _WAIT_IN_WORDS.search(message.lower())
     waits = (
         retry_after(headers),
         _reset_wait(headers),
@@ -356,7 +357,7 @@ def _reset_wait(headers: Mapping[str, str]) -> float | None:
 
 def _is_used_up(headers: Mapping[str, str], reset: str) -> bool:
     left = headers.get(reset.replace("reset", "remaining"), "").strip()
-    return _NUMBER.fullmatch(left) is not None and float(left) == 0
+    return re.fullmatch(r"-\d+|0+(?:\.0+)?", left) is not None
 
 
 def _wait_of(value: str) -> float | None:
@@ -423,8 +424,8 @@ def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
 
     Most servers count reasoning within the completion. Google's and xAI's leave it out: there the
     total is more than prompt and completion, or the reasoning is more than the completion that is
-    to hold it. Google's own names (`thoughtsTokenCount`) always mean reasoning that is left out.
-    Anthropic's own counts leave cached tokens out of the prompt.
+    to hold it. Google's own names (`thoughtsTokenCount`) mean reasoning that is left out, where no
+    total says otherwise. Anthropic's own counts leave cached tokens out of the prompt.
 
     Sources: the usage pages of OpenAI, Google (Gemini API), xAI, Anthropic, DeepSeek, OpenRouter.
     """
