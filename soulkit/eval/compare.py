@@ -41,7 +41,7 @@ class TaskDifference:
 
     task: str
     metric: str
-    """What was compared: the task's headline where no metric was named."""
+    """What was compared, as the task calls it: its headline where no metric was named."""
     paired: PairedDifference
     p_holm: float | None
     """`paired.p`, adjusted for the number of tasks compared (Holm)."""
@@ -141,8 +141,8 @@ def compare_runs(
         b=str(b),
         metric=metric or HEADLINE,
         tasks=tuple(
-            TaskDifference(task=task, metric=t.metric, paired=t.paired, p_holm=p, n_a=t.n_a,
-                           n_b=t.n_b)
+            TaskDifference(task=task, metric=pairs[task].shown(t.metric), paired=t.paired,
+                           p_holm=p, n_a=t.n_a, n_b=t.n_b)
             for (task, t), p in zip(compared.items(), adjusted, strict=True)
         ),
         only_a=_alone(runs_a, runs_b, members),
@@ -279,12 +279,13 @@ class _Pairs:
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
     def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
-        paired, why = made.paired, f"{made.metric}, {made.paired.n_shared} episodes"
+        paired, name = made.paired, self.pairs[gate.target].shown(made.metric)
+        why = f"{name}, {paired.n_shared} episodes"
         why += " of one cluster" if paired.n_clusters == 1 else ""
         low, high = paired.ci_low, paired.ci_high
         if low is None and paired.difference is not None and paired.n_clusters > 1:
             span = self.span(gate.target, made.metric)
-            why = f"{made.metric}: no spread in {paired.n_clusters} clusters"
+            why = f"{name}: no spread in {paired.n_clusters} clusters"
             if span is not None and paired.method == "no-spread":
                 low, high = unseen_interval(paired.difference, paired.n_clusters, span)
         return gate_result(gate, paired.difference, low, high, why)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from soulkit.eval.suites import SuiteLine
-from soulkit.eval.summary import headline_name
+from soulkit.eval.summary import headline_shown
 from soulkit.report.load import RunData
 from soulkit.report.suites import ContextColumn, SuiteTable, TableLine, draft_steps
 
@@ -71,7 +71,7 @@ def _of_run(run: RunData, line: SuiteLine) -> dict[str, Any]:
 
 def _metric(run: RunData, line: SuiteLine) -> str:
     steps = draft_steps(run, line.name)
-    name = headline_name(run.tasks.get(line.name, {}))
+    name = headline_shown(run.tasks.get(line.name, {}))
     return f"{name} (drafts, last {steps} steps)" if steps else name
 
 
