@@ -2,9 +2,9 @@
 
 What a terminal cannot hold side by side is shown in parts, one below the other (`InParts`). A table
 that is too wide still would lose its columns one by one: first the names of its rows, then the ends
-of its numbers. So what stands in brackets behind a name or a number goes to a line of its own, then columns
-fold between words; no word and no interval is cut. Where even that has no room, each row becomes a
-paragraph of its own: its name, then every column with its number.
+of its numbers. So what stands in brackets behind a number or a name goes to a line of its own, then
+columns fold between words; no word and no interval is cut. Where even that has no room, each row
+becomes a paragraph of its own: its name, then every column with its number.
 """
 
 from __future__ import annotations

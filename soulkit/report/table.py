@@ -325,13 +325,18 @@ def metric_label(run: RunData, task: str, metric: str) -> str:
 
 def task_label(task: str, *metrics: str) -> str:
     """`tomi (accuracy)`; the task alone where nothing says what its metric is called."""
-    named = [one_line(name) for name in dict.fromkeys(metrics) if name not in ("", VALUE)]
-    return f"{one_line(task)} ({', '.join(named)})" if named else one_line(task)
+    named = [one_line(name) for name in dict.fromkeys(metrics) if name]
+    return one_line(task) if named in ([], [VALUE]) else f"{one_line(task)} ({', '.join(named)})"
 
 
 def headline_label(runs: Sequence[RunData], task: str) -> str:
     """A task with the name of its headline, in runs that differ in it with each."""
-    return task_label(task, *(headline_shown(run.tasks.get(task, {})) for run in runs))
+    return task_label(task, *(_headline_of(run.tasks.get(task, {})) for run in runs))
+
+
+def _headline_of(cells: Mapping[str, Cell]) -> str:
+    name = headline_shown(cells)
+    return f"{name}, held-out rows" if headline_name(cells) == DEV != name else name
 
 
 def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:

@@ -201,7 +201,7 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "tomi" in shown.stdout and "+1.000" in shown.stdout
     # Σ d² of the two corners is 2: 1 ± t(7) √2 / 8, cut at 1.
-    assert "0.582–1.000" in shown.stdout and "0.0008" in shown.stdout
+    assert "[+0.582, +1.000]" in shown.stdout and "0.0008" in shown.stdout
     machine = CliRunner().invoke(app, [str(a), str(b), "--json"])
     assert json.loads(machine.stdout)["tasks"][0]["difference"] == 1.0
 

@@ -115,8 +115,8 @@ def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
 ) -> None:
     paper = next(table for table in publications() if table.stated.judges)
     run = read_conditions(judged(tmp_path / "run", played))
-    stated = replace(paper.stated, protocol="paper", rows={task: rows_digest({"a": "1"})
-                                                           for task in played})  # fmt: skip
+    rows = {task: rows_digest({"a": "1"}) for task in played}
+    stated = replace(paper.stated, protocol="paper", temperature=1.0, rows=rows)
     assert context_doubts(replace(paper, stated=stated), played, run) == doubt
 
 
