@@ -30,6 +30,7 @@ from soulkit.metrics.comparisons import PairedDifference, holm
 from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.registry import Registry, load_registry
+from soulkit.tasks.spec import Metric
 from soulkit.types import Record
 
 DRAFTS = "means over drafts while training, {steps}; a training's own headline is its dev score"
@@ -130,7 +131,8 @@ def compare_runs(
         raise _refused(mixed)
     metrics = {metric, *(gate.metric for gate in gates)}
     controls = shared_controls(a, b, shared)
-    pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, trust=trust)
+    names = {name: _value_name(spec.metric) for name, spec in registry.specs.items()}
+    pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, names, trust=trust)
     whole = _Pairs(pairs, registry)
     compared, lacking = whole.contrasts(metric)
     if not any(t.paired.n_shared for t in compared.values()):
@@ -201,15 +203,15 @@ def _alone(
 
 def _pairs(
     folders: tuple[Path, Path], shared: Sequence[str], a: Mapping[str, Sequence[Record]],
-    b: Mapping[str, Sequence[Record]], metrics: Iterable[str], controls: SharedControls, *,
-    trust: bool,
+    b: Mapping[str, Sequence[Record]], metrics: Iterable[str], controls: SharedControls,
+    names: Mapping[str, str], *, trust: bool,
 ) -> dict[str, TaskPair]:  # fmt: skip
     """What the runs recorded of each task, with its code where one of `metrics` needs it."""
     dev_a, dev_b = (_held_out(folder) for folder in folders)
     cells_a, cells_b = (recorded_cells(folder) for folder in folders)
     pairs = {
         task: TaskPair(
-            task=task, a=a[task], b=b[task],
+            task=task, a=a[task], b=b[task], declared_name=names.get(task, ""),
             recorded=(cells_a.get(task, {}), cells_b.get(task, {})),
             held_out=(dev_a[task], dev_b[task]) if task in dev_a and task in dev_b else None,
             controls=controls.sides.get(task, ((), ())),
@@ -222,6 +224,11 @@ def _pairs(
         task: replace(pair, live_a=live_a.get(task), live_b=live_b.get(task))
         for task, pair in pairs.items()
     }
+
+
+def _value_name(declared: Metric) -> str:
+    """The declared name of a mean score; empty where a number over the batch has it."""
+    return "" if declared.name == declared.headline else declared.name
 
 
 def _held_out(folder: Path) -> dict[str, list[Record]]:

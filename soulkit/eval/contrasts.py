@@ -52,6 +52,9 @@ class TaskPair:
     live_a: Task | None = None
     """The task as A played it; None: its code is not to be run here."""
     live_b: Task | None = None
+    declared_name: str = ""
+    """What the declared task calls its mean score: for runs of earlier versions and unfinished
+    ones, whose summaries do not say."""
     recorded: tuple[Mapping[str, Cell], Mapping[str, Cell]] = ({}, {})
     """The cells of both summaries, which know the scales of what they hold without any code."""
     held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
@@ -70,10 +73,11 @@ class TaskPair:
         """What the task calls its mean score; `value` where nobody can tell, or where another of
         its numbers has that name."""
         recorded = [cells[VALUE].name for cells in self.recorded if VALUE in cells]
-        declared = [live.spec.metric.name for live in (self.live_a, self.live_b) if live]
         known = {VALUE, self.headline, *(m for r in (*self.a, *self.b) for m in r.score.metrics)}
         known |= {name for cells in self.recorded for name in cells}
-        return next((name for name in (*recorded, *declared) if name and name not in known), VALUE)
+        return next(
+            (name for name in (*recorded, self.declared_name) if name and name not in known), VALUE
+        )
 
     def shown(self, metric: str) -> str:
         """The name of a metric for readers."""
@@ -181,11 +185,15 @@ def unknown_metric(name: str, pairs: Sequence[TaskPair]) -> DataError:
     """The error of a metric that none of the tasks has; it names the nearest of all of them."""
     tasks = [pair.task for pair in pairs]
     whose = f"the task '{tasks[0]}'" if len(tasks) == 1 else f"any of {', '.join(tasks)}"
+    names = sorted({known for pair in pairs for known in metric_names(pair)})
+    hint = did_you_mean(name, names)
+    if hint.startswith("Did"):
+        hint += f" Known, without break-downs: {', '.join(n for n in names if '=' not in n)}."
     return DataError(
         f"The runs do not both have a metric '{name}' of {whose}.",
         "Only what the episodes recorded can be compared, and what the task itself computes "
         "over a batch of them.",
-        did_you_mean(name, sorted({known for pair in pairs for known in metric_names(pair)})),
+        hint,
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from soulkit.cli.app import main
 from soulkit.errors import ConfigError, RunError
-from soulkit.eval.summary import Cell, Summary
+from soulkit.eval.summary import Cell, Summary, headline_shown
 from soulkit.report import html
 from soulkit.report.exports.latex import grid_latex, latex_text
 from soulkit.report.exports.sheet import suite_csv, suite_values
@@ -362,6 +362,28 @@ def choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     *FAST)  # fmt: skip
     assert code == 0
     return out
+
+
+def test_every_task_shows_its_metric_under_the_declared_name(
+    choice: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The summary, the report, its exports and `soul runs` say what `soul tasks show` says."""
+    specs = load_registry().specs
+    cells = load_runs([choice])[0].tasks
+    names = {}
+    for task, of_task in cells.items():
+        metric = specs[task].metric
+        names[task] = metric.headline or metric.name
+        shared = metric.name == metric.headline
+        assert of_task["value"].name == ("" if shared else metric.name), task
+        assert headline_shown(of_task) == names[task]
+    forms = ["--format md", "--format latex", "--format csv --details", "--format table"]
+    for command in [*(f"report {choice} {form}" for form in forms), f"runs {choice}"]:
+        assert main(command.split()) == 0
+        shown = " ".join(capsys.readouterr().out.replace("\\", "").split())
+        known = list(names.values())[:3] if command.startswith("runs") else set(names.values())
+        assert all(name in shown for name in known), command
+        assert not re.search(r"\bvalue\b|\u00b1|pm\$", shown), command
 
 
 def test_a_suite_that_was_played_is_shown_as_one(

@@ -278,7 +278,9 @@ def test_the_services_success_does_not_stand_in_for_an_index_that_a_run_lacks(
         capfd.readouterr()
         assert soul("compare", tmp_path / "a", tmp_path / other) == 2
         what, _, fix = three_lines(capfd.readouterr().err)
-        assert "'usi'" in what and what.endswith(f"undefined in {lone}.") and "service_success" in fix
+        assert (
+            "'usi'" in what and what.endswith(f"undefined in {lone}.") and "service_success" in fix
+        )
     assert soul("compare", tmp_path / "a", tmp_path / "b", "--metric", "service_success") == 0
 
 
