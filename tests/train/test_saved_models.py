@@ -228,7 +228,7 @@ def test_the_command_of_a_card_names_who_judged(
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "--judge scripted:one.yaml --judge 'scripted:two|three.yaml'" in card
     rows = [line for line in card.splitlines() if line.startswith("| essay | drafts")]
-    assert rows and all(row.count("|") == 7 for row in rows)
+    assert rows and all(row.count("|") == 6 for row in rows)
     assert str(tmp_path) not in card
 
 
