@@ -431,7 +431,7 @@ def run_all(
 
 def table_of(measurements: Sequence[Measured], without: dict[str, str], rate: float) -> Table:
     table = Table(title=f"One GRPO step; matrix products run at {rate / 1e12:.3g} TFLOP/s")
-    for column in ("variant", "s", "± s", "plan s", "first s", "passes", "computed",
+    for column in ("variant", "s", "max - min s", "plan s", "first s", "passes", "computed",
                    "unique tok/s", "MFU", "HFU", "GiB"):  # fmt: skip
         table.add_column(column, justify="left" if column == "variant" else "right")
     for m in measurements:

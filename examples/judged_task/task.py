@@ -77,14 +77,14 @@ class JudgedTask(Task):
             return unscored(episode.failure, self.protocol)
         text = "\n".join(line.text for line in episode.transcript)
         if not text.strip():  # the actor's own failure is no judge's business
-            return Score(value=0.0, reward=0.0, metrics={"quality": None}, status="empty")
+            return Score(value=0.0, reward=0.0, status="empty")
         view: dict[str, Any] = example.visible("judge")
         prompt = self.prompts.render("judge", essay=fence(text, "essay"), **view)
         verdicts = await opinions(cast, question("score", prompt, Opinion), episode)
         points = [opinion.quality.score / 10 for opinion in readable(verdicts)]
         value = combined(points, cast.panel.combine)
         return Score(
-            value=value, reward=value, metrics={"quality": value},
+            value=value, reward=value,
             verdicts=tuple(v.verdict() for v in verdicts), prompts=self.prompts.hashes("judge"),
         )  # fmt: skip
 

@@ -18,8 +18,8 @@ def command(
     b: Annotated[Path, typer.Argument(metavar="B", help="Run folder that may be better.")],
     metric: Annotated[
         str,
-        typer.Option(help="`headline` (what each task declares), `value`, or another metric or "
-                     "break-down."),
+        typer.Option(help="A metric as the task calls it, such as accuracy, or a break-down of it, "
+                     "accuracy/order=2; `headline`: what each task declares."),
     ] = "headline",
     suite: Annotated[
         str,

@@ -141,16 +141,19 @@ def _shell_path(path: Path) -> str:
 
 
 def _mean(cell: Mapping[str, Any]) -> str:
-    low, high = cell["ci"]
-    interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-    return f"{cell['mean']:.3f}{interval} ({cell['n_scored']}/{cell['n']})"
+    from soulkit.metrics.intervals import estimate_text
+
+    return f"{estimate_text(cell['mean'], *cell['ci'])} ({cell['n_scored']}/{cell['n']})"
 
 
 def _with_ci(results: dict[str, Any], name: str) -> str:
-    low, high = results[f"{name}_ci"]
-    return f"{results[name]:.3f} [{low:.3f}, {high:.3f}]"
+    from soulkit.metrics.intervals import estimate_text
+
+    return estimate_text(results[name], *results[f"{name}_ci"])
 
 
 def _gap(results: dict[str, Any], name: str) -> str:
+    from soulkit.metrics.intervals import estimate_text, signed
+
     low, high = results[f"{name}_ci"]
-    return f"{results[name]:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return estimate_text(results[name], low, high, signed)

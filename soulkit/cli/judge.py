@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -202,7 +202,7 @@ def _print_task(task: str, report: Mapping[str, Any]) -> None:
 
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
     table = new_table(
-        "dimension", "agreement", ">n", "clusters", ">alpha", "95 %", ">ICC", ">rho", ">equal",
+        "dimension", "agreement", ">n", "clusters", ">alpha [95% CI]", ">ICC", ">rho", ">equal",
         ">gap", "what it allows", title=safe(task),
     )  # fmt: skip
     for name, dimension in dimensions.items():
@@ -210,7 +210,7 @@ def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
             figures = [cell.get(k) for k in ("icc", "spearman", "exact", "mean_gap")]
             table.add_row(
                 safe(name), safe(label), str(cell["n"]), _clusters(cell["alpha"]),
-                _number(cell["alpha"]), _interval(cell["alpha"]), *map(_number, figures),
+                _estimate(cell["alpha"]), *map(_number, figures),
                 _trust(cell),
             )  # fmt: skip
     return table
@@ -234,34 +234,32 @@ def _comparisons(dimension: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[st
 
 def _length(dimensions: Mapping[str, Any]) -> Table:
     table = new_table(
-        "dimension", "judge", ">n", "clusters", ">rho with words", "95 %", ">at equal turns",
-        "95 %", ">points per 100 words", "95 %",
+        "dimension", "judge", ">n", "clusters", ">rho with words [95% CI]",
+        ">at equal turns [95% CI]", ">points per 100 words [95% CI]",
     )  # fmt: skip
     for name, dimension in dimensions.items():
         for judge, cell in dimension.get("length", {}).items():
             figures = [cell["spearman"], cell["at_equal_turns"], cell["points_per_100_words"]]
-            shown = [text for figure in figures for text in (_number(figure), _interval(figure))]
             table.add_row(
                 safe(name), safe(judge), str(cell["spearman"]["n"]), _clusters(cell["spearman"]),
-                *shown,
+                *map(_estimate, figures),
             )  # fmt: skip
     return table
 
 
 def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
     table = new_table(
-        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters", ">flips",
-        "95 %", ">first preferred", "95 %",
+        "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters",
+        ">flips [95% CI]", ">first preferred [95% CI]",
     )  # fmt: skip
     for judge, cell in reading.items():
         pair = position.get(judge)
-        shown = [DASH] * 6
+        shown = [DASH] * 4
         if pair is not None:
             flips, first = pair["flips"], pair["prefers_first"]
             shown = [
-                str(pair["pairs"]), _clusters(flips), _share(flips["value"]),
-                _interval(flips, percent=True),
-                _share(first["value"]), _interval(first, percent=True),
+                str(pair["pairs"]), _clusters(flips), _estimate(flips, _share),
+                _estimate(first, _share),
             ]  # fmt: skip
         table.add_row(
             safe(judge), str(cell["judgements"]), _share(cell["unreadable"]["value"]),
@@ -271,14 +269,19 @@ def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
 
 
 def _number(cell: Mapping[str, Any] | None) -> str:
-    return DASH if cell is None or cell["value"] is None else f"{cell['value']:.2f}"
+    return _figure(cell["value"] if cell is not None else None)
 
 
-def _interval(cell: Mapping[str, Any], percent: bool = False) -> str:
-    if cell["ci_low"] is None or cell["ci_high"] is None:
-        return DASH
-    shown = _share if percent else "{:.2f}".format
-    return f"{shown(cell['ci_low'])} … {shown(cell['ci_high'])}"
+def _figure(value: object) -> str:
+    from soulkit.metrics.intervals import number
+
+    return number(value, 2)
+
+
+def _estimate(cell: Mapping[str, Any], shown: Callable[[object], str] = _figure) -> str:
+    from soulkit.metrics.intervals import estimate_text
+
+    return estimate_text(cell["value"], cell["ci_low"], cell["ci_high"], shown)
 
 
 def _clusters(cell: Mapping[str, Any]) -> str:
@@ -289,8 +292,10 @@ def _clusters(cell: Mapping[str, Any]) -> str:
     return (f"{n}: few" if n < FEW_CLUSTERS else str(n)) if n else DASH
 
 
-def _share(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.0f} %"
+def _share(value: object) -> str:
+    from soulkit.metrics.intervals import percent
+
+    return percent(value)
 
 
 def _say_thresholds(limits: Mapping[str, float]) -> None:

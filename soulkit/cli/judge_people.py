@@ -16,7 +16,6 @@ from soulkit.errors import ConfigError, DataError, RunError
 if TYPE_CHECKING:
     from soulkit.judge.sheets import FilledSheets
 
-DASH = "–"
 SHOWN = 10
 """Bad rows printed one by one; --json has all of them."""
 
@@ -221,9 +220,9 @@ def correct(
 
 def _print(task: str, report: Mapping[str, Any]) -> None:
     if report["dimensions"]:
-        means = new_table("dimension", ">judge", ">people", "95 %", ">corrected", "95 %",
+        means = new_table("dimension", ">judge", ">people [95% CI]", ">corrected [95% CI]",
                           title=safe(task))  # fmt: skip
-        errors = new_table("dimension", ">judge − people", "95 %", ">lambda", ">labelled",
+        errors = new_table("dimension", ">judge − people [95% CI]", ">lambda", ">labelled",
                            ">clusters")  # fmt: skip
         for name, cell in report["dimensions"].items():
             means.add_row(safe(name), *_means(cell))
@@ -231,9 +230,10 @@ def _print(task: str, report: Mapping[str, Any]) -> None:
         for made in (means, errors):  # in one, a line has no room for eleven numbers
             made.columns[0].overflow = "fold"
             out.print(made)
-    agreement = new_table("dimension", "alpha of", ">n", ">alpha", "95 %", ">equal", "allows")
+    agreement = new_table("dimension", "alpha of", ">n", ">alpha [95% CI]", ">equal", "allows")
+    agreement.columns[3].no_wrap = True
     for name, who, cell in _agreements(report):
-        made_cells = (_number(cell["alpha"]), _interval(cell["alpha"]), _number(cell["exact"]))
+        made_cells = (_estimate(cell["alpha"]), _figure(cell["exact"]["value"]))
         agreement.add_row(safe(name), who, str(cell["n"]), *made_cells, str(cell["trust"]))
     if agreement.row_count:
         out.print(agreement)
@@ -244,15 +244,13 @@ def _print(task: str, report: Mapping[str, Any]) -> None:
 
 
 def _means(cell: Mapping[str, Any]) -> list[str]:
-    people, corrected = cell["labelled"], cell["corrected"]
-    measured = [_number(people), _interval(people), _number(corrected), _interval(corrected)]
-    return [_number(cell["judged"]), *measured]
+    measured = map(_estimate, (cell["labelled"], cell["corrected"]))
+    return [_figure(cell["judged"]["value"]), *measured]
 
 
 def _errors(cell: Mapping[str, Any]) -> list[str]:
     counts = (str(cell["labelled"]["n"]), f"{cell['labelled_clusters']} of {cell['clusters']}")
-    bias = cell["bias"]
-    return [_number(bias), _interval(bias), f"{cell['lambda']:.2f}", *counts]
+    return [_estimate(cell["bias"]), f"{cell['lambda']:.2f}", *counts]
 
 
 def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -266,18 +264,16 @@ def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[s
             yield name, "judge and people", cell["judge_and_people"]
 
 
-def _number(cell: Mapping[str, Any]) -> str:
-    return DASH if cell["value"] is None else _figure(cell["value"])
+def _figure(value: object) -> str:
+    from soulkit.metrics.intervals import number
+
+    return number(value)
 
 
-def _interval(cell: Mapping[str, Any]) -> str:
-    if cell["ci_low"] is None or cell["ci_high"] is None:
-        return DASH
-    return f"{_figure(cell['ci_low'])} … {_figure(cell['ci_high'])}"
+def _estimate(cell: Mapping[str, Any]) -> str:
+    from soulkit.metrics.intervals import estimate_text
 
-
-def _figure(value: float) -> str:
-    return f"{round(value, 3) + 0.0:.3f}".replace("-", "\u2212")
+    return estimate_text(cell["value"], cell["ci_low"], cell["ci_high"])
 
 
 def _say(remark: str) -> None:

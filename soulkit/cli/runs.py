@@ -71,12 +71,13 @@ def show_runs(runs: Sequence[ListedFolder]) -> None:
     # A name in pieces cannot be copied into the next command.
     made.columns[0].no_wrap = max(len(one_line(run.name)) for run in runs) <= NAME_WIDTH
     for run in runs:
-        cells = _row(run)
+        # No interval is cut in two: on a narrow terminal each begins a line.
+        cells = _row(run, " [" if out.width >= WIDE else "\n[")
         made.add_row(*(cells[i] for i in shown))
     out.print(made)
 
 
-def _row(run: ListedFolder) -> tuple[Text, ...]:
+def _row(run: ListedFolder, bracket: str) -> tuple[Text, ...]:
     from rich.text import Text
 
     from soulkit.report.listing import cost_text, headline_texts, started_text, state_text
@@ -85,7 +86,7 @@ def _row(run: ListedFolder) -> tuple[Text, ...]:
     return (
         *names,
         Text(one_line(state_text(run)), STYLES[run.state]),
-        Text("\n".join(headline_texts(run, HEADLINES))),
+        Text("\n".join(headline_texts(run, HEADLINES)).replace(" [", bracket)),
         Text(cost_text(run)),
         Text(started_text(run)),
     )

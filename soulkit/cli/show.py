@@ -144,7 +144,7 @@ def _print_list(file: Path, pairs: Sequence[Places]) -> None:
 
 
 def _cells(record: Record, room: int) -> tuple[str, ...]:
-    from soulkit.report.table import number
+    from soulkit.metrics.intervals import number
     from soulkit.text import one_line
 
     score, lines = record.score, record.episode.transcript

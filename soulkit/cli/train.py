@@ -344,13 +344,11 @@ def _say_next(out: Path, summary: TrainSummary) -> None:
 
 
 def _gap(rewards: Rewards) -> str:
-    from soulkit.metrics.intervals import interval_remark
+    from soulkit.metrics.intervals import estimate_text, interval_remark, signed
 
-    low, high = rewards.loo_low, rewards.loo_high
-    if low is None or high is None:
-        return f"{rewards.loo:+.3f}"
-    beside = interval_remark(rewards.loo_clusters)
-    return f"{rewards.loo:+.3f} [{low:+.3f}, {high:+.3f}]" + (f" ({beside})" if beside else "")
+    text = estimate_text(rewards.loo, rewards.loo_low, rewards.loo_high, signed)
+    beside = interval_remark(rewards.loo_clusters) if "[" in text else ""
+    return f"{text} ({beside})" if beside else text
 
 
 # --- many methods ---------------------------------------------------------------------------------

@@ -35,7 +35,14 @@ from soulkit.errors import DataError, RunError
 from soulkit.eval.conditions import read_conditions
 from soulkit.eval.gates import GateResult
 from soulkit.eval.likeness import condition_differences
-from soulkit.eval.summary import Cell, Summary, headline, recorded_summary, summary_line
+from soulkit.eval.summary import (
+    VALUE,
+    Cell,
+    Summary,
+    headline,
+    recorded_summary,
+    summary_line,
+)
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
 from soulkit.models.ledger.ledger import Ledger
@@ -93,6 +100,11 @@ class TaskResult:
     selection: TaskSelection | None = None
     mixed: tuple[str, ...] = ()
     """Why no difference may be put between the sides; empty: it may."""
+
+    @property
+    def metric_name(self) -> str:
+        """The headline as the task calls it; its own name in runs of earlier versions."""
+        return next((cell.name for cell in self.cells.values() if cell.name), self.metric)
 
     @property
     def worse(self) -> bool:
@@ -289,8 +301,9 @@ def _gated(
     differences: dict[str, dict[str, PairedDifference]] = {}
     for result in results:
         moved = {one.metric: one.paired for one in result.beside}
-        gain = {"": result.generalist_gain} if result.generalist_gain is not None else {}
-        differences[result.task] = {**moved, **gain}
+        gain = dict.fromkeys(("", result.metric, result.metric_name), result.generalist_gain)
+        known = {name: paired for name, paired in gain.items() if paired is not None}
+        differences[result.task] = {**moved, **known}
     kept = {result.task: result.kept for result in results if "expert" in result.cells}
     # Of every task nothing is proven while one of them was not measured.
     measured = measured_tasks(config, experts)
@@ -304,7 +317,8 @@ def _gated(
 
 def _spans(terms: Metric, metrics: Iterable[str]) -> dict[str, float]:
     """Highest minus lowest value of each metric; empty: of the headline."""
-    scales = {"": (terms.low, terms.high), **terms.scales}
+    whole = dict.fromkeys(("", VALUE, terms.name, terms.headline), (terms.low, terms.high))
+    scales = {**whole, **terms.scales}
     if terms.headline in terms.scales:
         scales[""] = terms.scales[terms.headline]
     return {name: scales[name][1] - scales[name][0] for name in metrics if name in scales}

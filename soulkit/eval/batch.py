@@ -116,6 +116,7 @@ def summary_terms(
         "headlines": {task.name: task.headline_metric for task in every if task.headline_metric},
         "scale": task_scales(every),
         "beside": {task.name: task.spec.metric.beside for task in every},
+        "names": {task.name: task.spec.metric.name for task in every},
     }
 
 

@@ -30,6 +30,7 @@ from soulkit.metrics.comparisons import PairedDifference, holm
 from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.registry import Registry, load_registry
+from soulkit.tasks.spec import Metric
 from soulkit.types import Record
 
 DRAFTS = "means over drafts while training, {steps}; a training's own headline is its dev score"
@@ -41,7 +42,7 @@ class TaskDifference:
 
     task: str
     metric: str
-    """What was compared: the task's headline where no metric was named."""
+    """What was compared, as the task calls it: its headline where no metric was named."""
     paired: PairedDifference
     p_holm: float | None
     """`paired.p`, adjusted for the number of tasks compared (Holm)."""
@@ -130,7 +131,8 @@ def compare_runs(
         raise _refused(mixed)
     metrics = {metric, *(gate.metric for gate in gates)}
     controls = shared_controls(a, b, shared)
-    pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, trust=trust)
+    names = {name: _value_name(spec.metric) for name, spec in registry.specs.items()}
+    pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, names, trust=trust)
     whole = _Pairs(pairs, registry)
     compared, lacking = whole.contrasts(metric)
     if not any(t.paired.n_shared for t in compared.values()):
@@ -141,8 +143,8 @@ def compare_runs(
         b=str(b),
         metric=metric or HEADLINE,
         tasks=tuple(
-            TaskDifference(task=task, metric=t.metric, paired=t.paired, p_holm=p, n_a=t.n_a,
-                           n_b=t.n_b)
+            TaskDifference(task=task, metric=pairs[task].shown(t.metric), paired=t.paired,
+                           p_holm=p, n_a=t.n_a, n_b=t.n_b)
             for (task, t), p in zip(compared.items(), adjusted, strict=True)
         ),
         only_a=_alone(runs_a, runs_b, members),
@@ -201,15 +203,15 @@ def _alone(
 
 def _pairs(
     folders: tuple[Path, Path], shared: Sequence[str], a: Mapping[str, Sequence[Record]],
-    b: Mapping[str, Sequence[Record]], metrics: Iterable[str], controls: SharedControls, *,
-    trust: bool,
+    b: Mapping[str, Sequence[Record]], metrics: Iterable[str], controls: SharedControls,
+    names: Mapping[str, str], *, trust: bool,
 ) -> dict[str, TaskPair]:  # fmt: skip
     """What the runs recorded of each task, with its code where one of `metrics` needs it."""
     dev_a, dev_b = (_held_out(folder) for folder in folders)
     cells_a, cells_b = (recorded_cells(folder) for folder in folders)
     pairs = {
         task: TaskPair(
-            task=task, a=a[task], b=b[task],
+            task=task, a=a[task], b=b[task], declared_name=names.get(task, ""),
             recorded=(cells_a.get(task, {}), cells_b.get(task, {})),
             held_out=(dev_a[task], dev_b[task]) if task in dev_a and task in dev_b else None,
             controls=controls.sides.get(task, ((), ())),
@@ -222,6 +224,11 @@ def _pairs(
         task: replace(pair, live_a=live_a.get(task), live_b=live_b.get(task))
         for task, pair in pairs.items()
     }
+
+
+def _value_name(declared: Metric) -> str:
+    """The declared name of a mean score; empty where a number over the batch has it."""
+    return "" if declared.name == declared.headline else declared.name
 
 
 def _held_out(folder: Path) -> dict[str, list[Record]]:
@@ -279,12 +286,13 @@ class _Pairs:
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
     def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
-        paired, why = made.paired, f"{made.metric}, {made.paired.n_shared} episodes"
+        paired, name = made.paired, self.pairs[gate.target].shown(made.metric)
+        why = f"{name}, {paired.n_shared} episodes"
         why += " of one cluster" if paired.n_clusters == 1 else ""
         low, high = paired.ci_low, paired.ci_high
         if low is None and paired.difference is not None and paired.n_clusters > 1:
             span = self.span(gate.target, made.metric)
-            why = f"{made.metric}: no spread in {paired.n_clusters} clusters"
+            why = f"{name}: no spread in {paired.n_clusters} clusters"
             if span is not None and paired.method == "no-spread":
                 low, high = unseen_interval(paired.difference, paired.n_clusters, span)
         return gate_result(gate, paired.difference, low, high, why)

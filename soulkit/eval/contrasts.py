@@ -3,6 +3,7 @@
     headline                      what the task declares: a number over the batch, else `value`;
                                   of two trainings that held rows out, that on those rows (`dev`)
     value, goal, hacked …         means over episodes; their difference is paired, one by one
+    accuracy, likeness …          `value`, under the name that the task declares
     value/order=2, goal/order=2   the same over the episodes of one group
     value/kind=refined            the same over the episodes that saw feedback
     joint_accuracy, diversity …   numbers over a batch, of the episodes that both runs scored: each
@@ -51,6 +52,9 @@ class TaskPair:
     live_a: Task | None = None
     """The task as A played it; None: its code is not to be run here."""
     live_b: Task | None = None
+    declared_name: str = ""
+    """What the declared task calls its mean score: for runs of earlier versions and unfinished
+    ones, whose summaries do not say."""
     recorded: tuple[Mapping[str, Cell], Mapping[str, Cell]] = ({}, {})
     """The cells of both summaries, which know the scales of what they hold without any code."""
     held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
@@ -64,6 +68,29 @@ class TaskPair:
         declared = self.live_a or self.live_b
         return (declared.headline_metric if declared else "") or VALUE
 
+    @property
+    def value_name(self) -> str:
+        """What the task calls its mean score; `value` where nobody can tell, or where another of
+        its numbers has that name."""
+        recorded = [cells[VALUE].name for cells in self.recorded if VALUE in cells]
+        known = {VALUE, self.headline, *(m for r in (*self.a, *self.b) for m in r.score.metrics)}
+        known |= {name for cells in self.recorded for name in cells}
+        return next(
+            (name for name in (*recorded, self.declared_name) if name and name not in known), VALUE
+        )
+
+    def shown(self, metric: str) -> str:
+        """The name of a metric for readers."""
+        base, slash, rest = metric.partition("/")
+        return f"{self.value_name}{slash}{rest}" if base == VALUE else metric
+
+    def asked(self, metric: str) -> str:
+        """The metric that somebody means who knows `value` by the name that the task declares."""
+        base, rest = self.value_name, metric.removeprefix(self.value_name)
+        meant = base != VALUE and metric.startswith(base) and rest[:1] in ("", "/")
+        known = metric in _recorded_names(self) or any(metric in cells for cells in self.recorded)
+        return f"{VALUE}{rest}" if meant and not known else metric
+
     def needs_code(self, metric: str) -> bool:
         """Whether nothing that was recorded says what `metric` is: it may be a number over a batch,
         which the task's own code computes."""
@@ -71,7 +98,7 @@ class TaskPair:
             return {headline_name(cells) if _marked(cells) else "" for cells in self.recorded} != {
                 VALUE
             }
-        return not _divided(metric, self)[0]
+        return not _divided(self.asked(metric), self)[0]
 
     def scale(self, metric: str) -> Interval | None:
         """The lowest and highest value of a metric; None where nobody can tell."""
@@ -110,7 +137,7 @@ def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
     if pair.held_out is not None and metric in ("", HEADLINE, DEV):
         scores = replace(pair, a=pair.held_out[0], b=pair.held_out[1], held_out=None)
         return replace(contrast(scores), metric=DEV)
-    name = pair.headline if metric in ("", HEADLINE) else metric
+    name = pair.headline if metric in ("", HEADLINE) else pair.asked(metric)
     if any(cells[name].not_applicable for cells in pair.recorded if name in cells):
         raise _undefined_headline(name, pair)
     if name in _batch_names(pair):
@@ -134,13 +161,14 @@ def _undefined_headline(name: str, pair: TaskPair) -> DataError:
         return DataError(
             f"The metric '{name}' of the task '{pair.task}' does not apply in {lone}: {why}.",
             "Without rows that count for it there is nothing to compare.",
-            "Compare a metric that these rows have, such as --metric value, or play other rows.",
+            f"Compare a metric that these rows have, such as --metric '{pair.value_name}', or play "
+            "other rows.",
         )
     return DataError(
         f"The headline '{name}' of the task '{pair.task}' is undefined in {lone or 'A or B'}.",
         "A run lacked what it is computed from; the mean over episodes is another number, which "
         "does not stand in for it.",
-        "Compare something that both runs have: --metric value, for example.",
+        f"Compare something that both runs have: --metric '{pair.value_name}', for example.",
     )
 
 
@@ -149,18 +177,23 @@ def metric_names(pair: TaskPair) -> list[str]:
     records = [*pair.a, *pair.b]
     tags = {f"{VALUE}/{tag}={value}" for r in records for tag, value in r.tags.items()}
     kinds = {f"{VALUE}/kind={r.kind}" for r in records if r.kind != "draft"}
-    return [*_recorded_names(pair), *_batch_names(pair), *sorted(tags | kinds)]
+    names = [*_recorded_names(pair), *_batch_names(pair), *sorted(tags | kinds)]
+    return [pair.shown(name) for name in names]
 
 
 def unknown_metric(name: str, pairs: Sequence[TaskPair]) -> DataError:
     """The error of a metric that none of the tasks has; it names the nearest of all of them."""
     tasks = [pair.task for pair in pairs]
     whose = f"the task '{tasks[0]}'" if len(tasks) == 1 else f"any of {', '.join(tasks)}"
+    names = sorted({known for pair in pairs for known in metric_names(pair)})
+    hint = did_you_mean(name, names)
+    if hint.startswith("Did"):
+        hint += f" Known, without break-downs: {', '.join(n for n in names if '=' not in n)}."
     return DataError(
         f"The runs do not both have a metric '{name}' of {whose}.",
         "Only what the episodes recorded can be compared, and what the task itself computes "
         "over a batch of them.",
-        did_you_mean(name, sorted({known for pair in pairs for known in metric_names(pair)})),
+        hint,
     )
 
 

@@ -108,7 +108,8 @@ def unseen_interval(difference: float, clusters: int, span: float) -> tuple[floa
     """Where a mean difference may lie that was the same in every one of `clusters` clusters.
 
     With probability 1 - 0.025 at most a share q = 1 - 0.025**(1/C) of all clusters is otherwise,
-    and each of those by no more than `span`, the width of the scale: (1 - q) d ± q span.
+    and each of those by no more than `span`, the width of the scale: from (1 - q) d - q span to
+    (1 - q) d + q span.
     """
     share = 1 - _TAIL ** (1 / clusters)
     middle = (1 - share) * difference

@@ -50,6 +50,7 @@ from soulkit.eval.summary import (
     Cell,
     Summary,
     headline_name,
+    metric_name,
     metric_values,
     recorded_summary,
     records_by_task,
@@ -417,7 +418,7 @@ def _changes(
         for metric in dict.fromkeys(m for m in [*first, *second] if not m.startswith("value/")):
             one, two = first.get(metric, Cell()), second.get(metric, Cell())
             yield Change(
-                task=task, metric=metric, old=one.mean, new=two.mean,
+                task=task, metric=metric_name(metric, second), old=one.mean, new=two.mean,
                 changed=_moved(olds[task], news[task], metric),
                 n=two.n if metric in second else one.n,
                 old_scored=one.n_scored, new_scored=two.n_scored, unscored=two.unscored,

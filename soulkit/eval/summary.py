@@ -79,6 +79,9 @@ class Cell:
     """Failures or successes on the scale, whichever are fewer."""
     not_applicable: str = ""
     """Why no row counts (`n` is 0), where rows were played; nothing is missing or failed then."""
+    name: str = ""
+    """What the task calls it, of `value` and `dev`; empty where the metric's own name says it, and
+    in summaries of earlier versions."""
 
     @property
     def of_batch(self) -> bool:
@@ -112,6 +115,7 @@ class Cell:
             unit=str(line.get("unit") or ""),
             scale=_ends(line.get("scale")),
             not_applicable=str(line.get("not_applicable") or ""),
+            name=str(line.get("name") or ""),
         )
 
 
@@ -131,6 +135,18 @@ def headline_name(cells: Mapping[str, Cell]) -> str:
 def headline(cells: Mapping[str, Cell]) -> Cell:
     """The headline cell of a task, of all its cells by name; an empty one where it has none."""
     return cells.get(headline_name(cells), Cell())
+
+
+def metric_name(metric: str, cells: Mapping[str, Cell]) -> str:
+    """A metric as readers know it: `value` and its break-downs have the name that the task
+    declares. `cells` are those of the task."""
+    base, slash, rest = metric.partition("/")
+    return f"{cells[VALUE].name or VALUE}{slash}{rest}" if base == VALUE in cells else metric
+
+
+def headline_shown(cells: Mapping[str, Cell]) -> str:
+    """The name of a task's headline for readers; empty where it has none."""
+    return headline(cells).name or headline_name(cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +311,7 @@ def summarise(
     headlines: Mapping[str, str] | None = None,
     scale: Mapping[str, Interval] | None = None,
     beside: Mapping[str, Sequence[str]] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Summary:
     """What these records come to.
 
@@ -303,7 +320,7 @@ def summarise(
     score of a task, or of one of its other metrics under the name `task/metric`; binary metrics are
     known to lie in [0, 1]. `seconds` is wall time, `cost` US dollars or None when no price is
     known. `beside` names, by task, metrics that are read together with the headline: their cells
-    say so.
+    say so. `names` holds, by task, what its mean score is called.
     """
     groups = records_by_task(records)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
@@ -314,6 +331,9 @@ def summarise(
             tasks[name][metric] = replace(tasks[name][metric], beside=True)
     for name, cells in tasks.items():
         _mark_headline(cells, (headlines or {}).get(name) or VALUE, groups.get(name, []))
+        called = (names or {}).get(name, "")
+        if VALUE in cells and called not in cells:  # else another number has that name
+            cells[VALUE] = replace(cells[VALUE], name=called)
     return Summary(
         command=command,
         model=model,
@@ -328,7 +348,7 @@ def summarise(
         prompts={name: _prompts(rows) for name, rows in groups.items()},
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
-        ignored={n: names for n, rows in groups.items() if (names := ignored_parameters(rows))},
+        ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
         dropped_settings={
             name: shares
             for name, rows in groups.items()

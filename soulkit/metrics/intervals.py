@@ -270,6 +270,39 @@ def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
     return (total + missing * low) / len(values), (total + missing * high) / len(values)
 
 
+DASH = "\u2013"
+"""What stands for a number that there is not."""
+
+
+def number(value: object, digits: int = 3) -> str:
+    """A number for readers, with a true minus sign; a dash when there is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return DASH
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "\u2212")  # no minus zero
+
+
+def signed(value: object, digits: int = 3) -> str:
+    """A difference, with a plus where it is above zero."""
+    text = number(value, digits)
+    above = isinstance(value, int | float) and value > 0 and text != DASH
+    return f"+{text}" if above else text
+
+
+def percent(value: object) -> str:
+    """`83%`; a dash for nothing."""
+    text = number(100 * value if isinstance(value, int | float) else None, 0)
+    return text if text == DASH else f"{text}%"
+
+
+def estimate_text(
+    mean: object, low: object, high: object, shown: Callable[[object], str] = number
+) -> str:
+    """`0.831 [0.790, 0.865]`, the one form of a mean with its interval; the mean alone without one.
+    `shown` writes each of the three numbers."""
+    ends = [shown(low), shown(high)]
+    return shown(mean) if DASH in ends else f"{shown(mean)} [{', '.join(ends)}]"
+
+
 def interval_remark(
     n_clusters: int, method: str = "", events: float | None = None, *, few: bool = False
 ) -> str:

@@ -23,13 +23,20 @@ from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
 from soulkit.eval.summary import Cell
 from soulkit.metrics.comparisons import auc, difference_of
-from soulkit.metrics.intervals import Interval, estimate
+from soulkit.metrics.intervals import (
+    DASH,
+    Interval,
+    estimate,
+    estimate_text,
+    number,
+    signed,
+)
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.fitting import FittingTable
 from soulkit.report.judged_ends import ENDS, judged_end
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.origins import origin_facts
-from soulkit.report.table import DASH, duration_text, number, plain_table
+from soulkit.report.table import duration_text, plain_table
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.runs.provenance import origin_of
@@ -343,18 +350,9 @@ def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
 # --- showing --------------------------------------------------------------------------------------
 
 
-def stat_text(stat: OverSeeds | None, *, signed: bool = False) -> str:
+def stat_text(stat: OverSeeds | None, shown: Callable[[object], str] = number) -> str:
     """`0.412 [0.388, 0.436]`; a dash without a mean, no brackets from a single seed."""
-    if stat is None or stat.mean is None:
-        return DASH
-    shown = _signed if signed else number
-    if stat.low is None or stat.high is None:
-        return shown(stat.mean)
-    return f"{shown(stat.mean)} [{shown(stat.low)}, {shown(stat.high)}]"
-
-
-def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + number(value)
+    return DASH if stat is None else estimate_text(stat.mean, stat.low, stat.high, shown)
 
 
 def count(value: float | None) -> str:
@@ -392,11 +390,11 @@ def cells(row: MethodRow) -> tuple[str, ...]:
     return (
         row.arm,
         stat_text(row.judged),
-        stat_text(row.judged_difference, signed=True),
+        stat_text(row.judged_difference, signed),
         stat_text(row.final),
-        stat_text(row.final_difference, signed=True),
+        stat_text(row.final_difference, signed),
         stat_text(row.area),
-        stat_text(row.area_difference, signed=True),
+        stat_text(row.area_difference, signed),
         stat_text(row.dev),
         rollouts_text(row),
         trained_text(row),
@@ -439,8 +437,8 @@ def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
     columns += [(row.area, False), (row.area_difference, True)]
     columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
     shown = []
-    for stat, signed in columns:
-        mean, _, interval = stat_text(stat, signed=signed).partition(" ")
+    for stat, difference in columns:
+        mean, _, interval = stat_text(stat, signed if difference else number).partition(" ")
         shown.append((mean, interval))
     return shown
 

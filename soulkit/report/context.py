@@ -2,7 +2,7 @@
 
 Protocol, judge, temperature and rows, each of the task that the figure is about: one run may have
 another judge in every task. What a source does not state does not match, so a figure is comparable
-only where all four are stated and equal.
+only where all four are stated and equal, and nothing else is known to differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def context_doubts(
     """
     doubts: dict[str, list[str]] = {}
     for task in tasks:
-        for reason in _doubts(table.stated, task, conditions):
+        known = [table.differs[task]] if task in table.differs else []
+        for reason in (*_doubts(table.stated, task, conditions), *known):
             doubts.setdefault(reason, []).append(task)
     return doubts
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from soulkit.metrics.intervals import interval_remark
+from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
 from soulkit.report.alike import NOT_ALIKE
 from soulkit.report.fitting import FittingTable
 from soulkit.report.origins import origin_facts
-from soulkit.report.table import DASH, interval_text, literal_text, number, plain_table
+from soulkit.report.table import literal_text, plain_table, task_label
 from soulkit.text import one_line
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from soulkit.eval.suite_contrasts import MeanDifference
     from soulkit.metrics.comparisons import PairedDifference
 
-_HEADS = ("A", "B", "B \u2212 A", "95% CI", "p", "p (Holm)", "shared", "clusters")
+_HEADS = ("A", "B", "B \u2212 A [95% CI]", "p", "p (Holm)", "shared", "clusters")
 
 
 def comparison_parts(result: Comparison) -> list[RenderableType]:
@@ -31,8 +31,10 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     table.add_column("task")
     for name in _HEADS:
         table.add_column(name, justify="right")
+    alike = len(_metrics(result)) == 1
     for task in result.tasks:
-        table.add_row(*map(literal_text, _task_row(task)))
+        name = task.task if alike else task_label(task.task, task.metric)
+        table.add_row(*map(literal_text, _task_row(one_line(name), task)))
     for mean in result.means:
         table.add_row(*map(literal_text, _mean_row(mean)), style="bold")
     shown.append(FittingTable(table))
@@ -42,7 +44,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
 
 def _head(result: Comparison) -> list[str]:
     """The two runs, each with who judged it on which rows, and what is compared."""
-    lines = [f"A  {result.a}", f"B  {result.b}", f"metric  {result.metric}"]
+    lines = [f"A  {result.a}", f"B  {result.b}", f"metric  {', '.join(_metrics(result))}"]
     for place, origin in enumerate(result.origins):
         facts = " · ".join(f"{label} {text}" for label, text in origin_facts(origin))
         lines[place] += f"  {facts}" if facts else ""
@@ -50,16 +52,11 @@ def _head(result: Comparison) -> list[str]:
 
 
 def gate_text(result: GateResult) -> str:
-    """`gate TASK/METRIC>=-0.2: pass, −0.050 [−0.120 to 0.020] (METRIC, 450 episodes)`."""
-    interval = interval_text(result.low, result.high)
-    where = f"{signed(result.difference)} [{interval}]" if interval != DASH else "no interval"
+    """`gate TASK/METRIC>=-0.2: pass, −0.050 [−0.120, +0.020] (METRIC, 450 episodes)`."""
+    where = estimate_text(result.difference, result.low, result.high, signed)
+    where = where if "[" in where else "no interval"
     why = f" ({result.why})" if result.why else ""
     return f"gate {result.gate.text}: {result.outcome}, {where}{why}"
-
-
-def signed(value: float | None) -> str:
-    """A difference, with a plus where it is above zero."""
-    return ("+" if value is not None and value > 0 else "") + number(value)
 
 
 def _notes(result: Comparison) -> list[str]:
@@ -98,15 +95,18 @@ def _signs(mean: MeanDifference) -> str:
     return f"{counted}; no mean without {', '.join(mean.missing)}{bounds}"
 
 
-def _task_row(task: TaskDifference) -> list[str]:
+def _metrics(result: Comparison) -> list[str]:
+    """What is compared, under the names that the tasks declare."""
+    return list(dict.fromkeys(task.metric for task in result.tasks))
+
+
+def _task_row(name: str, task: TaskDifference) -> list[str]:
     pair = task.paired
-    name = task.task if task.metric == "value" else f"{task.task} {task.metric}"
     return [
-        one_line(name),
+        name,
         number(pair.mean_a),
         number(pair.mean_b),
-        signed(pair.difference),
-        interval_text(pair.ci_low, pair.ci_high),
+        estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
         number(pair.p, 4),
         number(task.p_holm, 4),
         str(pair.n_shared),
@@ -120,8 +120,7 @@ def _mean_row(mean: MeanDifference) -> list[str]:
         f"{mean.name} ({mean.level})",
         number(pair.mean_a),
         number(pair.mean_b),
-        signed(pair.difference),
-        interval_text(pair.ci_low, pair.ci_high),
+        estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
         number(pair.p, 4),
         DASH,
         str(pair.n_shared),

@@ -14,20 +14,20 @@ from soulkit.distill.measure import SIDES
 from soulkit.distill.report import Distillation, TaskResult
 from soulkit.errors import RunError
 from soulkit.eval.gates import GateResult
-from soulkit.eval.summary import Cell
 from soulkit.metrics.comparisons import PairedDifference
-from soulkit.metrics.intervals import interval_remark
+from soulkit.metrics.intervals import (
+    DASH,
+    estimate_text,
+    interval_remark,
+    number,
+    percent,
+    signed,
+)
 from soulkit.metrics.retention import Retention
 from soulkit.report.ablation_figures import Palette, Picture, dress, picture_of
-from soulkit.report.differences import gate_text, signed
+from soulkit.report.differences import gate_text
 from soulkit.report.fitting import FittingTable
-from soulkit.report.table import (
-    DASH,
-    interval_text,
-    literal_text,
-    number,
-    plain_table,
-)
+from soulkit.report.table import cell_text, literal_text, plain_table, task_label
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -49,28 +49,23 @@ WIDTH = 9.0
 # -- texts -----------------------------------------------------------------------------------------
 
 
-def percent(value: float | None) -> str:
-    """`83%`; a dash for nothing."""
-    return DASH if value is None else f"{100 * value:.0f}%"
-
-
 def retention_text(kept: Retention) -> str:
-    """`83% [71 to 96%]`; `none` where a remark says why there is none."""
+    """`83% [71%, 96%]`; `none` where a remark says why there is none."""
     if kept.ratio is None:
         return "none" if kept.why else DASH
     if kept.ci_low is None or kept.ci_high is None:
         return f"{percent(kept.ratio)}, no interval"
-    return f"{percent(kept.ratio)} [{100 * kept.ci_low:.0f} to {100 * kept.ci_high:.0f}%]"
+    return estimate_text(kept.ratio, kept.ci_low, kept.ci_high, percent)
 
 
 def difference_text(paired: PairedDifference | None) -> str:
-    """`+0.210 [0.150 to 0.270]`."""
+    """`+0.210 [+0.150, +0.270]`."""
     if paired is None or paired.difference is None:
         return DASH
     if paired.ci_low is None:
         beside = f" ({interval_remark(paired.n_clusters, paired.method)})"
         return f"{signed(paired.difference)}{beside if paired.n_clusters else ''}"
-    return f"{signed(paired.difference)} [{interval_text(paired.ci_low, paired.ci_high)}]"
+    return estimate_text(paired.difference, paired.ci_low, paired.ci_high, signed)
 
 
 def shared_rows_text(result: TaskResult) -> str:
@@ -90,10 +85,10 @@ def acceptance_text(result: TaskResult) -> str:
 
 def row_of(result: TaskResult) -> tuple[str, ...]:
     """A line of the table, as text; the columns are HEADS."""
-    name = result.task if result.metric in ("", "value") else f"{result.task} {result.metric}"
+    cells = [result.cells.get(side) for side in SIDES]
     return (
-        name,
-        *(_side_text(result.cells.get(side)) for side in SIDES),
+        task_label(result.task, result.metric_name),
+        *(DASH if cell is None else cell_text(cell) for cell in cells),
         difference_text(result.expert_gain),
         difference_text(result.generalist_gain),
         difference_text(result.lost),
@@ -101,13 +96,6 @@ def row_of(result: TaskResult) -> tuple[str, ...]:
         shared_rows_text(result),
         acceptance_text(result),
     )
-
-
-def _side_text(cell: Cell | None) -> str:
-    if cell is None or cell.mean is None:
-        return DASH
-    ends = interval_text(cell.ci_low, cell.ci_high)
-    return number(cell.mean) + (f" [{ends}]" if ends != DASH else "")
 
 
 def macro_row(result: Distillation) -> tuple[str, ...]:
@@ -149,7 +137,7 @@ def _lacking(kept: Retention) -> str:
 
 
 def gate_line(result: GateResult) -> str:
-    """`gate retention>=0.6: pass, 83% [71 to 96%] (TASK: 480 rows)`; others as `soul compare`."""
+    """`gate retention>=0.6: pass, 83% [71%, 96%] (TASK: 480 rows)`; others as `soul compare`."""
     gate = result.gate
     if gate.target == REGRESSIONS:
         shown = f"{result.difference:.0f}"
@@ -179,9 +167,9 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
     for place, head in enumerate(HEADS):
         table.add_column(head, justify="left" if place == 0 else "right")
     for one in _results(result):
-        table.add_row(*(literal_text(_below(text)) for text in row_of(one)))
+        table.add_row(*(literal_text(text) for text in row_of(one)))
     if len(result.tasks) > 1:
-        lines = (literal_text(_below(text)) for text in macro_row(result))
+        lines = (literal_text(text) for text in macro_row(result))
         table.add_row(*lines, style="bold")
     shown.append(FittingTable(table))
     return [*shown, *(Text(one_line(line), style="dim") for line in [*remarks_of(result), MEANING])]
@@ -226,11 +214,6 @@ def _cells(texts: Sequence[str]) -> list[tuple[str, str]]:
     marks = [next((m for m in (" [", " (") if m in text), ", ") for text in texts]
     parts = [text.partition(mark) for text, mark in zip(texts, marks, strict=True)]
     return [(head, rest if mark == ", " else f"{mark.strip()}{rest}") for head, mark, rest in parts]
-
-
-def _below(text: str) -> str:
-    """Its interval, or why there is none, below a number: so that ten columns fit."""
-    return text.replace(" [", "\n[").replace(" (", "\n(")
 
 
 def read_for_report(folder: Path) -> Distillation | None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal, Protocol, TypeVar
 
+from soulkit.metrics.intervals import number
 from soulkit.report.load import RunData
 from soulkit.report.progress import EPISODES
-from soulkit.report.table import number
 from soulkit.runs.packing import has_lines
 from soulkit.runs.records import stream_records
 from soulkit.text import one_line, sanitise

@@ -2,14 +2,17 @@
 
 What a terminal cannot hold side by side is shown in parts, one below the other (`InParts`). A table
 that is too wide still would lose its columns one by one: first the names of its rows, then the ends
-of its numbers. So columns fold between words, and no word is cut. Where even that has no room, each
-row becomes a paragraph of its own: its name, then every column with its number.
+of its numbers. So what stands in brackets behind a number or a name goes to a line of its own, then
+columns fold between words; no word and no interval is cut. Where even that has no room, each row
+becomes a paragraph of its own: its name, then every column with its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from re import Pattern
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+_WORD = re.compile(r"\S+")
+_WHOLE = re.compile(r"\[[^\]\n]*\]|\S+")
+"""What is not folded: an interval, or a word."""
 _UNBOUNDED = 1000
 """Columns of a terminal in which every table fits."""
 
@@ -44,11 +50,16 @@ class FittingTable:
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for column in self.table.columns:
+        columns = self.table.columns
+        for column in columns:
             column.no_wrap = False
         least = self.table.__rich_measure__(console, options).minimum
-        if least <= options.max_width:
-            self._fold(options.max_width - (least - sum(map(_longest_word, self.table.columns))))
+        room = options.max_width - (least - sum(_longest(_WORD, one) for one in columns))
+        for bracket, where in (("(", columns[1:]), ("[", columns[1:]), ("(", columns[:1])):
+            if sum(map(_longest_text, columns)) > room:
+                _break_before(bracket, where)
+        if sum(_longest(_WHOLE, one) for one in columns) <= room:
+            self._fold(room)
             yield self.table
         else:
             yield from self._paragraphs()
@@ -56,7 +67,7 @@ class FittingTable:
     def _fold(self, room: int) -> None:
         """Give every column the width of its texts, or less where `room` signs are not enough."""
         columns = self.table.columns
-        least = [_longest_word(column) for column in columns]
+        least = [_longest(_WHOLE, column) for column in columns]
         widths = [_longest_text(column) for column in columns]
         while sum(widths) > room:
             slack = [width - word for width, word in zip(widths, least, strict=True)]
@@ -70,7 +81,7 @@ class FittingTable:
         first, *others = self.table.columns
         made = [Text()]
         for i, name in enumerate(_texts(first)[1:]):
-            made.append(Text(name.strip(), style="bold"))
+            made.append(Text(_line(name), style="bold"))
             pairs = [(texts[0], texts[i + 1]) for texts in map(_texts, others)]
             made.append(
                 Text("  " + " · ".join(f"{head} {_line(text)}" for head, text in pairs if text))
@@ -91,8 +102,19 @@ def _longest_text(column: Column) -> int:
     return max((_cells_of(line) for text in _texts(column) for line in text.split("\n")), default=0)
 
 
-def _longest_word(column: Column) -> int:
-    return max((_cells_of(word) for text in _texts(column) for word in text.split()), default=0)
+def _longest(pattern: Pattern[str], column: Column) -> int:
+    words = (word for text in _texts(column) for word in pattern.findall(text))
+    return max(map(_cells_of, words), default=0)
+
+
+def _break_before(bracket: str, columns: Iterable[Column]) -> None:
+    """Put what follows the bracket on the next line, in every cell."""
+    from rich.text import Text
+
+    for column in columns:
+        for cell in column._cells:
+            if isinstance(cell, Text):
+                cell.plain = cell.plain.replace(f" {bracket}", f"\n{bracket}")
 
 
 def _cells_of(text: str) -> int:

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from soulkit.eval.suites import SuiteLine
-from soulkit.eval.summary import VALUE, Cell, headline, headline_name
+from soulkit.eval.summary import Cell, headline
+from soulkit.metrics.intervals import DASH, number
 from soulkit.report.costs import dollar_text
 from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable, TableLine
 from soulkit.report.table import (
-    DASH,
     bounds_text,
+    cell_text,
     clusters_text,
-    interval_text,
+    headline_label,
     literal_text,
     md_text,
     mean_text,
-    number,
     plain_table,
 )
 from soulkit.text import one_line
@@ -71,7 +71,7 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     # A column that stays empty in a complete run would only take room from the others.
     bounded = any(bounds_text(line.runs[0].cell) for line in lines)
     costs = single and any(line_cost(table, line) is not None for line in lines)
-    head = ["task", *(_SINGLE[: 5 if bounded else 4] if single else _names(table))]
+    head = ["task", *(_SINGLE[: 4 if bounded else 3] if single else _names(table))]
     head += ["cost"] if costs else []
     head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
     return Grid(
@@ -82,7 +82,7 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     )  # fmt: skip
 
 
-_SINGLE = ("mean", "95% CI", "scored", "clusters", "worst to best")
+_SINGLE = ("mean [95% CI]", "scored", "clusters", "worst to best")
 
 
 def table_title(table: SuiteTable) -> str:
@@ -106,10 +106,7 @@ def line_label(table: SuiteTable, line: TableLine) -> str:
             return f"{line.name} mean ({_coverage(line)})"
         case "suite":
             return f"{table.name} mean ({_coverage(line)}{_files(table)})"
-    named = dict.fromkeys(headline_name(run.tasks.get(line.name, {})) for run in table.runs)
-    metrics = [metric for metric in named if metric]
-    name = one_line(line.name)
-    return name if metrics in ([], [VALUE]) else f"{name} ({one_line(', '.join(metrics))})"
+    return headline_label(table.runs, line.name)
 
 
 def _coverage(line: TableLine) -> str:
@@ -160,14 +157,14 @@ def _row(
 
 def _single(line: SuiteLine, bounded: bool) -> list[str]:
     cell = line.cell
-    texts = [number(cell.mean), interval_text(cell.ci_low, cell.ci_high)]
-    texts += [f"{cell.n_scored}/{cell.n}" if cell.n else DASH, clusters_text(cell, headed=True)]
+    scored = f"{cell.n_scored}/{cell.n}" if cell.n else DASH
+    texts = [cell_text(cell), scored, clusters_text(cell, headed=True)]
     return [*texts, bounds_text(cell)] if bounded else texts
 
 
 def _beside(cell: Cell) -> str:
     bounds = bounds_text(cell)
-    return f"{_mean(cell)} [{bounds}]" if bounds else _mean(cell)
+    return f"{_mean(cell)}, could be {bounds}" if bounds else _mean(cell)
 
 
 def _mean(cell: Cell) -> str:

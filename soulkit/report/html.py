@@ -25,7 +25,7 @@ from soulkit.report.figures import Figure, learning_curves
 from soulkit.report.grid import Grid, suite_grid
 from soulkit.report.load import RunData
 from soulkit.report.origins import origin_text
-from soulkit.report.published import CAVEAT
+from soulkit.report.published import footnotes
 from soulkit.report.suites import SuiteTable
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -101,7 +101,7 @@ def render(
         trained=[_trained(run) for run in runs if run.steps or run.evals],
         statuses=_statuses(runs),
         published=table.published(runs),
-        caveat=CAVEAT,
+        footnotes=footnotes(table.published(runs)),
         units=units,
         total=total,
         choices=_choices(units),
@@ -154,7 +154,8 @@ def _result_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for task, cells in table.rows_across(columns):
         context = [t.figure(task, m) for t in published for m in t.highlight]
-        row = {"task": task, "cells": cells, "strips": _strips(columns, cells), "shown": context}
+        label = table.headline_label(columns, task)
+        row = {"task": label, "cells": cells, "strips": _strips(columns, cells), "shown": context}
         rows.append({**row, "sub": False})
         without = {"strips": [], "shown": [None] * len(context), "sub": True}
         rows += [{"task": n, "cells": c, **without} for n, c in table.beside(columns, task)]

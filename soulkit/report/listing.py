@@ -15,7 +15,8 @@ from typing import Any, Literal
 from soulkit.errors import RunError, UserError
 from soulkit.eval.keeping import at_work
 from soulkit.eval.suites import suite_lines
-from soulkit.eval.summary import DEV, Cell, Summary, headline_name
+from soulkit.eval.summary import DEV, Cell, Summary, headline_name, headline_shown
+from soulkit.metrics.intervals import number
 from soulkit.report.load import read_summary
 from soulkit.report.progress import (
     EPISODES,
@@ -27,7 +28,7 @@ from soulkit.report.progress import (
     run_progress,
 )
 from soulkit.report.suites import scales_of
-from soulkit.report.table import mean_text, number
+from soulkit.report.table import mean_text, task_label
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
@@ -46,7 +47,8 @@ class Headline:
     """One number that a run is known by."""
 
     label: str
-    """The task; in a training run what of it: `drafts TASK`, `dev`, `loss TASK`."""
+    """The task and its metric, `tomi (accuracy)`; in a training run with what of it: `drafts TASK`,
+    `dev TASK`, `loss TASK`."""
     cell: Cell
 
     def as_dict(self) -> dict[str, Any]:
@@ -205,7 +207,8 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
     for task, (name, metrics) in cells.items():
         if name:
             kind = _kind(name, isinstance(summary, TrainSummary))
-            yield Headline(label=f"{kind} {task}".strip(), cell=metrics[name])
+            label = task_label(task, headline_shown(metrics))
+            yield Headline(label=f"{kind} {label}".strip(), cell=metrics[name])
         elif LOSS in metrics and valid is None:
             yield Headline(label=f"{LOSS} {task}", cell=metrics[LOSS])
 
@@ -247,7 +250,8 @@ def started_text(run: ListedFolder) -> str:
 
 
 def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
-    """At most so many headlines, `TASK 0.724 ± 0.087 (98/100)`, and how many more there are."""
+    """At most so many headlines, `tomi (accuracy) 0.724 [0.621, 0.805] (98/100)`, and how many more
+    there are."""
     shown = [f"{one_line(one.label)} {_cell_text(one.cell)}" for one in run.headlines[:most]]
     more = len(run.headlines) - most
     return [*shown, f"and {more} more"] if more > 0 else shown

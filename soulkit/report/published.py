@@ -56,6 +56,8 @@ class Publication:
     average: tuple[float, ...] = ()
     """The mean over all rows as printed, one per model."""
     stated: Stated = Stated()
+    differs: dict[str, str] = field(default_factory=dict)
+    """Task → what is known to be measured otherwise here, whatever the judge."""
 
     def figure(self, task: str, model: str) -> float | None:
         """The published figure, or None when the table has none for that task or model."""
@@ -91,8 +93,15 @@ def published_for(tasks: Collection[str]) -> tuple[Publication, ...]:
     for whole in publications():
         rows = {task: row for task, row in whole.figures.items() if task in tasks}
         if rows:
-            tables.append(replace(whole, figures=rows))
+            differs = {task: why for task, why in whole.differs.items() if task in tasks}
+            tables.append(replace(whole, figures=rows, differs=differs))
     return tuple(tables)
+
+
+def footnotes(tables: Sequence[Publication]) -> list[str]:
+    """What stands below published tables: what they are good for, and what is known to differ."""
+    known = [f"{t.title}, {task}: {why}." for t in tables for task, why in t.differs.items()]
+    return [CAVEAT, *known] if tables else []
 
 
 def _publication(name: str, raw: dict[str, Any]) -> Publication:
@@ -117,6 +126,7 @@ def _publication(name: str, raw: dict[str, Any]) -> Publication:
         axes=axes,
         average=average,
         stated=Stated(**raw.get("stated", {})),
+        differs=dict(raw.get("differs", {})),
     )
 
 

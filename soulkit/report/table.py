@@ -1,26 +1,40 @@
 """Results as a terminal table, as Markdown and as JSON.
 
-All three show the recorded summaries. A mean never stands alone: `0.720 ± 0.088 (98/100,
-32 clusters)` is the mean, half the width of its interval, scored of all episodes, and how many
-clusters the interval rests on. Intervals on a scale are not symmetric, so the interval itself is
-printed too; where anything is unscored or truncated, the worst and best mean it could hide.
+All three show the recorded summaries. A mean never stands alone: `0.720 [0.624, 0.799] (98/100,
+32 clusters)` is the mean, its interval, scored of all episodes, and how many clusters the interval
+rests on; where anything is unscored or truncated, the worst and best mean it could hide follow. A
+metric has the name that its task declares.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_text, truncation_text
-from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
-from soulkit.metrics.intervals import few_independent_events, interval_remark
+from soulkit.eval.summary import (
+    DEV,
+    VALUE,
+    Cell,
+    Summary,
+    headline,
+    headline_name,
+    headline_shown,
+    metric_name,
+)
+from soulkit.metrics.intervals import (
+    DASH,
+    estimate_text,
+    few_independent_events,
+    interval_remark,
+    number,
+)
 from soulkit.report.alike import unlike_pairs
 from soulkit.report.costs import cost_by_role, cost_table
 from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts, unknown_text
-from soulkit.report.published import CAVEAT, Publication, published_for
+from soulkit.report.published import Publication, footnotes, published_for
 from soulkit.report.training_facts import LABELLED_FACTS, facts_of_training, validation_rows
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
@@ -30,29 +44,23 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-DASH = "\u2013"
-
-
-def number(value: object, digits: int = 3) -> str:
-    """A number for readers, with a true minus sign; a dash when there is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return DASH
-    return f"{value:.{digits}f}".replace("-", "\u2212")
-
 
 def mean_text(cell: Cell) -> str:
-    """`mean ± half-width (n scored / n, clusters)`, as much of it as is known."""
+    """`0.720 [0.624, 0.799] (98/100, 32 clusters)`, as much of it as is known."""
     clusters = clusters_text(cell)
     return f"{scored_text(cell)[:-1]}, {clusters})" if clusters else scored_text(cell)
 
 
 def scored_text(cell: Cell) -> str:
-    """`mean ± half-width (n scored / n)`; for a metric that applies to no row, why it does not."""
+    """`0.720 [0.624, 0.799] (98/100)`; for a metric that applies to no row, why it does not."""
     if cell.not_applicable:
         return f"{DASH} ({cell.not_applicable})"
-    low, high = cell.ci_low, cell.ci_high
-    half = f" ± {number((high - low) / 2)}" if low is not None and high is not None else ""
-    return f"{number(cell.mean)}{half} ({cell.n_scored}/{cell.n})"
+    return f"{cell_text(cell)} ({cell.n_scored}/{cell.n})"
+
+
+def cell_text(cell: Cell) -> str:
+    """`0.720 [0.624, 0.799]`."""
+    return estimate_text(cell.mean, cell.ci_low, cell.ci_high)
 
 
 def clusters_text(cell: Cell, *, headed: bool = False) -> str:
@@ -63,21 +71,13 @@ def clusters_text(cell: Cell, *, headed: bool = False) -> str:
     return text.replace(" clusters", "").replace(" cluster", "") if headed else text
 
 
-def interval_text(low: float | None, high: float | None) -> str:
-    """`0.620\u20130.798` (`to` between them when one is negative), or a dash."""
-    return DASH if low is None or high is None else _range(low, high)
-
-
 def bounds_text(cell: Cell) -> str:
-    """The mean if everything unscored or truncated were worst or best; empty when complete."""
+    """The mean if everything unscored or truncated were worst or best; empty when complete. It is
+    no interval, and looks like none."""
     if cell.worst is None or cell.best is None:
         return ""
-    return _range(cell.worst, cell.best)
-
-
-def _range(low: float, high: float) -> str:
-    between = " to " if low < 0 else "\u2013"
-    return f"{number(low)}{between}{number(high)}"
+    between = " to " if cell.worst < 0 else "\u2013"
+    return f"{number(cell.worst)}{between}{number(cell.best)}"
 
 
 def unscored_text(cell: Cell) -> str:
@@ -193,7 +193,7 @@ def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
         if run.progress is not None:
             parts.append(f"This run is unfinished: {run.progress.text()}.\n")
         if run.tasks:
-            parts.append(_md_cells([_row(*item) for item in _cells(run, details)]))
+            parts.append(_md_cells([_row(run, *item) for item in _cells(run, details)]))
         if run.steps:
             parts.append(md_steps(run))
     unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
@@ -301,7 +301,7 @@ def parts_text(parts: Sequence[RenderableType], width: int = 120) -> str:
     return capture.get()
 
 
-_HEAD = ("task", "metric", "mean (scored)", "95% CI", "clusters", "worst to best", "unscored")
+_HEAD = ("task", "metric", "mean [95% CI] (scored)", "clusters", "worst to best", "unscored")
 _BOUNDS = _HEAD.index("worst to best")
 """From here on a column is about what is missing."""
 
@@ -312,17 +312,37 @@ def _md_cells(rows: Sequence[tuple[str, ...]]) -> str:
     return md_table([_HEAD[i] for i in shown], [tuple(row[i] for i in shown) for row in rows])
 
 
-def metric_label(run: RunData, metric: str) -> str:
-    """A metric as a reader is told of it: what a training run means by `value` is its drafts."""
+def metric_label(run: RunData, task: str, metric: str) -> str:
+    """A metric under the name that its task declares, and in a training run of which rows."""
+    cells = run.tasks[task]
+    if metric == DEV:
+        return f"{cells[DEV].name or DEV} (held-out rows)"
+    name = metric_name(metric, cells)
     if isinstance(run.summary, TrainSummary) and metric == VALUE:
-        return f"{VALUE} (drafts, last {run.summary.summary_steps} steps)"
-    return f"{DEV} (held-out rows)" if metric == DEV else metric
+        return f"{name} (drafts, last {run.summary.summary_steps} steps)"
+    return name
+
+
+def task_label(task: str, *metrics: str) -> str:
+    """`tomi (accuracy)`; the task alone where nothing says what its metric is called."""
+    named = [one_line(name) for name in dict.fromkeys(metrics) if name]
+    return one_line(task) if named in ([], [VALUE]) else f"{one_line(task)} ({', '.join(named)})"
+
+
+def headline_label(runs: Sequence[RunData], task: str) -> str:
+    """A task with the name of its headline, in runs that differ in it with each."""
+    return task_label(task, *(_headline_of(run.tasks.get(task, {})) for run in runs))
+
+
+def _headline_of(cells: Mapping[str, Cell]) -> str:
+    name = headline_shown(cells)
+    return f"{name}, held-out rows" if headline_name(cells) == DEV != name else name
 
 
 def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
     """(task, metric, cell): the headline and what belongs beside it; with `details` all."""
     return [
-        (task, metric_label(run, metric), cell)
+        (task, metric, cell)
         for task, metrics in run.tasks.items()
         for metric, cell in in_order(metrics)
         if details or cell.beside or metric == headline_name(metrics) or not headline_name(metrics)
@@ -338,7 +358,7 @@ def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
         name, cell = item
         if name == first:
             return -1
-        if name == "value":
+        if name == VALUE:
             return 0
         return 1 if cell.beside else 2 if name.startswith("value/") else 3
 
@@ -352,12 +372,16 @@ def beside(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell | No
     return [(name, [metrics.get(name) for metrics in sides]) for name in names]
 
 
-def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
+def _row(
+    run: RunData, task: str, metric: str, cell: Cell, *, brief: bool = False
+) -> tuple[str, ...]:
+    """The texts of a line; `brief`: of a break-down of the mean score only what it is of."""
+    part = metric.removeprefix(f"{VALUE}/")
+    short = f" {one_line(part)}" if brief and part != metric else ""
     return (
         one_line(task),
-        one_line(metric, 60),
+        short or one_line(metric_label(run, task, metric), 60),
         DASH if cell.not_applicable else scored_text(cell),
-        interval_text(cell.ci_low, cell.ci_high),
         clusters_text(cell, headed=True),
         bounds_text(cell),
         unscored_text(cell),
@@ -365,9 +389,9 @@ def _row(task: str, metric: str, cell: Cell) -> tuple[str, ...]:
 
 
 def _terminal_table(run: RunData, details: bool) -> RenderableType:
-    rows = [_row(*item) for item in _cells(run, details)]
+    rows = [_row(run, *item, brief=True) for item in _cells(run, details)]
     # Columns that stay empty in a complete run would only take room from the others.
-    shown = [i for i in range(len(_HEAD)) if i < 4 or any(row[i] for row in rows)]
+    shown = [i for i in range(len(_HEAD)) if any(row[i] for row in rows)]
     gaps = [row for row in rows if any(row[_BOUNDS:])]
     parts = [_columns(rows, [i for i in shown if i < _BOUNDS], details)]
     if gaps:
@@ -381,17 +405,16 @@ def _columns(rows: Sequence[tuple[str, ...]], shown: Sequence[int], details: boo
         # Numbers must survive a narrow terminal whole; names may fold, and what a mean rests on.
         table.add_column(
             _HEAD[i],
-            justify="left" if i in (0, 1, 6) else "right",
-            no_wrap=i in (2, 3, 5),
+            justify="left" if _HEAD[i] in ("task", "metric", "unscored") else "right",
+            no_wrap=_HEAD[i] in ("mean [95% CI] (scored)", "worst to best"),
             overflow="fold",
-            min_width={1: 12, 4: 8}.get(i),
+            min_width={"metric": 12, "clusters": 8}.get(_HEAD[i]),
         )
     before = None
     for row in rows:
         if details and before not in (None, row[0]):
             table.add_section()
-        label = row[1].replace("value/", " ", 1) if row[1].startswith("value/") else row[1]
-        cells = [row[0] if row[0] != before else "", label, *row[2:]]
+        cells = [row[0] if row[0] != before else "", *row[1:]]
         cells = [cells[i] for i in shown]
         table.add_row(*map(literal_text, cells), style="bold" if row[0] != before else None)
         before = row[0]
@@ -405,7 +428,7 @@ def _overview(runs: Sequence[RunData]) -> RenderableType:
         table.add_column(literal_text(one_line(run.name, 40)), justify="right")
     for task, cells in rows_across(runs):
         texts = [mean_text(c) if c else DASH for c in cells]
-        table.add_row(*map(literal_text, [one_line(task), *texts]))
+        table.add_row(*map(literal_text, [headline_label(runs, task), *texts]))
         for name, others in beside(runs, task):
             texts = [mean_text(c) if c else DASH for c in others]
             table.add_row(*map(literal_text, [f"  {one_line(name)}", *texts]), style="dim")
@@ -436,7 +459,8 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
         for task in table.figures:
             shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
         tables += [Text(), shown]
-    return [*tables, Text(CAVEAT, style="dim")] if tables else []
+    notes = footnotes(published(runs))
+    return [*tables, *(Text(note, style="dim") for note in notes)]
 
 
 def run_head(run: RunData) -> RenderableType:
@@ -497,4 +521,4 @@ def _md_published(runs: Sequence[RunData]) -> list[str]:
         rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
         parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
         parts.append(md_table(("task", *table.models), rows))
-    return [*parts, f"{CAVEAT}\n"] if parts else []
+    return [*parts, *(f"{note}\n" for note in footnotes(published(runs)))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from soulkit.metrics.intervals import estimate_text, signed
 from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import Alarm, Rewards
 from soulkit.train.state.summary import (
@@ -63,8 +64,7 @@ def _task_text(rewards: Rewards, task: str) -> str:
             parts.append(f"{label} {reward:.3f}")
     if (gap := rewards.loo_by_task.get(task)) is not None:
         low, high = rewards.loo_low_by_task.get(task), rewards.loo_high_by_task.get(task)
-        interval = "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"
-        parts.append(f"gap {gap:+.3f}{interval}")
+        parts.append(f"gap {estimate_text(gap, low, high, signed)}")
     return "  ".join(parts)
 
 

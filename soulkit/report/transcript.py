@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from soulkit.report.table import number
+from soulkit.metrics.intervals import number
 from soulkit.text import one_line, sanitise
 from soulkit.types import Feedback, Record, Trace, Verdict
 

@@ -439,6 +439,7 @@ def rollout_summary(
         cost=paid["cost"],
         scale=task_scales(material.tasks.values()),
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
+        names={name: task.spec.metric.name for name, task in material.tasks.items()},
     )
     dropped = with_calls(summary.dropped_settings, calls)
     note_calls(loop.run.path, calls, dropped, models)

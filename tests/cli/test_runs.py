@@ -105,7 +105,7 @@ def test_a_killed_run_is_reported_from_its_episodes(
     done = len(records(out))
     text, _ = streams_of(capfd, "report", out)
     assert f"unfinished: {done} of {PLAYED} episodes" in text
-    assert re.search(rf"tomi +value +1\.000 .*\({done}/{done}[,)]", text)
+    assert re.search(rf"tomi +accuracy +1\.000 .*\({done}/{done}[,)]", text)
     report = json.loads(streams_of(capfd, "report", out, "--json")[0])["runs"]["run"]
     assert report["finished"] is False and report["progress"]["total"] == PLAYED
     assert report["tasks"]["tomi"]["value"]["n_scored"] == done
@@ -276,7 +276,9 @@ def test_names_stay_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
         ).stdout
         for width in (80, 160)
     }  # fmt: skip
-    assert all(name in text and "0.500 ±" in text and "finished" in text for text in shown.values())
+    assert all(
+        name in text and "[0.188, 0.812]" in text and "finished" in text for text in shown.values()
+    )
     assert max(map(len, shown[80].splitlines())) <= 80
     assert "eval local" in shown[160] and "started" in shown[160]
 

@@ -12,7 +12,13 @@ from typer.testing import CliRunner
 
 from soulkit.cli import compare as cli
 from soulkit.errors import DataError, RunError
+from soulkit.eval.batch import summary_terms
 from soulkit.eval.compare import compare_runs
+from soulkit.eval.summary import summarise
+from soulkit.report.differences import comparison_parts
+from soulkit.report.table import parts_text
+from soulkit.runs.records import load_records
+from soulkit.tasks.registry import load_registry
 from soulkit.types import Episode, Record, Score, Verdict, record_key
 
 
@@ -201,7 +207,7 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "tomi" in shown.stdout and "+1.000" in shown.stdout
     # Σ d² of the two corners is 2: 1 ± t(7) √2 / 8, cut at 1.
-    assert "0.582–1.000" in shown.stdout and "0.0008" in shown.stdout
+    assert "[+0.582, +1.000]" in shown.stdout and "0.0008" in shown.stdout
     machine = CliRunner().invoke(app, [str(a), str(b), "--json"])
     assert json.loads(machine.stdout)["tasks"][0]["difference"] == 1.0
 
@@ -215,3 +221,70 @@ def test_p_is_of_the_interval_and_holms_stands_apart(tmp_path: Path) -> None:
     assert tomi["ci_low"] > 0 and tomi["p"] < 0.05 and tomi["p_holm"] == 2 * tomi["p"]
     assert hitom["ci_low"] < 0 < hitom["ci_high"] and hitom["p"] >= 0.05
     assert (tomi["n_clusters"], tomi["method"], tomi["df"]) == (4, "cr2-t", pytest.approx(3))
+
+
+def named(path: Path, gains: float) -> Path:
+    """Episodes of two tasks; ToMi calls its mean score accuracy, Sotopia mean_score."""
+    for example in "1234":
+        tags = {"order": "2" if example in "34" else "1"}
+        run(path, {f"t{example}": float(example in "12") / 2 + gains}, "tomi")
+        run(path, {f"s{example}": 0.1 + gains}, "sotopia")
+        lines = (path / "episodes.jsonl").read_text().splitlines()
+        tagged = [json.dumps(json.loads(line) | {"tags": tags}) for line in lines[-2:]]
+        (path / "episodes.jsonl").write_text("\n".join([*lines[:-2], *tagged]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("summary", [True, False])
+@pytest.mark.parametrize(
+    ("metric", "tasks"),
+    [
+        ("headline", {"sotopia": "mean_score", "tomi": "accuracy"}),
+        ("value", {"sotopia": "mean_score", "tomi": "accuracy"}),
+        ("accuracy", {"tomi": "accuracy"}),
+        ("mean_score", {"sotopia": "mean_score"}),
+        ("accuracy/order=2", {"tomi": "accuracy/order=2"}),
+        ("value/order=2", {"sotopia": "mean_score/order=2", "tomi": "accuracy/order=2"}),
+    ],
+)
+def test_a_metric_has_the_name_that_its_task_declares(
+    metric: str, tasks: dict[str, str], summary: bool, tmp_path: Path
+) -> None:
+    a, b = (named(tmp_path / side, gain) for side, gain in (("a", 0.0), ("b", 0.1)))
+    for path in (a, b) if summary else ():
+        records = load_records(path / "episodes.jsonl")
+        tasks_played = [load_registry().task(name) for name in ("tomi", "sotopia")]
+        made = summarise(records, command="eval api", model="m", protocol="paper", seconds=1.0,
+                         cost=None, **summary_terms(tasks_played))  # fmt: skip
+        (path / "summary.json").write_text(json.dumps(made.to_json()))
+    compared = compare_runs(a, b, metric)
+    assert {t.task: t.metric for t in compared.tasks} == tasks
+    shown = parts_text(comparison_parts(compared))
+    assert f"metric {', '.join(tasks.values())}" in shown and "headline" not in shown
+
+
+@pytest.mark.parametrize(
+    ("metric", "near"),
+    [
+        ("acuracy", "accuracy"),
+        ("mean_scor", "mean_score"),
+        ("accuracy/order=3", "accuracy/order=2"),
+    ],
+)
+def test_a_mistyped_metric_is_answered_with_the_name_that_is_meant(
+    metric: str, near: str, tmp_path: Path
+) -> None:
+    a, b = (named(tmp_path / side, 0.0) for side in "ab")
+    with pytest.raises(DataError) as caught:
+        compare_runs(a, b, metric)
+    fix = caught.value.way_out
+    assert f"Did you mean '{near}'?" in fix and "break-downs: accuracy, mean_score." in fix
+
+
+def test_a_recorded_metric_keeps_its_name_before_the_declared_one(tmp_path: Path) -> None:
+    """A score that records `accuracy` itself: then the mean score has no name but `value`."""
+    a, b = (run(tmp_path / side, {str(i): 0.0 for i in range(8)}, metrics={"accuracy": value})
+            for side, value in (("a", 0.25), ("b", 0.75)))  # fmt: skip
+    (whole,), (own,) = (compare_runs(a, b, name).tasks for name in ("headline", "accuracy"))
+    assert (whole.metric, whole.paired.difference) == ("value", 0.0)
+    assert (own.metric, own.paired.difference) == ("accuracy", 0.5)

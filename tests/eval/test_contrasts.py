@@ -55,10 +55,10 @@ def test_a_break_down_is_the_difference_of_its_own_rows(tmp_path: Path) -> None:
     (second,) = compare_runs(a, b, "value/order=2").tasks
     assert first.paired.difference == pytest.approx(2 / 3)
     assert second.paired.difference == pytest.approx(-1 / 3)
-    assert (first.metric, first.paired.n_shared, first.n_a) == ("value/order=1", 3, 3)
+    assert (first.metric, first.paired.n_shared, first.n_a) == ("accuracy/order=1", 3, 3)
     with pytest.raises(DataError, match="order=3") as error:
         compare_runs(a, b, "value/order=3")
-    assert "value/order=" in error.value.way_out
+    assert "accuracy/order=" in error.value.way_out
 
 
 def test_a_break_down_of_another_metric_and_of_what_saw_feedback(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_headline_over_a_batch_is_compared_on_what_both_scored(tmp_path: Path)
     assert (task.paired.n_shared, task.paired.n_only_b) == (15, 1)
     assert task.paired.n_clusters == 8
     (value,) = compare_runs(a, b, "value").tasks
-    assert value.metric == "value" and value.paired.mean_a == pytest.approx(12 / 15)
+    assert value.metric == "accuracy" and value.paired.mean_a == pytest.approx(12 / 15)
 
 
 def test_the_jackknife_of_a_mean_is_the_interval_of_a_mean(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_changed_scorer_is_applied_without_a_call(old: Path, home: Path) -> No
     shown = " ".join(out.split())
     first, second = value(old, "plea")["mean"], value(home / "new", "plea")["mean"]
     assert second == pytest.approx(9.5 - first)
-    assert f"plea value {first:.3f} {second:.3f} 10 10/10" in shown
+    assert f"plea warmth {first:.3f} {second:.3f} 10 10/10" in shown
     assert re.search(r"letters – \d+\.\d{3} 10 0 -> 10/10", shown)
     assert re.search(r"words (\d\.\d{3}) \1 0 10/10", shown)
     assert "10 of 10 episodes have another score now" in shown

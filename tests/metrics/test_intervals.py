@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -443,3 +444,24 @@ def test_a_jackknife_interval_never_has_zero_width(values: list[float]) -> None:
     assume(outcome.method == "jackknife-t")
     assert outcome.ci_low is not None and outcome.ci_high is not None
     assert outcome.ci_low < outcome.ci_high
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown", "text"),
+    [
+        ((1.0, 0.012, 1.0), iv.number, "1.000 [0.012, 1.000]"),
+        ((-0.3, -0.41, -0.1), iv.number, "\u22120.300 [\u22120.410, \u22120.100]"),
+        ((0.21, 0.15, 0.27), iv.signed, "+0.210 [+0.150, +0.270]"),
+        ((0.0, -0.1, 0.1), iv.signed, "0.000 [\u22120.100, +0.100]"),
+        ((0.83, 0.71, 0.96), iv.percent, "83% [71%, 96%]"),
+        ((0.7, None, None), iv.number, "0.700"),
+        ((0.7, 0.6, None), iv.number, "0.700"),
+        ((None, None, None), iv.signed, "\u2013"),
+        ((-1e-9, -0.5, 1e-9), iv.number, "0.000 [\u22120.500, 0.000]"),
+        ((float("nan"), 0.1, 0.2), iv.percent, "\u2013 [10%, 20%]"),
+    ],
+)
+def test_a_mean_and_its_interval_have_one_form(
+    numbers: tuple[float | None, ...], shown: Any, text: str
+) -> None:
+    assert iv.estimate_text(*numbers, shown) == text

@@ -11,7 +11,14 @@ import pytest
 
 from soulkit.eval.conditions import read_conditions
 from soulkit.report.context import context_doubts, doubts_text, rows_digest
-from soulkit.report.published import Publication, Stated, publications
+from soulkit.report.published import (
+    CAVEAT,
+    Publication,
+    Stated,
+    footnotes,
+    publications,
+    published_for,
+)
 from tests.support.evaluation import FAST, soul
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -115,8 +122,8 @@ def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
 ) -> None:
     paper = next(table for table in publications() if table.stated.judges)
     run = read_conditions(judged(tmp_path / "run", played))
-    stated = replace(paper.stated, protocol="paper", rows={task: rows_digest({"a": "1"})
-                                                           for task in played})  # fmt: skip
+    rows = {task: rows_digest({"a": "1"}) for task in played}
+    stated = replace(paper.stated, protocol="paper", temperature=1.0, rows=rows)
     assert context_doubts(replace(paper, stated=stated), played, run) == doubt
 
 
@@ -138,6 +145,21 @@ def test_no_published_table_claims_to_be_comparable(played: Path) -> None:
     for table in publications():
         assert context_doubts(table, ["hitom"], read_conditions(played)), table.title
         assert isinstance(table, Publication) and not table.stated.rows
+
+
+def test_no_table_states_a_temperature_that_its_source_does_not() -> None:
+    """Neither the paper nor a model card says at which temperature it evaluated."""
+    assert all(table.stated.temperature is None for table in publications())
+
+
+def test_a_known_difference_is_named_below_the_column(played: Path) -> None:
+    paper = publications()[0]
+    doubts = context_doubts(paper, ["hitom", "userllm"], read_conditions(played))
+    (why,) = (reason for reason in doubts if "Pangram" in reason)
+    assert doubts[why] == ["userllm"] and "LLM judge" in why
+    beside, without = (footnotes(published_for({task})) for task in ("userllm", "hitom"))
+    assert beside == [CAVEAT, f"Ditto paper, userllm: {why}."] and without == [CAVEAT]
+    assert footnotes(()) == []
 
 
 def test_doubts_in_words() -> None:

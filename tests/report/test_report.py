@@ -196,18 +196,17 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
 
 def test_a_mean_never_stands_alone() -> None:
     cell = Cell(mean=0.7, ci_low=0.6, ci_high=0.78, n_scored=98, n=100)
-    assert table.mean_text(cell) == "0.700 ± 0.090 (98/100)"
+    assert table.mean_text(cell) == "0.700 [0.600, 0.780] (98/100)"
     clustered = replace(cell, n_clusters=32, events=29.4)
-    assert table.mean_text(clustered) == "0.700 ± 0.090 (98/100, 32 clusters, few events)"
+    assert table.mean_text(clustered) == "0.700 [0.600, 0.780] (98/100, 32 clusters, few events)"
     few = replace(cell, n_clusters=7)
-    assert table.mean_text(few) == "0.700 ± 0.090 (98/100, 7 clusters: few)"
+    assert table.mean_text(few) == "0.700 [0.600, 0.780] (98/100, 7 clusters: few)"
     held_by_few = Cell(mean=0.96, ci_low=0.93, ci_high=0.99, n_scored=400, n=400, n_clusters=40,
                        variance=0.0002, df=30.0, scale=(0.0, 1.0), method="wilson-t")  # fmt: skip
     assert table.mean_text(held_by_few).endswith("(400/400, 40 clusters: few)")
     assert table.mean_text(replace(held_by_few, df=39.0)).endswith("(400/400, 40 clusters)")
     flat = Cell(mean=0.7, n_scored=4, n=4, n_clusters=4, method="no-spread")
     assert table.mean_text(flat) == "0.700 (4/4, no spread in 4 clusters)"
-    assert table.interval_text(cell.ci_low, cell.ci_high) == "0.600\u20130.780"
     assert table.mean_text(Cell(n=4)) == "\u2013 (0/4)"
     assert table.number(float("nan")) == "\u2013"
     assert table.number(-0.5) == "\u22120.500"
@@ -218,7 +217,7 @@ def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
     expected = table.scored_text(runs[2].tasks["hitom"]["value"])
     plain = table.terminal_text(runs)
     assert expected in plain
-    assert expected in table.markdown(runs)
+    assert table.md_text(expected) in table.markdown(runs)
     assert "unfinished" not in plain
     assert "leave-one-out gap" in plain
     assert CAVEAT in table.markdown(runs)
@@ -240,7 +239,9 @@ def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
     wide = replace(run, summary=replace(run.summary, tasks=tasks))
     shown = table.terminal_text([wide], 80)
     assert "social_rules" in shown and "sotopia" in shown and "events" in shown
-    assert "\u22126.500 ± 1.905" in shown and "\u22128.169 to \u22124.359" in shown
+    assert (
+        "\u22126.500 [\u22128.169, \u22124.359]" in shown and "\u22127.000 to \u22126.000" in shown
+    )
 
 
 def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:

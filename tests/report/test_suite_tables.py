@@ -16,7 +16,7 @@ import pytest
 
 from soulkit.cli.app import main
 from soulkit.errors import ConfigError, RunError
-from soulkit.eval.summary import Cell, Summary
+from soulkit.eval.summary import Cell, Summary, headline_shown
 from soulkit.report import html
 from soulkit.report.exports.latex import grid_latex, latex_text
 from soulkit.report.exports.sheet import suite_csv, suite_values
@@ -84,15 +84,16 @@ def texts(grid: Grid) -> dict[str, list[str]]:
 
 def test_one_line_a_task_then_axes_then_the_suite(registry: Registry) -> None:
     grid = suite_grid(duo(registry, run("one", **WHOLE)))
-    assert grid.head[:5] == ("task", "mean", "95% CI", "scored", "clusters")
+    assert grid.head[:4] == ("task", "mean [95% CI]", "scored", "clusters")
     assert grid.title == "duo: Two axes_of 100% & more"
     rows = texts(grid)
     assert list(rows) == [
         "tomi", "hitom", "paratomi", "X mean (2 of 2)", "Y mean (1 of 1)", "duo mean (3 of 3)",
     ]  # fmt: skip
-    assert rows["tomi"][:4] == ["0.500", "0.400\u20130.600", "20/20", "20"]
-    assert rows["X mean (2 of 2)"][0] == "0.600" and rows["duo mean (3 of 3)"][0] == "0.533"
-    assert rows["duo mean (3 of 3)"][2] == "60/60"
+    assert rows["tomi"][:3] == ["0.500 [0.400, 0.600]", "20/20", "20"]
+    assert rows["X mean (2 of 2)"][0].startswith("0.600 [")
+    assert rows["duo mean (3 of 3)"][0].startswith("0.533 [")
+    assert rows["duo mean (3 of 3)"][1] == "60/60"
     assert [row.rule for row in grid.rows] == [False, False, False, True, False, True]
 
 
@@ -101,10 +102,10 @@ def test_a_missing_member_is_named_and_nothing_is_averaged(registry: Registry) -
     grid = suite_grid(table)
     rows = texts(grid)
     assert grid.title.startswith("duo (partial)") and table.partial
-    assert rows["paratomi"][:3] == ["\u2013"] * 3
+    assert rows["paratomi"][:2] == ["\u2013"] * 2
     assert rows["duo mean (2 of 3)"][0] == "\u2013"
-    assert grid.head[5] == "worst to best" and rows["duo mean (2 of 3)"][4] == "0.400\u20130.733"
-    assert rows["X mean (2 of 2)"][0] == "0.600" and rows["X mean (2 of 2)"][4] == ""
+    assert grid.head[4] == "worst to best" and rows["duo mean (2 of 3)"][3] == "0.400\u20130.733"
+    assert rows["X mean (2 of 2)"][0].startswith("0.600 [") and rows["X mean (2 of 2)"][3] == ""
     assert "not played: paratomi" in grid.notes
     assert any("one is a partial suite: 2 of 3 members" in note for note in grid.notes)
     assert "paratomi" not in texts(suite_grid(table, playable=True))
@@ -127,9 +128,9 @@ def test_a_headline_that_applies_to_no_row_makes_no_suite_partial(registry: Regi
     rows = texts(grid)
     assert not table.partial and "partial" not in grid.title + " ".join(grid.notes)
     assert any(note.startswith(f"one: paratomi: {WHY}; no average") for note in grid.notes)
-    assert rows["paratomi (joint)"][:3] == ["\u2013"] * 3
+    assert rows["paratomi (joint)"][:2] == ["\u2013"] * 2
     assert rows["duo mean (2 of 3)"][0] == "\u2013"
-    assert rows["duo mean (2 of 3)"][4] == "0.400\u20130.733"
+    assert rows["duo mean (2 of 3)"][3] == "0.400\u20130.733"
     assert "paratomi (joint)" in texts(suite_grid(table, playable=True))
     lacking = duo(registry, unasked(run("one", tomi=0.5), "paratomi"))
     assert lacking.partial and any("one is a partial suite" in n for n in suite_grid(lacking).notes)
@@ -164,8 +165,8 @@ def test_a_headline_of_another_name_is_named(registry: Registry) -> None:
     assert one.summary is not None
     tasks = {**one.tasks, "tomi": {"value": cell(0.9, headline=False), "joint": cell(0.3)}}
     grid = suite_grid(duo(registry, replace(one, summary=replace(one.summary, tasks=tasks))))
-    assert texts(grid)["tomi (joint)"][0] == "0.300"
-    assert texts(grid)["X mean (2 of 2)"][0] == "0.500"
+    assert texts(grid)["tomi (joint)"][0] == "0.300 [0.200, 0.400]"
+    assert texts(grid)["X mean (2 of 2)"][0].startswith("0.500 [")
 
 
 # --- runs and published columns side by side ------------------------------------------------------
@@ -178,7 +179,7 @@ def test_the_best_of_the_runs_is_marked(registry: Registry) -> None:
     best = {row.cells[0].text: [one.best for one in row.cells[1:3]] for row in grid.rows}
     assert best["tomi"] == [False, True] and best["hitom"] == [True, True]
     assert best["paratomi"] == [True, False] and best["duo mean (3 of 3)"] == [True, False]
-    assert texts(grid)["tomi"][0].startswith("0.500 \u00b1 0.100 (20/20")
+    assert texts(grid)["tomi"][0].startswith("0.500 [0.400, 0.600] (20/20")
 
 
 def test_runs_that_were_measured_differently_have_no_best(tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_published_columns_stand_beside_and_claim_nothing(registry: Registry) ->
     best = {row.cells[0].text: row.cells[-1].best for row in grid.rows}
     assert best["hitom"] and best["paratomi"] and not best["tomi"]
     note = next(note for note in grid.notes if note.startswith("Ditto paper: not comparable"))
-    assert "does not state protocol, rows" in note or "not recorded here" in note
+    assert "does not state protocol, temperature, rows" in note or "not recorded here" in note
     wide = duo(registry, run("one", **WHOLE), all_context=True)
     assert len(wide.context) == len(publications()[0].models)
 
@@ -231,7 +232,7 @@ def test_terminal_and_markdown_show_the_same_numbers(registry: Registry) -> None
     one, two = run("one", **WHOLE), run("two_*", tomi=0.6, hitom=0.7)
     view = ReportView([one, two], duo(registry, one, two))
     shown, written = view.text(), view.markdown()
-    for text in ("0.600 \u00b1 0.100 (20/20", "[0.433\u20130.767]"):
+    for text in ("0.600 [0.500, 0.700] (20/20", "could be 0.433\u20130.767"):
         assert text in shown and text.replace("[", "\\[").replace("]", "\\]") in written
     assert "**0.600" in written and "two\\_\\*" in written
     assert "duo (partial)" in parts_text(view.parts())
@@ -363,6 +364,28 @@ def choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_every_task_shows_its_metric_under_the_declared_name(
+    choice: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The summary, the report, its exports and `soul runs` say what `soul tasks show` says."""
+    specs = load_registry().specs
+    cells = load_runs([choice])[0].tasks
+    names = {}
+    for task, of_task in cells.items():
+        metric = specs[task].metric
+        names[task] = metric.headline or metric.name
+        shared = metric.name == metric.headline
+        assert of_task["value"].name == ("" if shared else metric.name), task
+        assert headline_shown(of_task) == names[task]
+    forms = ["--format md", "--format latex", "--format csv --details", "--format table"]
+    for command in [*(f"report {choice} {form}" for form in forms), f"runs {choice}"]:
+        assert main(command.split()) == 0
+        shown = " ".join(capsys.readouterr().out.replace("\\", "").split())
+        known = list(names.values())[:3] if command.startswith("runs") else set(names.values())
+        assert all(name in shown for name in known), command
+        assert not re.search(r"\bvalue\b|\u00b1|pm\$", shown), command
+
+
 def test_a_suite_that_was_played_is_shown_as_one(
     choice: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -390,10 +413,10 @@ def test_one_line_a_task_axes_bounds_and_nothing_averaged_away(
         "CONV mean (0 of 4)", "SS mean (0 of 1)", "COG mean (4 of 4)", "ROLE mean (4 of 9)",
         "EVAL mean (3 of 5)", "soul-23 mean (11 of 23)",
     ]  # fmt: skip
-    means = {line.partition(" & ")[0]: line.split(" & ")[1:6] for line in lines}
+    means = {line.partition(" & ")[0]: line.split(" & ")[1:5] for line in lines}
     for name in ("CONV mean (0 of 4)", "ROLE mean (4 of 9)", "soul-23 mean (11 of 23)"):
-        mean, interval, _, _, bounds = means[name]
-        assert mean == interval == "--" and re.fullmatch(r"\d\.\d{3}--\d\.\d{3}", bounds), name
+        mean, _, _, bounds = means[name]
+        assert mean == "--" and re.fullmatch(r"\d\.\d{3}--\d\.\d{3}", bounds), name
     assert re.fullmatch(r"\d\.\d{3}", means["COG mean (4 of 4)"][0])
     assert "is a partial suite: 11 of 23 members" in text and "not played:" in text
 

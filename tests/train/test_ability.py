@@ -61,7 +61,7 @@ def test_what_was_surely_lost_is_a_regression_and_said_aloud() -> None:
     assert lost.ci_low is not None and lost.ci_high is not None
     assert -1 <= lost.ci_low < -0.45 < lost.ci_high < 0
     (remark,) = lost.remarks()
-    assert "lost" in remark and "0.750 to 0.300" in remark and "-0.450 [" in remark
+    assert "lost" in remark and "0.750 to 0.300" in remark and "\u22120.450 [" in remark
     assert ability_text(lost).endswith("a regression")
 
 

@@ -185,13 +185,13 @@ def test_a_run_says_beside_its_weights_what_they_are(
         assert "base_model" not in front and {"ditto", "tomi", "lora"} <= set(front["tags"])
         assert str(home) not in card and str(tmp_path) not in card
         assert f"* step {step if name == 'best' else 2} of 2" in card
-        assert "| tomi | drafts |" in card and "| rules |" in card and "`synth:40`" in card
+        assert "| tomi | accuracy drafts |" in card and "| rules |" in card and "`synth:40`" in card
     # Each card says what its own weights scored.
     card = (run / "model" / "README.md").read_text()
-    assert f"| tomi | dev (step {summary['dev_steps']}) | {dev:.3f} |" in card
+    assert f"| tomi | accuracy dev (step {summary['dev_steps']}) | {dev:.3f}" in card
     card = (run / "best" / "README.md").read_text()
-    assert f"| tomi | dev (step {step}) | {summary['best_dev']:.3f} |" in card
-    assert card.count("| dev (") == 1 and "--coach" not in card
+    assert f"| tomi | accuracy dev (step {step}) | {summary['best_dev']:.3f}" in card
+    assert card.count(" dev (step") == 1 and "--coach" not in card
     assert not (run / "checkpoints" / "step_000002" / "README.md").exists()
     assert modes(run) <= {0o644, 0o600} and modes(run / "model") == {0o644}
 
@@ -228,7 +228,7 @@ def test_the_command_of_a_card_names_who_judged(
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "--judge scripted:one.yaml --judge 'scripted:two|three.yaml'" in card
     rows = [line for line in card.splitlines() if line.startswith("| essay | drafts")]
-    assert rows and all(row.count("|") == 7 for row in rows)
+    assert rows and all(row.count("|") == 6 for row in rows)
     assert str(tmp_path) not in card
 
 

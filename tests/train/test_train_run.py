@@ -146,8 +146,8 @@ def test_the_headline_is_what_was_held_out(ditto: Path) -> None:
     assert cells["value"]["n"] == 48 and "headline" not in cells["value"]
     (run,) = load_runs([ditto], episodes=False)
     shown = markdown([run])
-    assert "dev (held-out rows)" in shown and "drafts, last" not in shown
-    assert "value (drafts, last 3 steps)" in markdown([run], details=True)
+    assert "accuracy (held-out rows)" in shown and "drafts, last" not in shown
+    assert "accuracy (drafts, last 3 steps)" in markdown([run], details=True)
 
 
 def test_the_summary_has_both_rewards_and_their_gap(ditto: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from soulkit.eval.suites import SuiteLine
 from soulkit.eval.summary import headline_name
 from soulkit.report.load import RunData
-from soulkit.report.suites import ContextColumn, SuiteTable, TableLine, draft_steps
+from soulkit.report.suites import ContextColumn, SuiteTable, TableLine
+from soulkit.report.table import metric_label
 
 FIELDS = (
     "suite", "level", "name", "axis", "column", "source", "metric", "mean", "ci_low", "ci_high",
@@ -70,9 +71,8 @@ def _of_run(run: RunData, line: SuiteLine) -> dict[str, Any]:
 
 
 def _metric(run: RunData, line: SuiteLine) -> str:
-    steps = draft_steps(run, line.name)
-    name = headline_name(run.tasks.get(line.name, {}))
-    return f"{name} (drafts, last {steps} steps)" if steps else name
+    cells = run.tasks.get(line.name, {})
+    return metric_label(run, line.name, headline_name(cells)) if cells else ""
 
 
 def _published(column: ContextColumn, figure: float) -> dict[str, Any]:

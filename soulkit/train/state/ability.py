@@ -12,7 +12,14 @@ from typing import Any, Self
 
 from soulkit.eval.summary import Cell
 from soulkit.metrics.comparisons import PairedDifference, paired_difference
-from soulkit.metrics.intervals import Interval, estimate, interval_remark
+from soulkit.metrics.intervals import (
+    Interval,
+    estimate,
+    estimate_text,
+    interval_remark,
+    number,
+    signed,
+)
 from soulkit.tasks.base import Task
 from soulkit.train.state.named import finite, members, text, whole
 from soulkit.types import Record
@@ -59,14 +66,12 @@ class AbilityTotals:
         )
 
     def words(self) -> str:
-        """`0.525 to 0.400 (40/40, 40/40 scored), -0.125 [-0.231, -0.019], 40 clusters`."""
-        numbers = " to ".join(_mean(cell) for cell in (self.before, self.after))
+        """`0.525 to 0.400 (40/40, 40/40 scored), −0.125 [−0.231, −0.019], 40 clusters`."""
+        numbers = " to ".join(number(cell.mean) for cell in (self.before, self.after))
         scored = ", ".join(f"{cell.n_scored}/{cell.n}" for cell in (self.before, self.after))
         parts = [f"{numbers} ({scored} scored)"]
         if self.difference is not None:
-            known = None not in (self.ci_low, self.ci_high)
-            interval = f" [{self.ci_low:+.3f}, {self.ci_high:+.3f}]" if known else ""
-            parts.append(f"{self.difference:+.3f}{interval}")
+            parts.append(estimate_text(self.difference, self.ci_low, self.ci_high, signed))
             parts.append(interval_remark(self.n_clusters, self.method))
         return ", ".join(filter(None, parts))
 
@@ -77,10 +82,6 @@ class AbilityTotals:
         if self.regression:
             return [f"general ability was lost in this training: {self.words()}"]
         return []
-
-
-def _mean(cell: Cell) -> str:
-    return "–" if cell.mean is None else f"{cell.mean:.3f}"
 
 
 def ability_totals(

@@ -15,6 +15,7 @@ from soulkit.config import Settings
 from soulkit.data.corpora.places import hub_address
 from soulkit.data.hub import RELEASES
 from soulkit.keys import printable
+from soulkit.metrics.intervals import estimate_text
 from soulkit.models.local.licences import UNSTATED
 from soulkit.models.local.loading import auto_class
 from soulkit.models.roles.settings import RoleSettings
@@ -207,19 +208,17 @@ def _source(config: TrainConfig, task: str) -> str | None:
 def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
     """The headlines, and the loss or reward beside them; every one with its interval and judge."""
     yield "## Metrics\n"
-    yield "| task | metric | mean | 95 % interval | scored | judged by |"
-    yield "|---|---|---|---|---|---|"
+    yield "| task | metric | mean [95 % interval] | scored | judged by |"
+    yield "|---|---|---|---|---|"
     for task, cells in summary.get("tasks", {}).items():
         for name, cell in cells.items():
             if "/" in name and name != "value/kind=refined":
                 continue
-            low, high = cell.get("ci_low"), cell.get("ci_high")
-            interval = f"{low:.3f} to {high:.3f}" if None not in (low, high) else "none"
-            mean = "–" if cell.get("mean") is None else f"{cell['mean']:.3f}"
+            mean = estimate_text(cell.get("mean"), cell.get("ci_low"), cell.get("ci_high"))
             scored = cell.get("not_applicable") or f"{cell.get('n_scored')}/{cell.get('n')}"
-            label = _label(name, summary)
+            label = _label(name, cells, summary)
             judge = "–" if name == "loss" else _judges(summary, task)
-            yield _row(task, label, mean, interval, scored, judge)
+            yield _row(task, label, mean, scored, judge)
     yield from _validated(summary)
     steps, last = summary.get("summary_steps"), summary.get("steps")
     if summary.get("command") != "train sft":
@@ -237,18 +236,19 @@ def _validated(summary: Mapping[str, Any]) -> Iterator[str]:
     for name, loss in valid.get("last", {}).items():
         label = f"validation loss (step {valid['steps']})"
         lessons = valid.get("lessons", {}).get(name, "–")
-        yield _row(_plain(name), label, f"{loss:.3f}", "none", lessons, "–")
+        yield _row(_plain(name), label, f"{loss:.3f}", lessons, "–")
 
 
-def _label(metric: str, summary: Mapping[str, Any]) -> str:
+def _label(metric: str, cells: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    mean, dev = (cells.get(name, {}).get("name", "") for name in ("value", "dev"))
     names = {
-        "value": "drafts", "value/kind=refined": "refined rollouts",
-        "dev": f"dev (step {summary.get('dev_steps')})",
+        "value": f"{mean} drafts", "value/kind=refined": f"{mean} refined rollouts",
+        "dev": f"{dev} dev (step {summary.get('dev_steps')})",
         "loss": "loss, of all tasks" if len(summary.get("tasks", {})) > 1 else "loss",
     }  # fmt: skip
     if summary.get("lessons"):  # of conversations each source has its own
         names["loss"] = "training loss"
-    return names.get(metric, metric)
+    return names.get(metric, metric).strip()
 
 
 def _row(*cells: object) -> str:

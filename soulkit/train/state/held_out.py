@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from soulkit.eval.batch import summary_terms
-from soulkit.eval.summary import DEV, Summary, headline, summarise
+from soulkit.eval.summary import DEV, Summary, headline, headline_shown, summarise
 from soulkit.tasks.base import Task
 from soulkit.train.state.summary import TrainSummary
 from soulkit.types import Record
@@ -29,7 +29,7 @@ def with_dev(
     for task, of_dev in scored.tasks.items():
         drafts = cells.get(task, {})
         cells[task] = {name: replace(cell, headline=False) for name, cell in drafts.items()}
-        cells[task][DEV] = replace(headline(of_dev), headline=True)
+        cells[task][DEV] = replace(headline(of_dev), headline=True, name=headline_shown(of_dev))
     return replace(summary, tasks=cells, dev_steps=records[0].step + 1)
 
 

@@ -46,6 +46,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
     rows = _rows(config)
     put_prompts(distinct_tasks(rows), path / PROMPTS)
     scale = task_scales(task for task, _ in rows.values())
+    names = {task.name: task.spec.metric.name for task, _ in rows.values()}
 
     def summary(
         records: Sequence[Record], seconds: float, cost: float | None,
@@ -54,6 +55,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         return summarise(
             records, command=f"train {config.method}", model=config.model,
             protocol=config.protocol, seconds=seconds, cost=cost, scale=scale,
+            names=names,
         )  # fmt: skip
 
     return Recorded(

@@ -278,8 +278,10 @@ def test_the_services_success_does_not_stand_in_for_an_index_that_a_run_lacks(
         capfd.readouterr()
         assert soul("compare", tmp_path / "a", tmp_path / other) == 2
         what, _, fix = three_lines(capfd.readouterr().err)
-        assert "'usi'" in what and what.endswith(f"undefined in {lone}.") and "value" in fix
-    assert soul("compare", tmp_path / "a", tmp_path / "b", "--metric", "value") == 0
+        assert (
+            "'usi'" in what and what.endswith(f"undefined in {lone}.") and "service_success" in fix
+        )
+    assert soul("compare", tmp_path / "a", tmp_path / "b", "--metric", "service_success") == 0
 
 
 def test_runs_with_other_word_lists_are_not_compared(tmp_path: Path, capfd: Any) -> None:
