@@ -288,6 +288,7 @@ def test_a_settings_file_gives_what_a_command_requires(
     compared = ("train", "ablate", "--methods", "grpo,ditto", "--config", file, "--dry-run")
     assert soul(*compared, "--seeds", 1) == 0, capsys.readouterr().err
     file.write_text(f"run: {tmp_path / 'nowhere'}\n")
+    capsys.readouterr()
     assert soul("judge", "check", "--config", file) == 2
     assert "nowhere" in three_lines(capsys.readouterr().err)[0]
     assert soul("judge", "check") == 2
