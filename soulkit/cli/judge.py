@@ -24,9 +24,9 @@ from soulkit.cli.console import (
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
 from soulkit.cli.judge_people import correct, import_labels, sheet
+from soulkit.cli.mistakes import without_run
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import Json, row_sources
-from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,11 +57,7 @@ class Checks(Derived):
             flags = settings_from(options, values, row_sources)
             run = values["run"]
             if run is None and values["config"] is None and not os.environ.get("SOULKIT_RUN"):
-                raise ConfigError(
-                    "run is required: RUN, the folder of an evaluation.",
-                    "Without it there are no episodes to judge again.",
-                    "Write soul judge check RUN; see: soul judge check --help",
-                )
+                raise without_run("soul judge check")
             flags |= {} if run is None else {"run": str(run)}
             config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])
             if values["dry_run"]:

@@ -15,6 +15,8 @@ USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's errors about what was written; Typer names only this kind of them."""
 RUNS = Path("runs")
 """Where runs are looked for when a command needs one and none is named."""
+RUN_ARGUMENTS = {"RUN": 1, "LEDGER": 1, "A": 2, "B": 2}
+"""Argument that names the folder of a run → how many such folders its command needs."""
 _TYPE_NAME = re.compile(r"\s*<[^<>|]*>$")
 """What the parser writes behind a name: `RUN... <list[Path]>`. A list of choices is kept."""
 
@@ -57,8 +59,8 @@ def _parameter(error: Any, command: str) -> ConfigError:
     name = _name(error)
     if type(error).__name__ == "MissingParameter":
         name = name.rstrip(".")
-        if name == "RUN":
-            return _without_run(command)
+        if name in RUN_ARGUMENTS:
+            return without_run(command, RUN_ARGUMENTS[name])
         return ConfigError(
             f"'{command}' needs {name}.",
             "Without it nothing can be done.",
@@ -73,25 +75,30 @@ def _parameter(error: Any, command: str) -> ConfigError:
     )
 
 
-def _without_run(command: str) -> ConfigError:
-    """The error of a command that needs a run; the runs of ./runs are printed before it."""
+def without_run(command: str, needed: int = 1) -> ConfigError:
+    """The error of a command that needs so many runs; those of ./runs are printed before it."""
     from soulkit.cli.runs import show_runs
     from soulkit.report.hints import shell_path
     from soulkit.report.listing import list_runs
 
     runs = list_runs(RUNS) if RUNS.is_dir() else []
+    lacking = "None is named" if needed == 1 else "Fewer are named"
+    what = "the folder of a run" if needed == 1 else f"the folders of {needed} runs"
+    names = ["RUN"] if needed == 1 else ["A", "B"][:needed]
     if not runs:
         return ConfigError(
-            f"'{command}' needs the folder of a run.",
-            f"None is named, and there is no run in ./{RUNS}.",
-            f"Write {command} RUN, or make a run first: soul demo; see: {command} --help",
+            f"'{command}' needs {what}.",
+            f"{lacking}, and there is no run in ./{RUNS}.",
+            f"Write {command} {' '.join(names)}, or make a run first: soul demo; "
+            f"see: {command} --help",
         )
     show_runs(runs)
-    newest = next((run for run in runs if run.state != "damaged"), runs[0])
+    newest = sorted(runs, key=lambda run: run.state == "damaged")[:needed]
+    words = [*(shell_path(run.path) for run in reversed(newest)), *names[len(newest) :]]
     return ConfigError(
-        f"'{command}' needs the folder of a run.",
-        f"None is named; the runs in ./{RUNS} are listed above.",
-        f"Write {command} {shell_path(newest.path)}, for example; see: {command} --help",
+        f"'{command}' needs {what}.",
+        f"{lacking}; the runs in ./{RUNS} are listed above.",
+        f"Write {command} {' '.join(words)}, for example; see: {command} --help",
     )
 
 

@@ -172,7 +172,12 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.material.feasible import weightless
         from soulkit.train.objectives.registry import overruled
         from soulkit.train.planning import beside_plan, training_plan
-        from soulkit.train.run import prepare_training, refuse_untrainable, train
+        from soulkit.train.run import (
+            adapter_remark,
+            prepare_training,
+            refuse_untrainable,
+            train,
+        )
         from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
     if remark := overruled(method):
@@ -183,7 +188,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         refuse_unfitting(config)
         material = gather_material(config, say=_say)
         refuse_idle_players(material, values)
-        for remark in material.remarks():
+        for remark in filter(None, (*material.remarks(), adapter_remark(config))):
             _say(remark)
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan

@@ -46,8 +46,8 @@ ROWS = "rows.json"
 HELD_OUT_SHARE = 0.2
 """Share of the clusters that is set aside, where no rows are named to measure on."""
 LEAST_HELD_OUT = 2
-"""Clusters that are set aside at least, as far as half of them are enough for that: one cluster
-has no interval."""
+"""Clusters that are set aside at least, but never more than half of them: one cluster has no
+interval."""
 SHOWN = 3
 """Clusters that a line names; rows.json names all."""
 _ROW_SETTINGS = (
@@ -200,11 +200,12 @@ def _own_rows(
     task, (source, pool, dev, remarks) = expert.task, _drawn(config, expert, run, settings)
     if source is not None and source.startswith(MADE) and settings.get("seed", 0) != config.seed:
         source = f"{source.partition('@')[0]}@{_seed_of(source, settings)}"
-    pool = sorted(chosen_rows({e.id: e for e in pool}.values(), config, task), key=lambda e: e.id)
-    rows = _split(config, source, pool[: config.limit])
+    chosen = chosen_rows({e.id: e for e in pool}.values(), config, task)
+    chosen = tuple(sorted(chosen, key=lambda e: e.id)[: config.limit])
+    rows = _split(config, source, chosen)
     if dev and not config.held_out_source(task):
         rows = replace(
-            rows, train=tuple(e.id for e in pool[: config.limit]), dev=True,
+            rows, train=tuple(e.id for e in chosen), dev=True,
             held_out=tuple(sorted({e.id for e in dev})),
             clusters=tuple(sorted({_cluster(e) for e in dev})),
         )  # fmt: skip

@@ -216,6 +216,8 @@ def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]
     steps += f" (--batch {settings['sft_batch']}, --epochs {config.epochs:g})"
     first, last = loss_ends(known)
     moved = f"the training loss went from {first:.3f} to {last:.3f}"
+    if last > (1 + MOVED) * first:
+        return f"{kept}{moved} in {steps}: it rose, so the learning rate is too high; lower --lr"
     if last > (1 - MOVED) * first:
         return (
             f"{kept}{moved} in {steps}: it hardly moved, so the generalist is close to its base; "

@@ -128,8 +128,8 @@ class Conditions:
         return settings | self.of_task(task).get("sampling", {})
 
     def dropped(self, task: str, role: str) -> list[Mapping[str, float]] | None:
-        """Setting → share of the calls that its server made a player go without, for each player of
-        a role who went without any; None: not recorded."""
+        """For each player of a role whose server refused settings: setting → share of its calls
+        that were sent without it. None: not recorded."""
         recorded = self.of_task(task).get("dropped_settings")
         if recorded is None:
             return None

@@ -42,7 +42,7 @@ def costs_by_task(ledger: Ledger, tasks: Mapping[str, str]) -> TaskCosts:
 
 
 LOGPROBS = "logprobs"
-"""What a reply may go without that is no sampling setting."""
+"""Listed among the parameters that a reply went without, but no sampling setting."""
 
 
 class PlayerCalls(TypedDict):

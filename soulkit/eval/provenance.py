@@ -400,7 +400,7 @@ def note_calls(
 ) -> None:  # fmt: skip
     """Add to the record of the run in `folder` how its calls were sent, which settings were
     `dropped` (task → role → model → setting → share) and what the servers of `models` (live ones,
-    endpoints among them) are known to be. A run without a record stays one."""
+    endpoints among them) are known to be. Does nothing for a run without a record."""
     record = read_provenance(folder)
     if not record:
         return

@@ -58,8 +58,8 @@ Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
 def dropped_by_actor(
     records: Sequence[Record], model: str
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """The settings that the actor's replies were sampled without, by the episodes' own word; empty
-    where every setting was followed."""
+    """The settings that the actor's replies were sampled without, as the episodes record it; empty
+    when every setting was followed."""
     replies = [
         turn.completion
         for record in drafts(records)
@@ -74,8 +74,8 @@ def dropped_by_actor(
 def with_calls(
     dropped: Mapping[str, Shares], calls: TaskCalls
 ) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """Task → `dropped`, each role that `calls` know as these have it; models that were sent every
-    setting are left out."""
+    """`dropped` by task, with the shares of `calls` for every role that these know. Models that
+    refused no setting are left out."""
     joined = {task: {role: {model: dict(names) for model, names in models.items()}
                      for role, models in roles.items()}
               for task, roles in dropped.items()}  # fmt: skip

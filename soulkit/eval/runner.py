@@ -209,7 +209,7 @@ UNNAMED_WAYS = {
 }
 """Setting that nobody named → what is missing, and how to give it."""
 STAND_INS = {"model": "MODEL", "tasks": ("TASK",)}
-"""What is put for it while everything else that is missing is looked for."""
+"""What stands in for it while everything else that is missing is collected."""
 
 
 def load_config(

@@ -119,7 +119,6 @@ def test_h_is_help_on_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (("train", "ditto", "--group-sise", "4"), "'--group-sise'", "'--group-size'"),
         (("train", "ditto", "--steps"), "'--steps'", "--steps VALUE"),
         (("train", "ditto", "--json=3"), "'--json'", "--json"),
-        (("compare", "a"), "'soul compare' needs B", "soul compare B"),
         (("compare", "a", "b", "c"), "c", "--help"),
         (("ledger", "shw", "x"), "'shw'", "'show'"),
         (("eval", "remote"), "'remote'", "local"),
@@ -165,24 +164,34 @@ def test_choices_stay_in_usage_errors(capsys: pytest.CaptureFixture[str]) -> Non
     assert "bash|zsh|fish" in three_lines(capsys.readouterr().err)[2]
 
 
-@pytest.mark.parametrize("command", ["report", "show", "rescore"])
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        ("report", "the folder of a run"), ("show", "the folder of a run"),
+        ("rescore", "the folder of a run"), ("judge check", "the folder of a run"),
+        ("judge sheet", "the folder of a run"), ("ledger show", "the folder of a run"),
+        ("compare", "the folders of 2 runs"), ("compare a", "the folders of 2 runs"),
+    ],
+)  # fmt: skip
 def test_a_command_that_needs_a_run_lists_those_that_are_there(
-    capsys: pytest.CaptureFixture[str], command: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], command: str, needed: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert soul(command) == 2
+    name = command.removesuffix(" a")
+    assert soul(*command.split()) == 2
     assert "no run in ./runs" in three_lines(capsys.readouterr().err)[1]
-    for name in ("first", "second"):
-        Run.open(tmp_path / "runs" / name, "eval api", {"model": f"m-{name}"})
+    for folder in ("first", "second"):
+        Run.open(tmp_path / "runs" / folder, "eval api", {"model": f"m-{folder}"})
     assert soul("runs") == 0
     listed = capsys.readouterr().out
     assert "first" in listed and "m-second" in listed
-    assert soul(command) == 2
+    assert soul(*command.split()) == 2
     captured = capsys.readouterr()
     what, why, way = three_lines(captured.err)
     assert captured.out == listed and "listed above" in why
-    assert what == f"'soul {command}' needs the folder of a run." and f"{command} runs/" in way
+    assert what == f"'soul {name}' needs {needed}." and f"{name} runs/" in way
+    assert way.count("runs/") == (2 if name == "compare" else 1)
 
 
 @pytest.mark.parametrize("command", [("eval", "local"), ("train", "ditto")], ids=["eval", "train"])
@@ -222,7 +231,7 @@ def test_what_is_required_is_named_with_its_flag(capsys: pytest.CaptureFixture[s
     assert soul("train", "ditto", "--help") == 0
     assert "[default: those of the suite]" in " ".join(capsys.readouterr().out.split())
     assert soul("judge", "check") == 2
-    assert "RUN, the folder" in three_lines(capsys.readouterr().err)[0]
+    assert "needs the folder of a run" in three_lines(capsys.readouterr().err)[0]
 
 
 # --- completion -----------------------------------------------------------------------------------
@@ -279,10 +288,11 @@ def test_a_settings_file_gives_what_a_command_requires(
     compared = ("train", "ablate", "--methods", "grpo,ditto", "--config", file, "--dry-run")
     assert soul(*compared, "--seeds", 1) == 0, capsys.readouterr().err
     file.write_text(f"run: {tmp_path / 'nowhere'}\n")
+    capsys.readouterr()
     assert soul("judge", "check", "--config", file) == 2
     assert "nowhere" in three_lines(capsys.readouterr().err)[0]
     assert soul("judge", "check") == 2
-    assert "run is required" in three_lines(capsys.readouterr().err)[0]
+    assert "needs the folder of a run" in three_lines(capsys.readouterr().err)[0]
 
 
 def test_options_choose_anew_what_a_file_chose(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_comparisons_and_distillations_have_the_same_rule() -> None:
 def test_a_training_says_rank_and_alpha_of_the_adapter_it_trains(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], named: bool
 ) -> None:
-    """A named adapter keeps its own, whatever else is asked for."""
+    """A named adapter keeps its own, whatever else is asked for. The plan has the same line."""
     more: tuple[Any, ...] = ()
     line, scale = TWICE, (16, 32)
     if named:
@@ -367,9 +367,11 @@ def test_a_training_says_rank_and_alpha_of_the_adapter_it_trains(
         line = f"LoRA adapter: {tmp_path / 'adapter'}, rank 4, alpha 12; "
         line += "lora.r and lora.alpha are not used"
     out = tmp_path / "run"
-    assert soul("train", "sft", *TOMI, "--model", model, *more, "--lora-r", 16, "--steps", 1,
-                "--batch", 2, "--out", out) == 0  # fmt: skip
-    assert [one for one in capsys.readouterr().err.splitlines() if "LoRA" in one] == [line]
+    words = ("train", "sft", *TOMI, "--model", model, *more, "--lora-r", 16, "--steps", 1,
+             "--batch", 2, "--out", out)  # fmt: skip
+    for command in ((*words, "--dry-run"), words):
+        assert soul(*command) == 0
+        assert [one for one in capsys.readouterr().err.splitlines() if "LoRA" in one] == [line]
     saved = json.loads((out / "model" / "adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == scale
 

@@ -302,11 +302,13 @@ def trained_with(out: Path, losses: list[float], **more: Any) -> Path:
 
 
 STILL, FALLING = [0.65, 0.60, 0.58, 0.56, 0.57], [0.65, 0.5, 0.3, 0.2, 0.2]
+RISING = [0.65, 0.7, 1.4, 2.2, 2.6]
 
 
 @pytest.mark.parametrize(
     ("generalist", "losses", "said", "unsaid"),
     [
+        (0.1, RISING, ["kept on tomi", "0.650 to 2.600", "it rose", "lower --lr"], ["raise"]),
         (0.1, STILL, ["less than half of the gain is kept on tomi", "0.650 to 0.570 in 5 training",
                       "hardly moved", "raise --epochs or --lr"], []),
         (0.1, FALLING, ["kept on tomi", "0.650 to 0.200", "more --epochs"], ["hardly moved"]),
@@ -322,6 +324,24 @@ def test_where_little_is_kept_the_report_says_how_the_training_went(
                        losses)  # fmt: skip
     text = "\n".join(remarks_of(result_of(out)))
     assert all(part in text for part in said) and not any(part in text for part in unsaid)
+
+
+@pytest.mark.parametrize(
+    ("expert", "generalist", "losses", "said", "little"),
+    [
+        (0.5, 0.5, STILL, True, False),
+        (0.5, 0.5, FALLING, False, False),
+        (0.9, 0.1, STILL, True, True),
+    ],
+)
+def test_a_loss_that_hardly_moved_is_named_without_a_gain_and_below_the_base(
+    played: Path, tmp_path: Path, expert: float, generalist: float, losses: list[float],
+    said: bool, little: bool,
+) -> None:  # fmt: skip
+    folder = measured(tmp_path, played, base=0.5, expert=expert, generalist=generalist)
+    text = "\n".join(remarks_of(result_of(trained_with(folder, losses))))
+    assert ("hardly moved" in text) is said
+    assert ("less than half of the gain is kept on tomi" in text) is little
 
 
 def test_few_samples_are_learned_in_more_and_smaller_updates() -> None:

@@ -78,6 +78,16 @@ def fitted(concurrency: int, servers: int, before: int) -> int:
     return max(1, min(concurrency, (limit - before - BESIDE) // max(1, servers)))
 
 
+def lowered_line(asked: int, used: int, servers: int, before: int) -> str:
+    """Says that `fitted` gave fewer connections than were asked for, and what helps."""
+    limit, needed = (file_limits() or (0, 0))[0], before + BESIDE + asked * servers
+    each = f" for each of {servers} servers" if servers > 1 else ""
+    return (
+        f"The concurrency is lowered from {asked} to {used}{each}: this process may open {limit} "
+        f"files at once. For more run: ulimit -n {needed}"
+    )
+
+
 @dataclass
 class _PooledClient:
     client: Client

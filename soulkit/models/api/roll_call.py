@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from soulkit.models.api.access import Access
-from soulkit.models.api.pool import BESIDE, file_limits, fitted, open_files
+from soulkit.models.api.pool import file_limits, fitted, lowered_line, open_files
 from soulkit.models.api.probe import EndpointRefused, Outcome, Refusal, answer_line, refused
 
 log = logging.getLogger(__name__)
@@ -98,12 +98,8 @@ class RollCall:
             return
         for member in self._members:
             member.limit_concurrency(used)
-        limit, needed = (file_limits() or (0, 0))[0], self._files_before + BESIDE + asked * servers
-        each = f" for each of {servers} servers" if servers > 1 else ""
-        log.warning(
-            "The concurrency is lowered from %d to %d%s: this process may open %d files at once. "
-            "For more run: ulimit -n %d", asked, used, each, limit, needed,
-        )  # fmt: skip
+        log.warning(lowered_line(asked, used, servers, self._files_before))
+        limit = (file_limits() or (0, 0))[0]
         self.note({"concurrency": {"asked": asked, "used": used, "open_files": limit}})
 
     async def confirm(self, member: Member) -> None:

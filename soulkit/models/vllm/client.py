@@ -139,8 +139,9 @@ class VllmClient:
         except http.TooLong:
             raise ServerRefused(200, f"a reply of more than {MAX_BYTES >> 20} MB") from None
         except errors.HTTPError as error:
-            why = clean_detail(connection_fault(error).detail)
-            if await self._health() == "dead":
+            fault = connection_fault(error)
+            why = clean_detail(fault.detail)
+            if fault.server != "unasked" and await self._health() == "dead":
                 raise self._gone(why) from None
             raise _Trouble(self._gone(why)) from None
         return await self._answer(received)
@@ -182,7 +183,9 @@ class VllmClient:
                 received = await self._exchange(HEALTH, None)
         except (TimeoutError, errors.TimeoutException):
             return "silent"
-        except (errors.HTTPError, http.TooLong):
+        except errors.HTTPError as error:  # without a free file nothing is known of the server
+            return "silent" if connection_fault(error).server == "unasked" else "dead"
+        except http.TooLong:
             return "dead"
         # Whatever else it answers, it answers: a gateway may know no such path.
         return "well" if received.status < 500 else "dead"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from soulkit.errors import ModelLoadError, SoulError, UserError
+from soulkit.models.api.pool import fitted, lowered_line, open_files
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.local.names import ADAPTER_CONFIG, model_place
 from soulkit.models.vllm.adapters import check_adapter_file
@@ -325,7 +326,12 @@ class Servers:
         self, addresses: Sequence[Address], checks: Mapping[str, Callable[[], None]] | None = None
     ) -> Fleet:
         clients = [VllmClient(address) for address in addresses]
-        return Fleet(clients, in_flight=self.terms.in_flight, say=self.say, checks=checks)
+        asked, servers = self.terms.in_flight, len(addresses) + len(self._expected) - 1
+        before = open_files()
+        used = fitted(asked, servers, before)
+        if used < asked:
+            self.say(lowered_line(asked, used, servers, before))
+        return Fleet(clients, in_flight=used, say=self.say, checks=checks)
 
     # -- who plays ---------------------------------------------------------------------------------
 
