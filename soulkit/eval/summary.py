@@ -431,7 +431,9 @@ def _cell(
 
 def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
     missing = [r for r, v in pairs if v is None]
-    named = Counter(UNDEFINED if r.score.scored else (r.score.reason or "unknown") for r in missing)
+    named = Counter(
+        r.score.reason or (UNDEFINED if r.score.scored else "unknown") for r in missing
+    )
     return dict(sorted(named.items()))
 
 
