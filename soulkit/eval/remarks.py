@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from soulkit.eval.costs import LOGPROBS, TaskCalls
+from soulkit.judge.verdict import spoken
 from soulkit.runs.records import drafts
 from soulkit.types import Record
 
@@ -29,16 +30,28 @@ def word_cuts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def limit_counts(records: Sequence[Record]) -> dict[str, int]:
-    """How many `replies` the actor gave and how many of them ended `at_limit`, whatever could be
-    read of them; empty where none did."""
+    """How many `replies` the actor gave, how many of them ended `at_limit`, whatever could be read
+    of them, and how many were `silent`: without visible text. Empty where none was either."""
     replies = [
         turn.completion
         for record in drafts(records)
         for trace in record.episode.traces
         for turn in trace.turns
     ]
-    at_limit = sum(reply.stop_reason == "length" for reply in replies)
-    return {"at_limit": at_limit, "replies": len(replies)} if at_limit else {}
+    counts = {
+        "at_limit": sum(reply.stop_reason == "length" for reply in replies),
+        "silent": sum(not spoken(reply.text, "paper") for reply in replies),
+    }
+    counts = {what: count for what, count in counts.items() if count}
+    return {**counts, "replies": len(replies)} if counts else {}
+
+
+def silent_tasks(limits: Counts) -> dict[str, int]:
+    """Task → replies, for the tasks in which no reply of the actor had visible text."""
+    return {
+        task: one["replies"] for task, one in limits.items()
+        if one.get("silent") and one["silent"] == one.get("replies")
+    }  # fmt: skip
 
 
 def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:
