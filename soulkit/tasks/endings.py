@@ -9,7 +9,8 @@ reply held back by a filter of which nothing is left.
 
 Under `reference` what can be read of a cut reply counts, as the published code has it, and so it
 does in a task that says so (`grades_cut_replies`). A cut reply of which nothing can be read is
-`truncated` under either protocol, whatever the task itself calls it: `empty`, `no_tag`, `malformed`.
+`truncated` under either protocol, whatever the task itself calls it (`empty`, `no_tag`,
+`malformed`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""An actor's prompt holds the scene, the role, the goal and the form of the reply, and nothing that a
-judge scores: else the prompt teaches what feedback is to teach, and scores say how well it is read.
+"""An actor's prompt holds the scene, the role, the goal and the form of the reply.
+
+It holds nothing that a judge scores: else the prompt teaches what feedback is to teach.
 
 What is judged is taken from the judges themselves: the lines of their prompts that state a
 dimension, the declarations behind them, and what the rules advise before anything was played.
@@ -58,23 +59,23 @@ _JUDGING = re.compile(
     r"\b(?:judg|rat(?:e|ed|er|ing)\b|scor(?:e|ed|ing)|grad(?:e|ed|er)\b|rubric|criteri|dimension"
     r"|evaluat|benchmark)", re.IGNORECASE,
 )  # fmt: skip
-_PLAIN = frozenset(
-    # function words
-    "a about after again all alone along always am an and another any anybody are around as at be "
-    "because been before below between both but by can could did do does each either else end ends "
-    "every everybody everything exactly far few first for from further had has have he her here "
-    "his how i if in into is it its itself just least less like many may might more most much must "
-    "never no nobody none nor not nothing of off on once one only or other others our out over own "
-    "part per same shall she should so some somebody something somewhere still such than that the "
-    "their them themselves then there these they thing things this those time times to together "
-    "too towards under until up upon very was way we well were what whatever when where whether "
-    "which while who whoever whom whose why will with within without would yet you your yours "
-    "yourself "
-    # the scene, its people, and the form of a reply
-    "answer begin form get happen happens json keep know knows line message messages now object "
-    "person play plays read reason said say says see show shows speak speaks stand stands turn "
-    "turns type types want wanted wants write writes written word".split()
-)
+_PLAIN_WORDS = """
+a about after again all alone along always am an and another any anybody are around as at be
+because been before below between both but by can could did do does each either else end ends
+every everybody everything exactly far few first for from further had has have he her here his
+how i if in into is it its itself just least less like many may might more most much must never
+no nobody none nor not nothing of off on once one only or other others our out over own part per
+same shall she should so some somebody something somewhere still such than that the their them
+themselves then there these they thing things this those time times to together too towards
+under until up upon very was way we well were what whatever when where whether which while who
+whoever whom whose why will with within without would yet you your yours yourself
+
+answer begin form get happen happens json keep know knows line message messages now object
+person play plays read reason said say says see show shows speak speaks stand stands turn turns
+type types want wanted wants write writes written word
+"""
+"""Function words; then words for the scene, its people and the form of a reply."""
+_PLAIN = frozenset(_PLAIN_WORDS.split())
 
 
 def stems(text: str) -> set[str]:
