@@ -47,10 +47,13 @@ def limit_counts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def silent_tasks(limits: Counts) -> dict[str, int]:
-    """Task → replies, for the tasks in which no reply of the actor had visible text."""
+    """Task → replies, for the tasks in which no reply of the actor had visible text.
+
+    Replies that all ended at their limit are truncated, which is counted with the unscored.
+    """
     return {
         task: one["replies"] for task, one in limits.items()
-        if one.get("silent") and one["silent"] == one.get("replies")
+        if one.get("silent", 0) == one.get("replies", 0) > one.get("at_limit", 0)
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_a_new_task_says_so_and_the_exit_code_is_1(
     assert (cell.get("worst"), cell.get("best")) == ((0, 1) if stop == "length" else (None, None))
     told = capsys.readouterr().err
     assert ("episodes are truncated" in told) == (stop == "length")
-    assert f"every reply was empty: {task} (" in told
+    assert (f"every reply was empty: {task} (" in told) == (stop == "stop")
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -161,3 +162,16 @@ def test_one_silent_task_of_several_is_named(
     assert evaluated(tmp_path, script, *arguments) == 1
     told = capsys.readouterr().err
     assert "every reply was empty: tomi (2 of 2);" in told
+
+
+def test_cut_replies_may_be_allowed_and_silence_is_not(tmp_path: Path) -> None:
+    """`--max-unscored` bounds the truncated share; a model that says nothing is no share."""
+    stops = {"cut": ["length"], "both": ["length", "stop"]}
+    for name, ways in stops.items():
+        scripts = cycle(map(silent, ways))
+
+        def script(index: int, body: dict[str, Any], scripts: Any = scripts) -> Fault | None:
+            return None if body["model"] != "m" or is_probe(body) else next(scripts)(index, body)
+
+        options = ("--task", "tomi", "--data", "synth:4", "--max-unscored", 1)
+        assert evaluated(tmp_path / name, script, *options) == (name == "both")
