@@ -156,7 +156,7 @@ class Summary:
     """Task → `episodes` whose texts were cut to their budgets, and the `words` they lost."""
     limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → the actor's `replies`, how many of them ended `at_limit`, whatever they scored, and
-    how many were `silent`: without visible text."""
+    how many were `silent`: no visible text, and no refusal."""
     ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → whose and which sampling parameter a server took and did not follow → how often."""
     dropped_settings: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(
