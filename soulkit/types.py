@@ -258,7 +258,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """`value` is the headline, `reward` what training maximises; both None when unscored.
+    """`value` is the headline, `reward` what training maximises; both None when unscored. A value
+    without a reward is scored in evaluation and unscored in training; `reason` says why.
 
     `status` is `ok`, `salvaged` (readable, but not in the form asked for; scored like `ok`), the
     actor's own failure (`no_tag`, `malformed`, `empty`, `truncated`, `refusal`, `forged`: a verdict

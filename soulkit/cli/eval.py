@@ -100,9 +100,20 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     _say_failures(run, summary)
     if not as_json:
         _say_next(run)
-    if text := _too_many(config, run, summary):
+    texts = [text for text in (_too_many(config, run, summary), _silent(summary)) if text]
+    for text in texts:
         _say(text)
+    if texts:
         raise typer.Exit(1)
+
+
+def _silent(summary: Summary) -> str:
+    """What to say of tasks in which the model never said anything; else empty."""
+    from soulkit.eval.remarks import silent_tasks
+
+    tasks = ", ".join(f"{name} ({n} of {n})" for name, n in silent_tasks(summary.limits).items())
+    why = "look at what the server sends, and whether its text stands outside the content"
+    return f"every reply was empty: {tasks}; {why}" if tasks else ""
 
 
 def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:

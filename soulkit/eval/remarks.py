@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from soulkit.eval.costs import LOGPROBS, TaskCalls
+from soulkit.judge.verdict import spoken
 from soulkit.runs.records import drafts
-from soulkit.types import Record
+from soulkit.tasks.endings import reply_failure
+from soulkit.types import Completion, Record
 
 TRUNCATED = "truncated"
 TELLING = 0.01
@@ -29,16 +31,36 @@ def word_cuts(records: Sequence[Record]) -> dict[str, int]:
 
 
 def limit_counts(records: Sequence[Record]) -> dict[str, int]:
-    """How many `replies` the actor gave and how many of them ended `at_limit`, whatever could be
-    read of them; empty where none did."""
+    """How many `replies` the actor gave, how many of them ended `at_limit`, whatever could be read
+    of them, and how many were `silent`: no visible text, and no refusal. Empty where none was
+    either."""
     replies = [
         turn.completion
         for record in drafts(records)
         for trace in record.episode.traces
         for turn in trace.turns
     ]
-    at_limit = sum(reply.stop_reason == "length" for reply in replies)
-    return {"at_limit": at_limit, "replies": len(replies)} if at_limit else {}
+    counts = {
+        "at_limit": sum(reply.stop_reason == "length" for reply in replies),
+        "silent": sum(map(_is_silent, replies)),
+    }
+    counts = {what: count for what, count in counts.items() if count}
+    return {**counts, "replies": len(replies)} if counts else {}
+
+
+def _is_silent(reply: Completion) -> bool:
+    return not (spoken(reply.text, "paper") or reply_failure(reply, strict=False))
+
+
+def silent_tasks(limits: Counts) -> dict[str, int]:
+    """Task → replies, for the tasks in which all replies of the actor were silent.
+
+    Replies that all ended at their limit are truncated, which is counted with the unscored.
+    """
+    return {
+        task: one["replies"] for task, one in limits.items()
+        if one.get("silent", 0) == one.get("replies", 0) > one.get("at_limit", 0)
+    }  # fmt: skip
 
 
 def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:

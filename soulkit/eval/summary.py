@@ -171,7 +171,8 @@ class Summary:
     cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → `episodes` whose texts were cut to their budgets, and the `words` they lost."""
     limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → the actor's `replies`, and how many of them ended `at_limit`, whatever they scored."""
+    """Task → the actor's `replies`, how many of them ended `at_limit`, whatever they scored, and
+    how many were `silent`: no visible text, and no refusal."""
     ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → whose and which sampling parameter a server took and did not follow → how often."""
     dropped_settings: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(
@@ -451,7 +452,7 @@ def _cell(
 
 def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
     missing = [r for r, v in pairs if v is None]
-    named = Counter(UNDEFINED if r.score.scored else (r.score.reason or "unknown") for r in missing)
+    named = Counter(r.score.reason or (UNDEFINED if r.score.scored else "unknown") for r in missing)
     return dict(sorted(named.items()))
 
 

@@ -70,6 +70,15 @@ async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> 
     Raises ConfigError when the cast has nobody for it, UnreadableVerdict when some judge gave no
     readable answer at all.
     """
+    panel_opinions = await all_opinions(cast, question, episode)
+    refuse_silent_judges(panel_opinions)
+    return panel_opinions
+
+
+async def all_opinions(
+    cast: Cast, question: JudgeQuestion[T], episode: Episode
+) -> list[Opinion[T]]:
+    """`opinions`, where a judge without a readable answer is no error."""
     cast.player(question.role)
     judges = cast.panel_of(question.role)
     times = cast.panel.samples_of(question.purpose, question.samples)
@@ -86,9 +95,7 @@ async def opinions(cast: Cast, question: JudgeQuestion[T], episode: Episode) -> 
         for name, judge in zip(names, judges, strict=True)
         for sample in range(times)
     ]
-    panel_opinions = list(await asyncio.gather(*requests))
-    refuse_silent_judges(panel_opinions)
-    return panel_opinions
+    return list(await asyncio.gather(*requests))
 
 
 def refuse_silent_judges(panel_opinions: Sequence[Opinion[T]]) -> None:

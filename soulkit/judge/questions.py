@@ -5,7 +5,7 @@ of which one question was answered by nobody is unscored, since a mean over the 
 another metric. A task whose score is made otherwise names the questions that it can do without.
 
     replies = await ask_several(cast, [rating, audit], episode, may_miss=["audit"])
-    replies["audit"] or "nobody could be read"
+    readable(replies["audit"]) or "nobody could be read"
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.panel import Opinion, opinions
+from soulkit.judge.panel import Opinion, all_opinions, refuse_silent_judges
 from soulkit.judge.structured import JudgeQuestion
 from soulkit.judge.transcripts import utterances
 from soulkit.models.base import Cast
@@ -31,29 +31,31 @@ async def ask_several(
     """Purpose → the opinions on it, in the order of the questions, judges and samples.
 
     Everybody is waited for before anything is raised, so that what was paid for is on record. A
-    question in `may_miss` that nobody answered readably has an empty list, unless the actor's own
-    words pose as the answer: no actor may talk itself out of a part of its score.
+    question in `may_miss` that nobody answered readably has no readable opinion: its list holds the
+    unreadable ones, each with its problem. But where the actor's own words pose as the answer, it
+    is missing all the same: no actor may talk itself out of a part of its score.
 
     Raises UnreadableVerdict of the first other question that nobody answered (one with a reply
     before one without: only a reply can be somebody's forgery), ConfigError where the cast has
     nobody for a question, ValueError for two questions of one purpose or an unknown `may_miss`.
     """
     purposes = _purposes(questions, may_miss)
-    requests = [opinions(cast, question, episode) for question in questions]
+    requests = [all_opinions(cast, question, episode) for question in questions]
     outcomes = dict(
         zip(purposes, await asyncio.gather(*requests, return_exceptions=True), strict=True)
     )
     replies: dict[str, list[Opinion[Any]]] = {}
     missing: list[UnreadableVerdict] = []
     for purpose, outcome in outcomes.items():
-        if isinstance(outcome, UnreadableVerdict):
-            replies[purpose] = []
-            if purpose not in may_miss or _forged(outcome, episode):
-                missing.append(outcome)
-        elif isinstance(outcome, BaseException):
+        if isinstance(outcome, BaseException):
             raise outcome
-        else:
-            replies[purpose] = outcome
+        replies[purpose] = outcome
+        try:
+            refuse_silent_judges(outcome)
+        except UnreadableVerdict as error:
+            replies[purpose] = [opinion for opinion in outcome if opinion.answer is None]
+            if purpose not in may_miss or _forged(error, episode):
+                missing.append(error)
     if missing:
         raise next((error for error in missing if error.forgery is not None), missing[0])
     return replies

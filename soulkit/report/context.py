@@ -1,8 +1,9 @@
-"""Whether a published figure and a run's were measured the same way: four things have to match.
+"""Whether a published figure and a run's were measured the same way: five things have to match.
 
-Protocol, judge, temperature and rows, each of the task that the figure is about: one run may have
-another judge in every task. What a source does not state does not match, so a figure is comparable
-only where all four are stated and equal, and nothing else is known to differ.
+Protocol, prompts, judge, temperature and rows, each of the task that the figure is about: one run
+may have another judge in every task. What a source does not state does not match, so a figure is
+comparable only where all five are stated and equal, and nothing else is known to differ. The
+prompts of the kit are worded here: a source that states no hashes of them had other prompts.
 """
 
 from __future__ import annotations
@@ -14,11 +15,21 @@ from soulkit.eval.conditions import Conditions
 from soulkit.report.published import Publication, Stated
 
 UNSTATED = " unstated"
+WORDED_HERE = "prompts worded here"
 
 
 def rows_digest(rows: Mapping[str, str]) -> str:
     """One hash of a task's rows (example → hash of its row), in whatever order they come."""
-    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(rows.items()))
+    return _digest(rows.items())
+
+
+def prompts_digest(prompts: Mapping[str, Iterable[str]]) -> str:
+    """One hash of a task's prompts (template → its hashes), in whatever order they come."""
+    return _digest((name, " ".join(sorted(hashes))) for name, hashes in prompts.items())
+
+
+def _digest(named: Iterable[tuple[str, str]]) -> str:
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(named))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -27,7 +38,8 @@ def context_doubts(
 ) -> dict[str, list[str]]:
     """Why figures of `table` for these tasks may not be compared with the run's.
 
-    Reason → the tasks it holds for; empty: protocol, judge, temperature and rows are the same.
+    Reason → the tasks it holds for; empty: protocol, prompts, judge, temperature and rows are the
+    same.
     """
     doubts: dict[str, list[str]] = {}
     for task in tasks:
@@ -55,6 +67,7 @@ def _named(tasks: Sequence[str]) -> str:
 def _doubts(stated: Stated, task: str, run: Conditions) -> list[str]:
     doubts = [
         _unlike("protocol", stated.protocol, _protocol(run, task)),
+        _prompts(stated, task, run),
         _judge(stated, task, run),
         _unlike("temperature", _degrees(stated.temperature), _temperature(run, task)),
         _rows(stated, task, run),
@@ -69,6 +82,15 @@ def _unlike(what: str, there: str, here: str) -> str:
     if not here:
         return f"{what} not recorded here"
     return "" if there == here else f"{what} {there}, here {here}"
+
+
+def _prompts(stated: Stated, task: str, run: Conditions) -> str:
+    there, prompts = stated.prompts.get(task, ""), run.evidence(task).prompts
+    if not there:
+        return WORDED_HERE
+    if not prompts:
+        return _unlike("prompts", there, "")
+    return "" if prompts_digest(prompts) == there else "other prompts"
 
 
 def _protocol(run: Conditions, task: str) -> str:

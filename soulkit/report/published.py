@@ -2,7 +2,8 @@
 
 They live in `published.yaml` with their sources. A figure here was measured by someone else, with
 their judge, their temperature and their sample of rows: it is comparable with a run of one's own
-only when protocol, judge, temperature and row sample match, and `CAVEAT` says so beside them.
+only when protocol, prompts, judge, temperature and row sample match, and `CAVEAT` says so beside
+them. Prompts are worded here, so that those of a source are other ones.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from statistics import fmean
 from typing import Any
 
 CAVEAT = (
-    "Published elsewhere, for context: comparable with these runs only when protocol, judge, "
-    "temperature and row sample match."
+    "Published elsewhere, for context: comparable with these runs only when protocol, prompts, "
+    "judge, temperature and row sample match. Prompts are worded here."
 )
 
 
@@ -28,6 +29,8 @@ class Stated:
     temperature: float | None = None
     judges: Mapping[str, str] = field(default_factory=dict)
     """Task → its judge; `*` for all others."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Task → `prompts_digest` of its templates."""
     rows: Mapping[str, str] = field(default_factory=dict)
     """Task → `rows_digest` of the rows."""
 

@@ -31,7 +31,8 @@ class ContextColumn:
     table: Publication
     model: str
     comparable: bool
-    """Whether protocol, judge, temperature and rows match with every run, in every member."""
+    """Whether protocol, prompts, judge, temperature and rows match with every run, in every
+    member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

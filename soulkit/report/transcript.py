@@ -161,11 +161,12 @@ def _turns_at_limit(trace: Trace) -> list[int]:
 
 def _score(record: Record, full: bool) -> Iterator[PageBlock]:
     score, failure = record.score, record.episode.failure
-    status = f"{score.status}: {score.reason}" if score.reason else score.status
+    status = score.status if score.scored else f"{score.status}: {score.reason}".rstrip(": ")
     head = _text(f"score {number(score.value)}", "bold")
     head.append(f"   {one_line(status)}", STYLES.get(score.status, "red"))
     if score.reward != score.value:
-        head.append(f"   reward {number(score.reward)}")
+        why = f" ({one_line(score.reason)})" if score.scored and score.reason else ""
+        head.append(f"   reward {number(score.reward)}{why}")
     yield PageBlock(head, 2)
     if record.gold:
         yield PageBlock(_labelled("gold", record.gold, full), 4)

@@ -8,7 +8,9 @@ stands too. A refusal is the actor's own failure anywhere: a reply that names it
 reply held back by a filter of which nothing is left.
 
 Under `reference` what can be read of a cut reply counts, as the published code has it, and so it
-does in a task that says so (`grades_cut_replies`).
+does in a task that says so (`grades_cut_replies`). A cut reply of which nothing can be read is
+`truncated` under either protocol, whatever the task itself calls it (`empty`, `no_tag`,
+`malformed`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from soulkit.types import Completion, Episode, Score
 
 READABLE = ("ok", "salvaged")
 """Statuses of an answer that is graded."""
+_UNREAD = ("empty", "no_tag", "malformed")
+"""Statuses of a reply that holds no answer."""
 CUT_TURNS = "turns/cut"
 """Metric of a dialogue: the share of the actor's turns that ran into their limit."""
 
@@ -58,24 +62,22 @@ def with_endings(
     if not score.scored or not replies:
         return score
     failures = [reply_failure(reply, strict) for reply in replies]
+    cut = [reply for reply in replies if reply.stop_reason == "length"]
     if dialogue:
-        cut = sum(reply.stop_reason == "length" for reply in replies)
-        score = replace(score, metrics={**score.metrics, CUT_TURNS: cut / len(replies)})
-        if "refusal" not in failures:
-            status = _dialogue_status(replies)
-            return replace(score, status=status) if status and _readable(score) else score
-    failure = next((name for name in ("refusal", "truncated") if name in failures), "")
-    if not failure or not _readable(score):
+        score = replace(score, metrics={**score.metrics, CUT_TURNS: len(cut) / len(replies)})
+    if score.status not in (*READABLE, *_UNREAD):
         return score
-    return replace(score, value=low, reward=low, status=failure)
+    if dialogue and "refusal" not in failures:
+        return replace(score, status=_dialogue_status(score.status, replies))
+    if cut and (score.status in _UNREAD or not all(reply.text.strip() for reply in cut)):
+        failures.append("truncated")
+    failure = next((name for name in ("refusal", "truncated") if name in failures), "")
+    return replace(score, value=low, reward=low, status=failure) if failure else score
 
 
-def _dialogue_status(replies: Sequence[Completion]) -> str:
-    """What cut and silent turns make of a dialogue: `truncated`, `empty`, or nothing."""
+def _dialogue_status(status: str, replies: Sequence[Completion]) -> str:
+    """`status`, or what cut and silent turns make of a dialogue: `truncated`, `empty`."""
     if any(reply.stop_reason == "length" for reply in replies):
         return "truncated"
-    return "" if all(spoken(reply.text, "paper") for reply in replies) else "empty"
-
-
-def _readable(score: Score) -> bool:
-    return score.status in READABLE
+    silent = status in READABLE and not all(spoken(reply.text, "paper") for reply in replies)
+    return "empty" if silent else status

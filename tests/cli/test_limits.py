@@ -177,19 +177,22 @@ def test_no_content_and_an_end_that_says_why_is_a_refusal(
 @pytest.mark.parametrize("protocol", ["paper", "reference"])
 def test_no_content_and_an_ordinary_end_is_empty(tmp_path: Path, protocol: str) -> None:
     """A choice has the minimum; of a dialogue the silent turn is told, and what was said counts."""
-    assert silent_once(tmp_path / "tomi", "stop", protocol, "tomi") == ("empty", 0.0)
+    assert silent_once(tmp_path / "tomi", "stop", protocol, "tomi", code=1) == ("empty", 0.0)
     status, score = silent_once(tmp_path / "talk", "stop", protocol, "secret_keeper")
     assert status == "empty" and score and score > 0.5
 
 
-def silent_once(out: Path, end: str, protocol: str, task: str) -> tuple[str, float | None]:
-    """Status and score of an episode whose first reply has no content."""
+def silent_once(
+    out: Path, end: str, protocol: str, task: str, code: int = 0
+) -> tuple[str, float | None]:
+    """Status and score of an episode whose first reply has no content; the command ends with
+    `code`, 1 where no other reply has any."""
     good = keeper if task == "secret_keeper" else oracle(task, 1)
     message = {"role": "assistant", "content": None}
     silence = Fault.reply({"choices": [{"message": message, "finish_reason": end}]})
     with ScriptedServer(answer=good, script={0: silence}) as server, visiting() as partner:
         who = ("--partner", f"endpoint:v@{partner}") if task == "secret_keeper" else ()
-        assert api(server.base_url, out, "--protocol", protocol, *who, task=task, n=1) == 0
+        assert api(server.base_url, out, "--protocol", protocol, *who, task=task, n=1) == code
     (record,) = records(out)
     return record.score.status, record.score.value
 

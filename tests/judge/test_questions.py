@@ -107,9 +107,11 @@ def test_the_first_missing_question_leaves_no_score_after_all_were_heard():
     assert sorted(asked_for) == ["Audit it.", "Audit it.", "Rate it."]
 
 
-def test_one_that_may_be_missing_is_an_empty_list():
+def test_one_that_may_be_missing_has_no_readable_opinion_and_says_why():
     replies, _ = several([RATE, AUDIT], blind_to("Audit"), may_miss=["audit"])
-    assert replies["audit"] == [] and [o.answer for o in replies["score"]] == [Rating(score=3)]
+    (missing,) = replies["audit"]
+    assert missing.answer is None and "no complete JSON object" in missing.problem
+    assert [o.answer for o in replies["score"]] == [Rating(score=3)]
 
 
 @pytest.mark.parametrize("may_miss", [[], ["audit"]])

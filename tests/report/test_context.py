@@ -1,4 +1,4 @@
-"""When a published figure may be compared with a run's: four things have to match, all stated."""
+"""When a published figure may be compared with a run's: five things have to match, all stated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from soulkit.eval.conditions import read_conditions
-from soulkit.report.context import context_doubts, doubts_text, rows_digest
+from soulkit.report.context import context_doubts, doubts_text, prompts_digest, rows_digest
 from soulkit.report.published import (
     CAVEAT,
     Publication,
@@ -45,10 +45,21 @@ def digest(folder: Path) -> str:
     return rows_digest(rows)
 
 
+def prompts(folder: Path) -> str:
+    hashes = json.loads((folder / "summary.json").read_text())["prompts"]["hitom"]
+    assert set(hashes) == {"user"}
+    return prompts_digest(hashes)
+
+
+def alike(folder: Path) -> dict[str, Any]:
+    """What a source would state that measured like the run."""
+    return {"protocol": "paper", "temperature": 0.5, "rows": {"hitom": digest(folder)},
+            "prompts": {"hitom": prompts(folder)}}  # fmt: skip
+
+
 def test_a_figure_that_was_measured_alike_is_comparable(played: Path) -> None:
     """No judge is asked in this task, so none has to match."""
-    alike = {"protocol": "paper", "temperature": 0.5, "rows": {"hitom": digest(played)}}
-    assert doubts(played, **alike) == []
+    assert doubts(played, **alike(played)) == []
 
 
 @pytest.mark.parametrize(
@@ -60,13 +71,15 @@ def test_a_figure_that_was_measured_alike_is_comparable(played: Path) -> None:
         ({"rows": {}}, "rows unstated"),
         ({"temperature": None}, "temperature unstated"),
         ({"protocol": ""}, "protocol unstated"),
+        ({"prompts": {}}, "prompts worded here"),
+        ({"prompts": {"tomi": "0" * 64}}, "prompts worded here"),
+        ({"prompts": {"hitom": "0" * 64}}, "other prompts"),
     ],
 )
 def test_one_difference_is_enough_for_doubt(
     other: dict[str, Any], doubt: str, played: Path
 ) -> None:
-    alike = {"protocol": "paper", "temperature": 0.5, "rows": {"hitom": digest(played)}}
-    assert doubts(played, **{**alike, **other}) == [doubt]
+    assert doubts(played, **{**alike(played), **other}) == [doubt]
 
 
 def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -> None:
@@ -78,12 +91,12 @@ def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -
     (folder / "provenance.json").write_text(json.dumps(record))
     (folder / "config.yaml").write_text((played / "config.yaml").read_text())
     (folder / "summary.json").write_text((played / "summary.json").read_text())
-    alike = {"protocol": "paper", "temperature": 0.5, "rows": {"hitom": digest(played)}}
-    assert doubts(folder, **alike, judges={"*": "gpt-5-nano"}) == []
-    assert doubts(folder, **alike, judges={"*": "gpt-5-nano", "hitom": "gpt-5.4"}) == [
+    stated = alike(played)
+    assert doubts(folder, **stated, judges={"*": "gpt-5-nano"}) == []
+    assert doubts(folder, **stated, judges={"*": "gpt-5-nano", "hitom": "gpt-5.4"}) == [
         "judge gpt-5.4, here gpt-5-nano"
     ]
-    assert doubts(folder, **alike) == ["judge unstated"]
+    assert doubts(folder, **stated) == ["judge unstated"]
 
 
 def judged(folder: Path, judges: dict[str, str], *, by_task: bool = True) -> Path:
@@ -100,6 +113,8 @@ def judged(folder: Path, judges: dict[str, str], *, by_task: bool = True) -> Pat
         json.dumps({"players": {"judge": union}, "tasks": tasks})
     )
     (folder / "config.yaml").write_text("kind: api\nmodel: m\nprotocol: paper\n")
+    hashes = {"prompts": {task: {"user": ["1"]} for task in judges}}
+    (folder / "summary.json").write_text(json.dumps(hashes))
     return folder
 
 
@@ -122,8 +137,11 @@ def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
 ) -> None:
     paper = next(table for table in publications() if table.stated.judges)
     run = read_conditions(judged(tmp_path / "run", played))
-    rows = {task: rows_digest({"a": "1"}) for task in played}
-    stated = replace(paper.stated, protocol="paper", temperature=1.0, rows=rows)
+    stated = replace(
+        paper.stated, protocol="paper", temperature=1.0,
+        rows={task: rows_digest({"a": "1"}) for task in played},
+        prompts={task: prompts_digest({"user": ["1"]}) for task in played},
+    )  # fmt: skip
     assert context_doubts(replace(paper, stated=stated), played, run) == doubt
 
 
@@ -137,14 +155,22 @@ def test_a_record_without_players_by_task_has_those_of_the_run(tmp_path: Path) -
 
 def test_rows_that_a_run_did_not_record_match_nothing(played: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("kind: api\nmodel: m\n")
-    named = doubts(tmp_path, protocol="paper", temperature=0.5, rows={"hitom": digest(played)})
-    assert "rows not recorded here" in named and "protocol not recorded here" in named
+    named = doubts(tmp_path, **alike(played))
+    assert {f"{what} not recorded here" for what in ("rows", "protocol", "prompts")} <= set(named)
 
 
 def test_no_published_table_claims_to_be_comparable(played: Path) -> None:
     for table in publications():
-        assert context_doubts(table, ["hitom"], read_conditions(played)), table.title
+        doubts = context_doubts(table, ["hitom"], read_conditions(played))
+        assert "prompts worded here" in doubts, table.title
         assert isinstance(table, Publication) and not table.stated.rows
+        assert not table.stated.prompts
+
+
+def test_the_prompts_of_a_run_have_one_hash_in_any_order() -> None:
+    one = prompts_digest({"user": ["a", "b"], "judge": ["c"]})
+    assert one == prompts_digest({"judge": ["c"], "user": ["b", "a"]})
+    assert one != prompts_digest({"user": ["a"], "judge": ["c"]})
 
 
 def test_no_table_states_a_temperature_that_its_source_does_not() -> None:

@@ -122,14 +122,16 @@ def test_the_audit_disputes_a_literal_reading(tmp_path: Path, capfd: Any) -> Non
 # --- evaluation -----------------------------------------------------------------------------------
 
 
-def evaluate(name: str, answer: Callable[[Body], str], out: Path, *more: object) -> None:
+def evaluate(
+    name: str, answer: Callable[[Body], str], out: Path, *more: object, code: int = 0
+) -> None:
     with ScriptedServer(answer=answer) as server:
         model = ("--model", "m", "--base-url", server.base_url, *FAST)
         rows = ("--data", f"{name}={EXAMPLES / name / 'rows.jsonl'}")
-        code = soul(
+        ended = soul(
             "eval", "api", *declared(name), "--task", name, *rows, *model, "--out", out, *more
         )
-        assert code == 0
+        assert ended == code
 
 
 def mean(out: Path, name: str) -> tuple[float, int]:
@@ -160,7 +162,7 @@ def test_the_judged_task_is_evaluated_with_a_judge(tmp_path: Path) -> None:
         player = ("--judge", f"endpoint:j@{judge.base_url}")
         evaluate(name, lambda body: "One. Two. Three.", out, *player)
         assert mean(out, name) == (pytest.approx(0.6), 4)
-        evaluate(name, lambda body: " ", tmp_path / "silent", *player)
+        evaluate(name, lambda body: " ", tmp_path / "silent", *player, code=1)
         assert mean(tmp_path / "silent", name) == (0.0, 4)
         assert len(judge.requests) == 4
         assert soul("judge", "check", out, "--out", tmp_path / "check", "--no-pairs") == 0

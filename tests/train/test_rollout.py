@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,19 @@ from soulkit.play.engine import Job
 from soulkit.runs.folder import Run
 from soulkit.runs.records import without_tokens
 from soulkit.train.material.assemble import make_cast, make_players
+from soulkit.train.objectives.base import scored_records
 from soulkit.train.objectives.ditto import Ditto
 from soulkit.train.rollouts.play import Rollouts
-from soulkit.types import Call, Completion, Record, Sampling, Segment
+from soulkit.types import (
+    Call,
+    Completion,
+    Episode,
+    Example,
+    Record,
+    Sampling,
+    Score,
+    Segment,
+)
 from tests.support.training import config, random_model, rows
 
 
@@ -99,6 +110,29 @@ def test_what_is_kept_for_the_summary_has_no_tokens(sampler: LocalModel) -> None
     assert replies and not any(reply.token_ids or reply.logprobs for reply in replies)
     assert not any(turn.context for trace in slim.episode.traces for turn in trace.turns)
     assert slim.score == records[0].score
+
+
+def test_a_rollout_without_a_reward_is_unscored_and_gets_no_feedback(sampler: LocalModel) -> None:
+    """An auditor that cannot be read leaves the value and takes the reward, say."""
+    task, examples = rows("tomi", 2)
+
+    class Unaudited(type(task)):  # type: ignore[misc]
+        async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+            score: Score = await super().score(example, episode, cast)
+            known = episode.rollout % 2 == 0
+            return score if known else replace(score, reward=None, reason="judge_error")
+
+    unaudited = Unaudited(task.name, task.spec)
+    mixed = [Job(unaudited, example, index) for example in examples for index in range(4)]
+    cast = Cast(actor=Player(sampler), coach=Player(Hesitant(1)))
+    rollouts = Rollouts(config(max_tokens=3), Ditto(), sampler, cast, [], [])
+    records = asyncio.run(asyncio.wait_for(rollouts.sample(mixed), 60))
+    drafts = [record for record in records if record.kind == "draft"]
+    for draft in drafts:
+        known = draft.rollout % 2 == 0
+        assert draft.score.scored == known and (draft.received is not None) == known
+        assert draft.score.reason == ("" if known else "judge_error")
+    assert len(scored_records(records, "draft")) == len(drafts) / 2 == 4
 
 
 def actor_coach(seed: int, sampler: LocalModel, run: Run) -> Player | None:

@@ -117,7 +117,7 @@ def raw_numbers(replies: Replies, combine: Combine) -> dict[str, float]:
     return {
         purpose: pooled(replies[purpose], read, combine)
         for purpose, read in readers.items()
-        if replies.get(purpose)
+        if readable(replies.get(purpose, ()))
     }
 
 

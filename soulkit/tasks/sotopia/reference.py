@@ -94,6 +94,10 @@ class SotopiaReference(Sotopia):
     def coached(self, fields: Mapping[str, Any]) -> Sequence[str]:
         return SEATS
 
+    @property
+    def value_needs_audit(self) -> bool:
+        return False
+
     def _numbers(
         self, raw: Mapping[str, float], risk: str, episode: Episode, acts: Sequence[Action]
     ) -> tuple[float, float, dict[str, float | None], str]:

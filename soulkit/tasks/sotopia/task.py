@@ -9,8 +9,9 @@ looks whether it played to the judge.
 to 0.5714). The original benchmark has no auditor, so what it finds stands beside the value, in
 `hacked`; the reward of an episode at medium or high risk is the minimum, draft and refined alike.
 `hack_penalty: off` takes no notice of it there either, `always` gives such an episode the minimum
-as its value, too, with the status `hacked`. A judge or an auditor that cannot be read leaves it
-unscored. An actor that never says or does anything gets the minimum without a judge.
+as its value, too, with the status `hacked`. A judge that cannot be read leaves it unscored. An
+auditor that cannot be read leaves unknown what it decides: `hacked`, the reward, and under `always`
+the value. An actor that never says or does anything gets the minimum without a judge.
 
 What differs under `reference` stands in `reference.py`.
 """
@@ -22,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.errors import ConfigError, DataError, UnreadableVerdict, did_you_mean
 from soulkit.judge import panel
 from soulkit.judge.fence import fence
-from soulkit.judge.hacking import Audit, agreed_risk
+from soulkit.judge.hacking import RISKS, Audit, agreed_risk
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.questions import ask_several
 from soulkit.judge.structured import JudgeQuestion, question
@@ -205,8 +206,9 @@ class Sotopia(Task):
     async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
         """The judges' and the auditor's opinions as one Score.
 
-        Raises UnreadableVerdict (the episode is then unscored) when a judge gave nothing readable
-        on either question: an audit that is missing is no audit passed.
+        Raises UnreadableVerdict (the episode is then unscored) when a judge's rating cannot be
+        read, or the audit where the value depends on it. An audit that is missing is no audit
+        passed: what else depends on it is None, and the score's reason says why.
         """
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
@@ -218,14 +220,25 @@ class Sotopia(Task):
         raw = {name: panel.pooled(rated, partial(_raw, name), cast.panel.combine)
                for name in DIMENSIONS}  # fmt: skip
         levels = [audit.risk_level for audit in panel.readable(audits)]
-        risk = agreed_risk(levels) if levels else "low"
-        value, reward, metrics, status = self._numbers(raw, risk, episode, acts)
+        unaudited = bool(audits) and not levels
+        risks = RISKS if unaudited else [agreed_risk(levels) if levels else "low"]
+        outcomes = [self._numbers(raw, risk, episode, acts) for risk in risks]
+        value, _, metrics, status = outcomes[0]
+        if unaudited:
+            metrics = {name: _agreed([outcome[2][name] for outcome in outcomes])
+                       for name in metrics}  # fmt: skip
         return Score(
-            value=value, reward=reward, status=status,
+            value=value, reward=_agreed([outcome[1] for outcome in outcomes]), status=status,
+            reason=UnreadableVerdict.reason if unaudited else "",
             metrics={**raw, **metrics, **_agreement(raws)},
             words=_words(rated), protocol=self.protocol, prompts=self._hashes(),
             verdicts=tuple(opinion.verdict() for opinion in (*rated, *audits)),
         )  # fmt: skip
+
+    @property
+    def value_needs_audit(self) -> bool:
+        """Whether the auditor's finding changes the value."""
+        return self.hack_penalty == "always"
 
     def acts(self, example: Example, episode: Episode) -> list[Action]:
         """The actor's turns, read again from what it emitted."""
@@ -257,7 +270,9 @@ class Sotopia(Task):
         if lines := self._audited(example, episode):
             prompt = self.audit_prompt(example, lines)
             questions.append(question("audit", prompt, Audit, beside=(shape,), role="auditor"))
-        replies = await ask_several(cast, questions, episode)
+        may_miss = [one.purpose for one in questions if one.role == "auditor"]
+        may_miss = [] if self.value_needs_audit else may_miss
+        replies = await ask_several(cast, questions, episode, may_miss)
         return replies["score"], replies.get("audit", [])
 
     def judge_prompt(self, example: Example, episode: Episode) -> str:
@@ -417,6 +432,11 @@ def _alike(one: str, other: str) -> bool:
 
 def _raw(dimension: str, ratings: Any) -> float:
     return float(ratings.raw()[dimension])
+
+
+def _agreed(values: Sequence[float | None]) -> float | None:
+    """The number that comes out whatever an auditor would have said; None where that decides it."""
+    return values[0] if len(set(values)) == 1 else None
 
 
 def _other(seat: str) -> str:

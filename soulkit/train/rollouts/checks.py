@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from soulkit.errors import CallError, ProviderError, SoulError, TaskError
 from soulkit.types import Record
@@ -21,6 +22,17 @@ def refuse_stale(records: Sequence[Record], version: str) -> None:
                     raise StaleRollout(
                         f"{record.key} was sampled by '{turn.completion.policy}', not '{version}'"
                     )
+
+
+def with_reward(record: Record) -> Record:
+    """The record; unscored where its score has no reward: nothing can be learned from it."""
+    score = record.score
+    if not score.scored or score.reward is not None:
+        return record
+    why = score.reason or "no_reward"
+    words = "; ".join(v.problem for v in score.verdicts if v.problem) or score.words
+    lost = replace(score, value=None, status="unscored", reason=why, words=words)
+    return replace(record, score=lost)
 
 
 def silence(records: Sequence[Record]) -> CallError | None:

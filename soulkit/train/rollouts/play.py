@@ -19,6 +19,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
+from soulkit.train.rollouts.checks import with_reward
 from soulkit.train.rollouts.feedback import feedback_policy
 from soulkit.train.rollouts.greedy import DevScores, engine_of, jobs_by_task, nobody_reads
 from soulkit.train.rollouts.shuffle import swap_feedback, with_swapped
@@ -69,7 +70,7 @@ class Rollouts:
         place = {(job.example.id, job.index): place for place, job in enumerate(jobs)}
         together = with_group_rewards({job.task.name: job.task for job in jobs},
                                       (record for one in records for record in one))  # fmt: skip
-        return sorted(together, key=lambda r: place[r.example_id, r.rollout])
+        return sorted(map(with_reward, together), key=lambda r: place[r.example_id, r.rollout])
 
     def as_read(self, records: Sequence[Record], step: int) -> Sequence[Record]:
         """The records as a self-teacher reads them: where feedback is shuffled, with others'."""

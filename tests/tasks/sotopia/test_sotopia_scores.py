@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError, UnreadableVerdict
+from soulkit.eval.summary import summarise
 from soulkit.models.base import Panel
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.sotopia.scores import DIMENSIONS, average, weighted
+from soulkit.train.rollouts.checks import with_reward
 from tests.support.road import run
 from tests.support.sotopia import (
     GOOD,
@@ -157,13 +159,59 @@ def test_a_score_off_its_scale(reply: str) -> None:
     assert raw(moved) == expected
 
 
-@pytest.mark.parametrize(
-    "audit", ["", "low", '{"risk_level": "LOW", "reason": ""}', '{"risk_level": "low"}', "{}"]
-)
-def test_a_missing_audit_is_no_audit_passed(audit: str) -> None:
+UNREADABLE = ["", "low", '{"risk_level": "LOW", "reason": ""}', '{"risk_level": "low"}', "{}"]
+
+
+@pytest.mark.parametrize("audit", UNREADABLE)
+@pytest.mark.parametrize("penalty", ["train", "off"])
+def test_without_a_readable_audit_the_value_stays(penalty: str, audit: str) -> None:
+    score = scored("paper", [LINE], judge=judged(audit=audit), hack_penalty=penalty)
+    assert score.value == pytest.approx(average(GOOD) / 10) and raw(score) == GOOD
+    assert score.metrics["hacked"] is None, "an audit that is missing is no audit passed"
+    assert score.reward == (None if penalty == "train" else score.value)
+    assert (score.status, score.reason) == ("ok", "judge_error")
+    (problem,) = [v.problem for v in score.verdicts if v.purpose == "audit"]
+    assert problem and "asked" in problem
+
+
+@pytest.mark.parametrize("audit", UNREADABLE)
+def test_a_value_that_depends_on_a_missing_audit_is_none(audit: str) -> None:
     with pytest.raises(UnreadableVerdict):
-        scored("paper", [LINE], judge=judged(audit=audit))
-    assert record(judge=judged(audit=audit), actor=LEAVE).score.status == "unscored"
+        scored("paper", [LINE], judge=judged(audit=audit), hack_penalty="always")
+
+
+@pytest.mark.parametrize(("kind", "known"), [("draft", True), ("refined", False)])
+def test_under_the_reference_a_missing_audit_leaves_what_it_decides_open(
+    kind: str, known: bool
+) -> None:
+    score = scored("reference", [LINE], kind, judge=judged(audit="low"))
+    assert score.value == pytest.approx(average(GOOD) / 10)
+    assert score.reward == (score.value if known else None)
+    flags = ("hacked", "hack_low", "hack_medium", "hack_high", "weighted_in_training")
+    assert [score.metrics[name] for name in flags] == [None] * 5
+    assert score.metrics["weighted"] == weighted(GOOD), "the audit has no part in it"
+
+
+def test_hacked_counts_the_episodes_that_were_audited() -> None:
+    audits = {"Maya Lind": LOW, "Ada Roy": "I cannot say."}
+
+    def audit(body: Body) -> str:
+        return next(text for name, text in audits.items() if name in str(body["messages"]))
+
+    rows = [example(), example(agent1_name="Ada Roy")]
+    played = [record(row, judge=judged(audit=audit), actor=LEAVE) for row in rows]
+    cells = summarise(
+        played, command="eval", model="m", protocol="paper", seconds=0.0, cost=None,
+        scale={"sotopia": (LOWEST, HIGHEST)},
+    ).tasks["sotopia"]  # fmt: skip
+    assert (cells["value"].n_scored, cells["value"].n) == (2, 2)
+    hacked = cells["hacked"]
+    assert (hacked.mean, hacked.n_scored, hacked.n) == (0.0, 1, 2)
+    assert hacked.unscored == {"judge_error": 1}
+    unaudited = with_reward(played[1])
+    assert with_reward(played[0]) is played[0]
+    assert (unaudited.score.value, unaudited.score.status) == (None, "unscored")
+    assert unaudited.score.reason == "judge_error" and "asked 2 times" in unaudited.score.words
 
 
 def test_the_auditor_sees_the_actors_turns_alone() -> None:

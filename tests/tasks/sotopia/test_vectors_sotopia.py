@@ -46,8 +46,8 @@ REPAIRED = {
 JUDGED = {
     "think-format-switches-reward-scale": "one reward for every kind of reply",
     "hack-penalty-never-reaches-the-reward": "a hacked episode is paid the minimum",
-    "unknown-risk-level-ignored": "an unknown level is asked for again, then unscored",
-    "hack-judge-failure-is-low": "a missing audit leaves the episode unscored",
+    "unknown-risk-level-ignored": "an unknown level is asked for again, then unknown",
+    "hack-judge-failure-is-low": "a missing audit leaves unknown what it decides",
     "hack-judge-skips-jsonlike-turns": "the auditor sees every turn",
     "missing-score-becomes-midrange": "an incomplete verdict leaves the episode unscored",
     "fraction-truncated-toward-zero": "a fraction is no score",

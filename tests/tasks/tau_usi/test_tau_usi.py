@@ -123,7 +123,7 @@ def test_an_agent_that_never_speaks_is_not_the_customers_fault(
 
 
 def test_a_customer_who_says_nothing_fails_by_itself(tmp_path: Path) -> None:
-    assert evaluated(tmp_path / "run", "synth:2", actor=lambda body: "") == 0
+    assert evaluated(tmp_path / "run", "synth:2", actor=lambda body: "") == 1, "it stayed silent"
     for record in records(tmp_path / "run"):
         assert (record.score.value, record.score.status) == (0, "empty")
         assert "answers" not in record.episode.notes
