@@ -130,6 +130,24 @@ def cluster_of(record: Record) -> str:
     return record.cluster or record.example_id
 
 
+_MISSING = {"no rows": ("has", "have", "no rows"), "unscored": ("is", "are", "unscored"),
+            "undefined": ("is", "are", "undefined in these rows")}  # fmt: skip
+"""Why a part is missing → how that is said of one part, and of several."""
+
+
+def missing_text(cell: Cell) -> str:
+    """`NQ and PRISM have no rows`; with a mean `mean of CSQA, PRISM; NQ has no rows`; empty for a
+    number of which no part is missing."""
+    groups: dict[str, list[str]] = {}
+    for part, why in cell.missing.items():
+        groups.setdefault(why, []).append(part)
+    says = [] if cell.mean is None or not groups else [f"mean of {', '.join(cell.parts)}"]
+    for why, parts in groups.items():
+        one, several, words = _MISSING.get(why, ("is", "are", why))
+        says.append(f"{' and '.join(parts)} {one if len(parts) == 1 else several} {words}")
+    return "; ".join(says)
+
+
 # -- where a mean could lie ------------------------------------------------------------------------
 
 

@@ -48,6 +48,8 @@ class TaskDifference:
     n_a: int
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int
+    over: tuple[str, ...] = ()
+    """Of a mean over parts that not both runs have: the parts that they share, which it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,7 @@ class Comparison:
         """Plain JSON values; `paired` is laid out flat beside the task's name."""
         rows = [
             {"task": t.task, "metric": t.metric, **asdict(t.paired), "p_holm": t.p_holm,
-             "n_a": t.n_a, "n_b": t.n_b}
+             "n_a": t.n_a, "n_b": t.n_b, "over": list(t.over)}
             for t in self.tasks
         ]  # fmt: skip
         return {
@@ -142,7 +144,7 @@ def compare_runs(
         metric=metric or HEADLINE,
         tasks=tuple(
             TaskDifference(task=task, metric=t.metric, paired=t.paired, p_holm=p, n_a=t.n_a,
-                           n_b=t.n_b)
+                           n_b=t.n_b, over=t.over)
             for (task, t), p in zip(compared.items(), adjusted, strict=True)
         ),
         only_a=_alone(runs_a, runs_b, members),
@@ -152,6 +154,8 @@ def compare_runs(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
             *(error.what if metric in ("", HEADLINE) else f"no metric '{metric}': {task}"
               for task, error in lacking.items()),
+            *(f"{task}: {t.metric} over {', '.join(t.over)}, the parts that both runs have"
+              for task, t in compared.items() if t.over),
             *controls.remarks,
             *_training(one, other, compared.values(), len(last)),
         ),
@@ -255,7 +259,8 @@ class _Pairs:
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:
         """Every mean over the members of a suite."""
         metrics = {task: made.metric for task, made in compared.items()}
-        paired = {task: made.paired for task, made in compared.items()}
+        # A mean over some of its parts is no member of a suite.
+        paired = {task: made.paired for task, made in compared.items() if not made.over}
         return suite_differences(
             self.registry.suite_spec(suite), paired,
             lambda task: self.span(task, metrics.get(task, HEADLINE)),

@@ -101,6 +101,7 @@ def _signs(mean: MeanDifference) -> str:
 def _task_row(task: TaskDifference) -> list[str]:
     pair = task.paired
     name = task.task if task.metric == "value" else f"{task.task} {task.metric}"
+    name += f" ({', '.join(task.over)})" if task.over else ""
     return [
         one_line(name),
         number(pair.mean_a),

@@ -21,6 +21,7 @@ from soulkit.report.table import (
     md_text,
     mean_text,
     number,
+    of_origin,
     plain_table,
 )
 from soulkit.text import one_line
@@ -106,7 +107,8 @@ def line_label(table: SuiteTable, line: TableLine) -> str:
             return f"{line.name} mean ({_coverage(line)})"
         case "suite":
             return f"{table.name} mean ({_coverage(line)}{_files(table)})"
-    named = dict.fromkeys(headline_name(run.tasks.get(line.name, {})) for run in table.runs)
+    sides = [run.tasks.get(line.name, {}) for run in table.runs]
+    named = dict.fromkeys(of_origin(headline_name(cells), headline(cells)) for cells in sides)
     metrics = [metric for metric in named if metric]
     name = one_line(line.name)
     return name if metrics in ([], [VALUE]) else f"{name} ({one_line(', '.join(metrics))})"
@@ -122,10 +124,7 @@ def _files(table: SuiteTable) -> str:
     if not table.suite.parts:
         return ""
     tasks = table.suite.tasks
-    counts = [
-        sum(headline(run.tasks.get(task, {})).mean is not None for task in tasks)
-        for run in table.runs
-    ]
+    counts = [sum(headline(run.tasks.get(task, {})).whole for task in tasks) for run in table.runs]
     return f"; {min(counts)} of {len(tasks)} tasks"
 
 
@@ -172,7 +171,7 @@ def _beside(cell: Cell) -> str:
 
 def _mean(cell: Cell) -> str:
     """As everywhere; a dash alone for a task that was not played or that no row counts for."""
-    return mean_text(cell) if cell.n else DASH
+    return mean_text(cell) if cell.n or cell.missing else DASH
 
 
 def _notes(table: SuiteTable) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from soulkit.report.progress import (
     run_progress,
 )
 from soulkit.report.suites import scales_of
-from soulkit.report.table import mean_text, number
+from soulkit.report.table import bounds_text, mean_text, number
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
@@ -217,7 +217,7 @@ def _suite_headline(summary: Summary) -> Iterator[Headline]:
         return
     lines = suite_lines(registry.suite_spec(summary.suite), summary.tasks, scales_of(registry))
     for line in lines:
-        if line.level == "suite" and line.cell.mean is not None:
+        if line.level == "suite" and line.cell.whole:
             yield Headline(label=f"suite {summary.suite}", cell=line.cell)
 
 
@@ -254,4 +254,7 @@ def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
 
 
 def _cell_text(cell: Cell) -> str:
-    return mean_text(cell) if cell.n or cell.not_applicable else number(cell.mean)
+    if not (cell.n or cell.not_applicable or cell.missing):
+        return number(cell.mean)
+    bounds = bounds_text(cell) if cell.mean is None else ""
+    return f"{mean_text(cell)} [{bounds}]" if bounds else mean_text(cell)

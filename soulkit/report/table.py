@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from soulkit.eval.cells import missing_text
 from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_text, truncation_text
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import few_independent_events, interval_remark
@@ -42,8 +43,8 @@ def number(value: object, digits: int = 3) -> str:
 
 def mean_text(cell: Cell) -> str:
     """`mean ± half-width (n scored / n, clusters)`, as much of it as is known."""
-    clusters = clusters_text(cell)
-    return f"{scored_text(cell)[:-1]}, {clusters})" if clusters else scored_text(cell)
+    more = ", ".join(filter(None, (clusters_text(cell), missing_text(cell))))
+    return f"{scored_text(cell)[:-1]}, {more})" if more else scored_text(cell)
 
 
 def scored_text(cell: Cell) -> str:
@@ -81,10 +82,12 @@ def _range(low: float, high: float) -> str:
 
 
 def unscored_text(cell: Cell) -> str:
-    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, why."""
+    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, why. Of a
+    mean over parts, those that are missing."""
     if cell.not_applicable:
         return cell.not_applicable
-    return ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
+    counts = ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
+    return "; ".join(filter(None, (missing_text(cell), counts)))
 
 
 def duration_text(seconds: object) -> str:
@@ -180,8 +183,17 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
 
 
 def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
-    """Published tables for what was evaluated; means over training drafts compare with none."""
-    return published_for({task for run in runs if run.kind == "eval" for task in run.tasks})
+    """Published tables for what was evaluated. Means over training drafts compare with none, and
+    neither do headlines that lack parts or are of a person's own rows."""
+    played = [(task, cells) for run in runs if run.kind == "eval" for task, cells in
+              run.tasks.items()]  # fmt: skip
+    partial = {task for task, cells in played if not has_published(headline(cells))}
+    return published_for({task for task, _ in played} - partial)
+
+
+def has_published(cell: Cell) -> bool:
+    """Whether a published figure may stand beside a headline."""
+    return not cell.missing and not cell.origin
 
 
 def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
@@ -312,6 +324,11 @@ def _md_cells(rows: Sequence[tuple[str, ...]]) -> str:
     return md_table([_HEAD[i] for i in shown], [tuple(row[i] for i in shown) for row in rows])
 
 
+def of_origin(metric: str, cell: Cell) -> str:
+    """The name of a number; over rows of a person's own it names their file."""
+    return f"{metric} of {cell.origin}" if cell.origin else metric
+
+
 def metric_label(run: RunData, metric: str) -> str:
     """A metric as a reader is told of it: what a training run means by `value` is its drafts."""
     if isinstance(run.summary, TrainSummary) and metric == VALUE:
@@ -322,7 +339,7 @@ def metric_label(run: RunData, metric: str) -> str:
 def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
     """(task, metric, cell): the headline and what belongs beside it; with `details` all."""
     return [
-        (task, metric_label(run, metric), cell)
+        (task, of_origin(metric_label(run, metric), cell), cell)
         for task, metrics in run.tasks.items()
         for metric, cell in in_order(metrics)
         if details or cell.beside or metric == headline_name(metrics) or not headline_name(metrics)

@@ -14,6 +14,7 @@ from typing import Any
 from soulkit.config import Settings
 from soulkit.data.corpora.places import hub_address
 from soulkit.data.hub import RELEASES
+from soulkit.eval.cells import Cell, missing_text
 from soulkit.keys import printable
 from soulkit.models.local.licences import UNSTATED
 from soulkit.models.local.loading import auto_class
@@ -217,6 +218,8 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
             interval = f"{low:.3f} to {high:.3f}" if None not in (low, high) else "none"
             mean = "–" if cell.get("mean") is None else f"{cell['mean']:.3f}"
             scored = cell.get("not_applicable") or f"{cell.get('n_scored')}/{cell.get('n')}"
+            lacks = missing_text(Cell.from_json(cell))
+            scored += f"; {lacks}" if lacks else ""
             label = _label(name, summary)
             judge = "–" if name == "loss" else _judges(summary, task)
             yield _row(task, label, mean, interval, scored, judge)
