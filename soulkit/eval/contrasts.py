@@ -246,7 +246,8 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
         if live is not None
     ]  # fmt: skip
     kept = shared_parts(name, [batch.metrics() for batch in batches])
-    if name in kept and not kept[name]:
+    recorded = any(name in cells for cells in pair.recorded)
+    if recorded and name in kept and not kept[name]:
         raise _undefined_headline(name, pair)
     paired = replace(
         _jackknifed(name, batches, kept, pair.scale(name)), n_shared=len(in_both),

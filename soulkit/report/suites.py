@@ -83,7 +83,8 @@ class SuiteTable:
 
 
 def _unplayed(line: TableLine) -> bool:
-    return all(one.cell.n == 0 and not one.cell.not_applicable for one in line.runs)
+    cells = [one.cell for one in line.runs]
+    return not any(cell.n or cell.not_applicable or cell.missing for cell in cells)
 
 
 def suite_table(
