@@ -13,10 +13,19 @@ from math import isclose
 from random import Random
 from typing import Any
 
+from soulkit.eval.cells import Cell, missing_text
 from soulkit.tasks.base import Task
 from soulkit.tasks.guarding import as_mapping, attempt
-from soulkit.tasks.parts import Kept, value_over
-from soulkit.types import BatchMetric, ControlRecord, Record
+from soulkit.tasks.parts import NO_ROWS, Kept, value_over
+from soulkit.types import (
+    BatchMetric,
+    ControlRecord,
+    Episode,
+    Example,
+    Failure,
+    Record,
+    unscored,
+)
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
 """What a task computes over its whole batch."""
@@ -181,6 +190,30 @@ def summary_terms(
         "scale": task_scales(every),
         "beside": {task.name: task.spec.metric.beside for task in every},
     }
+
+
+def parts_remark(task: Task, examples: Sequence[Example], *, dev: bool = False) -> str:
+    """Which parts of a task's headline have none of these rows, and what that makes of it; empty
+    where none is missing. Of `dev` rows the mean of the other parts is used."""
+    if not task.spec.metric.parts or not examples:
+        return ""
+    lost = unscored(Failure("not played"), task.protocol)
+    records = [
+        Record(key=e.id, task=task.name, example_id=e.id, rollout=0, kind="draft", score=lost,
+               episode=Episode(example_id=e.id, task=task.name), cluster=e.cluster, tags=e.tags)
+        for e in examples
+    ]  # fmt: skip
+    mean = task.batch_metrics(records).get(task.headline_metric)
+    if mean is None:
+        return ""
+    missing = {part: why for part, why in mean.missing if why == NO_ROWS}
+    if not missing:
+        return ""
+    there = tuple(label for label, _ in mean.parts if label not in missing)
+    words = missing_text(Cell(mean=0.0 if dev else None, parts=there, missing=missing))
+    if dev:
+        return f"dev score of {task.name}: {words}"
+    return f"{task.name}: {words}, so there will be no headline, only its bounds"
 
 
 def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:

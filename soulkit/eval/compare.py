@@ -154,8 +154,7 @@ def compare_runs(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
             *(error.what if metric in ("", HEADLINE) else f"no metric '{metric}': {task}"
               for task, error in lacking.items()),
-            *(f"{task}: {t.metric} over {', '.join(t.over)}, the parts that both runs have"
-              for task, t in compared.items() if t.over),
+            *_partial(compared),
             *controls.remarks,
             *_training(one, other, compared.values(), len(last)),
         ),
@@ -176,6 +175,15 @@ def _training(
     drafted = any(made.metric != DEV for made in compared)
     steps = f"last steps: {last}" if last else "all steps that both did"
     return [DRAFTS.format(steps=steps)] if a.trained and b.trained and drafted else []
+
+
+def _partial(compared: Mapping[str, Contrast]) -> list[str]:
+    """Which means are compared over some of their parts."""
+    return [
+        f"{task}: {made.metric} over {', '.join(made.over)}, the parts that both runs have"
+        for task, made in compared.items()
+        if made.over
+    ]
 
 
 def _last_steps(folders: Iterable[Path], records: Iterable[Sequence[Record]]) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from soulkit.runs.records import drafts
 from soulkit.tasks.batches import mean_of
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM
+from soulkit.train.material.assemble import gather_material
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.summary import TrainSummary
 from soulkit.types import (
@@ -45,6 +46,7 @@ from soulkit.types import (
 from tests.support.evaluation import soul
 from tests.support.road import TASKS, synth_examples, task_of
 from tests.support.servers.openai_server import Body, ScriptedServer
+from tests.support.training import config
 
 DATA = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "commonsenseqa"
 QUIZZES = DATA / "dev_rand_split.original_layout_100.jsonl"
@@ -217,6 +219,20 @@ def test_an_actor_that_says_ok_to_everybody_has_no_headline_on_quizzes_alone(
     assert "CONV mean (0 of 2)" in capsys.readouterr().out
     assert soul("report", "--format", "html", out) == 0
     assert "NQ and PRISM have no rows" in (out / "report" / "index.html").read_text()
+
+
+def test_a_plan_and_a_training_say_beforehand_which_part_has_no_rows(
+    csqa: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soul("eval", "api", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--task", "userllm",
+         "--data", csqa, "--judge", "endpoint:judge@http://127.0.0.1:9/v1",
+         "--dry-run")  # fmt: skip
+    words = "userllm: NQ and PRISM have no rows, so there will be no headline, only its bounds"
+    assert words in " ".join(capsys.readouterr().err.split())
+    settings = config(tasks={"userllm": 1.0}, data={"userllm": str(csqa)}, dev_share=0.3,
+                      eval_every=1)  # fmt: skip
+    remarks = gather_material(settings).remarks()
+    assert "dev score of userllm: mean of CSQA; NQ and PRISM have no rows" in remarks
 
 
 @real
