@@ -292,7 +292,8 @@ class _Pairs:
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
     def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
-        paired, why = made.paired, f"{made.metric}, {made.paired.n_shared} episodes"
+        over = f" over {', '.join(made.over)}" if made.over else ""
+        paired, why = made.paired, f"{made.metric}{over}, {made.paired.n_shared} episodes"
         why += " of one cluster" if paired.n_clusters == 1 else ""
         low, high = paired.ci_low, paired.ci_high
         if low is None and paired.difference is not None and paired.n_clusters > 1:

@@ -18,6 +18,7 @@ import pytest
 from soulkit.eval.batch import PARTS, LeaveOneOut, summary_terms
 from soulkit.eval.cells import missing_text
 from soulkit.eval.compare import compare_runs
+from soulkit.eval.gates import parse_gate
 from soulkit.eval.suites import suite_lines
 from soulkit.eval.summary import Cell, Summary, cluster_of, headline, summarise
 from soulkit.metrics.intervals import estimate, suite_mean, wilson
@@ -301,6 +302,8 @@ def test_runs_are_compared_over_the_parts_that_both_have(tmp_path: Path) -> None
     assert task.paired.n_clusters == 60
     assert "userllm: macro_source over CSQA, PRISM, the parts that both runs have" in result.remarks
     assert result.as_dict()["tasks"][0]["over"] == ["CSQA", "PRISM"]
+    gated = compare_runs(a, b, gates=[parse_gate("userllm>=-0.5")]).gates[0]
+    assert "macro_source over CSQA, PRISM" in gated.why
     (conv,) = (mean for mean in compare_runs(a, b, suite="soul-10").means if mean.name == "CONV")
     assert "userllm" in conv.missing and conv.paired.difference is None
 
