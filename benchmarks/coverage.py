@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/coverage.py --quick                  # seconds; rough
 
 Scores with a known truth are drawn 4,000 times for 2 to 100 clusters: means, differences of two
-runs, leave-one-out gaps, means of suites, metrics over a whole batch, and what a generalist
-keeps of an expert's gain. Of each the table shows how often the 95 % interval holds the truth;
-scipy, inspect_ai and lm-eval see the same draws.
+runs, leave-one-out gaps, means of suites and of parts, metrics over a whole batch, and what a
+generalist keeps of an expert's gain. Of each the table shows how often the 95 % interval holds the
+truth; scipy, inspect_ai and lm-eval see the same draws.
 Exit code 1 when a bound is broken (`bounds_of` below says which).
 """
 
@@ -43,6 +43,7 @@ from soulkit.metrics.intervals import (
     estimate,
     few_independent_events,
     jackknife,
+    overlapping_mean,
     suite_mean,
 )
 from soulkit.metrics.retention import paired_gains, retention
@@ -83,7 +84,8 @@ class Line:
     warned: bool = False
     """Most intervals say "few" because few clusters hold the failures or successes."""
     rare: bool = False
-    """Of two runs, fewer than thirty answers are expected to change: no upper bound of coverage."""
+    """Fewer than thirty answers are expected to change between two runs, or to be wrong in parts:
+    no upper bound of coverage."""
 
 
 Ends = Iterable[tuple[float | None, float | None]]
@@ -269,6 +271,63 @@ def _suite_differences(simulations: int, clusters: int) -> list[Line]:
     return lines
 
 
+def parts(simulations: int, clusters: int, resamples: int) -> list[Line]:
+    """A headline over parts: of other rows (the last part has so many, the two others twice as
+    many), and of the same rows, whose parts go together."""
+    lines = []
+    for number, share in enumerate((0.99, 0.98, 0.5)):
+        rng = _stream(9, number, clusters)
+        sizes = (2 * clusters, 2 * clusters, clusters)
+        drawn = [(rng.random((simulations, n)) < share).astype(float) for n in sizes]
+        ends = [_ends(suite_mean([_of_rows(d[i]) for d in drawn])) for i in range(simulations)]
+        events = sum(sizes) * min(share, 1 - share)
+        line = line_of(
+            "parts", f"three parts at {share:g}, 2:2:1 rows", SOULKIT, clusters, share, ends,
+            events=events,
+        )  # fmt: skip
+        lines.append(replace(line, rare=events < FEW_EVENTS))
+    kinds = {"four parts of the same rows at 0.9": (0.9,) * 4,
+             "the same, two of them at 1": (0.9, 0.9, 1.0, 1.0)}  # fmt: skip
+    for number, (name, shares) in enumerate(kinds.items()):
+        tables = _together(_stream(10, number, clusters), simulations, clusters, shares)
+        ends = [_ends(_of_same_rows(table)) for table in tables]
+        truth = math.fsum(shares) / len(shares)
+        line = line_of("parts", name, SOULKIT, clusters, truth, ends, events=clusters * (1 - truth))
+        lines.append(replace(line, rare=(line.events or 0) < FEW_EVENTS))
+    return lines
+
+
+def _together(
+    rng: np.random.Generator, simulations: int, rows: int, shares: Sequence[float]
+) -> made.Floats:
+    """Simulation × row × part: right where a draw of the row, half of the time the row's own draw
+    for all parts, lies below the part's share."""
+    of_row, alone = rng.random((simulations, rows, 1)), rng.random((simulations, rows, len(shares)))
+    draws = np.where(rng.random((simulations, rows, 1)) < 0.5, of_row, alone)
+    return (draws < np.array(shares)).astype(float)
+
+
+def _of_rows(values: made.Floats) -> Estimate:
+    """The mean of a part, as a number over the batch has it: one row a cluster."""
+    total, n = float(values.sum()), len(values)
+
+    def statistic(chosen: Sequence[int]) -> float:
+        if len(chosen) == n:
+            return total / n
+        left_out = n * (n - 1) // 2 - sum(chosen)
+        return (total - float(values[left_out])) / (n - 1)
+
+    return jackknife(statistic, n, scale=(0.0, 1.0))
+
+
+def _of_same_rows(table: made.Floats) -> Estimate:
+    """The mean of parts (columns) over the same rows."""
+    columns = [table[:, k] for k in range(table.shape[1])]
+    of_parts = [_of_rows(column) for column in columns]
+    constant = [part for part, c in zip(of_parts, columns, strict=True) if np.ptp(c) == 0]
+    return overlapping_mean(_of_rows(table.mean(axis=1)), of_parts, constant)
+
+
 def batches(simulations: int, clusters: int, resamples: int) -> list[Line]:
     rng = _stream(5, 0, clusters)
     first, second = (made.confusion(rng, simulations, clusters) for _ in range(2))
@@ -337,8 +396,8 @@ def _stream(part: int, number: int, clusters: int) -> np.random.Generator:
 
 
 PARTS: dict[str, Callable[[int, int, int], list[Line]]] = {
-    "means": means, "differences": differences, "gaps": gaps, "suites": suites, "batch": batches,
-    "retention": retentions,
+    "means": means, "differences": differences, "gaps": gaps, "suites": suites, "parts": parts,
+    "batch": batches, "retention": retentions,
 }  # fmt: skip
 
 
@@ -351,8 +410,9 @@ def broken_bounds(line: Line) -> list[str]:
     From five clusters on coverage is at least 0.93, or 0.91 where fewer than thirty failures or
     successes are expected ("few events"), or 0.85 where most intervals say that few clusters hold
     them. From ten on it is at most 0.995, unless fewer than thirty answers are expected to change
-    between two runs. Equal models differ in at most 7 % of the comparisons. Intervals of scores
-    that are not yes or no are at the median at most 1.15 times as wide as CR2-t's.
+    between two runs, or to be wrong in parts. Equal models differ in at most 7 % of the
+    comparisons. Intervals of scores that are not yes or no are at the median at most 1.15 times as
+    wide as CR2-t's.
     """
     few = line.events is not None and line.events < FEW_EVENTS
     least = LEAST_FEW_CLUSTERS if line.warned else LEAST_FEW_EVENTS if few else LEAST

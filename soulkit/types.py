@@ -383,9 +383,15 @@ class BatchMetric:
     """Whether it is the plain mean over its units, each counting alike."""
     beside: bool = False
     """Whether it is shown beside the headline, as what controls make of a batch always is."""
-    group: tuple[tuple[str, str], ...] = ()
-    """(tag, value) of the records that it is about, where these are not all: it varies with their
-    clusters alone."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """(label, name of the number) of what it is the mean of, where it is one (tasks/parts.py)."""
+    over: str = ""
+    """The tag whose values are the labels of `parts`. A part has no other name then: it is this
+    number over the rows with the value."""
+    missing: tuple[tuple[str, str], ...] = ()
+    """(label, why) of the parts without a number: `value` is then the mean of the others."""
+    origin: str = ""
+    """The person's own file that all its rows come from."""
     not_applicable: str = ""
     """Why `n` is 0 although there are records, for readers: `none of these rows has a choice
     question`. A headline without it gets a general sentence."""

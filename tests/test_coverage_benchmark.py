@@ -75,7 +75,7 @@ def test_it_runs_and_shows_every_part(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = json.loads((tmp_path / "lines.json").read_text())
-    parts = {"means", "differences", "gaps", "suites", "batch", "retention"}
+    parts = {"means", "differences", "gaps", "suites", "parts", "batch", "retention"}
     assert {line["part"] for line in lines} == parts
     tools = {line["tool"] for line in lines if line["part"] == "means"}
     assert tools >= {"soulkit", "scipy percentile", "scipy BCa", "inspect_ai clustered", "lm-eval"}

@@ -139,6 +139,15 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
         ("seats", ", ".join(f"{seat} ({role})" for seat, role in spec.seats.items())),
         ("metric", f"{metric.name}, {metric.low:g} to {metric.high:g}, {kind}"),
         ("headline", metric.headline and f"{metric.headline}, over the whole batch"),
+        *(
+            (
+                f"parts of {name}",
+                ", ".join(
+                    f"{label} ({part})" if label != part else part for label, part in parts.items()
+                ),
+            )
+            for name, parts in metric.parts.items()
+        ),
         ("shown beside it", ", ".join(metric.beside)),
         ("watched in training", ", ".join(metric.watched)),
         ("groups", ", ".join(spec.tags)),

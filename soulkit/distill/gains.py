@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from soulkit.eval.batch import LeaveOneOut, calibrated
+from soulkit.eval.batch import NOTHING, LeaveOneOut, calibrated
 from soulkit.eval.contrasts import HEADLINE, UNPAIRED, VALUE, Contrast, Key, TaskPair, contrast
 from soulkit.eval.live_tasks import live_tasks, recorded_cells
 from soulkit.eval.summary import Cell, cluster_of, metric_values
@@ -96,13 +96,14 @@ def _of_batches(
 ) -> Gains | None:  # fmt: skip
     """As `eval.contrasts` compares two of them."""
     batches = [
-        LeaveOneOut(calibrated(side.live, ()), sorted(side.records, key=_key), cluster_of).of_group(
-            metric
-        )
+        LeaveOneOut(calibrated(side.live, ()), sorted(side.records, key=_key), cluster_of)
         for side in sides
         if side.live is not None
     ]
-    if len(batches) < len(sides) or len({batch.n_parts for batch in batches}) > 1:
+    clusters = NOTHING.union(*(batch.of_metric(metric).clusters for batch in batches))
+    batches = [batch.within(clusters) for batch in batches]
+    lacking = {one.missing for batch in batches if (one := batch.metrics().get(metric))}
+    if len(batches) < len(sides) or len({b.n_parts for b in batches}) > 1 or len(lacking) > 1:
         return None
     shared = sum(record.score.scored for record in sides[0].records)
     base, expert, generalist = (_statistic(batch, metric) for batch in batches)

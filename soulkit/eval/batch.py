@@ -6,19 +6,33 @@ diversity.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 from random import Random
 from typing import Any
 
+from soulkit.eval.cells import Cell, missing_text
 from soulkit.tasks.base import Task
 from soulkit.tasks.guarding import as_mapping, attempt
-from soulkit.types import BatchMetric, ControlRecord, Record
+from soulkit.tasks.parts import NO_ROWS, Kept, value_over
+from soulkit.types import (
+    BatchMetric,
+    ControlRecord,
+    Episode,
+    Example,
+    Failure,
+    Record,
+    unscored,
+)
 
 Summariser = Callable[[Sequence[Record]], Mapping[str, BatchMetric]]
 """What a task computes over its whole batch."""
 PARTS = 200
 """So many parts are left out in turn at most; more clusters than that share them, by lot."""
+Clusters = frozenset[str]
+NOTHING: Clusters = frozenset()
 
 
 @dataclass
@@ -28,54 +42,113 @@ class LeaveOneOut:
     summarise: Summariser
     records: Sequence[Record]
     cluster_of: Callable[[Record], str]
-    n_parts: int = field(init=False)
-    n_clusters: int = field(init=False)
-    _parts: dict[str, int] = field(init=False)
-    """Cluster → the part it is left out with; nothing changes without one that has no score."""
-    _metrics: dict[int | None, Mapping[str, BatchMetric]] = field(default_factory=dict, init=False)
-    _groups: dict[tuple[tuple[str, str], ...], LeaveOneOut] = field(
-        default_factory=dict, init=False
-    )
+    clusters: frozenset[str] = field(init=False)
+    """Those with a score; nothing changes without any of the others."""
+    _parts: list[Clusters] = field(init=False)
+    _metrics: dict[Clusters, Mapping[str, BatchMetric]] = field(default_factory=dict, init=False)
+    _within: dict[Clusters, LeaveOneOut] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        scored = (record for record in self.records if record.score.scored)
-        clusters = sorted({self.cluster_of(record) for record in scored})
+        self.clusters = frozenset(self.cluster_of(r) for r in self.records if r.score.scored)
+        clusters = sorted(self.clusters)
         if len(clusters) > PARTS:
             Random(len(clusters)).shuffle(clusters)
-        self._parts = {cluster: i % PARTS for i, cluster in enumerate(clusters)}
-        self.n_clusters = len(clusters)
-        self.n_parts = min(len(clusters), PARTS)
+        self._parts = [frozenset(clusters[i::PARTS]) for i in range(min(len(clusters), PARTS))]
 
-    def metrics(self, without: int | None = None) -> Mapping[str, BatchMetric]:
-        """Everything the summariser says of the batch, or of the batch less part `without`."""
+    @property
+    def n_parts(self) -> int:
+        """So many parts can be left out."""
+        return len(self._parts)
+
+    @property
+    def n_clusters(self) -> int:
+        """So many clusters have a score."""
+        return len(self.clusters)
+
+    def metrics(self, without: Clusters = NOTHING) -> Mapping[str, BatchMetric]:
+        """Everything the summariser says of the batch, or of the batch less some clusters."""
         if without not in self._metrics:
             self._metrics[without] = self.summarise(
-                [r for r in self.records if without is None or self._part_of(r) != without]
+                [r for r in self.records if self.cluster_of(r) not in without]
             )
         return self._metrics[without]
 
-    def of_group(self, metric: str) -> LeaveOneOut:
-        """The part of the batch that `metric` is about: clusters of other groups would pass for
-        ones that agree with each other."""
-        computed = self.metrics().get(metric)
-        group = () if computed is None else computed.group
-        if not group:
-            return self
-        if group not in self._groups:
-            members = [r for r in self.records if set(group) <= set(r.tags.items())]
-            self._groups[group] = LeaveOneOut(self.summarise, members, self.cluster_of)
-        return self._groups[group]
+    def of_metric(self, name: str) -> LeaveOneOut:
+        """The clusters that the number is about: those without which it counts less or is another.
 
-    def _part_of(self, record: Record) -> int | None:
-        return self._parts.get(self.cluster_of(record))
+        Clusters of other rows would pass for ones that agree with each other.
+        """
+        whole = self._told(name)
+        members = (lot for lot in self._lots() if self._told(name, lot) != whole)
+        clusters = NOTHING.union(*members)
+        if not clusters or clusters == self.clusters:
+            return self
+        return self.within(clusters).of_metric(name)
+
+    def within(self, clusters: Clusters) -> LeaveOneOut:
+        """The part of the batch that lies in these clusters."""
+        if clusters == self.clusters:
+            return self
+        if clusters not in self._within:
+            members = [r for r in self.records if self.cluster_of(r) in clusters]
+            self._within[clusters] = LeaveOneOut(self.summarise, members, self.cluster_of)
+        return self._within[clusters]
+
+    def with_tag(self, tag: str, value: str) -> LeaveOneOut:
+        """The records with this value of a tag, whatever their clusters."""
+        members = [r for r in self.records if r.tags.get(tag) == value]
+        return LeaveOneOut(self.summarise, members, self.cluster_of)
 
     def value(self, metric: str, parts: Sequence[int]) -> float | None:
-        """`metric` over the parts of these numbers: all of them, or all but one."""
+        """`metric` over the parts of these numbers: all of them, or all but one. None where it is a
+        mean over fewer parts than in the whole batch: that is another number."""
+        computed = self.metrics(self._left_out(parts)).get(metric)
+        whole = self.metrics().get(metric)
+        if computed is None or whole is None:
+            return None
+        same = (computed.parts, computed.missing) == (whole.parts, whole.missing)
+        return computed.value if same else None
+
+    def value_over(self, metric: str, kept: Kept, parts: Sequence[int]) -> float | None:
+        """The same of a mean over those of its parts that are kept."""
+        if metric not in kept:
+            return self.value(metric, parts)
+        return value_over(metric, self.metrics(self._left_out(parts)), kept)
+
+    def varies(self, metric: str) -> bool:
+        """Whether it is another number without one of the parts."""
+        everything = list(range(self.n_parts))
+        whole = self.value(metric, everything)
+        less = (self.value(metric, everything[:i] + everything[i + 1 :]) for i in everything)
+        return whole is None or any(v is None or not isclose(v, whole) for v in less)
+
+    def _left_out(self, parts: Sequence[int]) -> Clusters:
         left_out = set(range(self.n_parts)) - set(parts)
         if len(left_out) > 1:
             raise ValueError("a jackknife leaves out one part at a time")
-        computed = self.metrics(next(iter(left_out), None)).get(metric)
-        return None if computed is None else computed.value
+        return self._parts[left_out.pop()] if left_out else NOTHING
+
+    def _lots(self) -> list[Clusters]:
+        """Single clusters, or of many those that have the same tags: a number is usually about all
+        of these or none."""
+        if self.n_clusters <= PARTS:
+            return self._parts
+        tags: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        for record in self.records:
+            tags[self.cluster_of(record)] |= set(record.tags.items())
+        alike: dict[tuple[tuple[str, str], ...], set[str]] = defaultdict(set)
+        for cluster in self.clusters:
+            alike[tuple(sorted(tags[cluster]))].add(cluster)
+        together = [c for kind in sorted(alike) for c in sorted(alike[kind])]
+        if 1 < len(alike) <= PARTS:
+            return [frozenset(members) for members in alike.values()]
+        size = 1 + len(together) // PARTS
+        starts = range(0, len(together) if len(alike) > 1 else 0, size)
+        return [frozenset(together[i : i + size]) for i in starts]
+
+    def _told(self, name: str, without: Clusters = NOTHING) -> tuple[object, ...] | None:
+        metric = self.metrics(without).get(name)
+        return None if metric is None else (metric.n_scored, metric.value, metric.missing)
 
 
 def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
@@ -118,6 +191,30 @@ def summary_terms(
         "beside": {task.name: task.spec.metric.beside for task in every},
         "names": {task.name: task.spec.metric.name for task in every},
     }
+
+
+def parts_remark(task: Task, examples: Sequence[Example], *, dev: bool = False) -> str:
+    """Which parts of a task's headline have none of these rows, and what that makes of it; empty
+    where none is missing. Of `dev` rows the mean of the other parts is used."""
+    if not task.spec.metric.parts or not examples:
+        return ""
+    lost = unscored(Failure("not played"), task.protocol)
+    records = [
+        Record(key=e.id, task=task.name, example_id=e.id, rollout=0, kind="draft", score=lost,
+               episode=Episode(example_id=e.id, task=task.name), cluster=e.cluster, tags=e.tags)
+        for e in examples
+    ]  # fmt: skip
+    mean = task.batch_metrics(records).get(task.headline_metric)
+    if mean is None:
+        return ""
+    missing = {part: why for part, why in mean.missing if why == NO_ROWS}
+    if not missing:
+        return ""
+    there = tuple(label for label, _ in mean.parts if label not in missing)
+    words = missing_text(Cell(mean=0.0 if dev else None, parts=there, missing=missing))
+    if dev:
+        return f"dev score of {task.name}: {words}"
+    return f"{task.name}: {words}, so there will be no headline, only its bounds"
 
 
 def task_scales(tasks: Iterable[Task]) -> dict[str, tuple[float, float]]:

@@ -49,6 +49,8 @@ class TaskDifference:
     n_a: int
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int
+    over: tuple[str, ...] = ()
+    """Of a mean over parts that not both runs have: the parts that they share, which it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class Comparison:
         """Plain JSON values; `paired` is laid out flat beside the task's name."""
         rows = [
             {"task": t.task, "metric": t.metric, **asdict(t.paired), "p_holm": t.p_holm,
-             "n_a": t.n_a, "n_b": t.n_b}
+             "n_a": t.n_a, "n_b": t.n_b, "over": list(t.over)}
             for t in self.tasks
         ]  # fmt: skip
         return {
@@ -111,8 +113,7 @@ def compare_runs(
     `registry` knows the suites, and `trust` lets the code of a task act that a stranger's run
     names: without it, such a task is compared by `value`. Raises DataError when the episodes cannot
     be read or neither side has the metric, ConfigError for a gate or suite that names nothing,
-    RunError when the runs share no task or no episode, or (without `allow_mixed`) may not be
-    compared.
+    RunError when the runs share no episode, or (without `allow_mixed`) may not be compared.
     """
     registry = registry or load_registry()
     records = [load_records(path / "episodes.jsonl", light=True) for path in (a, b)]
@@ -144,7 +145,7 @@ def compare_runs(
         metric=metric or HEADLINE,
         tasks=tuple(
             TaskDifference(task=task, metric=pairs[task].shown(t.metric), paired=t.paired,
-                           p_holm=p, n_a=t.n_a, n_b=t.n_b)
+                           p_holm=p, n_a=t.n_a, n_b=t.n_b, over=t.over)
             for (task, t), p in zip(compared.items(), adjusted, strict=True)
         ),
         only_a=_alone(runs_a, runs_b, members),
@@ -154,6 +155,7 @@ def compare_runs(
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
             *(error.what if metric in ("", HEADLINE) else f"no metric '{metric}': {task}"
               for task, error in lacking.items()),
+            *_partial(compared),
             *controls.remarks,
             *_training(one, other, compared.values(), len(last)),
         ),
@@ -174,6 +176,15 @@ def _training(
     drafted = any(made.metric != DEV for made in compared)
     steps = f"last steps: {last}" if last else "all steps that both did"
     return [DRAFTS.format(steps=steps)] if a.trained and b.trained and drafted else []
+
+
+def _partial(compared: Mapping[str, Contrast]) -> list[str]:
+    """Which means are compared over some of their parts."""
+    return [
+        f"{task}: {made.metric} over {', '.join(made.over)}, the parts that both runs have"
+        for task, made in compared.items()
+        if made.over
+    ]
 
 
 def _last_steps(folders: Iterable[Path], records: Iterable[Sequence[Record]]) -> tuple[int, ...]:
@@ -262,7 +273,8 @@ class _Pairs:
     def means(self, suite: str, compared: Mapping[str, Contrast]) -> list[MeanDifference]:
         """Every mean over the members of a suite."""
         metrics = {task: made.metric for task, made in compared.items()}
-        paired = {task: made.paired for task, made in compared.items()}
+        # A mean over some of its parts is no member of a suite.
+        paired = {task: made.paired for task, made in compared.items() if not made.over}
         return suite_differences(
             self.registry.suite_spec(suite), paired,
             lambda task: self.span(task, metrics.get(task, HEADLINE)),
@@ -286,8 +298,9 @@ class _Pairs:
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
     def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
+        over = f" over {', '.join(made.over)}" if made.over else ""
         paired, name = made.paired, self.pairs[gate.target].shown(made.metric)
-        why = f"{name}, {paired.n_shared} episodes"
+        why = f"{name}{over}, {paired.n_shared} episodes"
         why += " of one cluster" if paired.n_clusters == 1 else ""
         low, high = paired.ci_low, paired.ci_high
         if low is None and paired.difference is not None and paired.n_clusters > 1:

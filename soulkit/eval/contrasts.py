@@ -7,7 +7,8 @@
     value/order=2, goal/order=2   the same over the episodes of one group
     value/kind=refined            the same over the episodes that saw feedback
     joint_accuracy, diversity …   numbers over a batch, of the episodes that both runs scored: each
-                                  run's own task computes them, with a jackknife over clusters
+                                  run's own task computes them, with a jackknife over clusters;
+                                  a mean over parts is compared over those that both runs have
 
 Everything is taken over what both runs scored, so that no run wins by what it lost.
 """
@@ -16,18 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.eval.batch import LeaveOneOut, calibrated
+from soulkit.eval.batch import NOTHING, Clusters, LeaveOneOut, calibrated
 from soulkit.eval.summary import DEV, Cell, cluster_of, headline_name, metric_values
 from soulkit.metrics.comparisons import (
     PairedDifference,
     jackknife_difference,
     paired_difference,
+    suite_difference,
 )
 from soulkit.metrics.intervals import Interval
 from soulkit.runs.records import drafts
+from soulkit.tasks.parts import Kept, shared_parts
 from soulkit.types import ControlRecord, Failure, Record, unscored
 
 if TYPE_CHECKING:
@@ -129,6 +134,8 @@ class Contrast:
     n_a: int
     """Episodes of A that the metric applies to, scored or not."""
     n_b: int
+    over: tuple[str, ...] = ()
+    """Of a mean over parts that not both runs have: the parts that they share, which it is over."""
 
 
 def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
@@ -271,11 +278,22 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
         )
         if live is not None
     ]  # fmt: skip
+    kept = shared_parts(name, [batch.metrics() for batch in batches])
+    recorded = any(name in cells for cells in pair.recorded)
+    if recorded and name in kept and not kept[name]:
+        raise _undefined_headline(name, pair)
     paired = replace(
-        _jackknifed(name, batches[0], batches[1], pair.scale(name)), n_shared=len(in_both),
+        _jackknifed(name, batches, kept, pair.scale(name)), n_shared=len(in_both),
         n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
     )  # fmt: skip
-    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]))
+    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]),
+                    over=_over(name, batches, kept))  # fmt: skip
+
+
+def _over(name: str, batches: Sequence[LeaveOneOut], kept: Kept) -> tuple[str, ...]:
+    """The parts that a mean is compared over, where that is not all of them."""
+    lacking = any(batch.metrics()[name].missing for batch in batches if name in kept)
+    return tuple(kept[name]) if lacking else ()
 
 
 def _in_both(
@@ -295,12 +313,34 @@ def _lost(record: Record) -> Record:
 
 
 def _jackknifed(
-    name: str, a: LeaveOneOut, b: LeaveOneOut, scale: Interval | None
+    name: str, batches: Sequence[LeaveOneOut], kept: Kept, scale: Interval | None
 ) -> PairedDifference:
-    """The two numbers and their difference, less one cluster after the other."""
-    a, b = a.of_group(name), b.of_group(name)
+    """The two numbers and their difference, less one cluster after the other; of a mean over parts
+    of other rows, the mean of the parts' differences."""
+    parts = list(kept.get(name, {}).values())
+    clusters = [_clusters(part, batches) for part in parts]
+    if parts and len(NOTHING.union(*clusters)) == sum(map(len, clusters)):
+        return _of_strata([_jackknifed(part, batches, kept, scale) for part in parts], scale)
+    a, b = (batch.within(_clusters(name, batches)) for batch in batches)
     paired = jackknife_difference(
-        lambda parts: a.value(name, parts), lambda parts: b.value(name, parts), a.n_parts,
+        partial(a.value_over, name, kept), partial(b.value_over, name, kept), a.n_parts,
         scale=scale,
     )  # fmt: skip
     return replace(paired, n_clusters=a.n_clusters)
+
+
+def _clusters(name: str, batches: Sequence[LeaveOneOut]) -> Clusters:
+    """The clusters that a number is about on either side."""
+    return NOTHING.union(*(batch.of_metric(name).clusters for batch in batches))
+
+
+def _of_strata(parts: Sequence[PairedDifference], scale: Interval | None) -> PairedDifference:
+    """The mean of the parts' differences."""
+    mean = suite_difference(parts, scale=scale)
+    sides = [[part.mean_a for part in parts], [part.mean_b for part in parts]]
+    a, b = (fmean(m for m in side if m is not None) for side in sides)
+    return PairedDifference(
+        mean_a=a, mean_b=b, difference=mean.difference, ci_low=mean.ci_low, ci_high=mean.ci_high,
+        p=mean.p, n_shared=0, n_only_a=0, n_only_b=0, n_clusters=mean.n_clusters,
+        variance=mean.variance, df=mean.df, method=mean.method, unseen=mean.unseen,
+    )  # fmt: skip

@@ -37,7 +37,7 @@ from soulkit.eval.actor import (
     starts_servers,
     unfitting_lines,
 )
-from soulkit.eval.batch import summary_terms
+from soulkit.eval.batch import parts_remark, summary_terms
 from soulkit.eval.batching import (
     make_batches,
     refuse_dialogues,
@@ -292,6 +292,8 @@ def prepare(
         for remark in (remark for part in work for remark in part.task.remarks()):
             say(remark)
     for part in work:
+        if say and (remark := parts_remark(part.task, part.examples)):
+            say(remark)
         if part.bad and say:
             first = part.bad[0]
             say(

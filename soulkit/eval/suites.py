@@ -3,8 +3,8 @@
     task headlines ──▶ members (a group is the mean of its tasks) ──▶ axis means, suite mean
 
 Every member counts alike (macro), tasks are strata: variances are added, never pooled. A member
-without a mean is named, and then there is no average above it, only the bounds it could have: the
-member on the two ends of its scale.
+without a mean, or with a mean of which parts are missing, is named. Then there is no average above
+it, only the bounds it could have: the member on the two ends of its scale.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Literal
 
-from soulkit.eval.summary import Cell, Cells, headline
+from soulkit.eval.cells import Cell, Cells, headline, mean_interval, reach_of
 from soulkit.metrics.intervals import Interval, suite_mean
 from soulkit.tasks.suites import Suite
 
@@ -35,7 +34,7 @@ class SuiteLine:
     members: tuple[str, ...] = ()
     """Of a mean: what it is over."""
     missing: tuple[str, ...] = ()
-    """Those of them that have no mean."""
+    """Those of them that have no mean, or one over a part of what it should be over."""
     not_applicable: tuple[str, ...] = ()
     """Those of `missing` that were played, and whose headlines apply to none of their rows."""
 
@@ -48,7 +47,7 @@ class SuiteLine:
     def lacks(self) -> bool:
         """Whether something is missing: there is no mean, and not only because headlines apply to
         none of the rows."""
-        if self.cell.mean is not None or self.cell.not_applicable:
+        if self.cell.whole or self.cell.not_applicable:
             return False
         return not self.missing or set(self.missing) != set(self.not_applicable)
 
@@ -72,7 +71,7 @@ def suite_lines(suite: Suite, tasks: Cells, scale_of: Scales) -> list[SuiteLine]
         if member.level == "group":
             lines += [_task(suite, name, member.name, tasks) for name in member.members]
     if suite.average:
-        reach = {name: _reach(line.cell, ends.of(suite.tasks_of(name))) for name, line
+        reach = {name: reach_of(line.cell, ends.of(suite.tasks_of(name))) for name, line
                  in members.items()}  # fmt: skip
         means = [*suite.axes.items(), ("all", suite.members)]
         lines += [_mean(axis, [members[name] for name in names], reach) for axis, names in means]
@@ -89,7 +88,7 @@ class _Ends:
     def of(self, names: Iterable[str]) -> Interval | None:
         """The scale of the mean of these tasks."""
         scales = [headline(self.tasks.get(name, {})).scale or self.declared(name) for name in names]
-        return _mean_interval(scales)
+        return mean_interval(scales)
 
 
 def _task(suite: Suite, name: str, member: str, tasks: Cells) -> SuiteLine:
@@ -102,7 +101,7 @@ def _member(suite: Suite, name: str, tasks: Cells, ends: _Ends) -> SuiteLine:
     if name not in suite.groups:
         return _task(suite, name, name, tasks)
     parts = [_task(suite, task, name, tasks) for task in suite.tasks_of(name)]
-    reach = {part.name: _reach(part.cell, ends.of([part.name])) for part in parts}
+    reach = {part.name: reach_of(part.cell, ends.of([part.name])) for part in parts}
     return SuiteLine(
         name=name, level="group", axis=suite.axis_of(name), cell=_average(parts, reach),
         members=tuple(part.name for part in parts), missing=_missing(parts),
@@ -122,19 +121,19 @@ def _mean(
 
 
 def _missing(lines: Sequence[SuiteLine]) -> tuple[str, ...]:
-    return tuple(line.name for line in lines if line.cell.mean is None)
+    return tuple(line.name for line in lines if not line.cell.whole)
 
 
 def _not_applicable(lines: Sequence[SuiteLine]) -> tuple[str, ...]:
-    return tuple(line.name for line in lines if line.cell.mean is None and not line.lacks)
+    return tuple(line.name for line in lines if not line.cell.whole and not line.lacks)
 
 
 def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -> Cell:
     """The mean over lines, each counting alike; without a mean where one of them has none."""
     cells = [line.cell for line in lines]
     whole = not _missing(lines)
-    scale = _mean_interval([cell.scale for cell in cells])
-    bounds = _mean_interval([reach[line.name] for line in lines])
+    scale = mean_interval([cell.scale for cell in cells])
+    bounds = mean_interval([reach[line.name] for line in lines])
     counted = Cell(
         n=sum(cell.n for cell in cells), n_scored=sum(cell.n_scored for cell in cells),
         n_clusters=sum(cell.n_clusters for cell in cells), scale=scale,
@@ -155,24 +154,6 @@ def _with_mean(counted: Cell, cells: Sequence[Cell]) -> Cell:
         counted, mean=together.mean, ci_low=together.ci_low, ci_high=together.ci_high,
         variance=together.variance, df=together.df, method=together.method,
     )  # fmt: skip
-
-
-def _reach(cell: Cell, scale: Interval | None) -> Interval | None:
-    """Where the mean of a cell would lie if what is missing had the worst or the best score."""
-    if cell.worst is not None and cell.best is not None:
-        return cell.worst, cell.best
-    if cell.mean is None:
-        return scale
-    return (cell.mean, cell.mean) if cell.n_scored == cell.n else scale
-
-
-def _mean_interval(intervals: Iterable[Interval | None]) -> Interval | None:
-    """Low ends and high ends averaged; None where one of them is not known."""
-    ends = list(intervals)
-    known_ends = [pair for pair in ends if pair is not None]
-    if not ends or len(known_ends) < len(ends):
-        return None
-    return fmean(low for low, _ in known_ends), fmean(high for _, high in known_ends)
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

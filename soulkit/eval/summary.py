@@ -17,13 +17,23 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from soulkit.errors import DataError
-from soulkit.eval.batch import LeaveOneOut, Summariser
+from soulkit.eval.batch import Summariser
+from soulkit.eval.batch_cells import batch_cells
+from soulkit.eval.cells import DEV as DEV
+from soulkit.eval.cells import UNDEFINED, members_of, number_of
+from soulkit.eval.cells import VALUE as VALUE
+from soulkit.eval.cells import Cell as Cell
+from soulkit.eval.cells import Cells as Cells
+from soulkit.eval.cells import cluster_of as cluster_of
+from soulkit.eval.cells import headline as headline
+from soulkit.eval.cells import headline_name as headline_name
+from soulkit.eval.cells import headline_shown as headline_shown
+from soulkit.eval.cells import metric_name as metric_name
 from soulkit.eval.remarks import (
     TRUNCATED,
     dropped_by_actor,
@@ -31,122 +41,13 @@ from soulkit.eval.remarks import (
     limit_counts,
     word_cuts,
 )
-from soulkit.metrics.intervals import Interval, bounds, estimate, jackknife
+from soulkit.metrics.intervals import Interval, bounds, estimate
 from soulkit.runs.records import drafts
 from soulkit.runs.schemas import SUMMARY_SCHEMA, refuse_other_schema
-from soulkit.types import BatchMetric, Record
+from soulkit.types import Record
 
-VALUE = "value"
-"""The mean score of a task, its headline unless it declares another."""
-DEV = "dev"
-"""A training run's score on the rows it held out, its headline where it has one."""
 NO_ROW_COUNTS = "none of these rows counts for this metric"
 """Said of a headline over no row, where the task gives no words of its own."""
-UNDEFINED = "undefined"
-"""Why a scored episode has no number under one of its metrics."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One metric of one task: a mean, and what has to be known beside it."""
-
-    mean: float | None = None
-    ci_low: float | None = None
-    ci_high: float | None = None
-    n_scored: int = 0
-    n: int = 0
-    n_clusters: int = 0
-    """Of what was scored; 0: not recorded."""
-    method: str = ""
-    """How the interval was made; `batch` for a number over the whole batch, which has none."""
-    unscored: Mapping[str, int] = field(default_factory=dict)
-    """Reason → episodes without a number."""
-    worst: float | None = None
-    """The mean if all unscored or truncated were worst; None: complete, or no known scale."""
-    best: float | None = None
-    beside: bool = False
-    """Whether it belongs beside the headline."""
-    headline: bool = False
-    """Whether it is the number of its task that tables, comparisons and suites speak of."""
-    unit: str = ""
-    """What `n` counts, of a number over the whole batch; empty: episodes."""
-    variance: float | None = None
-    """Of the mean, in the unit squared; with `df` and `scale` what a suite's mean needs."""
-    df: float | None = None
-    scale: Interval | None = None
-    """The lowest and the highest value, where they are sure."""
-    events: float | None = None
-    """Failures or successes on the scale, whichever are fewer."""
-    not_applicable: str = ""
-    """Why no row counts (`n` is 0), where rows were played; nothing is missing or failed then."""
-    name: str = ""
-    """What the task calls it, of `value` and `dev`; empty where the metric's own name says it, and
-    in summaries of earlier versions."""
-
-    @property
-    def of_batch(self) -> bool:
-        """Whether it is no mean over episodes, but was computed over the batch as a whole."""
-        return bool(self.unit) or self.method == "batch"
-
-    def to_json(self) -> dict[str, Any]:
-        always = ("mean", "ci_low", "ci_high", "n_scored", "n", "unscored")
-        empty = Cell()
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name in always or value != getattr(empty, name)
-        }
-
-    @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> Self:
-        return cls(
-            **{name: _number(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{
-                name: _number(line.get(name))
-                for name in ("worst", "best", "variance", "df", "events")
-            },
-            n_scored=int(_number(line.get("n_scored")) or 0),
-            n=int(_number(line.get("n")) or 0),
-            n_clusters=int(_number(line.get("n_clusters")) or 0),
-            method=str(line.get("method", "")),
-            unscored=_members(line.get("unscored")),
-            beside=bool(line.get("beside")),
-            headline=bool(line.get("headline")),
-            unit=str(line.get("unit") or ""),
-            scale=_ends(line.get("scale")),
-            not_applicable=str(line.get("not_applicable") or ""),
-            name=str(line.get("name") or ""),
-        )
-
-
-Cells = dict[str, dict[str, Cell]]
-"""Task → metric → its cell."""
-
-
-def headline_name(cells: Mapping[str, Cell]) -> str:
-    """The metric that is the headline of a task; empty where the task has none (imitation).
-
-    Summaries of earlier versions mark none: theirs is `value`.
-    """
-    marked = next((name for name, cell in cells.items() if cell.headline), VALUE)
-    return marked if marked in cells else ""
-
-
-def headline(cells: Mapping[str, Cell]) -> Cell:
-    """The headline cell of a task, of all its cells by name; an empty one where it has none."""
-    return cells.get(headline_name(cells), Cell())
-
-
-def metric_name(metric: str, cells: Mapping[str, Cell]) -> str:
-    """A metric as readers know it: `value` and its break-downs have the name that the task
-    declares. `cells` are those of the task."""
-    base, slash, rest = metric.partition("/")
-    return f"{cells[VALUE].name or VALUE}{slash}{rest}" if base == VALUE in cells else metric
-
-
-def headline_shown(cells: Mapping[str, Cell]) -> str:
-    """The name of a task's headline for readers; empty where it has none."""
-    return headline(cells).name or headline_name(cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,28 +111,28 @@ class Summary:
         """The summary in a file of any age; what does not have the right form is left out."""
         tasks = {
             task: {m: Cell.from_json(cell) for m, cell in cells.items() if isinstance(cell, dict)}
-            for task, cells in _members(line.get("tasks")).items()
+            for task, cells in members_of(line.get("tasks")).items()
             if isinstance(cells, dict)
         }
         texts = {n: str(line.get(n) or "") for n in ("command", "model", "protocol")}
         return cls(
             **texts,
-            seconds=_number(line.get("seconds")),
-            cost=_number(line.get("cost")),
-            n=int(_number(line.get("n")) or 0),
-            n_scored=int(_number(line.get("n_scored")) or 0),
-            unscored_share=_number(line.get("unscored_share")),
+            seconds=number_of(line.get("seconds")),
+            cost=number_of(line.get("cost")),
+            n=int(number_of(line.get("n")) or 0),
+            n_scored=int(number_of(line.get("n_scored")) or 0),
+            unscored_share=number_of(line.get("unscored_share")),
             tasks=tasks,
-            statuses=_members(line.get("statuses")),
-            prompts=_members(line.get("prompts")),
+            statuses=members_of(line.get("statuses")),
+            prompts=members_of(line.get("prompts")),
             cuts=_counts(line.get("cuts")),
             limits=_counts(line.get("limits")),
             ignored=_counts(line.get("ignored")),
             dropped_settings=_shares(line.get("dropped_settings")),
-            unpriced_calls=int(_number(line.get("unpriced_calls")) or 0),
+            unpriced_calls=int(number_of(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
             suite=str(line.get("suite") or ""),
-            left_out={n: str(why) for n, why in _members(line.get("left_out")).items()},
+            left_out={n: str(why) for n, why in members_of(line.get("left_out")).items()},
             costs=_parts(line.get("costs")),
             controls=_parts(line.get("controls")),
         )
@@ -241,7 +142,7 @@ def _parts(value: object) -> dict[str, dict[str, dict[str, Any]]]:
     """Costs by task and role, or controls by task and name, of a file of any age."""
     return {
         task: {role: one for role, one in roles.items() if isinstance(one, dict)}
-        for task, roles in _members(value).items()
+        for task, roles in members_of(value).items()
         if isinstance(roles, dict)
     }
 
@@ -250,42 +151,25 @@ def _shares(value: object) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Dropped settings of a file of any age; what is no share is left out."""
     return {
         task: {
-            role: {model: _numbers(shares) for model, shares in _members(models).items()}
-            for role, models in _members(roles).items()
+            role: {model: _numbers(shares) for model, shares in members_of(models).items()}
+            for role, models in members_of(roles).items()
         }
-        for task, roles in _members(value).items()
+        for task, roles in members_of(value).items()
     }
 
 
 def _numbers(value: object) -> dict[str, float]:
     return {
-        name: number for name, one in _members(value).items()
-        if (number := _number(one)) is not None
+        name: number for name, one in members_of(value).items()
+        if (number := number_of(one)) is not None
     }  # fmt: skip
-
-
-def _number(value: object) -> float | None:
-    """A number of a file; None for anything else."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _ends(value: object) -> Interval | None:
-    """The two ends of a scale in a file; None for anything else."""
-    ends = [_number(end) for end in value] if isinstance(value, list) else []
-    low, high = ends if len(ends) == 2 else (None, None)
-    return None if low is None or high is None else (low, high)
-
-
-def _members(value: object) -> dict[str, Any]:
-    """An object of a file; empty for anything else."""
-    return value if isinstance(value, dict) else {}
 
 
 def _counts(value: object) -> dict[str, dict[str, int]]:
     """Counts by task of a file; what is none is left out."""
     return {
-        task: {name: int(n) for name, one in _members(line).items() if (n := _number(one))}
-        for task, line in _members(value).items()
+        task: {name: int(n) for name, one in members_of(line).items() if (n := number_of(one))}
+        for task, line in members_of(value).items()
     }
 
 
@@ -309,6 +193,7 @@ def summarise(
     seconds: float,
     cost: float | None,
     batch: Mapping[str, Summariser] | None = None,
+    incomplete: bool = False,
     headlines: Mapping[str, str] | None = None,
     scale: Mapping[str, Interval] | None = None,
     beside: Mapping[str, Sequence[str]] | None = None,
@@ -316,7 +201,8 @@ def summarise(
 ) -> Summary:
     """What these records come to.
 
-    `batch` holds, by task, what computes its numbers over the whole batch; `headlines` the one of
+    `batch` holds, by task, what computes its numbers over the whole batch (`incomplete`: a mean of
+    which parts are missing is that of the others, as on dev rows); `headlines` the one of
     them that is the task's headline, where it is not `value`. `scale` gives the (lowest, highest)
     score of a task, or of one of its other metrics under the name `task/metric`; binary metrics are
     known to lie in [0, 1]. `seconds` is wall time, `cost` US dollars or None when no price is
@@ -326,7 +212,9 @@ def summarise(
     groups = records_by_task(records)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
     for name, summariser in (batch or {}).items():
-        tasks.setdefault(name, {}).update(_batch_cells(groups.get(name, []), summariser))
+        tasks.setdefault(name, {}).update(
+            batch_cells(groups.get(name, []), summariser, incomplete=incomplete)
+        )
     for name, together in (beside or {}).items():
         for metric in set(together) & set(tasks.get(name, {})):
             tasks[name][metric] = replace(tasks[name][metric], beside=True)
@@ -364,11 +252,6 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return dict(sorted(groups.items()))
-
-
-def cluster_of(record: Record) -> str:
-    """What counts as one observation: the record's cluster, else its example with all rollouts."""
-    return record.cluster or record.example_id
 
 
 def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, float | None]]:
@@ -464,53 +347,9 @@ def _mark_headline(cells: dict[str, Cell], name: str, records: Sequence[Record])
         cells[name] = Cell(n=len(undefined), unscored=_reasons(undefined))
     if name in cells:
         cell = cells[name]
-        why = "" if cell.n or not records else cell.not_applicable or NO_ROW_COUNTS
+        played = bool(cell.n or cell.missing) or not records
+        why = "" if played else cell.not_applicable or NO_ROW_COUNTS
         cells[name] = replace(cell, headline=True, not_applicable=why)
-
-
-def _batch_cells(records: Sequence[Record], summariser: Summariser) -> dict[str, Cell]:
-    """What a task computes over its whole batch, each number with a jackknife interval."""
-    batch = LeaveOneOut(summariser, records, cluster_of)
-    certain = _certain_metrics(batch)
-    cells = {}
-    for name, metric in batch.metrics().items():
-        scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
-        group = batch.of_group(name)
-        around = jackknife(partial(group.value, name), group.n_parts, scale=scale)
-        missing = metric.n - metric.n_scored
-        worst, best = _batch_bounds(certain.get(name), scale) or (None, None)
-        cells[name] = Cell(
-            mean=metric.value, ci_low=around.ci_low, ci_high=around.ci_high, n=metric.n,
-            n_scored=metric.n_scored, method=around.method, variance=around.variance, df=around.df,
-            n_clusters=group.n_clusters if metric.n else 0, unit=metric.unit, scale=scale,
-            worst=worst, best=best, beside=metric.beside,
-            not_applicable=metric.not_applicable if records and not metric.n else "",
-            unscored={UNDEFINED: missing} if missing else {},
-        )  # fmt: skip
-    return cells
-
-
-def _certain_metrics(batch: LeaveOneOut) -> Mapping[str, BatchMetric]:
-    """The same numbers without what truncated replies came to: nobody knows what they hid."""
-    cut = [record.score.status == TRUNCATED for record in batch.records]
-    if not any(cut):
-        return batch.metrics()
-    return batch.summarise([
-        replace(record, score=replace(record.score, value=None, status="unscored"))
-        if hidden else record
-        for record, hidden in zip(batch.records, cut, strict=True)
-    ])  # fmt: skip
-
-
-def _batch_bounds(certain: BatchMetric | None, scale: Interval | None) -> Interval | None:
-    """Where a number could lie if what is missing were worst or best: a mean over units as any
-    mean, another anywhere on its scale; None where nothing is missing, or without a scale."""
-    if scale is None or (certain is not None and certain.n == certain.n_scored):
-        return None
-    if certain is None or not certain.is_mean or certain.value is None:
-        return scale
-    total, missing = certain.value * certain.n_scored, certain.n - certain.n_scored
-    return (total + missing * scale[0]) / certain.n, (total + missing * scale[1]) / certain.n
 
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:

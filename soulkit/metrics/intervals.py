@@ -401,6 +401,36 @@ def suite_mean(parts: Sequence[Stratum], *, confidence: float = CONFIDENCE) -> E
     )  # fmt: skip
 
 
+def overlapping_mean(
+    whole: Stratum, parts: Sequence[Stratum], constant: Sequence[Stratum],
+    *, confidence: float = CONFIDENCE,
+) -> Estimate:  # fmt: skip
+    """The plain mean of parts that share clusters; `whole` is its jackknife.
+
+    V = V_whole + Σ V_k / K² over the `constant` parts, which change without no cluster: the
+    jackknife sees nothing of them, and they count with the variance that their intervals stand for.
+    On a scale the mean is worth at least as many trials as the part that is worth fewest, since
+    (Σ w_k √(μ_k(1 − μ_k)/n_k))² <= μ(1 − μ) / min n_k however the parts go together.
+    """
+    counted = Estimate(
+        mean=whole.mean, n_scored=whole.n_scored, n=whole.n, n_clusters=whole.n_clusters,
+        scale=whole.scale, method="undefined",
+    )  # fmt: skip
+    if whole.mean is None or whole.variance is None or whole.df is None:
+        return counted
+    if any(part.variance is None for part in parts):
+        return counted
+    seen = 0.0 if len(constant) == len(parts) else whole.variance
+    unseen = math.fsum(part.variance or 0.0 for part in constant) / len(parts) ** 2
+    known = whole.scale is not None and all(part.scale is not None for part in parts)
+    least = min(_part_trials(part, confidence) for part in parts) if known else 0.0
+    shape = _Shape(
+        whole.mean, seen + unseen, whole.df, whole.n_clusters, whole.scale, least=least
+    )  # fmt: skip
+    low, high, variance, method = _interval(shape, confidence, "jackknife-t")
+    return replace(counted, ci_low=low, ci_high=high, variance=variance, df=whole.df, method=method)
+
+
 def _least_trials(parts: Sequence[Stratum], confidence: float) -> float:
     """So many trials the mean of parts on known scales is worth at least.
 

@@ -34,6 +34,7 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     alike = len(_metrics(result)) == 1
     for task in result.tasks:
         name = task.task if alike else task_label(task.task, task.metric)
+        name += f" ({', '.join(task.over)})" if task.over else ""
         table.add_row(*map(literal_text, _task_row(one_line(name), task)))
     for mean in result.means:
         table.add_row(*map(literal_text, _mean_row(mean)), style="bold")

@@ -119,10 +119,7 @@ def _files(table: SuiteTable) -> str:
     if not table.suite.parts:
         return ""
     tasks = table.suite.tasks
-    counts = [
-        sum(headline(run.tasks.get(task, {})).mean is not None for task in tasks)
-        for run in table.runs
-    ]
+    counts = [sum(headline(run.tasks.get(task, {})).whole for task in tasks) for run in table.runs]
     return f"; {min(counts)} of {len(tasks)} tasks"
 
 
@@ -169,7 +166,7 @@ def _beside(cell: Cell) -> str:
 
 def _mean(cell: Cell) -> str:
     """As everywhere; a dash alone for a task that was not played or that no row counts for."""
-    return mean_text(cell) if cell.n else DASH
+    return mean_text(cell) if cell.n or cell.missing else DASH
 
 
 def _notes(table: SuiteTable) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.errors import RunError, UserError
+from soulkit.eval.cells import of_origin
 from soulkit.eval.keeping import at_work
 from soulkit.eval.suites import suite_lines
 from soulkit.eval.summary import DEV, Cell, Summary, headline_name, headline_shown
@@ -28,7 +29,7 @@ from soulkit.report.progress import (
     run_progress,
 )
 from soulkit.report.suites import scales_of
-from soulkit.report.table import mean_text, task_label
+from soulkit.report.table import bounds_text, mean_text, task_label
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.tasks.registry import load_registry
 from soulkit.text import one_line
@@ -207,7 +208,7 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
     for task, (name, metrics) in cells.items():
         if name:
             kind = _kind(name, isinstance(summary, TrainSummary))
-            label = task_label(task, headline_shown(metrics))
+            label = task_label(task, of_origin(headline_shown(metrics), metrics[name]))
             yield Headline(label=f"{kind} {label}".strip(), cell=metrics[name])
         elif LOSS in metrics and valid is None:
             yield Headline(label=f"{LOSS} {task}", cell=metrics[LOSS])
@@ -220,7 +221,7 @@ def _suite_headline(summary: Summary) -> Iterator[Headline]:
         return
     lines = suite_lines(registry.suite_spec(summary.suite), summary.tasks, scales_of(registry))
     for line in lines:
-        if line.level == "suite" and line.cell.mean is not None:
+        if line.level == "suite" and line.cell.whole:
             yield Headline(label=f"suite {summary.suite}", cell=line.cell)
 
 
@@ -258,4 +259,7 @@ def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
 
 
 def _cell_text(cell: Cell) -> str:
-    return mean_text(cell) if cell.n or cell.not_applicable else number(cell.mean)
+    if not (cell.n or cell.not_applicable or cell.missing):
+        return number(cell.mean)
+    bounds = bounds_text(cell) if cell.mean is None else ""
+    return f"{mean_text(cell)} [{bounds}]" if bounds else mean_text(cell)

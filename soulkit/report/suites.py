@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from soulkit.errors import RunError
+from soulkit.eval.cells import missing_text
 from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.suites import Scales, SuiteLine, suite_lines
 from soulkit.eval.summary import VALUE, headline_name
@@ -19,6 +20,7 @@ from soulkit.report.alike import UnlikePair, unlike_pairs
 from soulkit.report.context import context_doubts, doubts_text
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, publications
+from soulkit.report.table import has_published
 from soulkit.tasks.registry import Registry
 from soulkit.tasks.suites import Suite
 from soulkit.train.state.summary import TrainSummary
@@ -82,7 +84,8 @@ class SuiteTable:
 
 
 def _unplayed(line: TableLine) -> bool:
-    return all(one.cell.n == 0 and not one.cell.not_applicable for one in line.runs)
+    cells = [one.cell for one in line.runs]
+    return not any(cell.n or cell.not_applicable or cell.missing for cell in cells)
 
 
 def suite_table(
@@ -151,17 +154,20 @@ def _line(
     unlike: Sequence[UnlikePair],
 ) -> TableLine:  # fmt: skip
     first = rows[0]
-    figures = tuple(_figure(suite, first, column) for column in context)
+    beside = all(has_published(row.cell) for row in rows)
+    figures = tuple(_figure(first, column, beside) for column in context)
+    means = [row.cell.mean if row.cell.whole else None for row in rows]
     return TableLine(
         name=first.name, level=first.level, axis=first.axis, runs=tuple(rows), figures=figures,
-        best_runs=() if any(pair.mixed for pair in unlike) else _best([r.cell.mean for r in rows]),
+        best_runs=() if any(pair.mixed for pair in unlike) else _best(means),
         best_figures=_best_of_tables(figures, context),
     )  # fmt: skip
 
 
-def _figure(suite: Suite, line: SuiteLine, column: ContextColumn) -> float | None:
+def _figure(line: SuiteLine, column: ContextColumn, beside: bool) -> float | None:
+    """A published figure; of a task it may only stand `beside` headlines that are whole."""
     if not line.mean_over:
-        return column.table.figure(line.name, column.model)
+        return column.table.figure(line.name, column.model) if beside else None
     return column.table.mean(line.members, column.model, line.axis)
 
 
@@ -266,6 +272,8 @@ def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]
         average = "" if whole is None else "; no average without it, only the bounds it could have"
         notes += [f"{run.name}: {line.name}: {line.cell.not_applicable}{average}"
                   for line in lines if line.cell.not_applicable]  # fmt: skip
+        notes += [f"{run.name}: {line.name}: {missing_text(line.cell)}"
+                  for line in lines if line.cell.missing]  # fmt: skip
         if whole is not None and whole.lacks:
             notes.append(
                 f"{run.name} is a partial suite: {whole.coverage} members have a mean; no average "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from soulkit.eval.cells import missing_text, of_origin
 from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_text, truncation_text
 from soulkit.eval.summary import (
     DEV,
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 
 def mean_text(cell: Cell) -> str:
     """`0.720 [0.624, 0.799] (98/100, 32 clusters)`, as much of it as is known."""
-    clusters = clusters_text(cell)
-    return f"{scored_text(cell)[:-1]}, {clusters})" if clusters else scored_text(cell)
+    more = ", ".join(filter(None, (clusters_text(cell), missing_text(cell))))
+    return f"{scored_text(cell)[:-1]}, {more})" if more else scored_text(cell)
 
 
 def scored_text(cell: Cell) -> str:
@@ -81,10 +82,12 @@ def bounds_text(cell: Cell) -> str:
 
 
 def unscored_text(cell: Cell) -> str:
-    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, why."""
+    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, why. Of a
+    mean over parts, those that are missing."""
     if cell.not_applicable:
         return cell.not_applicable
-    return ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
+    counts = ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
+    return "; ".join(filter(None, (missing_text(cell), counts)))
 
 
 def duration_text(seconds: object) -> str:
@@ -180,8 +183,17 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
 
 
 def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
-    """Published tables for what was evaluated; means over training drafts compare with none."""
-    return published_for({task for run in runs if run.kind == "eval" for task in run.tasks})
+    """Published tables for what was evaluated. Means over training drafts compare with none, and
+    neither do headlines that lack parts or are of a person's own rows."""
+    played = [(task, cells) for run in runs if run.kind == "eval" for task, cells in
+              run.tasks.items()]  # fmt: skip
+    partial = {task for task, cells in played if not has_published(headline(cells))}
+    return published_for({task for task, _ in played} - partial)
+
+
+def has_published(cell: Cell) -> bool:
+    """Whether a published figure may stand beside a headline."""
+    return not cell.missing and not cell.origin
 
 
 def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
@@ -335,7 +347,7 @@ def headline_label(runs: Sequence[RunData], task: str) -> str:
 
 
 def _headline_of(cells: Mapping[str, Cell]) -> str:
-    name = headline_shown(cells)
+    name = of_origin(headline_shown(cells), headline(cells))
     return f"{name}, held-out rows" if headline_name(cells) == DEV != name else name
 
 
@@ -380,7 +392,7 @@ def _row(
     short = f" {one_line(part)}" if brief and part != metric else ""
     return (
         one_line(task),
-        short or one_line(metric_label(run, task, metric), 60),
+        short or one_line(of_origin(metric_label(run, task, metric), cell), 60),
         DASH if cell.not_applicable else scored_text(cell),
         clusters_text(cell, headed=True),
         bounds_text(cell),

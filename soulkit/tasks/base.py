@@ -11,6 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from soulkit.tasks.controls import Control, purpose_of
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
 from soulkit.tasks.guarding import attempt, checked_score, task_code
+from soulkit.tasks.parts import with_declared_means
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.rollout import Rollout as Rollout
 from soulkit.tasks.spec import TaskSpec
@@ -406,12 +408,18 @@ class Task(ABC):
     # -- batches ------------------------------------------------------------------------------
 
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`summarise`, for whoever shows it: tasks of users may still return plain numbers. Where
-        it breaks, the only number is a `task_error` that nothing was computed for."""
+        """`summarise` with the means that the task declares by their parts; tasks of users may
+        still return plain numbers. Where it breaks, the only number is a `task_error` that nothing
+        was computed for."""
         lost = {TaskError.reason: BatchMetric(None, len(drafts(records)), 0)}
-        return attempt(
-            self, "summarise", lambda: as_batch_metrics(self.summarise(records), records), lost
-        )
+        # The published code has no parts: `reference` is the mean of its scores.
+        declared = self.spec.metric.parts if self.protocol == "paper" else {}
+
+        def numbers(rows: Sequence[Record]) -> dict[str, BatchMetric]:
+            return as_batch_metrics(self.summarise(rows), rows)
+
+        made = partial(with_declared_means, declared, self.headline_metric, numbers, records)
+        return attempt(self, "summarise", made, lost)
 
     @property
     def headline_metric(self) -> str:
@@ -420,7 +428,8 @@ class Task(ABC):
         return self.spec.metric.headline if self.protocol == "paper" else ""
 
     def headline(self, records: Sequence[Record]) -> float | None:
-        """The number that stands for these records; None where it cannot be computed."""
+        """The number that stands for these records; None where it cannot be computed. Of a mean
+        with parts missing, the mean of the others: training has no other on its dev rows."""
         if self.headline_metric:
             metric = self.batch_metrics(records).get(self.headline_metric)
             return None if metric is None else metric.value

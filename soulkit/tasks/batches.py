@@ -13,6 +13,7 @@ from typing import Any
 
 from soulkit.runs.records import drafts
 from soulkit.tasks.guarding import finite_or_none
+from soulkit.tasks.parts import UNSCORED
 from soulkit.types import BatchMetric, Record
 
 SHARE = (0.0, 1.0)
@@ -97,7 +98,7 @@ def row_mean(records: Sequence[Record], scale: tuple[float, float] = SHARE) -> B
 def macro(records: Sequence[Record], tag: str) -> BatchMetric | None:
     """The mean over the values of a tag of their rows' mean scores; it counts rows.
 
-    None where no record has the tag. A value of the tag without a scored row has no mean to add.
+    None where no record has the tag. A value of the tag without a scored row is a missing part.
     """
     tagged: dict[str, list[Record]] = defaultdict(list)
     for record in drafts(records):
@@ -105,10 +106,13 @@ def macro(records: Sequence[Record], tag: str) -> BatchMetric | None:
             tagged[record.tags[tag]].append(record)
     if not tagged:
         return None
-    groups = [row_mean(group) for group in tagged.values()]
-    means = [group.value for group in groups if group.value is not None]
+    groups = {value: row_mean(group) for value, group in sorted(tagged.items())}
+    means = [group.value for group in groups.values() if group.value is not None]
     return BatchMetric(
         value=sum(means) / len(means) if means else None,
-        n=sum(group.n for group in groups), n_scored=sum(group.n_scored for group in groups),
-        unit=ROWS, low=SHARE[0], high=SHARE[1],
+        n=sum(group.n for group in groups.values()),
+        n_scored=sum(group.n_scored for group in groups.values()),
+        unit=ROWS, low=SHARE[0], high=SHARE[1], over=tag,
+        parts=tuple((value, "") for value in groups),
+        missing=tuple((value, UNSCORED) for value, group in groups.items() if group.value is None),
     )  # fmt: skip

@@ -69,8 +69,21 @@ class Metric(Strict):
     """Those of them that are worse the higher they are."""
     headline: str = ""
     """The metric over the batch that is the headline; empty: the mean of the scores."""
+    parts: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Metric over the batch that is the mean of others (the headline, or a part of it) → label of
+    each part → metric over the batch. A part may be such a mean itself."""
     watched: tuple[str, ...] = ()
     """Metrics over the batch that training watches step by step: no reward may cost them."""
+
+    @model_validator(mode="after")
+    def _parts_are_no_circle(self) -> Self:
+        for name in self.parts:
+            inside = set(self.parts[name].values())
+            while new := {p for part in inside for p in self.parts.get(part, {}).values()} - inside:
+                inside |= new
+            if name in inside or not inside:
+                raise ValueError(f"the parts of '{name}' are missing or contain it")
+        return self
 
 
 class Files(Strict):

@@ -52,8 +52,9 @@ def test_every_file_is_played_as_its_makers_did_and_the_plan_was_right(
     everybody = Anybody(line=108, verdict=430, happening=54)
     with ScriptedServer(answer=everybody, count=subwords) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        # Nine rows of UserLLM are the fewest that have every part of its headline.
         command = ("eval", "api", "--model", "gpt-5.4-mini", "--data", "synth:3",
-                   "--prices", prices(tmp_path))  # fmt: skip
+                   "--data", "userllm=synth:9", "--prices", prices(tmp_path))  # fmt: skip
         assert soul("plan", *command, "--json") == 0
         plan = json.loads(capsys.readouterr().out)
         assert not server.requests

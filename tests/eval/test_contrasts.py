@@ -108,7 +108,7 @@ def test_a_headline_over_a_batch_is_compared_on_what_both_scored(tmp_path: Path)
     assert task.paired.mean_a == pytest.approx(6 / 7)
     assert task.paired.mean_b == pytest.approx(6.5 / 7)
     assert (task.paired.n_shared, task.paired.n_only_b) == (15, 1)
-    assert task.paired.n_clusters == 8
+    assert task.paired.n_clusters == 7
     (value,) = compare_runs(a, b, "value").tasks
     assert value.metric == "accuracy" and value.paired.mean_a == pytest.approx(12 / 15)
 

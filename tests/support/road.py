@@ -30,7 +30,7 @@ CHOICES = ("hitom", "paratomi", "tomi")
 
 def batch_values(task: Task, records: Sequence[Record]) -> dict[str, float]:
     """The numbers over a batch that there are, without what they count."""
-    metrics = task.summarise(records)
+    metrics = task.batch_metrics(records)
     return {name: one.value for name, one in metrics.items() if one.value is not None}
 
 

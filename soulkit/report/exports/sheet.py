@@ -66,7 +66,7 @@ def _of_run(run: RunData, line: SuiteLine) -> dict[str, Any]:
         "column": run.name, "source": "run",
         "metric": _metric(run, line) or cell.method,
         **{name: getattr(cell, name) for name in numbers},
-        "members": list(line.members), "missing": list(line.missing),
+        "members": list(line.members), "missing": list(line.missing or line.cell.missing),
     }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from soulkit.judge.echoes import echoes_private, echoes_reference, tokens
@@ -146,7 +145,7 @@ def distributions(records: Sequence[Record]) -> dict[str, BatchMetric]:
     for name, tag in (("in_distribution", "id"), ("out_of_distribution", "ood")):
         values = [r.score.value for r in drafts(records) if r.tags.get("tag") == tag]
         if values:
-            means[name] = replace(mean_of(values, "scenes"), group=(("tag", tag),))
+            means[name] = mean_of(values, "scenes")
     if len(means) < 2:
         return means
     inside, outside = means["in_distribution"], means["out_of_distribution"]

@@ -97,14 +97,13 @@ def subset_means(records: Sequence[Record]) -> dict[str, BatchMetric]:
         if "subset" in record.tags:
             groups[record.tags["subset"]].append(record)
     return {
-        f"lexical/{measure}_z/{subset}": _mean(group, f"lexical/{measure}_z", subset)
+        f"lexical/{measure}_z/{subset}": _mean(group, f"lexical/{measure}_z")
         for subset, group in sorted(groups.items())
         for measure in MEASURES
     }
 
 
-def _mean(records: Sequence[Record], metric: str, subset: str) -> BatchMetric:
+def _mean(records: Sequence[Record], metric: str) -> BatchMetric:
     values = [v for record in records if (v := record.score.metrics.get(metric)) is not None]
     mean = fmean(values) if values else None
-    group = (("subset", subset),)
-    return BatchMetric(mean, len(records), len(values), UNIT, is_mean=True, group=group)
+    return BatchMetric(mean, len(records), len(values), UNIT, is_mean=True)

@@ -8,9 +8,9 @@ whether the features show that are recorded of them, and how good the document i
     sim_doc    (document / 10 + writing / 5 + interaction / 5 + writing features
                 + interaction features) / 5
 
-`paper`: a row without recorded features has the mean of its other parts, and the numbers over a
-batch say for how many rows each part was there. A part that a judge owes leaves the episode
-unscored. What differs under `reference` stands in `reference.py`.
+`paper`: a row without recorded features has the mean of its other parts. The headline is the mean
+of all parts, each over the rows that have it; `tasks.yaml` declares them. A part that a judge owes
+leaves the episode unscored. What differs under `reference` stands in `reference.py`.
 
 The released layout keeps the whole row as JSON text under `raw`; `unpack` in `tasks.yaml` opens it.
 What the person really said stands there twice, alone and inside the conversation.
@@ -22,6 +22,7 @@ What the person really said stands there twice, alone and inside the conversatio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from soulkit.judge.fence import fence, utterance
@@ -195,8 +196,10 @@ class SimArena(PlayedPerson):
         if episode.final is not None:
             status = actor_status(episode.final, "empty", self.strict_endings)
         low = self.spec.metric.low
+        shown = {self.feature_metrics[t.column]: 0.0 for t in targets(example.fields)}
         return Score(
-            value=low, reward=low, status=status, metrics=self._turn_metrics(example, turns),
+            value=low, reward=low, status=status,
+            metrics={**shown, **self._turn_metrics(example, turns)},
             words="The person never said anything.", protocol=self.protocol,
             prompts=self._hashes(example),
         )  # fmt: skip
@@ -310,23 +313,37 @@ class SimArena(PlayedPerson):
     # -- batches ------------------------------------------------------------------------------
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """The mean of each part, over the rows that have it, and of rows with all parts."""
+        """Each part over the rows that have it, and the mean score of rows with all parts."""
         main = drafts(records)
         names = {**{p: _METRICS[p] for p in self.parts if p in _METRICS}, **self.feature_metrics}
         metrics = {
             f"parts/{metric.replace('/', '_')}": mean_of(
-                [_share_of(record.score.metrics.get(metric), TOPS.get(name, 1)) for record in main]
+                [_share(record, metric, TOPS.get(name, 1)) for record in main
+                 if _has_part(record, metric)]
             )
             for name, metric in names.items()
-        }
+        }  # fmt: skip
         for name in ("all", "some"):
             values = [r.score.value for r in main if r.tags.get("parts") == name]
             metrics[f"similarity/{name}_parts"] = mean_of(values)
+        counted = mean_of([record.score.value for record in main])
+        metrics["similarity"] = replace(counted, value=None, is_mean=False)
         return {name: metric for name, metric in metrics.items() if metric.n}
 
 
-def _share_of(raw: float | None, top: float) -> float | None:
-    return None if raw is None else raw / top
+def _has_part(record: Record, metric: str) -> bool:
+    """Whether a row has the part; one without a score has what its tags leave open."""
+    if metric in _METRICS.values() or record.tags.get("parts") == "all":
+        return True
+    if record.score.scored:
+        return metric in record.score.metrics
+    return record.tags.get("features") != "without"
+
+
+def _share(record: Record, metric: str, top: float) -> float | None:
+    """A part as a share of the best. A person that never spoke has 0 in every part."""
+    raw = record.score.metrics.get(metric)
+    return (raw or 0.0) / top if record.score.scored else None
 
 
 _TEMPLATES = {STYLES[0]: "judge_writing", STYLES[1]: "judge_interaction",

@@ -1,8 +1,9 @@
 """UserLLM over a batch and over the drafts of a row: what no message has alone.
 
-The headline is the mean over the sources that are there. Of PRISM it is the mean of four parts, two
-of which exist only over many messages: how unlike each other first messages are, and how well ends
-are found (F1). Whoever says one bland thing to everybody has neither.
+The headline is the mean over the three sources. Of PRISM it is the mean of four parts, two of which
+exist only over many messages: how unlike each other first messages are, and how well ends are found
+(F1). Whoever says one bland thing to everybody has neither. `tasks.yaml` declares both means by
+their parts; here the parts are computed.
 
     first_turn_diversity  1 − mean pairwise Jaccard of first messages, of one rollout
     own_words             1 − share of a message's words of content that stand in the intent
@@ -37,22 +38,20 @@ from soulkit.tasks.userllm.metrics import (
 from soulkit.types import BatchMetric, Protocol, Record
 
 UNIT = "messages"
-PARTS = ("first_turn_diversity", "own_words", "termination_f1", "human_share")
 Ends = list[tuple[bool, bool]]
 """(whether it was ended, whether it should have been) of messages."""
 
 
 def paper_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
-    """`macro_source` (the headline), each source's own, and the parts of PRISM's."""
+    """The numbers that the headline and PRISM's are means of, and what these two count."""
     main = drafts(records)
     by_source = {name: [r for r in main if r.tags.get("source") == name] for name in SOURCES}
     parts = _prism_parts(by_source[PRISM])
     heads = {
-        name: _mean_of_parts(rows, parts) if name == PRISM else _mean_value(rows)
-        for name, rows in by_source.items() if rows
-    }  # fmt: skip
-    named = {f"headline/{name}": head for name, head in heads.items()}
-    metrics = {"macro_source": _mean_of_heads(list(heads.values())), **named, **parts}
+        f"headline/{name}": _counted(rows) if name == PRISM else _mean_value(rows)
+        for name, rows in by_source.items()
+    }
+    metrics = {"macro_source": _counted(main), **heads, **parts}
     return {name: metric for name, metric in metrics.items() if metric.n}
 
 
@@ -71,12 +70,9 @@ def _mean_value(rows: Sequence[Record]) -> BatchMetric:
     return mean_of([r.score.value for r in rows], UNIT)
 
 
-def _mean_of_heads(heads: Sequence[BatchMetric]) -> BatchMetric:
-    """None where a source that is there has no number: another mean would stand in its place."""
-    values = [head.value for head in heads if head.value is not None]
-    whole = bool(heads) and len(values) == len(heads)
-    n, scored = sum(head.n for head in heads), sum(head.n_scored for head in heads)
-    return BatchMetric(fmean(values) if whole else None, n, scored, UNIT, 0.0, 1.0)
+def _counted(rows: Sequence[Record]) -> BatchMetric:
+    """What a declared mean counts; its value comes from its parts."""
+    return BatchMetric(None, len(rows), sum(r.score.scored for r in rows), UNIT, 0.0, 1.0)
 
 
 # -- PRISM ---------------------------------------------------------------------------------------
@@ -91,12 +87,6 @@ def _prism_parts(prism: Sequence[Record]) -> dict[str, BatchMetric]:
         **_ending(later),
         "human_share": _part(prism, lambda r: r.score.metrics.get("ai_detector")),
     }
-
-
-def _mean_of_parts(prism: Sequence[Record], parts: Mapping[str, BatchMetric]) -> BatchMetric:
-    values = [value for name in PARTS if (value := parts[name].value) is not None]
-    scored = sum(r.score.scored for r in prism)
-    return BatchMetric(fmean(values) if values else None, len(prism), scored, UNIT, 0.0, 1.0)
 
 
 def _own_words(record: Record) -> float | None:

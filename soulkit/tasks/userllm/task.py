@@ -366,7 +366,7 @@ class UserLLM(ChoiceTask):
     # -- batches ------------------------------------------------------------------------------
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`macro_source` (the headline), each source's own headline, and the parts of PRISM's."""
+        """The headlines of the sources, and the parts of PRISM's."""
         return paper_batch(records)
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:

@@ -16,6 +16,7 @@ from soulkit.data.corpora.source import Announcement
 from soulkit.data.folder import folder_note
 from soulkit.data.rows import dev_split
 from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.eval.batch import parts_remark
 from soulkit.models.base import Cast, ChatModel, Player, Sampler
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import LocalModel
@@ -80,12 +81,15 @@ class Material:
     """A line for each default player that differs from evaluation's."""
 
     def remarks(self) -> list[str]:
-        """Lines printed before the start: tasks left out, other players than in evaluation, and
-        rows that are repeated."""
+        """Lines printed before the start: tasks left out, other players than in evaluation, rows
+        that are repeated, and headlines of which the dev rows lack a part."""
         share = self.config.rows_per_task
         lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
         lines += self.measured.players if self.measured else ()
         lines += self.corpus.remarks() if self.corpus else []
+        for task in self.tasks.values():
+            held_out = [row for owner, row in self.dev if owner is task]
+            lines.append(parts_remark(task, held_out, dev=True))
         for task in self.tasks.values() if share else ():
             taken = [row.id for owner, row in self.pool if owner is task]
             if (distinct := len(set(taken))) < len(taken):
@@ -93,7 +97,7 @@ class Material:
                     f"{task.name} has {distinct} training rows: they are repeated up to "
                     f"{len(taken)}, so that the tasks keep their shares"
                 )
-        return lines
+        return [line for line in lines if line]
 
 
 def gather_material(

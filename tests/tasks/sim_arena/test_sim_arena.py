@@ -274,18 +274,27 @@ def test_a_row_without_features_has_the_mean_of_what_is_there() -> None:
     assert published.score.value == pytest.approx((4 / 5 + 3 / 5) / 3)
 
 
-def test_the_numbers_over_a_batch_say_how_many_rows_had_each_part() -> None:
+def test_every_part_is_over_the_rows_that_have_it_and_the_headline_over_the_parts() -> None:
     rows = [example(), example(target_interaction_style_features=[]), example(problem="Other")]
     plays = [walked(row=row)[0][0] for row in rows[:2]]
     lost = walked(row=rows[2], judge=verdicts(writing="none"))[0][0]
-    metrics = arena().summarise([*plays, lost])
+    metrics = arena().batch_metrics([*plays, lost])
     features = metrics["parts/features_met"]
-    assert (features.value, features.n_scored, features.n) == (1.0, 1, 3)
+    assert (features.value, features.n_scored, features.n) == (1.0, 1, 2)
     assert (metrics["parts/style_writing"].n_scored, metrics["parts/style_writing"].n) == (2, 3)
     whole, some = metrics["similarity/all_parts"], metrics["similarity/some_parts"]
     assert (whole.n_scored, whole.n) == (1, 2) and whole.value == pytest.approx(0.8)
     assert (some.n_scored, some.n) == (1, 1) and some.value == pytest.approx(0.7)
-    assert arena().headline([*plays, lost]) == pytest.approx(0.75)
+    assert arena().headline([*plays, lost]) == pytest.approx((0.8 + 0.6 + 1.0) / 3)
+    assert (metrics["similarity"].n_scored, metrics["similarity"].n) == (2, 3)
+
+
+def test_a_person_that_never_spoke_has_nothing_of_any_part() -> None:
+    silent = walked("sim_doc", row=example("sim_doc"), actor=lambda body: "")[0][0]
+    assert silent.score.status == "empty"
+    spoken = walked("sim_doc", row=example("sim_doc", intent="another"))[0][0]
+    alone, both = (arena("sim_doc").headline(rows) for rows in ([spoken], [spoken, silent]))
+    assert alone is not None and both == pytest.approx(alone / 2)
 
 
 def test_two_features_of_one_name_are_two_features() -> None:

@@ -46,7 +46,7 @@ def test_the_headline_is_the_mean_of_what_each_source_comes_to() -> None:
         recorded(LATER, "more", prism(0.9, 0.0, overlap=0.3, human=0.5), "h"),
         recorded(LATER, END, prism(1.0, 1.0), "i"),
     ]  # fmt: skip
-    metrics = task_of("userllm").summarise(records)
+    metrics = task_of("userllm").batch_metrics(records)
     parts = {"first_turn_diversity": 2 / 3, "own_words": 0.7, "termination_f1": 2 / 3,
              "human_share": 0.5}  # fmt: skip
     assert {name: metrics[name].value for name in parts} == pytest.approx(parts)
@@ -57,17 +57,17 @@ def test_the_headline_is_the_mean_of_what_each_source_comes_to() -> None:
     assert counts["macro_source"] == (9, 9, "messages") and counts["own_words"][0] == 3
     assert (counts["termination_f1"][0], counts["first_turn_diversity"][0]) == (2, 2)
     assert all((one.low, one.high) == (0.0, 1.0) for one in metrics.values())
-    assert task_of("userllm").summarise([]) == {}
+    assert metrics["macro_source"].missing == ()
 
 
-def test_a_source_of_which_nothing_is_scored_leaves_no_headline() -> None:
+def test_a_source_without_a_score_or_without_rows_is_named() -> None:
     lost = replace(recorded(SEARCH, "x", Score(value=1, reward=1), "a"),
                    score=unscored(Failure("judge_error")))  # fmt: skip
     right = recorded(QUIZ, "x", Score(value=1.0, reward=1.0), "b")
-    metrics = task_of("userllm").summarise([lost, right])
-    assert metrics["macro_source"].value is None and metrics["macro_source"].n_scored == 1
+    metrics = task_of("userllm").batch_metrics([lost, right])
+    assert dict(metrics["macro_source"].missing) == {"NQ": "unscored", "PRISM": "no rows"}
+    assert metrics["macro_source"].n_scored == 1
     assert metrics["headline/commonsense_qa"].value == 1.0
-    assert task_of("userllm").summarise([right])["macro_source"].value == 1.0
 
 
 def test_what_failed_counts_in_every_part() -> None:
