@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from soulkit.data.rows import share_of
+from soulkit.data.rows import first_rows, share_of
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert
 from soulkit.distill.places import WEIGHTS
@@ -201,10 +201,11 @@ def _own_rows(
     if source is not None and source.startswith(MADE) and settings.get("seed", 0) != config.seed:
         source = f"{source.partition('@')[0]}@{_seed_of(source, settings)}"
     pool = sorted(chosen_rows({e.id: e for e in pool}.values(), config, task), key=lambda e: e.id)
-    rows = _split(config, source, pool[: config.limit])
+    pool = first_rows(pool, config.limit, lambda e: e.id)
+    rows = _split(config, source, pool)
     if dev and not config.held_out_source(task):
         rows = replace(
-            rows, train=tuple(e.id for e in pool[: config.limit]), dev=True,
+            rows, train=tuple(e.id for e in pool), dev=True,
             held_out=tuple(sorted({e.id for e in dev})),
             clusters=tuple(sorted({_cluster(e) for e in dev})),
         )  # fmt: skip

@@ -139,6 +139,9 @@ class TaskSpec(Strict):
     files: Files = Files()
     formats: tuple[str, ...] = ()
     """Original file formats that the importer reads."""
+    original: tuple[str, ...] = ()
+    """Columns that only records of the original release have, and no row of the task: what has one
+    is read by the importer and never as a row."""
     release_mark: str = ""
     """A file whose folder as a whole is the original release."""
     sampling: dict[str, float | int] = Field(default_factory=dict)
@@ -225,6 +228,8 @@ class TaskSpec(Strict):
             _check_names(
                 column.audience, (*self.seats, *READERS), f"the audience of column '{name}'"
             )
+        if self.original and not self.importer:
+            raise ValueError("'original' names columns for an importer, and there is no 'importer'")
         _check_names(self.cluster, self.columns, "'cluster'")
         _check_names(self.tags.values(), self.columns, "'tags'")
         return self
