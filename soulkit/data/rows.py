@@ -12,7 +12,6 @@ import difflib
 import hashlib
 import json
 import math
-import os.path
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -197,7 +196,8 @@ def _same_words(some: Sequence[str], own: Sequence[str]) -> bool:
 
 def _near(a: str, b: str) -> bool:
     """Equal up to an ending or a slip: `story`, `stories` and `storyline`, and no `history`."""
-    begins = len(os.path.commonprefix((a, b))) >= max(4, min(len(a), len(b)) - 1)
+    short, long = sorted((a, b), key=len)
+    begins = len(short) > 3 and long.startswith(short[: max(4, len(short) - 1)])
     slip = a[0] == b[0] and difflib.SequenceMatcher(None, a, b).ratio() >= 0.8
     return a == b or begins or slip
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from soulkit.data.rows import row_id
 from soulkit.errors import DataError
 from soulkit.eval.batch import LeaveOneOut, Summariser
 from soulkit.eval.remarks import (
@@ -173,6 +174,8 @@ class Summary:
     costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
     whoever was asked over HTTP."""
+    origins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → file of somebody's own that rows were made of → its rows; other rows are not named."""
     controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → control → `n`, `n_scored` and, by reason, the `unscored`."""
 
@@ -184,7 +187,7 @@ class Summary:
         }
         sparse = (
             "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
-            "dropped_settings", "costs", "controls",
+            "dropped_settings", "costs", "origins", "controls",
         )  # fmt: skip
         return {name: value for name, value in line.items() if value or name not in sparse}
 
@@ -216,6 +219,7 @@ class Summary:
             suite=str(line.get("suite") or ""),
             left_out={n: str(why) for n, why in _members(line.get("left_out")).items()},
             costs=_parts(line.get("costs")),
+            origins=_counts(line.get("origins")),
             controls=_parts(line.get("controls")),
         )
 
@@ -328,6 +332,7 @@ def summarise(
         prompts={name: _prompts(rows) for name, rows in groups.items()},
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
+        origins={name: own for name, rows in groups.items() if (own := _origins(rows))},
         ignored={n: names for n, rows in groups.items() if (names := ignored_parameters(rows))},
         dropped_settings={
             name: shares
@@ -343,6 +348,12 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return dict(sorted(groups.items()))
+
+
+def _origins(records: Sequence[Record]) -> dict[str, int]:
+    """File of somebody's own → the rows that were made of it."""
+    files = {row_id(record.example_id): record.origin for record in records if record.origin}
+    return dict(sorted(Counter(files.values()).items()))
 
 
 def cluster_of(record: Record) -> str:

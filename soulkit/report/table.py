@@ -16,11 +16,11 @@ from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_t
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import few_independent_events, interval_remark
 from soulkit.report.alike import unlike_pairs
+from soulkit.report.context import beside as published_beside
 from soulkit.report.costs import cost_by_role, cost_table
 from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts, unknown_text
-from soulkit.report.published import CAVEAT, Publication, published_for
 from soulkit.report.training_facts import LABELLED_FACTS, facts_of_training, validation_rows
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
@@ -131,6 +131,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("cost", _cost(summary)),
         ("by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
+        ("origin", origins_text(summary)),
         *origin_facts(run.provenance),
         ("truncated", truncation_text(summary.statuses)),
         ("at their limit", limits_text(summary.limits, summary.statuses)),
@@ -158,6 +159,14 @@ def answers_text(summary: Summary) -> str:
     return "; ".join(parts)
 
 
+def origins_text(summary: Summary) -> str:
+    """`userllm 40 rows of my_chats.jsonl`: the rows that were made of files of somebody's own."""
+    return "; ".join(
+        f"{task} {', '.join(f'{n} rows of {file}' for file, n in files.items())}"
+        for task, files in summary.origins.items()
+    )
+
+
 def _cost(summary: Summary) -> str:
     """Dollars; `unknown` where calls were paid for and nobody named the prices, and `at least`
     where somebody named some of them."""
@@ -177,11 +186,6 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
     """
     scored = [run for run in runs if any(map(headline_name, run.tasks.values()))]
     return [run for run in scored if run.kind == "eval"] or scored
-
-
-def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
-    """Published tables for what was evaluated; means over training drafts compare with none."""
-    return published_for({task for run in runs if run.kind == "eval" for task in run.tasks})
 
 
 def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
@@ -428,7 +432,8 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
     from rich.text import Text
 
     tables: list[RenderableType] = []
-    for table in published(runs):
+    beside_runs = published_beside(runs)
+    for table in beside_runs.tables:
         shown = plain_table()
         shown.add_column(table.title)
         for model in table.highlight:
@@ -436,7 +441,8 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
         for task in table.figures:
             shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
         tables += [Text(), shown]
-    return [*tables, Text(CAVEAT, style="dim")] if tables else []
+    notes = [Text(one_line(note), style="dim") for note in beside_runs.notes]
+    return [*tables, *notes]
 
 
 def run_head(run: RunData) -> RenderableType:
@@ -453,7 +459,8 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers",
-        "refused by servers", *ROLES, "rows", "revision", "unknown defaults", *LABELLED_FACTS,
+        "refused by servers", "origin", *ROLES, "rows", "revision", "unknown defaults",
+        *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 
@@ -493,8 +500,9 @@ def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _md_published(runs: Sequence[RunData]) -> list[str]:
     parts = []
-    for table in published(runs):
+    beside_runs = published_beside(runs)
+    for table in beside_runs.tables:
         rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
         parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
         parts.append(md_table(("task", *table.models), rows))
-    return [*parts, f"{CAVEAT}\n"] if parts else []
+    return [*parts, *(f"{md_text(note)}\n" for note in beside_runs.notes)]
