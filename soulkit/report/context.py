@@ -51,8 +51,9 @@ class Beside:
 
 def beside(runs: Sequence[RunData]) -> Beside:
     """The published figures for what was evaluated; means over drafts compare with none."""
-    sides = conditions_of([run for run in runs if run.kind == "eval"])
-    whole = published_for({task for run, _ in sides for task in run.tasks})
+    evaluated = [run for run in runs if run.kind == "eval"]
+    whole = published_for({task for run in evaluated for task in run.tasks})
+    sides = with_conditions(evaluated) if whole else []
     others = {table.name: other_rows(table, table.figures, sides) for table in whole}
     cut = [
         replace(t, figures={k: row for k, row in t.figures.items() if k not in others[t.name]})
@@ -69,7 +70,7 @@ Sides = Sequence[tuple[RunData, Conditions]]
 """Runs, each with its conditions."""
 
 
-def conditions_of(runs: Sequence[RunData]) -> Sides:
+def with_conditions(runs: Sequence[RunData]) -> Sides:
     """The runs with what their folders tell of their conditions."""
     return [(run, read_conditions(run.path, run.records or None)) for run in runs]
 

@@ -16,11 +16,11 @@ from soulkit.eval.summary import VALUE, headline_name
 from soulkit.metrics.intervals import Interval
 from soulkit.report.alike import UnlikePair, unlike_pairs
 from soulkit.report.context import (
-    conditions_of,
     differences,
     footnote,
     left_out_text,
     other_rows,
+    with_conditions,
 )
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, publications
@@ -200,7 +200,7 @@ class _Published:
 
 def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published:
     """The published columns, each table's source, and one footnote on their conditions."""
-    sides = conditions_of(runs)
+    sides = with_conditions(runs)
     played = {task for task in suite.tasks for run in runs if task in run.tasks}
     columns: list[ContextColumn] = []
     notes, differing, others = [], [], {}
