@@ -191,9 +191,9 @@ def check(
     Warns when rows of different clusters are equal up to names. The exit code is 2 when any row is
     bad.
     """
-    from soulkit.tasks.rowcheck import check_file
+    from soulkit.tasks.rowcheck import check_row_file
 
-    checks, strays = check_file(registry_of(tasks, trust=trust), path, task)
+    checks, strays = check_row_file(registry_of(tasks, trust=trust), path, task)
     if as_json:
         checked = [asdict(report) for report in checks]
         print_json({"file": str(path), "tasks": checked, "bad": [asdict(b) for b in strays]})

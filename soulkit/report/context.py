@@ -34,7 +34,7 @@ def rows_digest(rows: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class PublishedBeside:
     """The published figures that stand beside runs, and what has to be said of them."""
 
     tables: tuple[Publication, ...] = ()
@@ -49,7 +49,7 @@ class Beside:
         return [note for note in (self.footnote, self.left_out) if note]
 
 
-def beside(runs: Sequence[RunData]) -> Beside:
+def published_beside(runs: Sequence[RunData]) -> PublishedBeside:
     """The published figures for what was evaluated; means over drafts compare with none."""
     evaluated = [run for run in runs if run.kind == "eval"]
     whole = published_for({task for run in evaluated for task in run.tasks})
@@ -60,7 +60,7 @@ def beside(runs: Sequence[RunData]) -> Beside:
         for t in whole
     ]
     tables = tuple(table for table in cut if table.figures)
-    return Beside(
+    return PublishedBeside(
         tables=tables, left_out=left_out_text(others.values()),
         footnote=footnote([(t.title, differences(t, t.figures, sides)) for t in tables]),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from soulkit.eval.remarks import limits_text
 from soulkit.eval.summary import VALUE, Cell
 from soulkit.metrics.intervals import Interval
 from soulkit.report import table
-from soulkit.report.context import beside
+from soulkit.report.context import published_beside
 from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
 from soulkit.report.grid import Grid, suite_grid
@@ -85,7 +85,7 @@ def render(
     Raises MissingPackage for figures.
     """
     units, total = choose(runs, cap)
-    published = beside(runs)
+    published = published_beside(runs)
     said = suite.grid.notes if suite else ()
     names = [one_line(run.name) for run in runs]
     return environment().get_template("report.html.j2").render(

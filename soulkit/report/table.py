@@ -16,7 +16,7 @@ from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_t
 from soulkit.eval.summary import DEV, VALUE, Cell, Summary, headline, headline_name
 from soulkit.metrics.intervals import few_independent_events, interval_remark
 from soulkit.report.alike import unlike_pairs
-from soulkit.report.context import beside as published_beside
+from soulkit.report.context import published_beside
 from soulkit.report.costs import cost_by_role, cost_table
 from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData

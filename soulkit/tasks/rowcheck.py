@@ -57,7 +57,7 @@ class Checked:
     bad: tuple[BadRow, ...] = ()
 
 
-def check_file(
+def check_row_file(
     registry: Registry, path: Path, task: str | None
 ) -> tuple[list[Checked], list[BadRow]]:
     """The check of a file by task, and the rows that belong to none; all are rows of `task`, where

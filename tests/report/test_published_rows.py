@@ -12,7 +12,7 @@ import pytest
 
 from soulkit.data.files import write_rows
 from soulkit.eval.conditions import read_conditions
-from soulkit.report.context import beside, other_rows, rows_digest
+from soulkit.report.context import other_rows, published_beside, rows_digest
 from soulkit.report.load import load_runs
 from soulkit.report.published import CAVEAT, Stated, publications
 from soulkit.runs.provenance import rows_print
@@ -85,7 +85,7 @@ def test_other_rows_have_none_and_one_line_says_why(
 
 
 def test_one_run_on_other_rows_is_enough(runs: dict[str, Path], tmp_path: Path) -> None:
-    both = beside(load_runs([runs["released"], runs["made"]]))
+    both = published_beside(load_runs([runs["released"], runs["made"]]))
     assert both.tables == () and "hitom (made here)" in both.left_out and not both.footnote
 
 
