@@ -47,6 +47,8 @@ class Example:
     """Rows of one cluster (one story, one conversation) are resampled together."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Values that break-downs group by: order, deception, question type."""
+    origin: str = ""
+    """The file of somebody's own that the row was made of; empty for any other row."""
 
     def visible(self, reader: str) -> dict[str, Any]:
         """The fields that `reader` (a seat, `judge`, `coach` or `gold`) may see."""
@@ -336,6 +338,8 @@ class Record:
     score: Score
     cluster: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+    """The file of somebody's own that the row was made of; empty for any other row."""
     step: int = 0
     given: Feedback | None = None
     """The feedback this (refined) episode was conditioned on."""

@@ -191,18 +191,9 @@ def check(
     Warns when rows of different clusters are equal up to names. The exit code is 2 when any row is
     bad.
     """
-    from soulkit.data.files import read_rows
-    from soulkit.tasks.rowcheck import check_rows, rows_by_task
+    from soulkit.tasks.rowcheck import check_row_file
 
-    registry = registry_of(tasks, trust=trust)
-    rows, bad = read_rows(path)
-    if task is not None:
-        checks = [check_rows(registry.task(task), rows, bad)]
-        strays: list[BadRow] = []
-    else:
-        groups, strays = rows_by_task(rows, registry.by_source())
-        strays = [*bad, *strays]
-        checks = [check_rows(registry.task(name), group) for name, group in groups.items()]
+    checks, strays = check_row_file(registry_of(tasks, trust=trust), path, task)
     if as_json:
         checked = [asdict(report) for report in checks]
         print_json({"file": str(path), "tasks": checked, "bad": [asdict(b) for b in strays]})
@@ -230,6 +221,7 @@ def show(
     the path may then be a folder, a pattern, or a data set of the hub.
     """
     from soulkit.data.files import nth_row
+    from soulkit.tasks.imports import naming_originals, refuse_marked
     from soulkit.tasks.rowcheck import rows_by_task
 
     if side is not None:
@@ -239,7 +231,9 @@ def show(
     raw = nth_row(path, row)
     name = task if task is not None else next(iter(rows_by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
-    example = live.example(raw.fields, source=raw.source)
+    with naming_originals(live, path):
+        refuse_marked(live, [raw])
+        example = live.example(raw.fields, source=raw.source)
     prompts = live.previews(example)
     if as_json:
         print_json(_row_dict(example, prompts))

@@ -51,12 +51,16 @@ class BadRow:
     why: str
 
 
+class UnusableFile(DataError):
+    """A file that is missing, damaged or empty, or that is laid out as no list of rows."""
+
+
 def read_rows(path: Path) -> tuple[list[RawRow], list[BadRow]]:
     """Every row of a file, in file order. DataError when the file as a whole cannot be used."""
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         check_file(path)
-        raise DataError(
+        raise UnusableFile(
             f"'{path}' has a suffix that is no row format.",
             f"The suffix '{path.suffix}' says nothing about how to read it.",
             f"Rename or convert it to one of {', '.join(_READERS)}.",
@@ -88,8 +92,8 @@ def nth_row(path: Path, index: int) -> RawRow:
     return rows[index]
 
 
-def empty(path: Path) -> DataError:
-    return DataError(
+def empty(path: Path) -> UnusableFile:
+    return UnusableFile(
         f"'{path}' holds no rows.",
         "A command on no rows would report numbers about nothing.",
         "Check that the file was written completely, or name another one.",
@@ -99,7 +103,7 @@ def empty(path: Path) -> DataError:
 def check_file(path: Path) -> None:
     """DataError unless `path` is a file."""
     if path.is_dir():
-        raise DataError(
+        raise UnusableFile(
             f"'{path}' is a folder, not a file.",
             "Rows are read from single files.",
             "Name the file in it.",
@@ -108,7 +112,7 @@ def check_file(path: Path) -> None:
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, beside, n=1)
         state = "does not hold it" if beside else "is empty or missing"
-        raise DataError(
+        raise UnusableFile(
             f"There is no file '{path}'.",
             f"The folder '{path.parent}' {state}.",
             f"Did you mean '{near[0]}'?" if near else "Check the path.",
@@ -124,8 +128,8 @@ def read_bytes(path: Path) -> bytes:
         raise unreadable(path, str(error.strerror)) from error
 
 
-def unreadable(path: Path, why: str) -> DataError:
-    return DataError(
+def unreadable(path: Path, why: str) -> UnusableFile:
+    return UnusableFile(
         f"'{path}' cannot be read.",
         f"The reader says: {' '.join(why.split()).rstrip('.')}.",
         "Copy or download the file again, and check that its suffix says what it is.",
@@ -195,7 +199,7 @@ def _read_json(path: Path) -> Iterator[SourcedRow]:
         raise unreadable(path, f"not JSON: {error}") from error
     rows = value.get("data") if isinstance(value, dict) else value
     if not isinstance(rows, list):
-        raise DataError(
+        raise UnusableFile(
             f"'{path}' holds no list of rows.",
             'A .json file is an array of objects, or {"data": [...]}.',
             "Wrap the rows in an array, or write one object a line and name the file .jsonl.",
@@ -252,7 +256,7 @@ def _read_csv(path: Path) -> Iterator[SourcedRow]:
 def _header(path: Path, cells: Sequence[str]) -> list[str]:
     names = [cell.strip() for cell in cells]
     if not names or len(set(names)) < len(names):
-        raise DataError(
+        raise UnusableFile(
             f"The first line of '{path}' does not name its columns.",
             f"It reads: {', '.join(names) or '(empty)'}.",
             "Put a line with one distinct name per column first.",

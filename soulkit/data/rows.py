@@ -8,18 +8,28 @@ sides.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from soulkit.data.files import present
 from soulkit.data.literals import literal_list, structure
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.text import one_line
 from soulkit.types import Example
 
+T = TypeVar("T")
+PLACEHOLDER = "name_in_your_file"
+"""Stands for the name of a column that nobody can guess."""
+_ABOUT = frozenset(
+    ("id", "ids", "idx", "index", "num", "number", "n", "count", "total", "type", "key")
+)
+"""Words of a column that says something about another one."""
 HUMAN = "human_"
 """A column `human_<dimension>` is what people said of that dimension: any row may carry some."""
 
@@ -62,6 +72,21 @@ def share_of(salt: str, key: str) -> float:
     """A number in [0, 1) that belongs to `key`."""
     digest = hashlib.sha256(f"{salt}/{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def row_id(example_id: str) -> str:
+    """What the ids of all forms of a row begin with; of a row in one form, its id."""
+    return example_id.partition("-")[0]
+
+
+def first_rows(items: Sequence[T], limit: int | None, id_of: Callable[[T], str]) -> list[T]:
+    """The items of the first `limit` rows, in their order. A row that is played in several forms is
+    one row; all items without a limit."""
+    if limit is None:
+        return list(items)
+    ids = [row_id(id_of(item)) for item in items]
+    kept = set(list(dict.fromkeys(ids))[:limit])
+    return [item for item, key in zip(items, ids, strict=True) if key in kept]
 
 
 # -- columns -------------------------------------------------------------------------------------
@@ -122,10 +147,12 @@ def _missing_columns(
     expected = [name for name, column in columns.items() if column.required]
     declared = {alias for name, column in columns.items() for alias in (name, *column.aliases)}
     spare = [name for name in row if name not in declared and name != "data_source"]
-    aliases = ", ".join(f"{n}: {{aliases: [{_guess(n, spare)}]}}" for n in missing)
+    guesses = {name: _alike(name, columns[name], row, spare) for name in missing}
+    aliases = ", ".join(f"{n}: {{aliases: [{guess or PLACEHOLDER}]}}"
+                        for n, guess in guesses.items())  # fmt: skip
     return ColumnsError(
         f"{source or 'row'}: {_column_s(missing)} of task '{task}' missing: {', '.join(missing)}.",
-        f"Expected {', '.join(expected)}; found {', '.join(row) or 'nothing'}.",
+        f"Expected {', '.join(expected)}; found {one_line(', '.join(row)) or 'nothing'}.",
         "If the file has them under other names, say so in the task's entry in tasks.yaml: "
         f"columns: {{{aliases}}}",
     )
@@ -135,10 +162,44 @@ def _column_s(names: Sequence[str]) -> str:
     return "a required column" if len(names) == 1 else "required columns"
 
 
-def _guess(name: str, spare: Sequence[str]) -> str:
-    """The spare column that most looks like `name`, else the first, else a placeholder."""
-    hint = did_you_mean(name, spare).split("'") if spare else []
-    return hint[1] if len(hint) > 1 else next(iter(spare), "name_in_your_file")
+def _alike(name: str, column: Column, row: Mapping[str, Any], spare: Sequence[str]) -> str:
+    """The spare column that is called like a missing one and holds a value of its type; empty where
+    no name is alike, as a guess would bind another column in its place."""
+    wanted = [_words(each) for each in (name, *column.aliases)]
+    for other in spare:
+        words = _words(other)
+        fits = _READ[column.type](row[other]) is not None
+        if fits and any(_same_words(words, own) for own in wanted):
+            return other
+    return ""
+
+
+def _words(name: str) -> list[str]:
+    """`TargetOption`, `target_option` and `target option` are the same two words."""
+    return re.findall(
+        r"[a-z]+|[0-9]+|[^\W\d_a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+    )
+
+
+def _same_words(some: Sequence[str], own: Sequence[str]) -> bool:
+    """Whether two names are alike: each word of the shorter one stands in the other, up to a slip,
+    and no word beside them makes it something about the column (`answer_id` is no `answer`)."""
+    short, long = sorted((some, own), key=len)
+    left = list(long)
+    for word in short:
+        near = next((other for other in left if _near(word, other)), None)
+        if near is None:
+            return False
+        left.remove(near)
+    return not _ABOUT.issuperset(short) and not _ABOUT.intersection(left)
+
+
+def _near(a: str, b: str) -> bool:
+    """Equal up to an ending or a slip: `story`, `stories` and `storyline`, and no `history`."""
+    short, long = sorted((a, b), key=len)
+    begins = len(short) > 3 and long.startswith(short[: max(4, len(short) - 1)])
+    slip = a[0] == b[0] and difflib.SequenceMatcher(None, a, b).ratio() >= 0.8
+    return a == b or begins or slip
 
 
 def _convert(name: str, value: Any, column: Column, source: str) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from soulkit.data.rows import share_of
+from soulkit.data.rows import first_rows, share_of
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert
 from soulkit.distill.places import WEIGHTS
@@ -200,8 +200,8 @@ def _own_rows(
     task, (source, pool, dev, remarks) = expert.task, _drawn(config, expert, run, settings)
     if source is not None and source.startswith(MADE) and settings.get("seed", 0) != config.seed:
         source = f"{source.partition('@')[0]}@{_seed_of(source, settings)}"
-    chosen = chosen_rows({e.id: e for e in pool}.values(), config, task)
-    chosen = tuple(sorted(chosen, key=lambda e: e.id)[: config.limit])
+    chosen = sorted(chosen_rows({e.id: e for e in pool}.values(), config, task), key=lambda e: e.id)
+    chosen = first_rows(chosen, config.limit, lambda e: e.id)
     rows = _split(config, source, chosen)
     if dev and not config.held_out_source(task):
         rows = replace(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from soulkit.data.rows import first_rows
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.sample import named_rows, release, sample_config
@@ -126,7 +127,7 @@ def _on_held_out(config: DistillConfig, expert: Expert) -> EvalConfig:
     rows = {"data": {expert.task: config.held_out_source(expert.task)},
             "limit": config.held_out_limit}  # fmt: skip
     if expert.rows is not None and expert.rows.held_out:
-        rows = named_rows(expert, expert.rows.held_out[: config.held_out_limit])
+        rows = named_rows(expert, first_rows(expert.rows.held_out, config.held_out_limit, str))
     return sample_config(config, expert).model_copy(update={**_GREEDY, **rows})
 
 

@@ -154,6 +154,7 @@ def _with_score(recorded: Recorded, record: Record, score: Score) -> Record:
     task, example = recorded.rows[record.example_id]
     return replace(
         record, score=score, tags=example.tags, cluster=example.cluster,
+        origin=example.origin,
         gold=attempt(task, "gold_text", lambda: task.gold_text(example), ""),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from math import isclose
 from random import Random
 from typing import Any
 
-from soulkit.eval.cells import Cell, missing_text
+from soulkit.eval.cells import Cell, missing_parts_text
 from soulkit.tasks.base import Task
 from soulkit.tasks.guarding import as_mapping, attempt
 from soulkit.tasks.parts import NO_ROWS, Kept, value_over
@@ -211,7 +211,7 @@ def parts_remark(task: Task, examples: Sequence[Example], *, dev: bool = False) 
     if not missing:
         return ""
     there = tuple(label for label, _ in mean.parts if label not in missing)
-    words = missing_text(Cell(mean=0.0 if dev else None, parts=there, missing=missing))
+    words = missing_parts_text(Cell(mean=0.0 if dev else None, parts=there, missing=missing))
     if dev:
         return f"dev score of {task.name}: {words}"
     return f"{task.name}: {words}, so there will be no headline, only its bounds"

@@ -17,7 +17,7 @@ from soulkit.eval.cells import (
     Cell,
     cluster_of,
     mean_interval,
-    reach_of,
+    possible_span,
 )
 from soulkit.eval.remarks import TRUNCATED
 from soulkit.metrics.intervals import (
@@ -95,7 +95,7 @@ class _Batch:
         missing = dict(metric.missing)
         there = {label: part for label, part in parts.items() if label not in missing}
         cell = replace(alone, parts=tuple(there), missing=missing, worst=None, best=None)
-        bounds = mean_interval([reach_of(p.cell, p.cell.scale) for p in parts.values()])
+        bounds = mean_interval([possible_span(p.cell, p.cell.scale) for p in parts.values()])
         if bounds and (missing or any(p.cell.worst is not None for p in parts.values())):
             cell = replace(cell, worst=bounds[0], best=bounds[1])
         if missing and not (self.incomplete and there):

@@ -44,6 +44,7 @@ from soulkit.runs.jsonl import JsonlWriter
 from soulkit.tasks.base import Task
 from soulkit.tasks.drafting import Drafts, Review, Sketch, drafts_of
 from soulkit.tasks.made import Row
+from soulkit.tasks.spec import DRAFTED_BY, ORIGIN
 from soulkit.text import one_line
 from soulkit.types import Call, Role
 
@@ -315,8 +316,10 @@ class Asked:
     def _signed(self, sketch: Sketch, row: Row) -> Row:
         """The row with who wrote it, beside where its words are from."""
         drafter, judge = self.drafter.model.name, self.filter.model.name
-        origin = row.get("provenance") or sketch.source
-        return {**row, "provenance": f"{origin}; drafted by {drafter}, filtered by {judge}"}
+        record = row.get("provenance") or sketch.source
+        signed = {**row, "provenance": f"{record}{DRAFTED_BY}{drafter}, filtered by {judge}"}
+        file = Path(self.build.config.source).name
+        return signed if sketch.published else {**signed, ORIGIN: file}
 
 
 def _call(sketch: Sketch, role: Role) -> Call:

@@ -98,14 +98,14 @@ class Cell:
             n=int(number_of(line.get("n")) or 0),
             n_clusters=int(number_of(line.get("n_clusters")) or 0),
             method=str(line.get("method", "")),
-            unscored=members_of(line.get("unscored")),
+            unscored=object_of(line.get("unscored")),
             beside=bool(line.get("beside")),
             headline=bool(line.get("headline")),
             unit=str(line.get("unit") or ""),
             scale=_ends(line.get("scale")),
             not_applicable=str(line.get("not_applicable") or ""),
             parts=_texts(line.get("parts")),
-            missing={name: str(why) for name, why in members_of(line.get("missing")).items()},
+            missing={name: str(why) for name, why in object_of(line.get("missing")).items()},
             origin=str(line.get("origin") or ""),
             name=str(line.get("name") or ""),
         )
@@ -156,7 +156,7 @@ _MISSING = {"no rows": ("has", "have", "no rows"), "unscored": ("is", "are", "un
 """Why a part is missing → how that is said of one part, and of several."""
 
 
-def missing_text(cell: Cell) -> str:
+def missing_parts_text(cell: Cell) -> str:
     """`NQ and PRISM have no rows`; with a mean `mean of CSQA, PRISM; NQ has no rows`; empty for a
     number of which no part is missing."""
     groups: dict[str, list[str]] = {}
@@ -172,7 +172,7 @@ def missing_text(cell: Cell) -> str:
 # -- where a mean could lie ------------------------------------------------------------------------
 
 
-def reach_of(cell: Cell, scale: Interval | None) -> Interval | None:
+def possible_span(cell: Cell, scale: Interval | None) -> Interval | None:
     """Where the mean of a cell would lie if what is missing had the worst or the best score."""
     if cell.worst is not None and cell.best is not None:
         return cell.worst, cell.best
@@ -210,6 +210,6 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-def members_of(value: object) -> dict[str, Any]:
+def object_of(value: object) -> dict[str, Any]:
     """An object of a file; empty for anything else."""
     return value if isinstance(value, dict) else {}

@@ -8,6 +8,7 @@
                        "servers": {"MODEL@ADDRESS": {"engine", "defaults", "context"}},
                        "tasks":   {task: {"roles": [...], "players": {role: [player]},
                                           "samples": {question: opinions}, "rows": {id: hash},
+                                          "origins": {where from: rows},
                                           "sampling": {...},         of the actor, as asked for
                                           "sent": {role: {model: [{parameters, "calls"}]}},
                                           "dropped_settings": {role: {model: {setting: share}}},
@@ -27,13 +28,14 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.rows import HUMAN, content_hash
+from soulkit.data.rows import HUMAN, content_hash, row_id
 from soulkit.errors import DataError, RunError
 from soulkit.eval.costs import TaskCalls
 from soulkit.models.api.address import OPENAI_URL
@@ -45,6 +47,8 @@ from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, is_run, read_config, write_json
 from soulkit.runs.packing import has_lines
 from soulkit.tasks.base import Task
+from soulkit.tasks.made import MADE
+from soulkit.tasks.spec import DRAFTED_BY
 from soulkit.types import Example, Sampling
 
 PROVENANCE = "provenance.json"
@@ -54,6 +58,8 @@ BASIS = "weights_basis"
 """Beside the weights of a model on attached servers: `declared` where nothing shows that they
 compute with them, `verified` where log-probs do. Not there for weights that soulkit loaded itself
 or started a server with."""
+PUBLISHED, MADE_HERE = "published", "made here"
+"""Where rows are from, beside files of somebody's own."""
 SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
 """What of a Sampling is compared: the seed only keys the random streams."""
 SCORING = ("judge", "auditor", "partner", "environment")
@@ -95,9 +101,18 @@ def provenance(
 
 
 def with_rows(record: Print, work: Iterable[Work]) -> Print:
-    """`record` with the rows of every task: what is to be played, whether it was or not."""
-    rows = {part.task.name: {e.id: row_hash(e) for e in part.examples} for part in work}
-    tasks = {name: {**entry, "rows": rows[name]} for name, entry in record["tasks"].items()}
+    """`record` with the rows of every task: what is to be played, whether it was or not, and how
+    many of these are published ones, made here, or of which file of somebody's own."""
+    rows = {
+        part.task.name: {
+            "rows": {e.id: row_hash(e) for e in part.examples},
+            "origins": dict(
+                Counter({row_id(e.id): row_origin(part.task, e) for e in part.examples}.values())
+            ),
+        }
+        for part in work
+    }
+    tasks = {name: {**entry, **rows[name]} for name, entry in record["tasks"].items()}
     return {**record, "tasks": tasks}
 
 
@@ -271,6 +286,21 @@ def same_players(a: Sequence[Print], b: Sequence[Print]) -> bool:
 
 
 # -- rows and tasks --------------------------------------------------------------------------------
+
+
+def row_origin(task: Task, example: Example) -> str:
+    """Where a row is from: `PUBLISHED` for one of a released evaluation file or an importer, else
+    `MADE_HERE`, or the file that it was read from or made of."""
+    if example.origin:
+        return example.origin
+    file = example.source.rpartition(":")[0]
+    if file.startswith(MADE):
+        return MADE_HERE
+    named_by = str(example.fields.get("provenance") or "")
+    imported = bool(task.spec.importer and named_by and example.fields.get("licence"))
+    if file in task.spec.files.eval or (imported and DRAFTED_BY not in named_by):
+        return PUBLISHED
+    return file or "rows without a file"
 
 
 def row_hash(example: Example) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from soulkit.eval.cells import Cell, Cells, headline, mean_interval, reach_of
+from soulkit.eval.cells import Cell, Cells, headline, mean_interval, possible_span
 from soulkit.metrics.intervals import Interval, suite_mean
 from soulkit.tasks.suites import Suite
 
@@ -71,7 +71,7 @@ def suite_lines(suite: Suite, tasks: Cells, scale_of: Scales) -> list[SuiteLine]
         if member.level == "group":
             lines += [_task(suite, name, member.name, tasks) for name in member.members]
     if suite.average:
-        reach = {name: reach_of(line.cell, ends.of(suite.tasks_of(name))) for name, line
+        reach = {name: possible_span(line.cell, ends.of(suite.tasks_of(name))) for name, line
                  in members.items()}  # fmt: skip
         means = [*suite.axes.items(), ("all", suite.members)]
         lines += [_mean(axis, [members[name] for name in names], reach) for axis, names in means]
@@ -101,7 +101,7 @@ def _member(suite: Suite, name: str, tasks: Cells, ends: _Ends) -> SuiteLine:
     if name not in suite.groups:
         return _task(suite, name, name, tasks)
     parts = [_task(suite, task, name, tasks) for task in suite.tasks_of(name)]
-    reach = {part.name: reach_of(part.cell, ends.of([part.name])) for part in parts}
+    reach = {part.name: possible_span(part.cell, ends.of([part.name])) for part in parts}
     return SuiteLine(
         name=name, level="group", axis=suite.axis_of(name), cell=_average(parts, reach),
         members=tuple(part.name for part in parts), missing=_missing(parts),

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from soulkit.data.rows import row_id
 from soulkit.errors import DataError
 from soulkit.eval.batch import Summariser
 from soulkit.eval.batch_cells import batch_cells
 from soulkit.eval.cells import DEV as DEV
-from soulkit.eval.cells import UNDEFINED, members_of, number_of
+from soulkit.eval.cells import UNDEFINED, number_of, object_of
 from soulkit.eval.cells import VALUE as VALUE
 from soulkit.eval.cells import Cell as Cell
 from soulkit.eval.cells import Cells as Cells
@@ -91,6 +92,8 @@ class Summary:
     costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
     whoever was asked over HTTP."""
+    origins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → file of somebody's own that rows were made of → its rows; other rows are not named."""
     controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → control → `n`, `n_scored` and, by reason, the `unscored`."""
 
@@ -102,7 +105,7 @@ class Summary:
         }
         sparse = (
             "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
-            "dropped_settings", "costs", "controls",
+            "dropped_settings", "costs", "origins", "controls",
         )  # fmt: skip
         return {name: value for name, value in line.items() if value or name not in sparse}
 
@@ -111,7 +114,7 @@ class Summary:
         """The summary in a file of any age; what does not have the right form is left out."""
         tasks = {
             task: {m: Cell.from_json(cell) for m, cell in cells.items() if isinstance(cell, dict)}
-            for task, cells in members_of(line.get("tasks")).items()
+            for task, cells in object_of(line.get("tasks")).items()
             if isinstance(cells, dict)
         }
         texts = {n: str(line.get(n) or "") for n in ("command", "model", "protocol")}
@@ -123,8 +126,8 @@ class Summary:
             n_scored=int(number_of(line.get("n_scored")) or 0),
             unscored_share=number_of(line.get("unscored_share")),
             tasks=tasks,
-            statuses=members_of(line.get("statuses")),
-            prompts=members_of(line.get("prompts")),
+            statuses=object_of(line.get("statuses")),
+            prompts=object_of(line.get("prompts")),
             cuts=_counts(line.get("cuts")),
             limits=_counts(line.get("limits")),
             ignored=_counts(line.get("ignored")),
@@ -132,8 +135,9 @@ class Summary:
             unpriced_calls=int(number_of(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
             suite=str(line.get("suite") or ""),
-            left_out={n: str(why) for n, why in members_of(line.get("left_out")).items()},
+            left_out={n: str(why) for n, why in object_of(line.get("left_out")).items()},
             costs=_parts(line.get("costs")),
+            origins=_counts(line.get("origins")),
             controls=_parts(line.get("controls")),
         )
 
@@ -142,7 +146,7 @@ def _parts(value: object) -> dict[str, dict[str, dict[str, Any]]]:
     """Costs by task and role, or controls by task and name, of a file of any age."""
     return {
         task: {role: one for role, one in roles.items() if isinstance(one, dict)}
-        for task, roles in members_of(value).items()
+        for task, roles in object_of(value).items()
         if isinstance(roles, dict)
     }
 
@@ -151,16 +155,16 @@ def _shares(value: object) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Dropped settings of a file of any age; what is no share is left out."""
     return {
         task: {
-            role: {model: _numbers(shares) for model, shares in members_of(models).items()}
-            for role, models in members_of(roles).items()
+            role: {model: _numbers(shares) for model, shares in object_of(models).items()}
+            for role, models in object_of(roles).items()
         }
-        for task, roles in members_of(value).items()
+        for task, roles in object_of(value).items()
     }
 
 
 def _numbers(value: object) -> dict[str, float]:
     return {
-        name: number for name, one in members_of(value).items()
+        name: number for name, one in object_of(value).items()
         if (number := number_of(one)) is not None
     }  # fmt: skip
 
@@ -168,8 +172,8 @@ def _numbers(value: object) -> dict[str, float]:
 def _counts(value: object) -> dict[str, dict[str, int]]:
     """Counts by task of a file; what is none is left out."""
     return {
-        task: {name: int(n) for name, one in members_of(line).items() if (n := number_of(one))}
-        for task, line in members_of(value).items()
+        task: {name: int(n) for name, one in object_of(line).items() if (n := number_of(one))}
+        for task, line in object_of(value).items()
     }
 
 
@@ -237,11 +241,10 @@ def summarise(
         prompts={name: _prompts(rows) for name, rows in groups.items()},
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
+        origins={name: own for name, rows in groups.items() if (own := _origins(rows))},
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
         dropped_settings={
-            name: shares
-            for name, rows in groups.items()
-            if (shares := dropped_by_actor(rows, model))
+            name: lost for name, rows in groups.items() if (lost := dropped_by_actor(rows, model))
         },
     )
 
@@ -252,6 +255,12 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return dict(sorted(groups.items()))
+
+
+def _origins(records: Sequence[Record]) -> dict[str, int]:
+    """File of a person's own → the rows that were made of it."""
+    files = {row_id(record.example_id): record.origin for record in records if record.origin}
+    return dict(sorted(Counter(files.values()).items()))
 
 
 def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, float | None]]:

@@ -265,6 +265,7 @@ def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Rec
         score=score,
         cluster=job.example.cluster,
         tags=job.example.tags,
+        origin=job.example.origin,
         given=rollout.feedback,
         prompt=first_prompts(episode),
         gold=attempt(job.task, "gold_text", lambda: job.task.gold_text(job.example), ""),

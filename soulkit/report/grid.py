@@ -11,7 +11,6 @@ from soulkit.eval.summary import Cell, headline
 from soulkit.metrics.intervals import DASH, number
 from soulkit.report.costs import dollar_text
 from soulkit.report.fitting import FittingTable, InParts
-from soulkit.report.published import CAVEAT
 from soulkit.report.suites import SuiteTable, TableLine
 from soulkit.report.table import (
     bounds_text,
@@ -172,10 +171,8 @@ def _mean(cell: Cell) -> str:
 def _notes(table: SuiteTable) -> tuple[str, ...]:
     marked = any(line.best_figures or line.best_runs for line in table.lines)
     bold = "Bold: the best of a line, among the runs and within each published table apart."
-    caveat = any(not column.comparable for column in table.context)
-    return (
-        *table.notes, *([bold] if marked else []), *([f"{CONTEXT} {CAVEAT}"] if caveat else []),
-    )  # fmt: skip
+    caveat = [f"{CONTEXT} {table.footnote}"] if table.footnote else []
+    return (*table.notes, *([bold] if marked else []), *caveat)
 
 
 def grid_markdown(grid: Grid) -> str:

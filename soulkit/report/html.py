@@ -20,12 +20,13 @@ from soulkit.eval.remarks import limits_text
 from soulkit.eval.summary import VALUE, Cell
 from soulkit.metrics.intervals import Interval
 from soulkit.report import table
+from soulkit.report.context import published_beside
 from soulkit.report.episodes import CAP, choose
 from soulkit.report.figures import Figure, learning_curves
 from soulkit.report.grid import Grid, suite_grid
 from soulkit.report.load import RunData
 from soulkit.report.origins import origin_text
-from soulkit.report.published import footnotes
+from soulkit.report.published import Publication
 from soulkit.report.suites import SuiteTable
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -84,6 +85,8 @@ def render(
     Raises MissingPackage for figures.
     """
     units, total = choose(runs, cap)
+    published = published_beside(runs)
+    said = suite.grid.notes if suite else ()
     names = [one_line(run.name) for run in runs]
     return environment().get_template("report.html.j2").render(
         title=" · ".join(names),
@@ -93,15 +96,15 @@ def render(
         origin_text=origin_text,
         table=table,
         suite=suite,
-        rows=_result_rows(runs),
-        firsts=_first_columns(runs),
+        rows=_result_rows(runs, published.tables),
+        firsts=_first_columns(published.tables),
         compared=table.comparable_runs(runs),
         unlike=table.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
         trained=[_trained(run) for run in runs if run.steps or run.evals],
         statuses=_statuses(runs),
-        published=table.published(runs),
-        footnotes=footnotes(table.published(runs)),
+        published=published.tables,
+        published_notes=[note for note in published.notes if note not in said],
         units=units,
         total=total,
         choices=_choices(units),
@@ -148,9 +151,8 @@ def _trained(run: RunData) -> Trained:
     return Trained(run, learning_curves(run), table.step_rows(run) if run.steps else [])
 
 
-def _result_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+def _result_rows(runs: Sequence[RunData], published: Sequence[Publication]) -> list[dict[str, Any]]:
     columns = table.comparable_runs(runs)
-    published = table.published(columns)
     rows: list[dict[str, Any]] = []
     for task, cells in table.rows_across(columns):
         context = [t.figure(task, m) for t in published for m in t.highlight]
@@ -162,10 +164,10 @@ def _result_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     return rows
 
 
-def _first_columns(runs: Sequence[RunData]) -> list[int]:
+def _first_columns(published: Sequence[Publication]) -> list[int]:
     """Where each published table begins among the context columns."""
     starts, at = [], 0
-    for context in table.published(runs):
+    for context in published:
         starts.append(at)
         at += len(context.highlight)
     return starts

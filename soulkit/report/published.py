@@ -101,12 +101,6 @@ def published_for(tasks: Collection[str]) -> tuple[Publication, ...]:
     return tuple(tables)
 
 
-def footnotes(tables: Sequence[Publication]) -> list[str]:
-    """What stands below published tables: what they are good for, and what is known to differ."""
-    known = [f"{t.title}, {task}: {why}." for t in tables for task, why in t.differs.items()]
-    return [CAVEAT, *known] if tables else []
-
-
 def _publication(name: str, raw: dict[str, Any]) -> Publication:
     models = tuple(raw["models"])
     figures, axes = (_rows(raw.get(part, {}), raw["per"]) for part in ("figures", "axes"))

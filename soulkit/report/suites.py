@@ -11,16 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from soulkit.errors import RunError
-from soulkit.eval.cells import missing_text
-from soulkit.eval.conditions import Conditions, read_conditions
+from soulkit.eval.cells import missing_parts_text
 from soulkit.eval.suites import Scales, SuiteLine, suite_lines
 from soulkit.eval.summary import VALUE, headline_name
 from soulkit.metrics.intervals import Interval
 from soulkit.report.alike import UnlikePair, unlike_pairs
-from soulkit.report.context import context_doubts, doubts_text
+from soulkit.report.context import (
+    differences,
+    footnote,
+    has_published,
+    left_out_text,
+    other_rows,
+    with_conditions,
+)
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, publications
-from soulkit.report.table import has_published
 from soulkit.tasks.registry import Registry
 from soulkit.tasks.suites import Suite
 from soulkit.train.state.summary import TrainSummary
@@ -65,6 +70,8 @@ class SuiteTable:
     """Task that no run has → why."""
     notes: tuple[str, ...]
     """What has to be known beside the table, a sentence each."""
+    footnote: str = ""
+    """What is not alike in the conditions of the published columns and of the runs."""
 
     @property
     def partial(self) -> bool:
@@ -99,14 +106,14 @@ def suite_table(
     """
     suite = registry.suite_spec(name) if name else _of_all(runs)
     sides = [suite_lines(suite, run.tasks, scales_of(registry)) for run in runs]
-    context, doubts = _context(suite, runs, all_context)
-    unlike = unlike_pairs(runs)
-    lines = tuple(_line(suite, rows, context, unlike) for rows in zip(*sides, strict=True))
+    published, unlike = _published(suite, runs, all_context), unlike_pairs(runs)
+    lines = tuple(_line(suite, rows, published, unlike) for rows in zip(*sides, strict=True))
     absent = _absent(suite, runs, registry)
     return SuiteTable(
-        name=name or "", suite=suite, runs=tuple(runs), context=context, lines=lines, absent=absent,
+        name=name or "", suite=suite, runs=tuple(runs), context=published.columns, lines=lines,
+        absent=absent, footnote=published.footnote,
         notes=(*_partial_notes(runs, sides), *_draft_notes(suite, runs), *_absent_notes(absent),
-               *doubts,
+               *published.notes,
                *(line for pair in unlike for line in pair.lines())),
     )  # fmt: skip
 
@@ -150,25 +157,19 @@ def draft_steps(run: RunData, task: str) -> int:
 
 
 def _line(
-    suite: Suite, rows: Sequence[SuiteLine], context: Sequence[ContextColumn],
+    suite: Suite, rows: Sequence[SuiteLine], published: _Published,
     unlike: Sequence[UnlikePair],
 ) -> TableLine:  # fmt: skip
     first = rows[0]
-    beside = all(has_published(row.cell) for row in rows)
-    figures = tuple(_figure(first, column, beside) for column in context)
+    whole = all(has_published(row.cell) for row in rows)
+    figures = tuple(_figure(suite, first, column, published.others[column.table.name], whole)
+                    for column in published.columns)  # fmt: skip
     means = [row.cell.mean if row.cell.whole else None for row in rows]
     return TableLine(
         name=first.name, level=first.level, axis=first.axis, runs=tuple(rows), figures=figures,
         best_runs=() if any(pair.mixed for pair in unlike) else _best(means),
-        best_figures=_best_of_tables(figures, context),
+        best_figures=_best_of_tables(figures, published.columns),
     )  # fmt: skip
-
-
-def _figure(line: SuiteLine, column: ContextColumn, beside: bool) -> float | None:
-    """A published figure; of a task it may only stand `beside` headlines that are whole."""
-    if not line.mean_over:
-        return column.table.figure(line.name, column.model) if beside else None
-    return column.table.mean(line.members, column.model, line.axis)
 
 
 def _best(values: Sequence[float | None]) -> tuple[int, ...]:
@@ -192,39 +193,55 @@ def _best_of_tables(
 # -- published columns -----------------------------------------------------------------------------
 
 
-def _context(
-    suite: Suite, runs: Sequence[RunData], every: bool
-) -> tuple[tuple[ContextColumn, ...], list[str]]:
-    """The published columns, and a sentence for each table that is no more than context."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Published:
+    """The published columns, what has to be said of them, and the tasks that have none."""
+
+    columns: tuple[ContextColumn, ...]
+    notes: tuple[str, ...]
+    footnote: str
+    others: Mapping[str, Mapping[str, str]]
+    """Table → task whose rows are not the published ones → which they are."""
+
+
+def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published:
+    """The published columns, each table's source, and one footnote on their conditions."""
+    sides = with_conditions(runs)
+    played = {task for task in suite.tasks for run in runs if task in run.tasks}
     columns: list[ContextColumn] = []
-    notes = []
-    conditions = [read_conditions(run.path, run.records or None) for run in runs]
+    notes, differing, others = [], [], {}
     for table in publications():
         if table.name not in suite.published:
             continue
-        doubts = _doubts(suite, table, runs, conditions)
+        others[table.name] = other = other_rows(table, suite.tasks, sides)
+        if other and played <= other.keys():
+            continue
+        doubts = differences(table, suite.tasks, sides)
         columns += [
             ContextColumn(table=table, model=model, comparable=not doubts)
             for model in (table.models if every else table.highlight)
         ]
-        why = f"not comparable: {doubts}" if doubts else "measured like these runs"
         origin = f"Source: {table.source}. Rows: {table.sample}. {table.note}".strip()
-        notes.append(f"{table.title}: {why}. {origin}")
-    return tuple(columns), notes
+        notes.append(f"{table.title}: {'' if doubts else 'measured like these runs. '}{origin}")
+        differing += [(table.title, doubts)] if doubts else []
+    left_out = left_out_text(others.values())
+    return _Published(
+        columns=tuple(columns), notes=(*notes, *([left_out] if left_out else [])),
+        footnote=footnote(differing), others=others,
+    )  # fmt: skip
 
 
-def _doubts(
-    suite: Suite, table: Publication, runs: Sequence[RunData], conditions: Sequence[Conditions]
-) -> str:
-    texts = []
-    for run, side in zip(runs, conditions, strict=True):
-        tasks = [task for task in suite.tasks if task in run.tasks]
-        doubts = context_doubts(table, tasks, side)
-        text = doubts_text(doubts, len(tasks)) if tasks else "none of its tasks was played"
-        texts.append(text)
-    if len(set(texts)) == 1:
-        return texts[0]
-    return "; ".join(f"{run.name}: {text}" for run, text in zip(runs, texts, strict=True) if text)
+def _figure(
+    suite: Suite, line: SuiteLine, column: ContextColumn, others: Mapping[str, str], whole: bool
+) -> float | None:
+    """The figure of a line; None where one of its tasks was played on other rows, and for a task
+    whose headline is not `whole`."""
+    members = line.members or (line.name,)
+    if others.keys() & {task for member in members for task in suite.tasks_of(member)}:
+        return None
+    if not line.mean_over:
+        return column.table.figure(line.name, column.model) if whole else None
+    return column.table.mean(line.members, column.model, line.axis)
 
 
 # -- what is missing -------------------------------------------------------------------------------
@@ -272,7 +289,7 @@ def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]
         average = "" if whole is None else "; no average without it, only the bounds it could have"
         notes += [f"{run.name}: {line.name}: {line.cell.not_applicable}{average}"
                   for line in lines if line.cell.not_applicable]  # fmt: skip
-        notes += [f"{run.name}: {line.name}: {missing_text(line.cell)}"
+        notes += [f"{run.name}: {line.name}: {missing_parts_text(line.cell)}"
                   for line in lines if line.cell.missing]  # fmt: skip
         if whole is not None and whole.lacks:
             notes.append(

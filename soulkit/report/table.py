@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.cells import missing_text, of_origin
+from soulkit.eval.cells import missing_parts_text, of_origin
 from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_text, truncation_text
 from soulkit.eval.summary import (
     DEV,
@@ -31,11 +31,11 @@ from soulkit.metrics.intervals import (
     number,
 )
 from soulkit.report.alike import unlike_pairs
+from soulkit.report.context import published_beside
 from soulkit.report.costs import cost_by_role, cost_table
 from soulkit.report.fitting import FittingTable, InParts
 from soulkit.report.load import RunData
 from soulkit.report.origins import ROLES, origin_facts, unknown_text
-from soulkit.report.published import Publication, footnotes, published_for
 from soulkit.report.training_facts import LABELLED_FACTS, facts_of_training, validation_rows
 from soulkit.text import one_line
 from soulkit.train.state.lines import StepLine
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 def mean_text(cell: Cell) -> str:
     """`0.720 [0.624, 0.799] (98/100, 32 clusters)`, as much of it as is known."""
-    more = ", ".join(filter(None, (clusters_text(cell), missing_text(cell))))
+    more = ", ".join(filter(None, (clusters_text(cell), missing_parts_text(cell))))
     return f"{scored_text(cell)[:-1]}, {more})" if more else scored_text(cell)
 
 
@@ -87,7 +87,7 @@ def unscored_text(cell: Cell) -> str:
     if cell.not_applicable:
         return cell.not_applicable
     counts = ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
-    return "; ".join(filter(None, (missing_text(cell), counts)))
+    return "; ".join(filter(None, (missing_parts_text(cell), counts)))
 
 
 def duration_text(seconds: object) -> str:
@@ -134,6 +134,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("cost", _cost(summary)),
         ("by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
+        ("origin", origins_text(summary)),
         *origin_facts(run.provenance),
         ("truncated", truncation_text(summary.statuses)),
         ("at their limit", limits_text(summary.limits, summary.statuses)),
@@ -161,6 +162,14 @@ def answers_text(summary: Summary) -> str:
     return "; ".join(parts)
 
 
+def origins_text(summary: Summary) -> str:
+    """`userllm 40 rows of my_chats.jsonl`: the rows that were made of files of somebody's own."""
+    return "; ".join(
+        f"{task} {', '.join(f'{n} rows of {file}' for file, n in files.items())}"
+        for task, files in summary.origins.items()
+    )
+
+
 def _cost(summary: Summary) -> str:
     """Dollars; `unknown` where calls were paid for and nobody named the prices, and `at least`
     where somebody named some of them."""
@@ -180,20 +189,6 @@ def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
     """
     scored = [run for run in runs if any(map(headline_name, run.tasks.values()))]
     return [run for run in scored if run.kind == "eval"] or scored
-
-
-def published(runs: Sequence[RunData]) -> tuple[Publication, ...]:
-    """Published tables for what was evaluated. Means over training drafts compare with none, and
-    neither do headlines that lack parts or are of a person's own rows."""
-    played = [(task, cells) for run in runs if run.kind == "eval" for task, cells in
-              run.tasks.items()]  # fmt: skip
-    partial = {task for task, cells in played if not has_published(headline(cells))}
-    return published_for({task for task, _ in played} - partial)
-
-
-def has_published(cell: Cell) -> bool:
-    """Whether a published figure may stand beside a headline."""
-    return not cell.missing and not cell.origin
 
 
 def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
@@ -463,7 +458,8 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
     from rich.text import Text
 
     tables: list[RenderableType] = []
-    for table in published(runs):
+    beside_runs = published_beside(runs)
+    for table in beside_runs.tables:
         shown = plain_table()
         shown.add_column(table.title)
         for model in table.highlight:
@@ -471,8 +467,8 @@ def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
         for task in table.figures:
             shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
         tables += [Text(), shown]
-    notes = footnotes(published(runs))
-    return [*tables, *(Text(note, style="dim") for note in notes)]
+    notes = [Text(one_line(note), style="dim") for note in beside_runs.notes]
+    return [*tables, *notes]
 
 
 def run_head(run: RunData) -> RenderableType:
@@ -489,7 +485,8 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers",
-        "refused by servers", *ROLES, "rows", "revision", "unknown defaults", *LABELLED_FACTS,
+        "refused by servers", "origin", *ROLES, "rows", "revision", "unknown defaults",
+        *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
 
@@ -529,8 +526,9 @@ def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _md_published(runs: Sequence[RunData]) -> list[str]:
     parts = []
-    for table in published(runs):
+    beside_runs = published_beside(runs)
+    for table in beside_runs.tables:
         rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
         parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
         parts.append(md_table(("task", *table.models), rows))
-    return [*parts, *(f"{note}\n" for note in footnotes(published(runs)))]
+    return [*parts, *(f"{md_text(note)}\n" for note in beside_runs.notes)]

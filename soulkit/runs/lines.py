@@ -147,6 +147,8 @@ class RecordHead:
     step: int = 0
     cluster: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+    """The file of somebody's own that the row was made of; empty for any other row."""
     score: Score
     given: Feedback | None = None
     """The feedback this (refined) episode was conditioned on."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.rows import HUMAN, bind, content_hash, unpacked
+from soulkit.data.schema import Column
 from soulkit.errors import CallError, ConfigError, TaskError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
@@ -34,7 +35,7 @@ from soulkit.tasks.guarding import attempt, checked_score, task_code
 from soulkit.tasks.parts import with_declared_means
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.rollout import Rollout as Rollout
-from soulkit.tasks.spec import TaskSpec
+from soulkit.tasks.spec import BOOKKEEPING, ORIGIN, TaskSpec
 from soulkit.text import one_line
 from soulkit.types import (
     BatchMetric,
@@ -85,7 +86,7 @@ class Task(ABC):
         identity = {k: v for k, v in fields.items() if self.spec.columns[k].identity}
         key = content_hash(self.name, identity)
         labels = {k: v for k, v in opened.items() if self._labels(k, v)}
-        cluster_fields = {c: fields[c] for c in self.spec.cluster if fields.get(c) is not None}
+        cluster_fields = self._cluster_fields(fields)
         cluster = content_hash("", cluster_fields)
         return Example(
             id=key,
@@ -97,7 +98,20 @@ class Task(ABC):
             source=source,
             cluster=cluster if cluster_fields else key,  # a row that names no cluster stands alone
             tags=self.tags(fields),
+            origin=self._origin(fields),
         )
+
+    def _cluster_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns whose values name the row's cluster: its person, where it names one."""
+        person = self.spec.person
+        names = [person] if person and fields.get(person) else self.spec.cluster
+        return {name: fields[name] for name in names if fields.get(name) is not None}
+
+    def _origin(self, fields: Mapping[str, Any]) -> str:
+        """The file of somebody's own that the row was made of; a task may have a column of its own
+        under that name, which says something else."""
+        own = self.spec.columns[ORIGIN] != Column.model_validate(BOOKKEEPING[ORIGIN])
+        return "" if own else str(fields.get(ORIGIN) or "")
 
     def _labels(self, column: str, value: Any) -> bool:
         """Whether a column is a human label that the task itself does not know."""

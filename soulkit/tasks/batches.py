@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from soulkit.data.rows import row_id
 from soulkit.runs.records import drafts
 from soulkit.tasks.guarding import finite_or_none
 from soulkit.tasks.parts import UNSCORED
@@ -57,11 +58,6 @@ def _of_finite(metric: BatchMetric) -> BatchMetric:
 
 
 # -- rows ----------------------------------------------------------------------------------------
-
-
-def row_id(example_id: str) -> str:
-    """What the ids of all forms of a row begin with; of a row in one form, its id."""
-    return example_id.partition("-")[0]
 
 
 def row_plays(records: Sequence[Record]) -> dict[str, list[list[Record]]]:

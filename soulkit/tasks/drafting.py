@@ -56,6 +56,9 @@ class Sketch:
     """The rows of a draft that was kept."""
     count: int = 1
     """How many they are."""
+    published: bool = False
+    """Whether the record is one of a published data set. Rows of any other say of which file they
+    were made (`origin`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

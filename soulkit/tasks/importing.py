@@ -24,6 +24,10 @@ class BadRecord(Exception):
     """Raised inside an importer: this one record is no row; the message says why."""
 
 
+class WrongShape(DataError):
+    """A file that an importer does not know: it is of none of the forms that it reads."""
+
+
 def of_shape(path: Path, fields: Sequence[str], way_out: str) -> tuple[list[RawRow], list[BadRow]]:
     """The records of a file and its broken ones; DataError when no record has all of `fields`."""
     raw, bad = read_rows(path)
@@ -54,8 +58,8 @@ def need(row: RawRow, *names: str) -> tuple[str, ...]:
     return tuple(str(row.fields[name]) for name in names)
 
 
-def wrong_shape(path: Path, fields: Iterable[str], way_out: str) -> DataError:
-    return DataError(
+def wrong_shape(path: Path, fields: Iterable[str], way_out: str) -> WrongShape:
+    return WrongShape(
         f"'{path}' is not of the original format.",
         f"None of its records has {', '.join(fields)}.",
         way_out,

@@ -3,23 +3,118 @@
 Each benchmark brings its own importer, which its declaration names (`importer: importer:read`). An
 importer keeps the texts and the published gold; it repairs only what is no part of either (stray
 marks, an instruction inside the story).
+
+Whoever reads rows asks here whether a file is an original one. It is where a record has a column
+that only the original has (`original: [prompting_type]`), and where it holds no rows of the task
+and the importer knows its form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from soulkit.errors import ConfigError
+from soulkit.data.files import RawRow, UnusableFile
+from soulkit.data.rows import ColumnsError
+from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
 from soulkit.tasks.hooks import Hook
-from soulkit.tasks.importing import Imported
+from soulkit.tasks.importing import Imported, WrongShape
 
 
 def is_release(task: Task, path: Path) -> bool:
     """Whether `path` is a folder that as a whole is the original release of `task`."""
     mark = task.spec.release_mark
     return bool(mark) and (path / mark).is_file()
+
+
+class OriginalFile(DataError):
+    """A file of the original release where rows of the task are read."""
+
+
+def refuse_marked(task: Task, rows: Iterable[RawRow]) -> None:
+    """OriginalFile where a row has a column of the original release. The released files of the task
+    are rows, whatever columns they have."""
+    released = {*task.spec.files.train, *task.spec.files.eval}
+    for row in rows if task.spec.original else ():
+        file, _, _ = row.source.rpartition(":")
+        marks = [name for name in task.spec.original if name in row.fields]
+        if marks and file not in released:
+            raise _original(
+                task, file or "FILE",
+                f"{row.source} has '{marks[0]}', which is a column of the original release and of "
+                "no row: an original holds more than the benchmark scores, or holds it in another "
+                "form.",
+            )  # fmt: skip
+
+
+@contextmanager
+def naming_originals(task: Task, path: Path) -> Iterator[None]:
+    """While the rows of `task` in `path` are read: of an original file say that it is one, and name
+    the command that imports it."""
+    try:
+        yield
+    except (ColumnsError, OriginalFile, UnusableFile) as error:
+        raise _as_original(task, path, error) from error
+
+
+def _as_original(task: Task, path: Path, error: DataError) -> DataError:
+    """What to say of a file that could not be read as rows of `task`: `error`, where the importer
+    does not know the file either."""
+    if not task.spec.importer:
+        return error
+    if isinstance(error, OriginalFile):
+        return _original(task, str(path), error.why)
+    try:
+        imported = import_rows(task, path)
+    except (WrongShape, UnusableFile):
+        return _with_importer(task, error)
+    except DataError as lacking:  # the form is known, and something that belongs to it is not there
+        return OriginalFile(
+            f"{_what(task, str(path))} {lacking.what}", lacking.why, lacking.way_out
+        )
+    if imported.rows:
+        return _original(
+            task, str(path), "The importer knows its layout; read as rows it cannot be used."
+        )
+    reasons = [f"{bad.source}: {bad.why}" for bad in imported.bad] or list(imported.notes)
+    why = "; ".join(reason.rstrip(".") for reason in reasons[:1]) or "its importer keeps none"
+    return _original(task, str(path), f"None of its records can be a row as it stands: {why}.")
+
+
+def _what(task: Task, path: str) -> str:
+    return f"'{path}' is of the original release of '{task.name}', and is no file of its rows."
+
+
+def release_folder(task: Task, folder: str) -> OriginalFile:
+    """The error of a folder that is the original release where rows are looked for."""
+    return _original(task, folder, f"It holds '{task.spec.release_mark}', and no released rows.")
+
+
+def _original(task: Task, path: str, why: str) -> OriginalFile:
+    return OriginalFile(
+        _what(task, path), why,
+        f"Import it, and give --data the file that this writes: {import_command(task, path)}",
+    )  # fmt: skip
+
+
+def import_command(task: Task, path: str) -> str:
+    """The command that turns an original file into rows."""
+    return f"soul data import {task.name} {shlex.quote(path)}"
+
+
+def _with_importer(task: Task, error: DataError) -> DataError:
+    """Of a file with columns that nobody knows, what the importer reads."""
+    if not isinstance(error, ColumnsError):
+        return error
+    formats = "; ".join(task.spec.formats)
+    return ColumnsError(
+        error.what, error.why,
+        f"{error.way_out}; an original file ({formats}) becomes rows with: "
+        f"soul data import {task.name} FILE",
+    )  # fmt: skip
 
 
 def import_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:

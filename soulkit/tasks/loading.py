@@ -20,10 +20,16 @@ from typing import Any
 
 from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
 from soulkit.data.folder import data_files, released_files, search_note
-from soulkit.data.rows import ColumnsError, share_of
+from soulkit.data.rows import ColumnsError, first_rows, share_of
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
-from soulkit.tasks.imports import import_rows, is_release
+from soulkit.tasks.imports import (
+    import_rows,
+    is_release,
+    naming_originals,
+    refuse_marked,
+    release_folder,
+)
 from soulkit.tasks.made import MADE, Split, made_rows
 from soulkit.types import Example
 
@@ -59,7 +65,8 @@ def examples_for(
     """
     if source is not None and source.startswith(MADE):
         loaded = to_examples(task, made_rows(task, source, seed, split), split=split)
-        return Loaded(examples=loaded.examples[:limit], duplicates=loaded.duplicates)
+        first = first_rows(loaded.examples, limit, lambda e: e.id)
+        return Loaded(examples=tuple(first), duplicates=loaded.duplicates)
     paths = row_files(task, source, split)
     strict = split == "train"
     return load_examples(task, paths, split=split, limit=limit, seed=seed, strict=strict)
@@ -70,6 +77,8 @@ def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
     files = task.spec.files
     names = files.train if split == "train" else files.eval
     paths = data_files(task.name, names, source)
+    if not paths and source is not None and is_release(task, Path(source)):
+        raise release_folder(task, source)
     if not paths:
         raise _no_rows(task, split, search_note(names, source), bool(names))
     return paths
@@ -113,9 +122,9 @@ def load_examples(
 ) -> Loaded:
     """The examples of `task` in `paths`, without duplicates.
 
-    `limit` keeps the rows with the smallest ids: a fixed sample, whatever the order of the rows or
-    of the files, and part of every larger one. The order follows a hash of (seed, id). `strict`
-    turns any bad row into a DataError.
+    `limit` keeps the rows with the smallest ids, each with all its forms: a fixed sample, whatever
+    the order of the rows or of the files, and part of every larger one. The order follows a hash of
+    (seed, id). `strict` turns any bad row into a DataError.
     """
     if limit is not None and limit < 1:
         raise ConfigError(
@@ -123,22 +132,25 @@ def load_examples(
             "--limit says how many rows to keep.",
             "Give a number of at least 1, or leave it out for all rows.",
         )
-    rows, bad = read_files(paths)
-    loaded = to_examples(task, rows, split=split, bad=bad)
+    rows, bad = _rows_of(task, paths)
+    with naming_originals(task, paths[0]):
+        loaded = to_examples(task, rows, split=split, bad=bad)
     if not loaded.examples or (strict and loaded.bad):
         raise _unusable(task, paths, loaded)
-    sample = sorted(loaded.examples, key=lambda e: e.id)[:limit]
+    sample = first_rows(sorted(loaded.examples, key=lambda e: e.id), limit, lambda e: e.id)
     sample.sort(key=lambda e: share_of(f"order/{seed}", e.id))
     return Loaded(examples=tuple(sample), bad=loaded.bad, duplicates=loaded.duplicates,
                   skipped=loaded.skipped)  # fmt: skip
 
 
-def read_files(paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
-    """The rows of several files, one after the other, and those that are none."""
+def _rows_of(task: Task, paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
+    """The rows of several files, one after the other, and those that are none; OriginalFile for a
+    file that holds no rows and that the importer of the task reads."""
     rows: list[RawRow] = []
     bad: list[BadRow] = []
-    for path in paths:
-        good, broken = read_rows(Path(path))
+    for path in map(Path, paths):
+        with naming_originals(task, path):
+            good, broken = read_rows(path)
         rows += good
         bad += broken
     return rows, bad
@@ -193,7 +205,7 @@ def _load_released(task: Task, folder: str, forms: bool) -> Loaded:
             f"Rows were looked for: {search_note(names, folder)}.",
             "Name a file, or the folder that holds the released ones.",
         )
-    rows, bad = read_files(paths)
+    rows, bad = _rows_of(task, paths)
     return to_examples(task, rows, bad=bad, forms=forms)
 
 
@@ -220,7 +232,8 @@ def to_examples(
     bad: Iterable[BadRow] = (),
     forms: bool = True,
 ) -> Loaded:
-    """Rows as examples, in their order. ColumnsError when every row lacks required columns.
+    """Rows as examples, in their order. ColumnsError when every row lacks required columns;
+    OriginalFile when one is marked as a record of the original release.
 
     Without `forms` a row that is played in several forms is one example, as it is written.
     """
@@ -229,13 +242,14 @@ def to_examples(
     broken = list(bad)
     skipped: Counter[str] = Counter()
     shapes: list[ColumnsError] = []
-    tried = duplicates = 0
+    own: list[RawRow] = []
+    duplicates = 0
     for row in rows:
         mark = str(row.fields.get("data_source") or task.name)
         if mark not in task_marks:
             skipped[mark] += 1
             continue
-        tried += 1
+        own.append(row)
         try:
             for example in _examples(task, row, split, forms):
                 duplicates += example.id in by_id
@@ -243,8 +257,9 @@ def to_examples(
         except DataError as error:
             shapes += [error] if isinstance(error, ColumnsError) else []
             broken.append(BadRow(row.source, _why(error, row.source)))
-    if tried and len(shapes) == tried:
+    if own and len(shapes) == len(own):
         raise shapes[0]
+    refuse_marked(task, own)
     return Loaded(
         examples=tuple(task.with_baselines(tuple(by_id.values()))), bad=tuple(broken),
         duplicates=duplicates, skipped=dict(skipped),
@@ -273,10 +288,9 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
 
 
 def _is_blank(value: Any) -> bool:
-    """Whether a value is there and holds nothing: blank text, an empty list, an empty object."""
-    if isinstance(value, str):
-        return not value.strip()
-    return isinstance(value, list | tuple | Mapping) and not value
+    """Whether a value is white space alone. An empty list or object is a value: a task that cannot
+    play one says so itself."""
+    return isinstance(value, str) and not value.strip()
 
 
 def _why(error: DataError, source: str) -> str:

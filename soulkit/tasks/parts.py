@@ -9,7 +9,7 @@
 Every part counts alike. A part without a number is named with the reason, and `value` is the mean
 of the others: training uses it, and an evaluation shows the bounds alone (`eval/batch_cells.py`).
 
-Rows of a person's own file carry the tag `origin`. Where all rows have the same one, the mean is
+Rows of a person's own file name it as their `origin`. Where all rows have the same one, the mean is
 over the parts that these rows have, under the name of the origin. Rows of several origins, or of an
 origin and of none, are never averaged: those without an origin have the declared numbers, and each
 origin has a headline of its own beside them.
@@ -27,8 +27,6 @@ from soulkit.types import BatchMetric, Record
 NO_ROWS, UNSCORED, UNDEFINED = "no rows", "unscored", "undefined"
 """Why a part has no number: no row belongs to it, none of its rows has a score, or these scores do
 not define it (one text has no diversity)."""
-ORIGIN = "origin"
-"""The tag of rows that come from a person's own file: it names the file."""
 Parts = Mapping[str, Mapping[str, str]]
 """Name of a mean → label of each part → name of the number that is the part."""
 Metrics = Mapping[str, BatchMetric]
@@ -43,20 +41,20 @@ def with_declared_means(
     """What `numbers` makes of the records, and the declared means of it."""
     if not declared:
         return numbers(records)
-    origins = sorted({record.tags.get(ORIGIN, "") for record in drafts(records)})
+    origins = sorted({record.origin for record in drafts(records)})
     if len(origins) < 2:
         return with_means(declared, numbers(records), "".join(origins))
     made = with_means(declared, numbers(_of_origin(records, "")))
     for origin in filter(None, origins):
         own = with_means(declared, numbers(_of_origin(records, origin)), origin)
         if headline in own:
-            name = f"{headline}/{ORIGIN}={origin}"
+            name = f"{headline}/origin={origin}"
             made[name] = replace(own[headline], parts=(), beside=True)
     return made
 
 
 def _of_origin(records: Sequence[Record], origin: str) -> list[Record]:
-    return [record for record in records if record.tags.get(ORIGIN, "") == origin]
+    return [record for record in records if record.origin == origin]
 
 
 def with_means(declared: Parts, metrics: Metrics, origin: str = "") -> dict[str, BatchMetric]:

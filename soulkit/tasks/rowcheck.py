@@ -9,15 +9,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from soulkit.data.contamination import Renamed, find_renamed
-from soulkit.data.files import BadRow, RawRow
+from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.data.rows import HUMAN
 from soulkit.errors import DataError, did_you_mean
 from soulkit.tasks.base import Task
+from soulkit.tasks.imports import naming_originals
 from soulkit.tasks.loading import sources, to_examples
 from soulkit.tasks.passages import row_texts
+from soulkit.tasks.registry import Registry
 from soulkit.types import Example
 
 
@@ -52,6 +55,25 @@ class Checked:
     equal_up_to_names: Renamed | None = None
     """Rows of different clusters that are equal up to names."""
     bad: tuple[BadRow, ...] = ()
+
+
+def check_row_file(
+    registry: Registry, path: Path, task: str | None
+) -> tuple[list[Checked], list[BadRow]]:
+    """The check of a file by task, and the rows that belong to none; all are rows of `task`, where
+    one is named. OriginalFile for a file that is the original release's."""
+    if task is not None:
+        live = registry.task(task)
+        with naming_originals(live, path):
+            return [check_rows(live, *read_rows(path))], []
+    rows, bad = read_rows(path)
+    groups, strays = rows_by_task(rows, registry.by_source())
+    checks = []
+    for name, group in groups.items():
+        live = registry.task(name)
+        with naming_originals(live, path):
+            checks.append(check_rows(live, group))
+    return checks, [*bad, *strays]
 
 
 def check_rows(task: Task, rows: Sequence[RawRow], bad: Iterable[BadRow] = ()) -> Checked:

@@ -23,10 +23,15 @@ from soulkit.types import Protocol, Role
 HookKey = Literal["synth", "importer", "builder", "drafting", "audit", "scripted_partner"]
 EVALUATION_ONLY = "evaluation_only"
 """Column of rows that may be evaluated on and never trained on: their terms say so."""
+ORIGIN = "origin"
+"""Column of rows that were made of a file of one's own: its name. Others have none."""
+DRAFTED_BY = "; drafted by "
+"""In the provenance of a row: who drafted a part of it."""
 BOOKKEEPING: Mapping[str, Mapping[str, Any]] = {
     name: {"type": kind, "required": False, "audience": [], "identity": False}
     for name, kind in {
-        "index": "any", "provenance": "any", "licence": "any", EVALUATION_ONLY: "bool"
+        "index": "any", "provenance": "any", "licence": "any", ORIGIN: "any",
+        EVALUATION_ONLY: "bool",
     }.items()
 }  # fmt: skip
 """Columns that any row may have: nobody sees them, and they are no part of what a row says."""
@@ -146,12 +151,18 @@ class TaskSpec(Strict):
     """Keys of a row that hold an object, or its JSON text, whose keys are columns themselves."""
     cluster: tuple[str, ...] = ()
     """Columns whose values together name the resampling unit (the story); empty: the row itself."""
+    person: str = ""
+    """Column that names the person whose row it is. Rows of one person are one cluster, whatever
+    `cluster` says; it holds for rows that name nobody."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Break-down name → column."""
     metric: Metric = Metric()
     files: Files = Files()
     formats: tuple[str, ...] = ()
     """Original file formats that the importer reads."""
+    original: tuple[str, ...] = ()
+    """Columns that only records of the original release have, and no row of the task: what has one
+    is read by the importer and never as a row."""
     release_mark: str = ""
     """A file whose folder as a whole is the original release."""
     sampling: dict[str, float | int] = Field(default_factory=dict)
@@ -238,7 +249,10 @@ class TaskSpec(Strict):
             _check_names(
                 column.audience, (*self.seats, *READERS), f"the audience of column '{name}'"
             )
+        if self.original and not self.importer:
+            raise ValueError("'original' names columns for an importer, and there is no 'importer'")
         _check_names(self.cluster, self.columns, "'cluster'")
+        _check_names([self.person] if self.person else [], self.columns, "'person'")
         _check_names(self.tags.values(), self.columns, "'tags'")
         return self
 

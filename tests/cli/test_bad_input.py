@@ -102,14 +102,14 @@ def test_files_that_hold_something_else(tmp_path: Path, capsys) -> None:
 
 
 def test_wrong_columns_name_the_alias_to_add(tmp_path: Path, capsys) -> None:
-    rows = [{"tale": r["story"], "question": r["question"], "answer": "x"}
+    rows = [{"the_story": r["story"], "question": r["question"], "answer": "x"}
             for r in synth("tomi", 3, 0)]  # fmt: skip
     write_rows(tmp_path / "rows.jsonl", rows)
     what, why, fix = api_refused(capsys, "--task", "tomi", "--data", tmp_path / "rows.jsonl")
     assert "missing: story" in what
     assert "Expected story, question, answer" in why
-    assert "tale" in why
-    assert "columns: {story: {aliases: [tale]}}" in fix
+    assert "the_story" in why
+    assert "columns: {story: {aliases: [the_story]}}" in fix
 
 
 def test_bad_rows_are_told_and_the_good_ones_played(tmp_path: Path, capsys) -> None:

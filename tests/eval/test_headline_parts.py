@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from soulkit.eval.batch import PARTS, LeaveOneOut, summary_terms
-from soulkit.eval.cells import missing_text
+from soulkit.eval.cells import missing_parts_text
 from soulkit.eval.compare import compare_runs
 from soulkit.eval.gates import parse_gate
 from soulkit.eval.suites import suite_lines
@@ -118,10 +118,10 @@ def test_without_a_part_there_is_no_headline_but_its_bounds_and_the_name() -> No
 def test_a_part_without_a_score_is_said_in_other_words_than_one_without_rows() -> None:
     cell = headline(cells_of([*quizzes(40, 40), *[row(NQ, i, None) for i in range(3)]]))
     assert dict(cell.missing) == {"NQ": "unscored", "PRISM": "no rows"} and cell.mean is None
-    assert missing_text(cell) == "NQ is unscored; PRISM has no rows"
+    assert missing_parts_text(cell) == "NQ is unscored; PRISM has no rows"
     assert (cell.worst, cell.best) == pytest.approx((1 / 3, 1.0))
     two = headline(cells_of(quizzes(40, 40)))
-    assert missing_text(two) == "NQ and PRISM have no rows"
+    assert missing_parts_text(two) == "NQ and PRISM have no rows"
 
 
 def test_a_part_that_lacks_parts_of_its_own_leaves_no_headline() -> None:
@@ -271,7 +271,7 @@ def test_training_uses_the_parts_that_are_there_and_says_so() -> None:
     dev = [*quizzes(30, 40), *chats(20)]
     task = task_of("userllm")
     cell = headline(cells_of(dev, incomplete=True))
-    assert missing_text(cell) == "mean of CSQA, PRISM; NQ has no rows"
+    assert missing_parts_text(cell) == "mean of CSQA, PRISM; NQ has no rows"
     assert cell.mean == task.headline(dev) and cell.mean is not None
     parts = cells_of(dev)
     assert (
@@ -463,23 +463,23 @@ def test_every_number_of_every_task_has_the_clusters_that_it_is_about(name: str)
 
 
 def test_rows_of_one_origin_have_its_score_as_their_headline_under_its_name() -> None:
-    cell = headline(cells_of(chats(20, tags={"origin": "my_chats.jsonl"})))
+    cell = headline(cells_of(chats(20, origin="my_chats.jsonl")))
     assert cell.origin == "my_chats.jsonl" and cell.whole and cell.parts == ("PRISM",)
     published = cells_of(chats(20))
     assert cell.mean == published["headline/prism"].mean and headline(published).mean is None
-    lost = [row(PRISM, i, None, tags={"origin": "my_chats.jsonl"}) for i in range(3)]
+    lost = [row(PRISM, i, None, origin="my_chats.jsonl") for i in range(3)]
     assert dict(headline(cells_of(lost)).missing)["PRISM"] == "unscored"
 
 
 def test_an_origin_is_never_averaged_with_another_or_with_published_rows() -> None:
-    own = chats(20, tags={"origin": "mine.jsonl"})
+    own = chats(20, origin="mine.jsonl")
     published = [*quizzes(40, 40), *searches(0, 40)]
     cells = cells_of([*published, *own])
     assert headline(cells).mean is None and dict(headline(cells).missing) == {"PRISM": "no rows"}
     beside = cells["macro_source/origin=mine.jsonl"]
     assert beside.mean == headline(cells_of(own)).mean and beside.beside
     assert (beside.origin, beside.n_clusters) == ("mine.jsonl", 20)
-    others = [row(PRISM, 50 + i, 1.0, tags={"origin": "yours.jsonl"}) for i in range(5)]
+    others = [row(PRISM, 50 + i, 1.0, origin="yours.jsonl") for i in range(5)]
     both = cells_of([*own, *others])
     assert set(headline(both).missing) == {"CSQA", "NQ", "PRISM"} and headline(both).mean is None
     assert both["macro_source/origin=yours.jsonl"].n == 5
@@ -488,7 +488,7 @@ def test_an_origin_is_never_averaged_with_another_or_with_published_rows() -> No
 def test_a_headline_of_an_origin_is_named_and_stands_beside_nothing_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = chats(20, tags={"origin": "my_chats.jsonl"})
+    records = chats(20, origin="my_chats.jsonl")
     written(tmp_path / "run", records)
     made = summarise(records, command="eval api", model="m", protocol="paper", seconds=1.0,
                      cost=None, **summary_terms([task_of("userllm")]))  # fmt: skip

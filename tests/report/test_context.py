@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from soulkit.eval.conditions import read_conditions
-from soulkit.report.context import context_doubts, doubts_text, prompts_digest, rows_digest
-from soulkit.report.published import (
-    CAVEAT,
-    Publication,
-    Stated,
-    footnotes,
-    publications,
-    published_for,
+from soulkit.report.context import (
+    context_doubts,
+    doubts_text,
+    footnote,
+    prompts_digest,
+    rows_digest,
 )
+from soulkit.report.published import CAVEAT, Publication, Stated, publications
 from tests.support.evaluation import FAST, soul
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -183,9 +182,12 @@ def test_a_known_difference_is_named_below_the_column(played: Path) -> None:
     doubts = context_doubts(paper, ["hitom", "userllm"], read_conditions(played))
     (why,) = (reason for reason in doubts if "Pangram" in reason)
     assert doubts[why] == ["userllm"] and "LLM judge" in why
-    beside, without = (footnotes(published_for({task})) for task in ("userllm", "hitom"))
-    assert beside == [CAVEAT, f"Ditto paper, userllm: {why}."] and without == [CAVEAT]
-    assert footnotes(()) == []
+    below = footnote([(paper.title, doubts_text(doubts, 2))])
+    assert below.startswith(CAVEAT) and f"{why} (userllm)" in below
+    assert "Pangram" not in doubts_text(
+        context_doubts(paper, ["hitom"], read_conditions(played)), 1
+    )
+    assert footnote([]) == ""
 
 
 def test_doubts_in_words() -> None:

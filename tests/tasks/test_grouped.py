@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from soulkit.tasks.batches import as_batch_metrics, macro, mean_of, row_id, row_mean
+from soulkit.data.rows import row_id
+from soulkit.tasks.batches import as_batch_metrics, macro, mean_of, row_mean
 from soulkit.tasks.choice import ChoiceTask
 from soulkit.tasks.grouped import with_group_rewards
 from soulkit.types import BatchMetric, Episode, Failure, Record, Score, unscored

@@ -112,8 +112,15 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
             "its dialogues are no list of messages",
             "Each message needs a 'character' and a 'message', both text.",
         )
-    if not isinstance(structure(fields.get("plot")), Mapping):
-        raise _unusable("its plot is no object", "Its summary is what judges compare with.")
+    if not _filled_object(fields.get("plot")):
+        raise _unusable(
+            "its plot is no object, or an empty one", "Its summary is what judges compare with."
+        )
+    if not _filled_object(fields.get("character_profiles")):
+        raise _unusable(
+            "its character_profiles are no object, or an empty one",
+            "A character that nobody describes cannot be played.",
+        )
     replayed = fields.get("continue_from") or 0
     if not 0 <= replayed < len(lines):
         raise _unusable(
@@ -131,6 +138,11 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _unusable(what: str, why: str) -> DataError:
     return DataError(f"The row cannot be used: {what}.", why, "Mend the row, or leave it out.")
+
+
+def _filled_object(value: Any) -> bool:
+    inner = structure(value)
+    return isinstance(inner, Mapping) and bool(inner)
 
 
 def _is_message(value: Any) -> bool:

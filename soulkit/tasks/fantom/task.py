@@ -449,7 +449,9 @@ def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
         )
     if form == "yes_no" and not _gold_polarity(gold):
         raise _unusable(f"The gold answer '{gold}' is neither yes nor no.", "Nothing can match it.")
-    if isinstance(gold, str) and not gold.strip():
+    # An empty list is the gold of a question about people whom nobody is one of.
+    nobody = form == "names" and gold == []
+    if not nobody and (not str(gold).strip() or gold in ([], {})):
         raise _unusable("The gold answer is blank.", "Nothing can match it.")
 
 

@@ -64,6 +64,8 @@ class Recording:
     """The row without a description and its turns."""
     aim: str = ""
     """What the file itself says the person was after."""
+    published: bool = False
+    """Whether it is one of a published set."""
 
 
 def description_drafts(path: Path, prompts: PromptFolder) -> Drafts:
@@ -91,18 +93,21 @@ def _of_row(row: Row, source: str) -> Recording:
     rest = {k: v for k, v in row.items() if k not in ("task_description", "turns", "index")}
     key = str(row.get("conversation_id") or source)
     aim = "" if own else str(row["task_description"])
-    return Recording(key, source, tuple(row["turns"]), rest, aim)
+    return Recording(key, source, tuple(row["turns"]), rest, aim, published=True)
 
 
 def _of_chat(chat: Chat) -> Recording:
     about = {name: chat.fields[name] for name in ("dataset", "conversation_id", "metadata")
              if chat.fields.get(name) is not None}  # fmt: skip
     row: Row = {"conversation_id": chat.key, **about}
-    if subset_of(row) is None:
+    # Trees are laid out by one published set alone; ids like its own stand in many other files.
+    published = bool(about.get("dataset")) or chat.layout == "tree"
+    if not published or subset_of(row) is None:
         row["dataset"] = OTHER
+    row |= {"person": chat.person} if chat.person else {}
     licence = chat.fields.get("licence") or LICENCES.get(subset_of(row) or "", UNKNOWN)
     row |= {"provenance": f"recorded chat, {chat.source}", "licence": str(licence)}
-    return Recording(chat.key, chat.source, chat.messages, row)
+    return Recording(chat.key, chat.source, chat.messages, row, published=published)
 
 
 def _sketch(recording: Recording, prompts: PromptFolder) -> Sketch:
@@ -131,6 +136,7 @@ def _sketch(recording: Recording, prompts: PromptFolder) -> Sketch:
         ),
         review=review,
         rows=rows,
+        published=recording.published,
     )
 
 

@@ -3,7 +3,8 @@
     {"retail_12": {...}, "retail_12_ann2": {...}}   →   {"env_name": "retail", "task_index": 12}
 
 Only the ids are read: what the people said is no part of a row. The rows are marked as the file's
-terms have it, for evaluation only.
+terms have it, for evaluation only. A list of tasks, as tau-bench has it, is refused: a row is the
+number of a task, and the runtime that serves its domain has the task itself.
 """
 
 from __future__ import annotations
@@ -15,18 +16,31 @@ from typing import Any
 
 from soulkit.data.files import BadRow
 from soulkit.errors import DataError
-from soulkit.tasks.importing import Imported
+from soulkit.tasks.importing import Imported, WrongShape
 from soulkit.tasks.spec import EVALUATION_ONLY
+from soulkit.tasks.tau_usi.rows import SIZES
 
+_TASK_KEYS = ({"instruction", "actions"}, {"user_scenario", "evaluation_criteria"})
+
+_DOMAIN, _SIZE = next(iter(SIZES.items()))
+_MAKE_ROWS = (
+    f"Make the rows of a domain: soul data synth tau_usi --domain {_DOMAIN} -n {_SIZE} "
+    f"({'; '.join(f'{name}: -n {size}' for name, size in list(SIZES.items())[1:])})."
+)
 _ID = re.compile(r"([a-z_]*[a-z])_(\d+)(?:_ann[23])?")
 
 
 def import_tau(path: Path) -> Imported:
     """One row a task, in the order of the file; DataError for a file of another shape."""
+    if path.suffix == ".py":  # as tau-bench itself writes them
+        raise _tasks_of_tau_bench(path)
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        entries = _lines(text) if path.suffix == ".jsonl" else json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise _of_other_shape(path, " ".join(str(error).split())[:200]) from error
+    if _are_tasks(entries):
+        raise _tasks_of_tau_bench(path)
     if not isinstance(entries, dict) or not any(_ID.fullmatch(key) for key in entries):
         raise _of_other_shape(path, "It holds no object with ids such as retail_12.")
     made: dict[str, dict[str, Any]] = {}
@@ -43,9 +57,33 @@ def import_tau(path: Path) -> Imported:
     return Imported(rows=tuple(made.values()), bad=tuple(bad), notes=notes)
 
 
-def _of_other_shape(path: Path, why: str) -> DataError:
+def _lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _are_tasks(entries: Any) -> bool:
+    """Whether these are tasks of tau-bench or its successor: what a customer wants, and what the
+    service should do."""
+    listed = entries.get("data", entries.get("tasks")) if isinstance(entries, dict) else entries
+    return isinstance(listed, list) and any(
+        isinstance(entry, dict) and any(keys <= entry.keys() for keys in _TASK_KEYS)
+        for entry in listed
+    )
+
+
+def _tasks_of_tau_bench(path: Path) -> DataError:
     return DataError(
+        f"'{path}' holds tasks of tau-bench, and rows are not made of them.",
+        "A row is the domain and the number of a task; the runtime that serves the domain has the "
+        "task itself, with its customers, tools and database.",
+        _MAKE_ROWS,
+    )
+
+
+def _of_other_shape(path: Path, why: str) -> WrongShape:
+    return WrongShape(
         f"'{path}' is no file of recorded conversations.",
         why,
-        "Name a JSON file with an object for each conversation, under ids such as retail_12.",
+        "Name a JSON file with an object for each conversation, under ids such as retail_12. Or "
+        f"without a file: {_MAKE_ROWS[0].lower()}{_MAKE_ROWS[1:]}",
     )

@@ -27,7 +27,7 @@ _FIELDS = ("story", "question", "choices")
 def import_hitom(path: Path, *, half: Half = "cotp") -> Imported:
     """Rows of `Hi-ToM_data.json`, or of JSON lines with the same fields."""
     raw, bad = read_rows(path)
-    if not any("choices" in row.fields and "story" in row.fields for row in raw):
+    if not any(all(name in row.fields for name in _FIELDS) for row in raw):
         raise wrong_shape(path, _FIELDS, "Give Hi-ToM_data.json of the Hi-ToM release.")
     rows: list[dict[str, Any]] = []
     halves: list[str] = []

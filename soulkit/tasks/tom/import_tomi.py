@@ -55,6 +55,9 @@ def _from_blocks(
     path: Path, make: Callable[[Block], Row], number_stories: bool = False
 ) -> Imported:
     blocks, bad = read_blocks(path)
+    if not blocks:
+        what = ("numbered sentences with a question and its answer after them",)
+        raise wrong_shape(path, what, f"The first block: {bad[0].source}: {bad[0].why}.")
     rows = []
     stories: dict[tuple[str, ...], int] = {}
     for index, block in enumerate(blocks):

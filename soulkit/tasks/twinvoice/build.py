@@ -150,6 +150,7 @@ def _sketch(person: Speaker, place: int, prompts: PromptFolder) -> Sketch:
         ),
         review=review,
         rows=lambda draft: [_row(person, place, entries, draft)],
+        published=person.published,
     )  # fmt: skip
 
 

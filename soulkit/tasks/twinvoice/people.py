@@ -41,6 +41,8 @@ class Speaker:
     source: str
     profile: str = ""
     licence: str = UNKNOWN
+    published: bool = False
+    """Whether it is one of a published set."""
 
 
 def read_people(path: Path) -> tuple[list[Speaker], list[BadRow]]:
@@ -61,6 +63,7 @@ def _character(path: Path, name: str, person: Mapping[str, Any]) -> Speaker:
     entries.sort(key=lambda e: str(e.get("chunk_id")))
     return Speaker(
         key=name, dimension="narrative", source=f"{path.name}, {name}", licence=LICENCE,
+        published=True,
         exchanges=tuple(_exchange(e.get("context"), e.get("utterance")) for e in entries),
     )  # fmt: skip
 
@@ -80,7 +83,7 @@ def _correspondents(raw: Sequence[RawRow], bad: list[BadRow]) -> list[Speaker]:
         key = str(record.fields.get("user_id") or record.source)
         speakers.append(
             Speaker(key=key, dimension="interpersonal", source=record.source,
-                    exchanges=tuple(exchanges), licence=LICENCE)
+                    exchanges=tuple(exchanges), licence=LICENCE, published=True)
         )  # fmt: skip
     return speakers
 

@@ -29,7 +29,7 @@ from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.userllm.fields import CSQA, NQ
 from soulkit.tasks.userllm.importer import import_userllm, is_question
 from soulkit.tasks.userllm.metrics import choices_named
-from soulkit.tasks.userllm.prism import Turns, rows_of, turn_names
+from soulkit.tasks.userllm.prism import Turns, from_prism, rows_of, turn_names
 from soulkit.types import Line
 
 ECHO = 6
@@ -116,6 +116,7 @@ def _chat(chat: Chat, prompts: PromptFolder, turns: Turns) -> Sketch:
         review=review,
         rows=lambda draft: rows_of(chat, " ".join(draft.intent.split()), turns),
         count=len(turn_names(chat, turns)),
+        published=from_prism(chat),
     )
 
 
@@ -145,6 +146,7 @@ def _question(row: Row, source: str, prompts: PromptFolder) -> Sketch:
         ),
         review=review,
         rows=lambda draft: [_with_draft(row, draft)],
+        published=True,
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from soulkit.data.chats import Chat
 from soulkit.tasks.made import Row
+from soulkit.tasks.spec import ORIGIN
 
 Turns = Literal["all", "first", "second", "end"]
 LICENCE = "PRISM: human text CC-BY-4.0, model text CC-BY-NC-4.0"
@@ -31,6 +32,11 @@ UNKNOWN = "not stated with the chats"
 def is_prism(chat: Chat) -> bool:
     """Whether a chat is laid out as one of PRISM's two files."""
     return chat.layout in ("branches", "replies")
+
+
+def from_prism(chat: Chat) -> bool:
+    """Whether a chat is one of PRISM's: laid out like them, with the kind that each of them has."""
+    return is_prism(chat) and bool(chat.fields.get("conversation_type"))
 
 
 def turn_names(chat: Chat, turns: Turns) -> list[str]:
@@ -59,6 +65,7 @@ def recorded_intent(fields: Mapping[str, Any]) -> str:
 
 def _row(chat: Chat, intent: str, name: str, length: int) -> Row:
     history: Sequence[Mapping[str, str]] = chat.messages[:length]
+    published = from_prism(chat)
     return {
         "id": f"{chat.key}-{name}",
         "source": "prism",
@@ -68,6 +75,8 @@ def _row(chat: Chat, intent: str, name: str, length: int) -> Row:
         # A list, not tagged lines: what somebody wrote could look like a tag.
         "conversation_history": [dict(message) for message in history] if history else "",
         "is_last_turn": name == "end",
-        "provenance": f"{'PRISM' if is_prism(chat) else 'recorded chat'}, {chat.source}",
-        "licence": LICENCE if is_prism(chat) else str(chat.fields.get("licence") or UNKNOWN),
+        **({"person": chat.person} if chat.person else {}),
+        **({} if published else {ORIGIN: chat.source.rpartition(":")[0] or chat.source}),
+        "provenance": f"{'PRISM' if published else 'recorded chat'}, {chat.source}",
+        "licence": LICENCE if published else str(chat.fields.get("licence") or UNKNOWN),
     }

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from soulkit.data.corpora.source import Announcement
 from soulkit.data.folder import folder_note
-from soulkit.data.rows import dev_split
+from soulkit.data.rows import dev_split, first_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.eval.batch import parts_remark
 from soulkit.models.base import Cast, ChatModel, Player, Sampler
@@ -199,7 +199,8 @@ def _mixed(
         held: Sequence[Example] = ()
         if (config.eval_every or config.probe_every) and name in (config.eval_task or rows_by_task):
             train[name], held = dev_split(rows, config.dev_share, config.dev_by)
-        dev += [(tasks[name], example) for example in held[: config.dev_limit]]
+        first = first_rows(held, config.dev_limit, lambda e: e.id)
+        dev += [(tasks[name], example) for example in first]
     present = {name: task for name, task in tasks.items() if name in train}
     ratios = {name: ratio for name, ratio in config.tasks.items() if name in train}
     share = config.rows_per_task

@@ -14,7 +14,7 @@ from typing import Any
 from soulkit.config import Settings
 from soulkit.data.corpora.places import hub_address
 from soulkit.data.hub import RELEASES
-from soulkit.eval.cells import Cell, missing_text
+from soulkit.eval.cells import Cell, missing_parts_text
 from soulkit.keys import printable
 from soulkit.metrics.intervals import estimate_text
 from soulkit.models.local.licences import UNSTATED
@@ -217,7 +217,7 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
                 continue
             mean = estimate_text(cell.get("mean"), cell.get("ci_low"), cell.get("ci_high"))
             scored = cell.get("not_applicable") or f"{cell.get('n_scored')}/{cell.get('n')}"
-            lacks = missing_text(Cell.from_json(cell))
+            lacks = missing_parts_text(Cell.from_json(cell))
             scored += f"; {lacks}" if lacks else ""
             label = _label(name, cells, summary)
             judge = "–" if name == "loss" else _judges(summary, task)

@@ -125,11 +125,11 @@ def test_in_the_paper_protocol_the_order_of_a_single_example_comes_from_its_cont
     assert 0.4 < share < 0.6
 
 
-def test_a_subset_keeps_both_orders_of_its_rows(tmp_path: Path) -> None:
+def test_a_limit_counts_rows_and_keeps_both_orders_of_each(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, synth("alignx_demo", 30, 0), data_source="alignx_demo")
     loaded = load_examples(task_of("alignx_demo"), [path], limit=10)
-    assert len({e.id[:-3] for e in loaded.examples}) == 5 and len(loaded.examples) == 10
+    assert len({e.id[:-3] for e in loaded.examples}) == 10 and len(loaded.examples) == 20
     single = load_examples(task_of("alignx_demo", "reference"), [path], limit=10)
     assert len({e.id[:-3] for e in single.examples}) == 10
 

@@ -1,0 +1,201 @@
+"""Rows made of somebody's own file: they say of which, and whose each is, up to the report."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.data.files import write_rows
+from soulkit.data.rows import dev_split
+from soulkit.data.schema import Column
+from soulkit.report.load import load_runs
+from soulkit.runs.records import load_records
+from soulkit.tasks.loading import examples_from
+from soulkit.types import Example
+from tests.support.drafting import built, description, intent, reactions, review, rows_in, search
+from tests.support.evaluation import FAST, soul
+from tests.support.prism import conversation, utterances, write_conversations, write_lines
+from tests.support.road import import_rows, task_of
+from tests.support.servers.openai_server import ScriptedServer
+
+PEOPLE, EACH = 3, 8
+DRAFTS: dict[str, Callable[[Any], str]] = {
+    "userllm": intent, "mirrorbench": description, "twinvoice": reactions,
+}  # fmt: skip
+
+
+def chat(number: int, **more: Any) -> dict[str, Any]:
+    """A chat of one of a few people, who all are after the same few things."""
+    word = f"blimey{number % PEOPLE}"
+    said = [f"{word}, what of boats {number}?", f"Boats {number}: they float.",
+            f"{word}, that is number {number} for me", "Quite so."]  # fmt: skip
+    messages = [{"role": ("user", "assistant")[n % 2], "content": t} for n, t in enumerate(said)]
+    return {"id": str(uuid.UUID(int=number + 1)), "user_id": f"p{number % PEOPLE}",
+            "messages": messages, **more}  # fmt: skip
+
+
+def rows_of(
+    task: str, source: Path, out: Path, draft: Callable[[Any], str]
+) -> list[dict[str, Any]]:
+    with (
+        ScriptedServer(answer=draft) as drafter,
+        ScriptedServer(answer=lambda _: review()) as judge,
+    ):
+        assert built(task, source, out, drafter, judge, "--concurrency", 4) == 0
+    return rows_in(out)
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
+def own(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A task, and rows of it that were built of a file of chats."""
+    task, folder = request.param, tmp_path_factory.mktemp(request.param)
+    source = write_lines(folder / "my chats.jsonl", map(chat, range(PEOPLE * EACH)))
+    rows_of(task, source, folder / "rows.jsonl", DRAFTS[task])
+    return task, folder / "rows.jsonl"
+
+
+def examples(task: str, path: Path) -> tuple[Example, ...]:
+    return examples_from(task_of(task), str(path)).examples
+
+
+# -- what a row says -----------------------------------------------------------------------------
+
+
+def test_rows_of_an_own_file_say_which(own: tuple[str, Path]) -> None:
+    task, path = own
+    rows = rows_in(path)
+    assert {row["origin"] for row in rows} == {"my chats.jsonl"}
+    assert {example.origin for example in examples(task, path)} == {"my chats.jsonl"}
+    if task == "userllm":
+        assert {row["source"] for row in rows} == {"prism"}, "the scoring rule stays"
+        assert not any("PRISM" in row["licence"] + row["provenance"] for row in rows)
+    if task == "mirrorbench":
+        assert {row["dataset"] for row in rows} == {"recorded"}, "an id like OASST's is no OASST"
+
+
+def test_rows_of_one_person_are_one_cluster(own: tuple[str, Path]) -> None:
+    task, path = own
+    played = examples(task, path)
+    assert len(played) > PEOPLE and len({example.cluster for example in played}) == PEOPLE
+    train, dev = dev_split(played, 0.4)
+    assert train and dev and not {e.cluster for e in train} & {e.cluster for e in dev}
+
+
+@pytest.mark.parametrize("task", ["userllm", "mirrorbench"])
+def test_rows_without_a_person_cluster_as_before(task: str, tmp_path: Path) -> None:
+    without = ({k: v for k, v in chat(n).items() if k != "user_id"} for n in range(6))
+    source = write_lines(tmp_path / "chats.jsonl", without)
+    rows = rows_of(task, source, tmp_path / "rows.jsonl", DRAFTS[task])
+    assert not any("person" in row for row in rows)
+    played = examples(task, tmp_path / "rows.jsonl")
+    assert len({example.cluster for example in played}) == 6
+
+
+def test_the_person_is_no_part_of_what_a_row_says(own: tuple[str, Path]) -> None:
+    task, path = own
+    for row in rows_in(path)[:4]:
+        other = {k: v for k, v in row.items() if k not in ("person", "origin", "user_id")}
+        assert task_of(task).example(row).id == task_of(task).example(other).id
+
+
+@pytest.mark.parametrize("layout", ["conversations", "utterances"])
+def test_rows_of_a_published_file_have_no_origin(layout: str, tmp_path: Path) -> None:
+    source = tmp_path / f"{layout}.jsonl"
+    if layout == "utterances":
+        write_lines(source, utterances(map(conversation, range(4))))
+    else:
+        write_conversations(source, 4)
+    rows = rows_of("userllm", source, tmp_path / "rows.jsonl", intent)
+    assert rows and not any("origin" in row for row in rows)
+    assert {row["person"] for row in rows} <= {"user0", "user1", "user2"}
+    assert all(row["provenance"].startswith("PRISM, ") for row in rows)
+
+
+def test_drafted_questions_have_no_origin(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "NQ.jsonl", [{"question": "who sang it", "answer": ["Ann"]}])
+    assert not any("origin" in row for row in
+                   rows_of("userllm", source, tmp_path / "rows.jsonl", search))  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "origin"), [("unguided", None), (None, "mine.jsonl")])
+def test_an_own_file_that_is_laid_out_like_prism_is_not_prism(
+    kind: str | None, origin: str | None, tmp_path: Path
+) -> None:
+    record = {**conversation(0), "conversation_type": kind, "intent": "learn of bees"}
+    rows = import_rows("userllm", write_lines(tmp_path / "mine.jsonl", [record])).rows
+    assert rows and {row.get("origin") for row in rows} == {origin}
+    assert {row["provenance"].startswith("PRISM") for row in rows} == {origin is None}
+
+
+def test_a_column_of_that_name_of_a_tasks_own_means_what_the_task_says() -> None:
+    task = task_of("tomi")
+    columns = {**task.spec.columns, "origin": Column(audience=("reader",))}
+    task.spec = task.spec.model_copy(update={"columns": columns})
+    row = {"story": "1 Ada left.", "question": "Who?", "answer": "Ada", "origin": "Norway"}
+    assert task.example(row).origin == "" and task_of("tomi").example(row).origin == "Norway"
+
+
+# -- through a run -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An evaluation of own rows beside rows without an origin."""
+    folder = tmp_path_factory.mktemp("own")
+    source = write_lines(folder / "mine.jsonl", map(chat, range(PEOPLE * 2)))
+    rows = rows_of("userllm", source, folder / "built.jsonl", intent)
+    quiz = {"question": "Where do fish live?", "answerKey": "A", "id": "q",
+            "choices": {"label": ["A", "B"], "text": ["sea", "tree"]}}  # fmt: skip
+    rows += import_rows("userllm", write_lines(folder / "quiz.jsonl", [quiz])).rows
+    write_rows(folder / "rows.jsonl", rows, data_source="userllm")
+    with ScriptedServer(answer="ok then") as actor, ScriptedServer(answer="HUMAN") as judge:
+        assert soul("eval", "api", "--model", "m", "--base-url", actor.base_url, "--task",
+                    "userllm", "--data", folder / "rows.jsonl", "--judge",
+                    f"endpoint:j@{judge.base_url}", "--out", folder / "run", "--max-unscored", 1,
+                    *FAST) == 0  # fmt: skip
+    return folder / "run"
+
+
+def test_the_origin_is_kept_in_records_and_summary(run: Path) -> None:
+    records = load_records(run / "episodes.jsonl")
+    assert {record.origin for record in records} == {"mine.jsonl", ""}
+    assert {record.origin for record in load_records(run / "episodes.jsonl", light=True)} == {
+        "mine.jsonl", "",
+    }  # fmt: skip
+    summary = json.loads((run / "summary.json").read_text())
+    n = sum(record.origin == "mine.jsonl" for record in records)
+    assert n > 1 and summary["origins"] == {"userllm": {"mine.jsonl": n}}
+    (loaded,) = load_runs([run])
+    assert loaded.summary is not None
+    assert loaded.summary.origins == {"userllm": {"mine.jsonl": n}}
+    assert summary["provenance"]["tasks"]["userllm"]["origins"] == {"mine.jsonl": n, "published": 1}
+
+
+def test_intervals_go_by_person(run: Path) -> None:
+    cells = json.loads((run / "summary.json").read_text())["tasks"]["userllm"]
+    assert cells["value"]["n_clusters"] == PEOPLE + 1
+
+
+@pytest.mark.parametrize("form", ["table", "md", "html"])
+def test_tables_show_the_origin_and_no_published_figure(
+    form: str, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / f"page.{form}"
+    assert soul("report", run, "--format", form, "--out", out) == 0
+    text = " ".join(out.read_text().replace("\\", "").split())
+    assert "rows of mine.jsonl" in text
+    assert "0.930" not in text and "Ditto 8B" not in text
+    assert "Published figures stand beside published rows alone" in text
+    assert "userllm (mine.jsonl)" in text
+
+
+def test_a_rescored_run_keeps_it(run: Path) -> None:
+    before = json.loads((run / "summary.json").read_text())["origins"]
+    assert soul("rescore", run, "--out", run.with_name("again")) == 0
+    again = json.loads((run.with_name("again") / "summary.json").read_text())
+    assert again["origins"] == before

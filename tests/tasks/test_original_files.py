@@ -1,0 +1,331 @@
+"""Original files where rows are wanted: they are named as such, with the command that imports them.
+
+The files of the releases themselves where a copy is at hand, small ones of the same form elsewhere.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.data.files import write_rows
+from soulkit.data.rows import ColumnsError
+from soulkit.errors import ConfigError, DataError
+from soulkit.tasks.imports import OriginalFile
+from soulkit.tasks.loading import examples_for, examples_from
+from soulkit.tasks.registry import load_registry
+from tests.support.evaluation import soul, three_lines
+from tests.support.road import import_rows, task_of
+from tests.tasks.test_real_import import original
+
+NOWHERE = "http://127.0.0.1:9/v1"
+STORY = "1 Ada entered the attic.\n2 The pen is in the red_box.\n3 Ada moved the pen to the bag."
+HITOM = {
+    "prompting_type": "CoTP", "deception": False, "story_length": 1, "question_order": 0,
+    "sample_id": 0, "story": STORY, "question": "Where is the pen really?",
+    "choices": "A. red_box, B. bag", "answer": "bag",
+}  # fmt: skip
+SURVEY = {
+    "instruction": "Answer as this person.", "study_id": "s1", "condition_num": 1,
+    "input": "Demographics: Age: 74\n\nScenario: Only return an integer from 1 to 5, where 1 means "
+    "never and 5 means always.", "output": "Response: 2",
+}  # fmt: skip
+LESSON = {
+    "user_queries": ["help me"], "ai_responses": ["gladly"], "workerId": "w1", "model": "m",
+    "document_type": "letter", "intent": "thank an aunt",
+}  # fmt: skip
+BILINGUAL = {
+    "能力\nABILITY": "Belief: x", "序号\nINDEX": 7, "故事": "小梅走了。", "问题": "小梅在哪里？",
+    "选项A": "家里", "选项B": "学校", "STORY": "Mei went.", "QUESTION": "Where is Mei?",
+    "OPTION-A": "At home", "OPTION-B": "School", "答案\nANSWER": "B",
+}  # fmt: skip
+QUIZ = {"id": "q1", "question": "Where do fish live?", "answerKey": "A",
+        "choices": {"label": ["A", "B"], "text": ["sea", "tree"]}}  # fmt: skip
+PAIR = {"prompt": "How do I run?", "chosen": "Slowly.", "rejected": "Fast.", "profile": "Old"}
+CLARIQ = {"initial_request": "tell me of ships", "question": "which ones", "answer": "old ones",
+          "facet_desc": "find old ships", "topic_id": 1, "facet_id": "F1"}  # fmt: skip
+FORMS: dict[str, Mapping[str, Any]] = {
+    "hitom": HITOM, "socsci210": SURVEY, "sim_doc": LESSON, "tombench": BILINGUAL,
+    "userllm": QUIZ, "alignx_demo": PAIR, "mirrorbench": CLARIQ,
+}  # fmt: skip
+
+
+def jsonl(path: Path, *records: Mapping[str, Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(r, ensure_ascii=False)}\n" for r in records), "utf-8")
+    return path
+
+
+def refusal(task: str, path: Path, **options: Any) -> tuple[str, str, str]:
+    with pytest.raises(OriginalFile) as caught:
+        examples_for(task_of(task), str(path), **options)
+    return caught.value.lines()
+
+
+# -- which command -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["test", "train"])
+@pytest.mark.parametrize("task", FORMS)
+def test_a_record_of_the_original_form_is_answered_with_the_import(
+    task: str, split: Any, tmp_path: Path
+) -> None:
+    path = jsonl(tmp_path / "as published.jsonl", FORMS[task])
+    what, _, fix = refusal(task, path, split=split)
+    assert f"the original release of '{task}'" in what
+    assert fix.endswith(f"soul data import {task} {shlex.quote(str(path))}")
+    assert "alias" not in fix
+
+
+@pytest.mark.parametrize("task", FORMS)
+def test_what_the_command_writes_can_be_played(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, _, fix = refusal(task, jsonl(tmp_path / "original.jsonl", FORMS[task]))
+    command = shlex.split(fix.partition(": ")[2])
+    assert soul(*command[1:], "-o", "rows.jsonl") == 0
+    assert examples_for(task_of(task), "rows.jsonl").examples
+
+
+REAL = [
+    ("hitom", "hitom/Hi-ToM_data.json"), ("hitom", "hitom/sample_cotp_200.jsonl"),
+    ("paratomi", "paratomi/test.txt"), ("tomi", "tomi/fb_all_test.txt"),
+    ("tomi", "tomi/Percept-ToMi.csv"), ("sotopia", "sotopia/env_agent_combo_storages.jsonl"),
+    ("userllm", "nq_open/NQ-open.dev.jsonl"),
+    ("userllm", "commonsenseqa/dev_rand_split.hf_layout.jsonl"),
+    ("userllm", "commonsenseqa/dev_rand_split.original_layout_100.jsonl"),
+    ("twinvoice", "twinvoice/dimension_1_results_gpt-4o-mini.sample_100.jsonl"),
+    ("twinvoice", "twinvoice/dimension_2_step1_generations_5rows.jsonl"),
+    ("twinvoice", "twinvoice/dimension_3_choices.jsonl"),
+    ("tombench", "tombench/False Belief Task.jsonl"), ("mistakes", "mistakes/train.csv"),
+    ("socsci210", "socsci210/test_1pct.sample_200.jsonl"),
+    ("fantom", "fantom/flattened_fantom.csv"),
+    ("alignx_pair", "alignx/P-Soups_student_phd.sample_150.jsonl"),
+    ("mirrorbench", "clariq/dev.tsv"),
+    ("mirrorbench", "clariq/multi_turn_human_generated_data.tsv"),
+    ("mirrorbench", "qulac/qulac_sample_200.json"),
+    ("sim_math", "simulatorarena/math_tutoring_annotations_redacted_for_benchmarking.json"),
+    ("sim_doc", "simulatorarena/document_creation_annotations_for_benchmarking.json"),
+    ("humanual_opinion", "humanual/reddit_post_dict_testset.json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "name"), REAL)
+def test_the_files_of_the_releases_are_answered_with_the_import(task: str, name: str) -> None:
+    path = original(name)
+    what, _, fix = refusal(task, path)
+    assert f"the original release of '{task}'" in what
+    assert fix.endswith(f"soul data import {task} {shlex.quote(str(path))}")
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [("socsci210", "socsci210/treatment_experiments_20.json"), ("mistakes", "mistakes/test.csv"),
+     ("mirrorbench", "clariq/question_bank.tsv"), ("sotopia", "sotopia/agent_profiles.jsonl")],
+)  # fmt: skip
+def test_a_file_that_no_importer_reads_gets_no_alias_that_is_unlike(task: str, name: str) -> None:
+    with pytest.raises(ColumnsError) as caught:
+        examples_for(task_of(task), str(original(name)))
+    fix = caught.value.way_out
+    aliases = fix[fix.index("columns:") : fix.index("; an original file")]
+    assert aliases.count("name_in_your_file") == aliases.count("aliases:")
+    assert f"soul data import {task} FILE" in fix
+
+
+def test_the_folder_of_a_release_is_named_too(tmp_path: Path) -> None:
+    (tmp_path / "env_agent_combo_storages.jsonl").write_text("{}\n")
+    _, _, fix = refusal("sotopia", tmp_path)
+    assert fix.endswith(f"soul data import sotopia {tmp_path}")
+
+
+def test_what_a_known_form_lacks_is_said_in_the_words_of_the_importer(tmp_path: Path) -> None:
+    choices = {"mcq": {}, "context": "c", "speaker_match_key": "Ada", "utterance": "u"}
+    what, why, fix = refusal("twinvoice", jsonl(tmp_path / "dimension_3_choices.jsonl", choices))
+    assert "original release of 'twinvoice'" in what and "there is no file of profiles" in what
+    assert "dimension_3_profiles.json" in why and "same folder" in fix
+
+
+# -- records that would pass for rows --------------------------------------------------------------
+
+
+def in_file(kind: str, folder: Path, records: list[dict[str, Any]]) -> Path:
+    path = folder / f"rows.{kind}"
+    if kind == "json":
+        path.write_text(json.dumps({"data": records}))
+    elif kind in ("csv", "tsv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(records[0]), delimiter="\t" * (kind == "tsv") or ",")
+            writer.writeheader()
+            writer.writerows(records)
+    else:
+        write_rows(path, records)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet"])
+def test_hitoms_original_is_refused_in_every_format(kind: str, tmp_path: Path) -> None:
+    path = in_file(kind, tmp_path, [HITOM, {**HITOM, "prompting_type": "VP"}])
+    _, why, fix = refusal("hitom", path)
+    assert "'prompting_type'" in why and fix.endswith(f"soul data import hitom {path}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"extra_info": json.dumps(HITOM), "data_source": "hitom", "prompt": "x"},
+        {**HITOM, "correct_answer": "bag"},
+        {**HITOM, "data_source": "hitom"},
+    ],
+)
+def test_so_it_is_in_other_wrappings_and_among_rows(change: dict[str, Any], tmp_path: Path) -> None:
+    row = {k: v for k, v in HITOM.items() if k != "prompting_type"}
+    path = jsonl(tmp_path / "mixed.jsonl", row, change)
+    assert "mixed.jsonl:2" in refusal("hitom", path)[1]
+
+
+def test_rows_of_other_tasks_and_released_files_keep_what_columns_they_have(
+    tmp_path: Path,
+) -> None:
+    row = {k: v for k, v in HITOM.items() if k != "prompting_type"}
+    other = jsonl(tmp_path / "two.jsonl", row, {**HITOM, "data_source": "elsewhere"})
+    assert len(examples_for(task_of("hitom"), str(other)).examples) == 1
+    write_rows(tmp_path / "hitom_val.parquet", [HITOM])
+    for source in (tmp_path, tmp_path / "hitom_val.parquet"):
+        assert len(examples_for(task_of("hitom"), str(source)).examples) == 1
+
+
+def test_the_real_file_is_played_after_its_import_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    path = original("hitom/Hi-ToM_data.json")
+    monkeypatch.chdir(tmp_path)
+    plan = (
+        "plan",
+        "eval",
+        "api",
+        "--model",
+        "m",
+        "--base-url",
+        NOWHERE,
+        "--task",
+        "hitom",
+        "--json",
+    )
+    assert soul(*plan, "--data", path) == 2
+    lines = three_lines(capsys.readouterr().err)
+    assert soul(*shlex.split(lines[2].partition(": ")[2])[1:]) == 0
+    capsys.readouterr()
+    assert soul(*plan, "--data", "hitom_Hi-ToM_data.jsonl") == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 600
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", "api", "--model", "m", "--base-url", NOWHERE, "--task", "hitom", "--data"),
+        ("train", "sft", "--model", "tiny", "--full", "--task", "hitom", "--data"),
+        ("plan", "train", "grpo", "--model", "tiny", "--task", "hitom", "--data"),
+        ("data", "check", "--task", "hitom"),
+        ("data", "show", "--task", "hitom"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_every_command_that_reads_rows_says_the_same(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = jsonl(tmp_path / "original.jsonl", HITOM)
+    assert soul(*command, path) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[-1].endswith(f"soul data import hitom {path}"), shown
+
+
+def test_commands_that_read_originals_read_them_through_the_importer(tmp_path: Path) -> None:
+    path = jsonl(
+        tmp_path / "o.jsonl", HITOM, {**HITOM, "prompting_type": "VP", "answer": "red_box"}
+    )
+    (example,) = examples_from(task_of("hitom"), str(path)).examples
+    assert example.fields["correct_answer"] == "bag"
+
+
+def test_what_imports_write_is_never_taken_for_an_original(tmp_path: Path) -> None:
+    for task, record in FORMS.items():
+        rows = import_rows(task, jsonl(tmp_path / f"{task}.jsonl", record)).rows
+        write_rows(tmp_path / f"{task}_rows.jsonl", rows, data_source=task)
+        assert examples_for(task_of(task), str(tmp_path / f"{task}_rows.jsonl")).examples
+
+
+def test_a_declaration_marks_originals_for_an_importer_alone() -> None:
+    registry = load_registry()
+    marked = [spec for spec in registry.specs.values() if spec.original]
+    assert marked and all(not set(s.original) & set(s.columns) for s in marked)
+    with pytest.raises(ValueError, match="there is no 'importer'"):
+        type(marked[0]).model_validate({**marked[0].model_dump(), "importer": ""})
+
+
+# -- aliases -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "alias"),
+    [
+        ("storyline", "storyline"), ("Story", "Story"), ("the_story", "the_story"),
+        ("storyText", "storyText"), ("stories", "stories"), ("tale", ""), ("story_id", ""),
+        ("history", ""), ("context", ""), ("type", ""),
+    ],
+)  # fmt: skip
+def test_an_alias_is_offered_where_the_names_are_alike(found: str, alias: str) -> None:
+    with pytest.raises(ColumnsError) as caught:
+        task_of("tomi").example({found: "1 Ada left.", "question": "q", "answer": "a"})
+    offered = alias or "name_in_your_file"
+    assert f"columns: {{story: {{aliases: [{offered}]}}}}" in caught.value.way_out
+
+
+def test_an_alias_has_to_hold_a_value_of_the_columns_type() -> None:
+    for value, offered in ((3, "responses"), ({"a": 1}, "name_in_your_file")):
+        with pytest.raises(ColumnsError) as caught:
+            task_of("socsci210").example({"responses": value})
+        assert f"aliases: [{offered}]" in caught.value.way_out
+
+
+# -- tasks of tau-bench ----------------------------------------------------------------------------
+
+
+TASK = {"user_id": "ada_1", "instruction": "You want a refund.", "actions": [], "outputs": []}
+SUCCESSOR = {"id": "0", "user_scenario": {}, "evaluation_criteria": {"actions": []}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tasks.json", json.dumps([TASK])), ("tasks.json", json.dumps([SUCCESSOR])),
+        ("tasks.json", json.dumps({"tasks": [TASK]})),
+        ("tasks.jsonl", f"{json.dumps(TASK)}\n{json.dumps(TASK)}\n"),
+        ("tasks_test.py", "TASKS_TEST = [Task(instruction='x', actions=[])]"),
+    ],
+)  # fmt: skip
+def test_tasks_of_tau_bench_say_where_rows_come_from(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError) as caught:
+        import_rows("tau_usi", tmp_path / name)
+    what, why, fix = caught.value.lines()
+    assert "tasks of tau-bench" in what and "runtime" in why
+    assert "soul data synth tau_usi --domain retail -n 115" in fix
+
+
+def test_the_printed_command_makes_those_rows(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert soul("data", "synth", "tau_usi", "--domain", "retail", "-n", "115") == 0
+    rows = examples_for(task_of("tau_usi"), "tau_usi_synth_115_s0.jsonl").examples
+    assert {row.fields["env_name"] for row in rows} == {"retail"} and len(rows) == 115
+
+
+def test_an_unknown_importer_is_still_an_error() -> None:
+    with pytest.raises(ConfigError, match="no importer"):
+        import_rows("secret_keeper", Path("x.jsonl"))
