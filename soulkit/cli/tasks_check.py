@@ -186,6 +186,12 @@ def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None
         _print_findings(check.task, "wrong passes", check.wrong_passes)
         _print_findings(check.task, "wrong answer not read", check.wrong_unread)
         _print_findings(check.task, "breaks", check.breaks, LONG)
+        if check.feedback_drafts:
+            out.print(
+                f"{safe(check.task)}: feedback by rules: {check.feedback_texts} different texts on "
+                f"{check.feedback_drafts} wrong drafts",
+                soft_wrap=True,
+            )
         for warning in check.warnings:
             out.print(safe(f"{check.task}: warning: {warning}"), soft_wrap=True)
         for bad in check.bad[:SHOWN]:

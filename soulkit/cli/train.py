@@ -289,14 +289,15 @@ def one_line_summary(line: StepLine) -> str:
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.remarks import dropped_text, limits_text, truncation_text
     from soulkit.report.training_facts import (
-        LEAK_CHECK,
         ability_text,
         canary_text,
         feedback_text,
+        leak_check_text,
         lesson_facts,
         probe_text,
         task_lines,
     )
+    from soulkit.train.rollouts.remarks import alike_feedback
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
@@ -309,7 +310,10 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"    {line}", markup=False)
     if text := feedback_text(summary.feedback):
         print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
-        print_line(f"  leak check         {LEAK_CHECK}", soft_wrap=True)
+    if text := leak_check_text(summary.feedback):
+        print_line(f"  leak check         {text}", markup=False, soft_wrap=True)
+    if summary.feedback and (text := alike_feedback(summary.feedback.distinct)):
+        print_line(f"  feedback texts     {text}", markup=False, soft_wrap=True)
     if text := canary_text(summary.canaries):
         print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
     if text := ability_text(summary.retention):

@@ -63,7 +63,8 @@ class FeedbackPolicy:
     """When a draft gets feedback. `blind_reader` adds a model to the leak check."""
 
     when: str = "all"
-    """`all` | `imperfect` (reward below the task's maximum) | `task` (the reference's gates)."""
+    """`all` | `imperfect` (reward below the task's maximum) | `task` (the reference's gates) |
+    `never`."""
     terse: bool = False
     """The task's own rules without remarks on the draft, instead of the cast's coach."""
     blind_reader: Player | None = None
@@ -79,7 +80,7 @@ class FeedbackPolicy:
 
     def wants(self, task: Task, score: Score, step: int) -> bool:
         worked = task.spec.feedback.kind == "worked_example"
-        if score.reward is None or (worked and not self.worked_examples):
+        if score.reward is None or self.when == "never" or (worked and not self.worked_examples):
             return False
         if self.when == "imperfect":
             return score.reward < task.spec.metric.high

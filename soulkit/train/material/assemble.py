@@ -33,7 +33,7 @@ from soulkit.play.gaps import (
 )
 from soulkit.play.plan import Plan, Work
 from soulkit.play.playable import left_out_lines, refuse_nothing, sort_out
-from soulkit.play.seating import seated, training_player_remarks
+from soulkit.play.seating import coach_remarks, seated, training_player_remarks
 from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.base import Task
@@ -77,7 +77,8 @@ class Material:
     measured: Material | None = None
     """What supervised training is measured on: rows, players and settings of a reinforcement."""
     players: tuple[str, ...] = ()
-    """A line for each default player that differs from evaluation's."""
+    """A line for each default player that differs from evaluation's, and on default coaches that
+    are no model."""
 
     def remarks(self) -> list[str]:
         """Lines printed before the start: tasks left out, other players than in evaluation, and
@@ -124,6 +125,7 @@ def gather_material(
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
     played = work if objective is not None else []  # imitation asks nobody
+    remarks = coach_remarks(config, played) if coached else []
     config = seated(config, played, registry, coached=coached, suite=config.suite)
     gaps += role_gaps(played, config)
     if asking:
@@ -134,7 +136,7 @@ def gather_material(
     measured = _measured(config, asking) if alone or asked_for else None
     material = replace(
         _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
-        players=tuple(training_player_remarks(config, played, registry)),
+        players=(*training_player_remarks(config, played, registry), *remarks),
     )  # fmt: skip
     refuse_gaps(gaps, lambda: _planned(material))
     pool = material.pool
