@@ -318,7 +318,7 @@ class Feedback:
     chance: float | None = None
     """What guessing would give that reader: 1 / number of options."""
     kept: bool = False
-    """Whether it is used although it leaks: its run drops no leaks (`--leak-check log` or `off`)."""
+    """Whether it is used although it leaks: its run drops none (`--leak-check log` or `off`)."""
 
     @property
     def usable(self) -> bool:

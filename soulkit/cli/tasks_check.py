@@ -57,7 +57,8 @@ def check_tasks(
     No model is asked. Every prompt of a row is rendered. Without --data, the released files are
     checked where they lie, else 100 rows made here. The exit code is 1 when a gold fails, as no
     model can be right about such a row, and when a prompt or feedback breaks. Warnings say what a
-    task declares and does not have: a coach's prompt, a leak check, symbolic feedback.
+    task declares and does not have: a coach's prompt, a leak check, symbolic feedback. Of feedback
+    by rules it counts how many different texts the wrong drafts get.
     """
     from soulkit.tasks.loading import examples_from
     from soulkit.tasks.selfcheck import check_task, with_unused

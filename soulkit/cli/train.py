@@ -381,11 +381,11 @@ def _ablate(values: Mapping[str, Any]) -> None:
             match=values["match"] or "rollouts", trust=values["trust"],
             force_mixed=values["force_mixed"], judged_alike=judge is not None,
         )  # fmt: skip
+    for remark in dict.fromkeys(line for run in runs for line in run.remarks):
+        _say(remark)
     if values["dry_run"]:
         show_plan(comparison_plan(runs), values["json"])
         return
-    for remark in dict.fromkeys(line for run in runs for line in run.remarks):
-        _say(remark)
     _say(f"{len(runs)} runs in {out}")
     if judge is not None:
         confirm_judge(judge, runs[0].config, _say, ask_user())
