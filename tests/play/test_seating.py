@@ -344,7 +344,7 @@ def test_without_a_key_the_way_out_is_rules(monkeypatch: pytest.MonkeyPatch) -> 
 
     for flags in ({"model": "no/such"}, {"model": "tiny"}):
         assert "--coach symbolic" in way("twinvoice", **flags)
-    assert "--coach symbolic" not in way("twinvoice", model="no/such", coach="actor")
+    assert "--coach symbolic" not in way("sotopia", coach="symbolic")
 
 
 def test_a_coach_may_be_named_for_one_task() -> None:

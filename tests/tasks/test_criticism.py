@@ -19,8 +19,9 @@ from soulkit.tasks.loading import examples_from
 from soulkit.types import Example, Feedback, Score
 from tests.support.road import EVERY, synth_examples, task_of
 
-WITH_OPTIONS = ("hitom", "paratomi", "tomi", "twinvoice", "behaviorchain", "tombench", "lifechoices",
-                "mistakes", "socsci210", "mmtom", "alignx_demo", "humanllm")  # fmt: skip
+WITH_OPTIONS = ("hitom", "paratomi", "tomi", "twinvoice", "behaviorchain", "tombench",
+                "lifechoices", "mistakes", "socsci210", "mmtom", "alignx_demo",
+                "humanllm")  # fmt: skip
 REAL = {"paratomi": "paratomi/test.txt", "hitom": "hitom/Hi-ToM_data.json"}
 ROWS = 300
 

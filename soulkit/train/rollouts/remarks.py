@@ -28,8 +28,8 @@ def alike_feedback(distinct: float | None) -> str:
         return ""
     return (
         f"the feedback hardly differs: {distinct:.2f} different texts a draft, fewer than 1 in "
-        f"{1 / LEAST_DISTINCT:.0f}; it works like a fixed sentence in the prompt (--coach names "
-        "another)"
+        f"{1 / LEAST_DISTINCT:.0f}; what is the same for every draft is a part of the prompt, and "
+        "no answer to the draft (--coach names another)"
     )
 
 
