@@ -409,7 +409,8 @@ class TrainConfig(
     @model_validator(mode="after")
     def _checked_leaks(self) -> Self:
         if self.leak_check is None:  # frozen, and not yet anybody's
-            what = "log" if self.protocol == "reference" else "drop"
+            told = "feedback" in method_class(self.method).traits(self.method)
+            what = "log" if told and self.protocol == "reference" else "drop"
             object.__setattr__(self, "leak_check", what)
         return self
 

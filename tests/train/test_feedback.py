@@ -376,5 +376,9 @@ def test_a_run_of_before_dropped_its_leaks() -> None:
     old = {name: value for name, value in now.identity().items() if name != "leak_check"}
     assert now.leak_check == "log"
     assert not same_settings(old, now.identity(), now.identity_defaults())
+    for method in ("grpo", "sft"):  # without feedback nothing has changed
+        plain = config(method=method, protocol="reference", data={"tomi": "synth:6"})
+        before = {name: value for name, value in plain.identity().items() if name != "leak_check"}
+        assert same_settings(before, plain.identity(), plain.identity_defaults())
     same = config(protocol="reference", data={"tomi": "synth:6"}, leak_check="drop")
     assert same_settings(old, same.identity(), same.identity_defaults())
