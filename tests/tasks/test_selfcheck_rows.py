@@ -149,8 +149,9 @@ def default_coach(name: str) -> Any:
 @pytest.mark.parametrize("name", COACHED_BY_RULES)
 def test_rules_that_hardly_answer_to_the_draft_are_no_default_coach(name: str) -> None:
     task = task_of(name)
-    report = check_task(task, examples_from(task, "synth:60", 3))
-    assert report.feedback_drafts > 10 and report.feedback_texts > 0
+    rows = 20 if task.spec.players.judge else 100  # a judge's model coaches whatever rules say
+    report = check_task(task, examples_from(task, f"synth:{rows}"))
+    assert report.feedback_drafts >= report.feedback_texts > 0
     if report.feedback_texts < LEAST_DISTINCT * report.feedback_drafts:
         assert isinstance(default_coach(name), RoleSettings), report.feedback_texts
     assert not any("fewer than 1 in 10" in warning for warning in report.warnings)
