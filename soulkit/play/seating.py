@@ -23,6 +23,7 @@ from soulkit.play.plan import Work
 from soulkit.play.settings import PlayConfig
 from soulkit.tasks.defaults import DefaultPlayer
 from soulkit.tasks.registry import Registry
+from soulkit.tasks.spec import TaskSpec
 from soulkit.types import Role
 
 Config = TypeVar("Config", bound=PlayConfig)
@@ -45,12 +46,23 @@ def seated(
     members = registry.suite(suite) if suite is not None else ()
     _check_names(config, [*(part.task.name for part in work), *members], file, registry)
     seats = {part.task.name: _seats(config, part, file, coached=coached) for part in work}
-    update: dict[str, Any] = {
-        "task_players": {task: own for task, own in seats.items() if any(dict(own).values())}
-    }
+    rules: dict[str, Any] = {}
     if "coach" in config.roles() and not config.named("coach"):
-        update["coach"] = "symbolic"
-    return config.model_copy(update=update)
+        if coached and any(map(_has_model_coach, map(registry.spec, members))):
+            # Rules for all would be named for those that are left out as well.
+            seats = {task: _with_rules(own) for task, own in seats.items()}
+        else:
+            rules = {"coach": "symbolic"}
+    own_players = {task: own for task, own in seats.items() if any(dict(own).values())}
+    return config.model_copy(update={"task_players": own_players, **rules})
+
+
+def _has_model_coach(spec: TaskSpec) -> bool:
+    return isinstance(spec.players.coach, DefaultPlayer)
+
+
+def _with_rules(own: TaskPlayers) -> TaskPlayers:
+    return own if own.coach else own.model_copy(update={"coach": "symbolic"})
 
 
 def training_player_remarks(
