@@ -184,14 +184,16 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         material = gather_material(config, say=_say)
         refuse_idle_players(material, values)
         for remark in material.remarks():
-            _say(remark)
+            if remark not in material.coaches:
+                _say(remark)
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan
 
             played = beside_plan(config, material)
             show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
             return
-        show_plan(training_plan(material.config, material), values["json"])
+        plan = training_plan(material.config, material)
+        show_plan(plan, values["json"], material.coaches)
         for server in material.config.servers():
             _say(server)
         return
@@ -381,11 +383,12 @@ def _ablate(values: Mapping[str, Any]) -> None:
             match=values["match"] or "rollouts", trust=values["trust"],
             force_mixed=values["force_mixed"], judged_alike=judge is not None,
         )  # fmt: skip
+    if values["dry_run"]:
+        coaches = dict.fromkeys(line for run in runs for line in run.coaches)
+        show_plan(comparison_plan(runs), values["json"], list(coaches))
+        return
     for remark in dict.fromkeys(line for run in runs for line in run.remarks):
         _say(remark)
-    if values["dry_run"]:
-        show_plan(comparison_plan(runs), values["json"])
-        return
     _say(f"{len(runs)} runs in {out}")
     if judge is not None:
         confirm_judge(judge, runs[0].config, _say, ask_user())

@@ -196,7 +196,12 @@ def test_the_plan_has_the_references_coach_and_no_refined_rollouts_without_one(
     parts = {part["task"]: part for part in json.loads(captured.out)["tasks"]}
     assert all("coach" in parts[f"{task} drafts"]["calls"] for task in untold)
     assert all(f"{task} refined" in parts for task in tasks)
-    assert "fantom, hitom, paratomi: rules write the feedback and stand in" in captured.err
+    (remark,) = json.loads(captured.out)["coaches"]
+    assert remark.startswith("fantom, hitom, paratomi: rules write the feedback and stand in")
+    words = ("ablate", *command[2:], "--methods", "grpo,ditto", "--seeds", 1)
+    for plan in (command, ("train", *words)):
+        assert soul("plan", *plan) == 0
+        assert remark in capsys.readouterr().out
 
 
 def test_the_actor_in_another_role_is_paid_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,8 +77,9 @@ class Material:
     measured: Material | None = None
     """What supervised training is measured on: rows, players and settings of a reinforcement."""
     players: tuple[str, ...] = ()
-    """A line for each default player that differs from evaluation's, and on default coaches that
-    are no model."""
+    """A line for each default player that differs from evaluation's."""
+    coaches: tuple[str, ...] = ()
+    """Lines on default coaches that are no model: a plan has them as well."""
 
     def remarks(self) -> list[str]:
         """Lines printed before the start: tasks left out, other players than in evaluation, and
@@ -86,6 +87,7 @@ class Material:
         share = self.config.rows_per_task
         lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
         lines += self.measured.players if self.measured else ()
+        lines += self.coaches
         lines += self.corpus.remarks() if self.corpus else []
         for task in self.tasks.values() if share else ():
             taken = [row.id for owner, row in self.pool if owner is task]
@@ -136,7 +138,7 @@ def gather_material(
     measured = _measured(config, asking) if alone or asked_for else None
     material = replace(
         _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
-        players=(*training_player_remarks(config, played, registry), *remarks),
+        players=tuple(training_player_remarks(config, played, registry)), coaches=tuple(remarks),
     )  # fmt: skip
     refuse_gaps(gaps, lambda: _planned(material))
     pool = material.pool
