@@ -20,6 +20,9 @@ Kind = Literal["draft", "refined", "gold"]
 
 Protocol = Literal["paper", "reference"]
 
+LeakCheck = Literal["off", "log", "drop"]
+"""What becomes of feedback that gives the answer away."""
+
 
 MAX_TOKENS = 8192
 """The longest reply where neither a task nor a setting says less (Ditto paper, §5)."""
@@ -317,11 +320,14 @@ class Feedback:
     gold."""
     chance: float | None = None
     """What guessing would give that reader: 1 / number of options."""
+    kept: bool = False
+    """Whether it is used although it leaks: its run drops none (`--leak-check log` or `off`)."""
 
     @property
     def usable(self) -> bool:
-        """Whether an actor may see it: what leaks may only where leaking is the point."""
-        return not self.leak or self.kind == "worked_example"
+        """Whether an actor may see it: what leaks may only where leaking is the point, or where the
+        run drops nothing."""
+        return not self.leak or self.kept or self.kind == "worked_example"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

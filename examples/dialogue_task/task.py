@@ -116,11 +116,12 @@ class MyDialogue(Task):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str:
         """Says how to go about it, and never names a day."""
+        friend = example.fields["friend"]
         if score is not None and score.value == 1:
-            return "That worked: you settled only what the other one had said yes to."
+            return f"That worked: you settled only what {friend} had said yes to."
         if score is not None and score.words:
-            return "You settled a day that does not suit you both; wait for a yes first."
-        return "Offer your free days one by one, and close the call once one of them suits."
+            return f"You settled a day that does not suit {friend}; wait for a yes first."
+        return f"Offer {friend} your free days one by one, and close the call once one suits."
 
     def leak_view(self, example: Example) -> LeakView:
         free = tuple(example.fields["free"])

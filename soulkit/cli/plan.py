@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,10 +46,11 @@ def command(
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def show_plan(plan: Plan, as_json: bool) -> None:
-    """Print a plan: a table by task and role, and a few lines of totals."""
+def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
+    """Print a plan: a table by task and role, a few lines of totals, and what there is to say of
+    default `coaches`."""
     if as_json:
-        print_json(plan.as_dict())
+        print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
     table = new_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
                       ">cost", ">calls at most", ">cost at most")  # fmt: skip
@@ -57,7 +59,7 @@ def show_plan(plan: Plan, as_json: bool) -> None:
             table.add_row(safe(part.task), one.role, safe(one.name), *_figures(one))
     if plan.asked:
         console().print(table)
-    for line in _totals(plan):
+    for line in (*_totals(plan), *coaches):
         console().print(line, markup=False, soft_wrap=True)
 
 

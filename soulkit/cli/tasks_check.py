@@ -57,7 +57,8 @@ def check_tasks(
     No model is asked. Every prompt of a row is rendered. Without --data, the released files are
     checked where they lie, else 100 rows made here. The exit code is 1 when a gold fails, as no
     model can be right about such a row, and when a prompt or feedback breaks. Warnings say what a
-    task declares and does not have: a coach's prompt, a leak check, symbolic feedback.
+    task declares and does not have: a coach's prompt, a leak check, symbolic feedback. Of feedback
+    by rules it counts how many different texts the wrong drafts get.
     """
     from soulkit.tasks.loading import examples_from
     from soulkit.tasks.selfcheck import check_task, with_unused
@@ -186,6 +187,12 @@ def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None
         _print_findings(check.task, "wrong passes", check.wrong_passes)
         _print_findings(check.task, "wrong answer not read", check.wrong_unread)
         _print_findings(check.task, "breaks", check.breaks, LONG)
+        if check.feedback_drafts:
+            out.print(
+                f"{safe(check.task)}: feedback by rules: {check.feedback_texts} different texts on "
+                f"{check.feedback_drafts} wrong drafts",
+                soft_wrap=True,
+            )
         for warning in check.warnings:
             out.print(safe(f"{check.task}: warning: {warning}"), soft_wrap=True)
         for bad in check.bad[:SHOWN]:

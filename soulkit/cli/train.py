@@ -189,14 +189,16 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         material = gather_material(config, say=_say)
         refuse_idle_players(material, values)
         for remark in filter(None, (*material.remarks(), adapter_remark(config))):
-            _say(remark)
+            if remark not in material.coaches:
+                _say(remark)
         if material.corpus is not None:
             from soulkit.cli.plan import show_corpus_plan
 
             played = beside_plan(config, material)
             show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
             return
-        show_plan(training_plan(material.config, material), values["json"])
+        plan = training_plan(material.config, material)
+        show_plan(plan, values["json"], material.coaches)
         for server in material.config.servers():
             _say(server)
         return
@@ -294,14 +296,15 @@ def one_line_summary(line: StepLine) -> str:
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.remarks import dropped_text, limits_text, truncation_text
     from soulkit.report.training_facts import (
-        LEAK_CHECK,
         ability_text,
         canary_text,
         feedback_text,
+        leak_check_text,
         lesson_facts,
         probe_text,
         task_lines,
     )
+    from soulkit.train.rollouts.remarks import alike_feedback
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
@@ -314,7 +317,10 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"    {line}", markup=False)
     if text := feedback_text(summary.feedback):
         print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
-        print_line(f"  leak check         {LEAK_CHECK}", soft_wrap=True)
+    if text := leak_check_text(summary.feedback):
+        print_line(f"  leak check         {text}", markup=False, soft_wrap=True)
+    if summary.feedback and (text := alike_feedback(summary.feedback.distinct)):
+        print_line(f"  feedback texts     {text}", markup=False, soft_wrap=True)
     if text := canary_text(summary.canaries):
         print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
     if text := ability_text(summary.retention):
@@ -381,7 +387,8 @@ def _ablate(values: Mapping[str, Any]) -> None:
             force_mixed=values["force_mixed"], judged_alike=judge is not None,
         )  # fmt: skip
     if values["dry_run"]:
-        show_plan(comparison_plan(runs), values["json"])
+        coaches = dict.fromkeys(line for run in runs for line in run.coaches)
+        show_plan(comparison_plan(runs), values["json"], list(coaches))
         return
     for remark in dict.fromkeys(line for run in runs for line in run.remarks):
         _say(remark)

@@ -244,7 +244,7 @@ def summarise(
         origins={name: own for name, rows in groups.items() if (own := _origins(rows))},
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
         dropped_settings={
-            name: lost for name, rows in groups.items() if (lost := dropped_by_actor(rows, model))
+            name: cut for name, rows in groups.items() if (cut := dropped_by_actor(rows, model))
         },
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.verdict import spoken
@@ -12,6 +13,15 @@ from soulkit.types import Call, Feedback, Segment
 MAX_COACH_WORDS = 120
 CHARS_A_WORD = 20
 """Of a text without blanks the characters count."""
+
+LEAST_DISTINCT = 0.1
+"""Different texts per draft below which feedback is hardly about the draft: it is a fixed sentence
+in the prompt under the name of feedback."""
+
+
+def distinct_share(texts: Sequence[str]) -> float | None:
+    """Different texts / texts; None without any."""
+    return len(set(texts)) / len(texts) if texts else None
 
 
 async def ask_coach(

@@ -42,7 +42,7 @@ content are said."""
 
 _TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _GROUPED = re.compile(r"[,.'\u2019\u00a0\u202f](?<=\d.)(?=\d{3}(?!\d))")
-_SENTENCE = re.compile(r"(?<=[.!?;\u3002\uff01\uff1f])\s*|\n+")
+SENTENCE_END = re.compile(r"(?<=[.!?;\u3002\uff01\uff1f])\s*|\n+")
 _ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|es|s|e)$")
 _FUNCTION = """
 a about after again all also am an and any are as at be because been before being both but by
@@ -123,7 +123,7 @@ class _Material:
     @cached_property
     def sentences(self) -> tuple[frozenset[str], ...]:
         """The words of content of every sentence."""
-        return tuple(frozenset(content(tokens(part))) for part in _SENTENCE.split(self.text))
+        return tuple(frozenset(content(tokens(part))) for part in SENTENCE_END.split(self.text))
 
     @cached_property
     def _runs(self) -> dict[int, frozenset[tuple[str, ...]]]:

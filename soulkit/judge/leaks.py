@@ -1,15 +1,23 @@
 """Does a feedback give the answer away?
 
 Three ways where a question has options: it holds the gold text, it names the gold letter, or it is
-*answerable*: a blind reader who sees question, options and feedback, but not the story, picks the
-gold above chance. The lexical reader knows which options the feedback mentions, by text, letter or
-a word of their own, and trusts either the mentioned or the unmentioned ones, whichever serves it
-better; a model can read blind as well. A dialogue has other things to give away: what belongs to
-another seat (`private_text`), words that only a judge's rubric uses (`rubric_words`), and the text
-that a human wrote in the actor's place (`gold_reference`); `echoes.py` says when a text is
-repeated. Leaking feedback is dropped and counted, never shown to the actor. A text is read as it is
-and as it looks (`disguise.py`): invisible signs, look-alike letters, words that are joined, torn or
-spelled, and options that are named by their place are no way around the check.
+*answerable*: it leaves few options open. An option that the feedback mentions, by text, letter or a
+word of its own, counts as ruled out, and a word that the gold shares with others rules out the
+rest. Feedback is answerable when a single option is left, or no more than half of them. Two things
+count for nothing: what the draft answered, since criticism names it (of two options it leaves one,
+and leaks), and whole sentences of the text that the actor reads. A model can read blind as well:
+its answers, from question, options and feedback alone, must not beat chance.
+
+A dialogue has other things to give away: what belongs to another seat (`private_text`), words that
+only a judge's rubric uses (`rubric_words`), and the text that a human wrote in the actor's place
+(`gold_reference`); `echoes.py` says when a text is repeated. Runs drop what leaks, or log it. A
+text is read as it is and as it looks (`disguise.py`): invisible signs, look-alike letters, words
+that are joined, torn or spelled, and options that are named by their place are no way around the
+check.
+
+Example: of the options red box, red bag, blue jar, green tin the gold is red bag. "Not the blue
+jar" leaves three of four and passes; "think of the red one" leaves two and leaks. When the draft
+said red box, "you said red box, but it is not the jar" leaves two of the three others, and passes.
 
 What no such check can rule out: feedback says in kind whether a draft was right, so an actor that
 remembers its draft learns to keep or to change its answer. It does not see that draft again, and
@@ -33,6 +41,7 @@ from soulkit.judge.disguise import (
     spelled_names,
 )
 from soulkit.judge.echoes import (
+    SENTENCE_END,
     SENTENCE_WORDS,
     content,
     echoes_private,
@@ -47,6 +56,9 @@ from soulkit.types import Call, Feedback, Segment
 SIGNIFICANCE = 0.05
 MAX_CHARACTERS = 30_000
 """No coach writes that much; what nobody has read is not shown."""
+QUOTED_WORDS = 3
+"""So many words a sentence of the story has beside options, or quoting it names the options."""
+_NUMBERED = re.compile(r"^\s*\d+[.):]?\s+")
 MAX_NAME_WORDS = 3
 """Options up to this length are names, whose single words (`the red one`) point at them."""
 
@@ -77,6 +89,13 @@ class LeakView:
     public: str = ""
     """What the actor sees anyway (scenario, names, its own profile): repeating it gives nothing
     away. The question need not be repeated here."""
+    story: str = ""
+    """What the actor reads beside question and options: its sentences may be quoted whole."""
+    drafted: tuple[str, ...] = ()
+    """The options other than the gold that the draft answered."""
+    each: bool = False
+    """Whether every option tells something of the answer by itself (one name of a list, one word of
+    a sentence), so that naming any of them leaks."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -93,6 +112,18 @@ class LeakView:
     def chance(self) -> float:
         """What guessing gives: 1 / number of different options."""
         return 1 / max(len(self.names()), 1)
+
+    def of_draft(self, answer: str, story: str) -> LeakView:
+        """The view for feedback on a draft that answered `answer`, a letter or letters where the
+        options have them, else a text; `story` is what its actor has read."""
+        words = answer.upper().replace(",", " ").split()
+        if words and set(words) <= set(self.letters):
+            pairs = zip(self.letters, self.options, strict=False)
+            named = {plain(option) for letter, option in pairs if letter in words}
+        else:
+            named = set(named_options(answer, self.options))
+        drafted = tuple(o for o in self.options if plain(o) in named - {plain(self.gold)})
+        return replace(self, story=story, drafted=drafted)
 
     def names(self) -> dict[str, set[str]]:
         """Plain option text → the letters that stand for it."""
@@ -131,14 +162,30 @@ def _letter_pattern(letter: str) -> str:
     )
 
 
-def lexical_share(text: str, view: LeakView) -> float:
-    """Probability that the lexical blind reader picks the gold, in [1/n, 1] at its best reading."""
+def left_open(text: str, view: LeakView) -> frozenset[str]:
+    """The options that may still be the gold for a reader of words, at its best reading."""
     names, gold = view.names(), plain(view.gold)
     mentioned = named_options(text, names) | spelled_names(text, names) | _pointed_at(text, view)
     mentioned |= {o for o, letters in names.items() if any(names_letter(text, x) for x in letters)}
-    sides = [mentioned, *_hint_groups(text, view, names)]
-    halves = [half for side in sides for half in (set(side), set(names) - side) if gold in half]
-    return max((1 / len(half) for half in halves), default=view.chance)
+    left = set(names)
+    if gold in names:
+        for side in (mentioned, *_hint_groups(text, view, names)):
+            left &= set(side) if gold in side else set(names) - set(side)
+    return frozenset(left)
+
+
+def _gives_away(left: Collection[str], view: LeakView) -> bool:
+    """Whether so few options are left open that the answer is told: one, or at most half of those
+    that the draft did not answer (all of them, where its answer is not mentioned)."""
+    names = view.names()
+    if view.each or len(names) < 2:
+        return len(left) < len(names)
+    return len(left) == 1 or 2 * len(left) <= len(names) - len(_known(left, view))
+
+
+def _known(left: Collection[str], view: LeakView) -> set[str]:
+    """The options that are ruled out as the draft's own answer."""
+    return set(map(plain, view.drafted)) - set(left)
 
 
 def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
@@ -183,15 +230,53 @@ def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
         return feedback
     if len(feedback.text) > MAX_CHARACTERS:
         return replace(feedback, leak="too_long")
-    leak, share = feedback.leak, view.chance
+    leak, share, told = feedback.leak, view.chance, False
     for text, seen in _readings(feedback.text, view):
-        leak = leak or _answer_leak(text, seen) or _text_leak(text, seen)
-        share = max(share, lexical_share(text, seen)) if seen.options else share
+        bare = unquoted(text, seen)
+        leak = leak or _answer_leak(bare, seen) or _text_leak(text, seen)
+        if seen.options:
+            left = left_open(bare, seen)
+            share, told = max(share, 1 / len(left)), told or _gives_away(left, seen)
     if not view.options:
         return replace(feedback, leak=leak)
-    if not leak and share > view.chance:
+    if not leak and told:
         leak = "answerable"
     return replace(feedback, leak=leak, blind=share, chance=view.chance)
+
+
+def unquoted(text: str, view: LeakView) -> str:
+    """`text` without the whole sentences of the story that it quotes.
+
+    A sentence that is a part of an option stays, and so does one that says little more than an
+    option's name: quoting it would be answering.
+    """
+    if not view.story:
+        return text
+    rest = f" {plain(text)} "
+    for sentence in _sentences(view.story):
+        if sentence in rest and _is_quotable(sentence, view):
+            rest = rest.replace(f" {sentence} ", " | ")
+            pattern = r"[\W_]+".join(map(re.escape, sentence.split()))
+            text = re.sub(rf"(?<!\w){pattern}(?!\w)", " | ", text, flags=re.IGNORECASE)
+    return text
+
+
+@lru_cache(maxsize=64)
+def _sentences(story: str) -> tuple[str, ...]:
+    """The sentences of a story in their plain form, the longest first; numbers at their beginning
+    are left out."""
+    parts = {plain(_NUMBERED.sub("", part)) for part in SENTENCE_END.split(story)}
+    return tuple(sorted(parts - {""}, key=lambda part: (-len(part), part)))
+
+
+def _is_quotable(sentence: str, view: LeakView) -> bool:
+    options = {plain(option) for option in (*view.options, view.gold)} - {""}
+    if any(sentence in option for option in options):
+        return False
+    rest = sentence
+    for option in sorted(options, key=len, reverse=True):
+        rest = rest.replace(option, " ")
+    return len(tokens(rest)) >= QUOTED_WORDS
 
 
 def _readings(text: str, view: LeakView) -> Iterator[tuple[str, LeakView]]:
@@ -222,6 +307,8 @@ def _folded_view(view: LeakView) -> LeakView:
         reference=folded(view.reference),
         reference_parts=tuple(map(folded, view.reference_parts)),
         public=folded(view.public),
+        story=folded(view.story),
+        drafted=tuple(map(folded, view.drafted)),
     )
 
 
@@ -266,10 +353,12 @@ async def read_blind(
     """
     if not calls or not view.options:
         return feedback
-    hits = 0
+    hits, text = 0, unquoted(feedback.text, view)
     for call in calls:
-        hits += await _read_once(feedback.text, view, reader, call)
-    leak = feedback.leak or ("answerable" if above_chance(hits, len(calls), view.chance) else "")
+        hits += await _read_once(text, view, reader, call)
+    known = _known(left_open(text, view), view)
+    chance = 1 / max(len(view.names()) - len(known), 1)
+    leak = feedback.leak or ("answerable" if above_chance(hits, len(calls), chance) else "")
     return replace(feedback, leak=leak, blind=hits / len(calls), chance=view.chance)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from soulkit.errors import CallError
-from soulkit.judge.leaks import check_leak, read_blind
+from soulkit.judge.leaks import LeakView, check_leak, read_blind
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.waves import Participant, participants
 from soulkit.runs.messages import first_prompts
@@ -29,6 +29,7 @@ from soulkit.types import (
     Failure,
     Feedback,
     Kind,
+    LeakCheck,
     Record,
     Score,
     record_key,
@@ -62,7 +63,8 @@ class FeedbackPolicy:
     """When a draft gets feedback. `blind_reader` adds a model to the leak check."""
 
     when: str = "all"
-    """`all` | `imperfect` (reward below the task's maximum) | `task` (the reference's gates)."""
+    """`all` | `imperfect` (reward below the task's maximum) | `task` (the reference's gates) |
+    `never`."""
     terse: bool = False
     """The task's own rules without remarks on the draft, instead of the cast's coach."""
     blind_reader: Player | None = None
@@ -70,12 +72,15 @@ class FeedbackPolicy:
     show_draft: bool = False
     """The refined rollout's feedback slot holds the draft as well; the leak check reads only what
     the coach wrote."""
+    leak_check: LeakCheck = "drop"
+    """`drop`: feedback that leaks is recorded and not used; `log`: it is used all the same; `off`:
+    nothing is looked for."""
     worked_examples: bool = False
     """Tasks whose feedback shows a worked example, answer included, give feedback at all."""
 
     def wants(self, task: Task, score: Score, step: int) -> bool:
         worked = task.spec.feedback.kind == "worked_example"
-        if score.reward is None or (worked and not self.worked_examples):
+        if score.reward is None or self.when == "never" or (worked and not self.worked_examples):
             return False
         if self.when == "imperfect":
             return score.reward < task.spec.metric.high
@@ -118,7 +123,7 @@ class Engine:
             if policy is None or not policy.wants(job.task, draft.score, job.step):
                 return draft
             feedback = terse(job) if policy.terse else await self._coach_feedback(job, draft)
-            checked = await self._check_leaks(job, feedback) if feedback else None
+            checked = await self._check_leaks(job, draft, feedback) if feedback else None
         except CallError as error:
             # A coach that failed gave no feedback: the draft stands, and the failure is on record.
             notes = {**draft.episode.notes, "coach_failure": f"{error.reason}: {error.detail}"}
@@ -133,13 +138,21 @@ class Engine:
             )
         return checked_feedback(task, feedback)
 
-    async def _check_leaks(self, job: Job, feedback: Feedback) -> Feedback:
-        with task_code(job.task, "leak_view"):
-            view = job.task.leak_view(job.example)
-        checked = check_leak(feedback, view)
-        reader = self.feedback.blind_reader if self.feedback else None
-        if reader is None or view is None or checked.leak:
-            return checked
+    async def _check_leaks(self, job: Job, draft: Record, feedback: Feedback) -> Feedback:
+        policy = self.feedback or FeedbackPolicy()
+        checked = feedback
+        if policy.leak_check != "off":
+            with task_code(job.task, "leak_view"):
+                view = job.task.draft_view(job.example, draft.score)
+            checked = check_leak(feedback, view)
+            if policy.blind_reader is not None and view is not None and not checked.leak:
+                checked = await self._read_blind(job, checked, view, policy.blind_reader)
+        # A task may have found a leak itself, whatever the run asks for.
+        return replace(checked, kept=bool(checked.leak) and policy.leak_check != "drop")
+
+    async def _read_blind(
+        self, job: Job, checked: Feedback, view: LeakView, reader: Player
+    ) -> Feedback:
         rollout = job.rollout(self.seed)
         reads = self.feedback.blind_reads if self.feedback else 0
         calls = [rollout.call("judge", job.example, sample=i) for i in range(reads)]

@@ -42,6 +42,9 @@ WORDS = {
 }
 
 
+NO_COACH_KEY = "With --coach symbolic the task's rules write the feedback, without a key"
+
+
 @dataclass(frozen=True, slots=True)
 class Gap:
     """One thing that is missing."""
@@ -128,7 +131,9 @@ def key_gaps(config: RolesConfig) -> list[Gap]:
             roles = dict.fromkeys(one.partition(" ")[0] for one in players)
             flags = " ".join(f"--{role} WHO" for role in roles if role != "actor")
             error.way_out += f" Or name other players: {flags}." if flags else ""
-            gaps.append(Gap("keys", f"{name} ({users})", f"export {name}=KEY", error))
+            error.way_out += f" {NO_COACH_KEY}." if "coach" in roles else ""
+            way = f"export {name}=KEY" + (f". {NO_COACH_KEY}" if set(roles) == {"coach"} else "")
+            gaps.append(Gap("keys", f"{name} ({users})", way, error))
     return gaps
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from soulkit.errors import ConfigError, DataError
-from soulkit.play.gaps import key_gaps
+from soulkit.play.gaps import NO_COACH_KEY, key_gaps
 from soulkit.play.plan import Work
 from soulkit.play.seating import seated
 from soulkit.play.settings import PlayConfig
@@ -78,5 +78,7 @@ def _lacking(work: Work, config: PlayConfig, registry: Registry, *, coached: boo
         return f"nobody plays the {' and the '.join(unfilled_roles)}"
     # A key that the user's own players want is an error; one of the task's players leaves it out.
     named = {gap.name for gap in key_gaps(config)}
-    keys = [gap.name for gap in key_gaps(seats) if gap.name not in named]
-    return f"no key in {', '.join(keys)}" if keys else ""
+    keys = [gap for gap in key_gaps(seats) if gap.name not in named]
+    ways = [NO_COACH_KEY for gap in keys if NO_COACH_KEY in gap.way]
+    parts = [f"no key in {', '.join(gap.name for gap in keys)}", *dict.fromkeys(ways)]
+    return ". ".join(parts) if keys else ""

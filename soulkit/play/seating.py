@@ -6,7 +6,7 @@
 * A judge that a user names also audits, and coaches where training asks for feedback, unless
   somebody is named for that as well: nobody needs a second key for what was not asked for.
 * On a judged task the coach is by default the judge's model: what it says about a draft is what
-  the judge holds against it. Elsewhere it is the task's rules.
+  the judge holds against it. Elsewhere it is the model that tasks.yaml names, or the task's rules.
 
 What comes out is part of the settings: a run folder says who played, and a resumed run keeps them.
 """
@@ -23,9 +23,12 @@ from soulkit.play.plan import Work
 from soulkit.play.settings import PlayConfig
 from soulkit.tasks.defaults import DefaultPlayer
 from soulkit.tasks.registry import Registry
+from soulkit.tasks.spec import TaskSpec
 from soulkit.types import Role
 
 Config = TypeVar("Config", bound=PlayConfig)
+PAPER_COACH = "gpt-5-nano"
+"""The model that gives all feedback in the Ditto paper (§5)."""
 ALONE: tuple[Role, ...] = ("judge", "auditor", "partner", "environment")
 """Roles that a task's declaration may fill, whoever plays them somewhere else."""
 
@@ -43,12 +46,23 @@ def seated(
     members = registry.suite(suite) if suite is not None else ()
     _check_names(config, [*(part.task.name for part in work), *members], file, registry)
     seats = {part.task.name: _seats(config, part, file, coached=coached) for part in work}
-    update: dict[str, Any] = {
-        "task_players": {task: own for task, own in seats.items() if any(dict(own).values())}
-    }
+    rules: dict[str, Any] = {}
     if "coach" in config.roles() and not config.named("coach"):
-        update["coach"] = "symbolic"
-    return config.model_copy(update=update)
+        if coached and any(map(_has_model_coach, map(registry.spec, members))):
+            # Rules for all would be named for those that are left out as well.
+            seats = {task: _with_rules(own) for task, own in seats.items()}
+        else:
+            rules = {"coach": "symbolic"}
+    own_players = {task: own for task, own in seats.items() if any(dict(own).values())}
+    return config.model_copy(update={"task_players": own_players, **rules})
+
+
+def _has_model_coach(spec: TaskSpec) -> bool:
+    return isinstance(spec.players.coach, DefaultPlayer)
+
+
+def _with_rules(own: TaskPlayers) -> TaskPlayers:
+    return own if own.coach else own.model_copy(update={"coach": "symbolic"})
 
 
 def training_player_remarks(
@@ -70,6 +84,35 @@ def training_player_remarks(
                     f"{task.name}: the {role} is {here} in training and {there} in evaluation, so "
                     "scores of the two do not compare"
                 )
+    return lines
+
+
+def coach_remarks(config: PlayConfig, work: Sequence[Work]) -> list[str]:
+    """Where rules stand in for the paper's model, and which tasks have no feedback: a line each.
+
+    `config` is not seated yet: what the user names has no line.
+    """
+    rules, without = [], []
+    named_in_file = players_in_tasks(config.endpoints)
+    for part in work:
+        task = part.task
+        in_file = named_in_file.get(task.name, TaskPlayers()).named("coach")
+        default = _default(part, "coach").get("coach")
+        if in_file or config.named("coach", task.name):
+            continue
+        rules += [task.name] if default == "symbolic" and task.protocol == "paper" else []
+        without += [task.name] if default == "none" else []
+    lines = []
+    if rules:
+        lines.append(
+            f"{', '.join(rules)}: rules write the feedback and stand in for the paper's model "
+            f"(--coach endpoint:{PAPER_COACH} asks that)"
+        )
+    if without:
+        lines.append(
+            f"{', '.join(without)}: no feedback under protocol reference, so no refined rollouts "
+            "(--coach symbolic gives some)"
+        )
     return lines
 
 
@@ -115,12 +158,16 @@ def _default(part: Work, role: str) -> dict[str, Any]:
 def _coach(
     config: PlayConfig, part: Work, chosen: Mapping[str, Any], *, judge_named: bool
 ) -> dict[str, Any]:
-    """The coach of a judged task that nobody named; nothing where rules coach."""
+    """The coach that nobody named: the task's own, else the judge's model where a judge scores. A
+    judge that was named goes before the task's own model. Nothing where rules coach."""
+    own = _default(part, "coach")
     judges = chosen.get("judge") or config.named("judge")
-    if "judge" not in roles_of(part) or not judges:
+    judged = "judge" in roles_of(part) and bool(judges)
+    default = own.get("coach")
+    if default == "none" or (own and not judge_named):
+        return own if judged or default != "symbolic" else {}
+    if not judged and (default in (None, "symbolic") or not judges):
         return {}
-    if not judge_named and (own := _default(part, "coach")):
-        return own
     # A judge's temperature and length are a judge's.
     return {"coach": judges[0].model_copy(update={"temperature": None, "max_tokens": None})}
 

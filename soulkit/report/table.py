@@ -262,6 +262,7 @@ QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
     "loss": lambda line: line.learned.loss,
     "drafts with feedback": lambda line: line.feedback.share,
     "feedback that leaks": lambda line: line.feedback.leak_share,
+    "different feedback texts per draft": lambda line: line.feedback.distinct,
     "clipped tokens": lambda line: line.learned.means.clipped,
     "mean ratio": lambda line: line.learned.means.ratio,
     "entropy": lambda line: line.learned.means.entropy,

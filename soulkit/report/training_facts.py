@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from soulkit.metrics.intervals import estimate_text, signed
+from soulkit.train.rollouts.remarks import alike_feedback
 from soulkit.train.state.ability import AbilityTotals
 from soulkit.train.state.lines import Alarm, Rewards
 from soulkit.train.state.summary import (
@@ -15,18 +16,24 @@ from soulkit.train.state.summary import (
 )
 
 LEAK_CHECK = (
-    "compares words: it finds feedback that says the answer, names or rules out options, or "
+    "compares words: it finds feedback that says the answer, leaves few options open, or "
     "repeats private texts; it does not notice the answer in other words, such as a paraphrase or "
     "a code"
 )
 """What the counts of leaks cover, shown for every training run with feedback."""
+MODES = {
+    "drop": LEAK_CHECK,
+    "log": f"counts leaks and drops none (log); {LEAK_CHECK}",
+    "off": "off: no feedback was checked",
+}
 
 
 def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
     """What stands in the head of a training run beside what every run has: label and text."""
     return [
         ("feedback", feedback_text(summary.feedback)),
-        ("leak check", LEAK_CHECK if summary.feedback and summary.feedback.coaches else ""),
+        ("feedback texts", alike_feedback(summary.feedback.distinct) if summary.feedback else ""),
+        ("leak check", leak_check_text(summary.feedback)),
         ("canaries", canary_text(summary.canaries)),
         ("general ability", ability_text(summary.retention)),
         ("probes", probe_text(summary.probes)),
@@ -35,20 +42,27 @@ def facts_of_training(summary: TrainSummary) -> list[tuple[str, str]]:
 
 
 def feedback_text(feedback: FeedbackTotals | None) -> str:
-    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 4 times; 8 of 520 drafts
-    wanted none`, or empty."""
+    """`symbolic 512, 3 dropped (2 gold_text, 1 answerable); 0.42 different texts a draft; coach
+    failed 4 times; 8 of 520 drafts wanted none`, or empty."""
     feedback = feedback or FeedbackTotals()
     parts = []
     for author, counts in feedback.coaches.items():
         kinds = ", ".join(f"{n} {kind}" for kind, n in counts.leaks.items())
         parts.append(f"{author} {counts.checked}, {counts.dropped} dropped")
         parts[-1] += f" ({kinds})" if kinds else ""
+    if feedback.distinct is not None:
+        parts.append(f"{feedback.distinct:.2f} different texts a draft")
     failures = feedback.coach_failures
     if failures:
         parts.append(f"coach failed {failures} time{'s' * (failures != 1)}")
     if feedback.gated:
         parts.append(f"{feedback.gated} of {feedback.drafts} drafts wanted none")
     return "; ".join(parts)
+
+
+def leak_check_text(feedback: FeedbackTotals | None) -> str:
+    """What the run did about leaks; empty without feedback."""
+    return MODES[feedback.leak_check] if feedback and feedback.coaches else ""
 
 
 def task_lines(rewards: Rewards) -> list[str]:

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from soulkit.data.contamination import texts_of
 from soulkit.data.rows import HUMAN, bind, content_hash, unpacked
 from soulkit.data.schema import Column
 from soulkit.errors import CallError, ConfigError, TaskError, UnreadableVerdict
@@ -353,6 +354,22 @@ class Task(ABC):
     def leak_view(self, example: Example) -> LeakView | None:
         """What a leak check needs to know; None when the task has no answer to give away."""
         return None
+
+    def draft_view(self, example: Example, score: Score) -> LeakView | None:
+        """`leak_view` for feedback on a draft with this score: what the draft answered, and what
+        its actor has read, are known."""
+        view = self.leak_view(example)
+        if view is None or not (view.options or view.gold):
+            return view
+        return view.of_draft(score.words, "\n".join(self._read(example)))
+
+    def _read(self, example: Example) -> Iterator[str]:
+        """The texts that every acted seat of a row reads, as far as budgets let it; no golds."""
+        seats = self.acted_seats(example)
+        views = [self.within_budget(example.visible(seat))[0] for seat in seats]
+        for name, value in views[0].items():
+            shared = all(view.get(name) == value for view in views)
+            yield from texts_of(value) if shared and name not in self.gold_fields else ()
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Metrics that exist only over a batch (joint accuracy, diversity), with what they count.

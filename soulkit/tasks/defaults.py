@@ -41,8 +41,9 @@ class RoleDefaults(BaseModel):
     auditor: DefaultPlayer | None = None
     partner: DefaultPlayer | None = None
     environment: DefaultPlayer | None = None
-    coach: DefaultPlayer | Literal["symbolic"] | None = None
-    """Nothing: the judge's model on a judged task, else the task's rules."""
+    coach: DefaultPlayer | Literal["symbolic", "none"] | None = None
+    """`symbolic`: the task's rules, in the place of a paper's model; `none`: there is no feedback.
+    Nothing: the judge's model on a judged task, else the task's rules."""
 
     def of(self, role: str) -> DefaultPlayer | str | None:
         """Who fills `role`; None for nobody."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from soulkit.data.files import BadRow
 from soulkit.errors import CallError, ProviderError, TaskError
+from soulkit.judge.coach import LEAST_DISTINCT, distinct_share
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.base import READABLE, Task
 from soulkit.tasks.guarding import checked_score, error_words
@@ -47,6 +48,10 @@ NO_LEAK_CHECK = (
 )
 NO_SYMBOLIC = (
     "symbolic feedback is declared, and explain() says nothing about a wrong answer of any row"
+)
+ALIKE = (
+    "symbolic feedback has {n} different texts on {of} wrong drafts, fewer than 1 in 10: it works "
+    "like a fixed sentence in the prompt; name a model that coaches by default (players: coach)"
 )
 _CLOSE = 1e-9
 """A maximum that was computed may miss its number by this much."""
@@ -91,6 +96,10 @@ class SelfCheck:
     unrendered: tuple[str, ...] = ()
     """Files in the task's prompts folder that no row needed."""
     duplicates: int = 0
+    feedback_drafts: int = 0
+    """Wrong drafts that the task's rules have feedback on, one of each row at most."""
+    feedback_texts: int = 0
+    """Different texts among this feedback."""
     bad: tuple[BadRow, ...] = ()
     rows_only: bool = False
     """The task has no scorer: its rows were read, and nothing was played."""
@@ -140,6 +149,8 @@ def check_task(task: Task, loaded: Loaded, data: str = "") -> SelfCheck:
         warnings=() if rows_only else rehearsed.warnings(),
         unrendered=() if rows_only else tuple(task.prompts.unopened(task.spec.home.folder)),
         duplicates=loaded.duplicates,
+        feedback_drafts=len(rehearsed.feedback),
+        feedback_texts=len(set(rehearsed.feedback)),
         bad=loaded.bad,
         rows_only=rows_only,
         **{kind: tuple(several) for kind, several in findings.items()},
@@ -183,6 +194,9 @@ class _Rehearsed:
         self.task = task
         self.problems: dict[str, list[Example]] = {}
         self.rows = self.silent = self.uncoached = self.hidden = self.unguarded = 0
+        self.judged = False
+        self.feedback: list[str] = []
+        """By rules, on wrong drafts."""
 
     async def before(self, example: Example) -> bool:
         """Whether the row can be played and scored at all."""
@@ -193,8 +207,12 @@ class _Rehearsed:
         if not self._note(example, await breaks_beside_scoring(task, example, draft, score)):
             return
         self.rows += 1
+        self.judged |= "judge" in task.calls(example)
         if "symbolic" in task.spec.feedback.coaches:
-            self.silent += not task.explain(example, draft, score)
+            text = task.explain(example, draft, score)
+            self.silent += not text
+            if text and draft is not None and score is not None and score.scored:
+                self.feedback.append(text)
         if asks_coach(task) and draft is not None:
             self.uncoached += has_no_coach_prompt(task, example, draft)
         if hides_gold(task, example):
@@ -219,8 +237,19 @@ class _Rehearsed:
             NO_COACH: self.uncoached > 0,
             NO_LEAK_CHECK: guards and 0 < self.hidden == self.unguarded,
             NO_SYMBOLIC: 0 < self.rows == self.silent,
+            self._alike(): self._rules_coach(),
         }
         return tuple(text for text, applies in missing.items() if applies)
+
+    def _alike(self) -> str:
+        return ALIKE.format(n=len(set(self.feedback)), of=len(self.feedback))
+
+    def _rules_coach(self) -> bool:
+        """Whether rules coach where nobody is named, and say nearly the same of every draft."""
+        share = distinct_share(self.feedback)
+        default = self.task.spec.players.under(self.task.protocol, "coach") or "symbolic"
+        alike = share is not None and share < LEAST_DISTINCT
+        return alike and default == "symbolic" and not self.judged
 
 
 def _rows(rows: Sequence[Example]) -> str:

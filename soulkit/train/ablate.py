@@ -70,6 +70,8 @@ class Planned:
     path: Path
     remarks: tuple[str, ...] = ()
     """What is said aloud of its rows."""
+    coaches: tuple[str, ...] = ()
+    """Of these, the lines on default coaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,7 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
 
     seats: dict[str, dict[str, Any]] = {}
     remarks: dict[str, tuple[str, ...]] = {}
+    coaches: dict[str, tuple[str, ...]] = {}
     for run in runs:
         spelling = run.arm.spelling
         if spelling in seats:
@@ -327,10 +330,12 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
             continue
         config = material.config
         remarks[spelling] = tuple(filter(None, (adapter_remark(config), *material.remarks())))
+        coaches[spelling] = material.coaches
         seats[spelling] = {name: getattr(config, name) for name in ("tasks", *SEATED)}
     return [
         replace(run, config=run.config.model_copy(update=seats[run.arm.spelling]),
-                remarks=remarks.get(run.arm.spelling, ()))
+                remarks=remarks.get(run.arm.spelling, ()),
+                coaches=coaches.get(run.arm.spelling, ()))
         for run in runs
     ]  # fmt: skip
 

@@ -25,6 +25,7 @@ from soulkit.train.objectives.registry import built_in, method_class
 from soulkit.train.objectives.sdpo import SdpoSettings
 from soulkit.train.objectives.sft import SftSettings
 from soulkit.train.presets import preset_settings
+from soulkit.types import LeakCheck
 
 RL = ("rollouts",)
 MEASURED = ("rollouts", "sft")
@@ -98,9 +99,15 @@ class RolloutSettings(Settings):
     )  # fmt: skip
     coach: Coach | None = setting(
         None, section="Feedback", only=("feedback", "sft"), metavar=BY_TASK,
-        unset="the judge's model on a judged task, else symbolic",
+        unset="the judge's model on a judged task, else the task's own, else symbolic",
         help="Writes feedback: symbolic (the task's rules), terse (those without remarks on the "
-        "draft), actor or another player; may be repeated for single tasks.",
+        "draft), none, actor or another player; may be repeated for single tasks.",
+    )  # fmt: skip
+    leak_check: LeakCheck | None = setting(
+        None, section="Feedback", only=("feedback",),
+        unset="drop; under protocol reference log",
+        help="Feedback that gives the answer away: drop records it and does not use it, log uses "
+        "it all the same, off looks for none.",
     )  # fmt: skip
     blind_reader: RoleSettings | None = setting(
         None, section="Feedback", only=("feedback",), metavar="WHO",
@@ -114,7 +121,7 @@ class RolloutSettings(Settings):
     )  # fmt: skip
     coach_sees_gold: bool = setting(
         False, section="Feedback", only=("feedback",),
-        help="Tell a model coach the right answer; the leak check drops feedback that says it, but "
+        help="Tell a model coach the right answer; the leak check finds feedback that says it, but "
         "not a paraphrase or a code.",
     )  # fmt: skip
     shuffle_feedback: bool = setting(
@@ -398,6 +405,19 @@ class TrainConfig(
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         return [] if self.method == "sft" else super().served()
+
+    @model_validator(mode="after")
+    def _checked_leaks(self) -> Self:
+        if self.leak_check is None:  # frozen, and not yet anybody's
+            told = "feedback" in method_class(self.method).traits(self.method)
+            what = "log" if told and self.protocol == "reference" else "drop"
+            object.__setattr__(self, "leak_check", what)
+        return self
+
+    @classmethod
+    def identity_defaults(cls) -> dict[str, Any]:
+        # Earlier versions dropped what leaks, whatever the protocol.
+        return super().identity_defaults() | {"leak_check": "drop"}
 
     @property
     def corpus_names(self) -> list[str]:

@@ -147,6 +147,9 @@ def _learned(config: TrainConfig, objective: Objective, work: list[Work]) -> Pla
     if not objective.refines:
         return drafts
     refined = _phase(config, work, "refined", coached=False)
+    told = [_is_coached(config, part) for part in work]
+    tasks = tuple(part for part, yes in zip(refined.tasks, told, strict=True) if yes)
+    refined = replace(refined, tasks=tasks)
     return replace(drafts, tasks=(*drafts.tasks, *refined.tasks))
 
 
@@ -208,9 +211,14 @@ def _voices(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]
         voice = voice_of(config, role, settings, actor)
         if role not in EACH:
             voices.append(voice)
-        elif coached:
+        elif coached and _is_coached(config, work):
             voices.append(replace(voice, each=EACH[role]))
     return voices
+
+
+def _is_coached(config: TrainConfig, work: Work) -> bool:
+    """Whether drafts of the task may get feedback."""
+    return bool(config.named("coach", work.task.name) != "none")
 
 
 def _actor(config: TrainConfig, work: Work) -> PlayerTerms:

@@ -456,7 +456,7 @@ def rollout_summary(
         steps=loop.step,
         summary_steps=min(LAST_STEPS, loop.step),
         rewards=rewards_of(records, mixture=len(config.tasks) > 1),
-        feedback=feedback_totals(lines),
+        feedback=feedback_totals(lines, config.leak_check),
         canaries=canary_totals(lines),
         calls=paid["by_role"],
     )  # fmt: skip

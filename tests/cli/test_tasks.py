@@ -106,6 +106,15 @@ def test_check_passes_rows_made_here_and_says_what_it_could_not_check(soul):
     assert code == 0 and "secret_keeper" in out
 
 
+def test_check_counts_the_different_texts_of_feedback_by_rules(soul):
+    code, out, _ = soul("check", "hitom", "twinvoice", "--data", "synth:30")
+    assert code == 0 and "hitom: feedback by rules: 29 different texts on 30 wrong drafts" in out
+    report = json.loads(soul("check", "twinvoice", "--data", "synth:30", "--json")[1])["tasks"][0]
+    assert 0 < report["feedback_texts"] < report["feedback_drafts"] == 30
+    shown = f"twinvoice: feedback by rules: {report['feedback_texts']} different texts on 30"
+    assert shown in out
+
+
 def test_check_exits_with_1_and_names_the_row_whose_gold_fails(soul, tmp_path: Path):
     # By the reference, a candidate that stands inside the gold makes the gold unreachable.
     broken = {**PEN, "answer": "tall jar", "cands": ["jar", "tall jar"]}

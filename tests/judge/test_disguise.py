@@ -147,7 +147,8 @@ def test_ordinary_advice_does_not_leak(text: str) -> None:
 
 def test_options_that_differ_in_accents_alone_are_not_confused() -> None:
     view = LeakView("Which word?", ("ano", "año", "mes"), "año")
-    assert leak("Not the word ano, at least.", view) == "answerable"  # it rules one out
+    assert leak("Not the word ano, at least.", view) == ""  # two of three are left
+    assert leak("Neither ano nor mes.", view) == "answerable"
     assert leak("It is año.", view) == "gold_text"
     three = LeakView("Which word?", ("peso", "pesó", "pose"), "pesó")
     assert leak("Think of the time of the verb.", three) == ""

@@ -60,10 +60,12 @@ def test_the_article_is_no_letter(text: str) -> None:
     [
         ("Look at sentence 4 again.", False),
         ("It is neither the red box, the blue jar nor the green tin.", True),
-        ("It is not in the blue jar.", True),
+        ("It is not in the blue jar.", False),  # three of four are left
+        ("Neither the blue jar nor the green tin.", True),
+        ("Not the tin, and not the jar.", True),
         ("Neither A nor C, and D is wrong too.", True),
         ("Think of the red one.", True),
-        ("Not the jar.", True),
+        ("Not the jar.", False),
         ("Ada did not see where the plum went.", False),
     ],
 )
@@ -71,7 +73,7 @@ def test_what_elimination_can_answer(text: str, readable: bool) -> None:
     feedback = check_leak(Feedback(text=text, author="x"), VIEW)
     assert feedback.leak == ("answerable" if readable else "")
     assert feedback.chance == 0.25
-    assert feedback.blind is not None and (feedback.blind > 0.25) is readable
+    assert feedback.blind is not None and (feedback.blind >= 0.5) is readable
 
 
 def test_an_option_inside_another_one() -> None:
@@ -83,6 +85,85 @@ def test_an_option_inside_another_one() -> None:
     assert leak("Think of the treasure box.", swapped) == "gold_text"
     three = LeakView(TWO.question, ("box", "treasure box", "bag"), "bag")
     assert check_leak(Feedback(text="Not the treasure box.", author="x"), three).blind == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "unknown"),
+    [
+        ("You said red_box, but ask who was there.", "", ""),
+        ("You said A, but ask who was there.", "", ""),
+        ("You said red_box; it is not the blue_jar.", "", "answerable"),
+        ("Neither red_box nor blue_jar nor green_tin.", "answerable", "answerable"),
+        ("You said red_box, and it is red_bag.", "gold_text", "gold_text"),
+        ("You said red_box; take B.", "gold_letter", "gold_letter"),
+        ("You said red_box; take the second option.", "gold_place", "gold_place"),
+        ("Neither blue_jar nor green_tin.", "answerable", "answerable"),
+    ],
+)
+def test_the_drafts_own_answer_is_known(text: str, known: str, unknown: str) -> None:
+    assert leak(text, VIEW.of_draft("A", "")) == known
+    assert leak(text, VIEW.of_draft("red box", "")) == known
+    assert leak(text) == unknown
+
+
+def test_of_two_options_the_drafts_own_leaves_one() -> None:
+    view = LeakView("Where?", ("box", "bag"), "bag").of_draft("box", "")
+    assert leak("You said box, but ask who was there.", view) == "answerable"
+    three = LeakView("Where?", ("box", "bag", "tin"), "bag").of_draft("box", "")
+    assert leak("You said box, but ask who was there.", three) == ""
+    assert leak("You said box, and it is not the tin.", three) == "answerable"
+
+
+def test_a_draft_that_is_right_does_not_make_the_gold_known() -> None:
+    view = VIEW.of_draft("B", "")
+    assert view.drafted == () and leak("You said red_bag.", view) == "gold_text"
+
+
+def test_a_ranking_has_several_answers() -> None:
+    view = LeakView("Which?", ("tea", "milk", "rice", "soap", "salt", "oats"), "oats", "ABCDEF")
+    ranked = view.of_draft("C,A,B", "")
+    assert set(ranked.drafted) == {"rice", "tea", "milk"}
+    assert leak("You put rice, tea and milk first; look at the last purchase.", ranked) == ""
+    assert leak("It is none of rice, tea, milk.", view) == "answerable"
+
+
+STORY = (
+    "1 Ada entered the hall.\n2 Ada moved the plum to the red_bag.\n3 The red_bag.\n"
+    "4 It all stood in the hall: red_box, red_bag, blue_jar."
+)
+READ = VIEW.of_draft("A", STORY)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("You passed over this: Ada moved the plum to the red_bag.", ""),
+        ("You passed over sentence 2, “ADA MOVED the plum to the red bag”!", ""),
+        ("You said red_box, although 'Ada moved the plum to the red_bag.'", ""),
+        ("Ada moved the plum to the red_bag. So take the red_bag.", "gold_text"),
+        ("You passed over this: Ada moved the plum to the red_bag, so B.", "gold_letter"),
+        ("Somebody moved the plum to the red_bag.", "gold_text"),  # no sentence of the story
+        ("The red_bag.", "gold_text"),  # a sentence, and the answer
+        ("Ada moved the plum to the blue_jar.", ""),  # one option of four is ruled out
+    ],
+)
+def test_a_sentence_of_the_story_may_be_quoted(text: str, kind: str) -> None:
+    assert leak(text, READ) == kind
+
+
+def test_an_option_is_no_story_even_if_the_actor_reads_it() -> None:
+    options = ("She smiles. Then she leaves the room at once.", "She waits. Nobody comes by.")
+    view = LeakView("What next?", options, options[0], ("A", "B"))
+    story = "She entered the room in the evening.\n" + "\n".join(options)
+    told = view.of_draft("B", story)
+    assert leak(options[0], told) == "gold_text"
+    assert leak("You forgot: She entered the room in the evening.", told) == ""
+
+
+def test_every_name_of_a_list_tells_a_part_of_it() -> None:
+    people = ("Ada", "Ben", "Cy", "Dot", "Eli")
+    assert leak("Think of Ada.", LeakView("Who knows?", people, "Ben")) == ""
+    assert leak("Think of Ada.", LeakView("Who knows?", people, "Ben", each=True)) == "answerable"
 
 
 def test_words_of_the_question_tell_nothing() -> None:
@@ -177,6 +258,24 @@ def test_the_blind_reader_sees_the_remark_and_no_story() -> None:
     blind(answer, "She left early.")
     assert len(seen) == 8 and len(set(seen)) > 1
     assert all("She left early." in s and VIEW.question in s and "red_bag" in s for s in seen)
+
+
+def test_the_blind_reader_sees_no_quoted_sentence() -> None:
+    seen: list[str] = []
+
+    def answer(body: dict) -> str:
+        seen.append(body["messages"][-1]["content"])
+        return "<answer>A</answer>"
+
+    async def read() -> None:
+        with played_by(answer) as reader:
+            text = "You passed over this: Ada moved the plum to the red_bag."
+            call = Call(role="judge", example_id="e")
+            await read_blind(Feedback(text=text, author="x"), READ, reader, [call])
+            await reader.model.close()
+
+    asyncio.run(read())
+    assert len(seen) == 1 and "You passed over this" in seen[0] and "moved the plum" not in seen[0]
 
 
 def test_a_reader_that_fails_is_an_error_and_no_verdict() -> None:

@@ -253,6 +253,28 @@ def test_feedback_that_gives_the_answer_away_is_recorded_and_dropped() -> None:
     assert len(actor.seen) == 1
 
 
+@pytest.mark.parametrize(
+    ("mode", "leak", "plays"), [("drop", "gold_text", 1), ("log", "gold_text", 2), ("off", "", 2)]
+)
+def test_a_run_may_log_leaks_or_look_for_none(mode: Any, leak: str, plays: int) -> None:
+    (example,) = examples("tomi", 1)
+    coach = voice(f"It is in the {example.fields['answer']}.")
+    policy = FeedbackPolicy(leak_check=mode)
+    records = run(Engine(cast(voice(WRONG), coach=coach), feedback=policy), [job(example)])
+    received = records[0].received
+    assert received is not None and len(records) == plays
+    assert (received.leak, received.usable) == (leak, plays == 2)
+
+
+def test_a_remark_on_the_drafts_own_answer_is_shown() -> None:
+    example = next(one for one in examples("paratomi", 40) if len(one.fields["cands"]) > 2)
+    gold = example.fields["correct_answer"]
+    wrong = next(place for place in example.fields["cands"] if place != gold)
+    coach = voice(f"You said {wrong}, but ask whether she was there.")
+    (draft, _) = run(with_feedback(voice(f"<answer>{wrong}</answer>"), coach), [job(example)])
+    assert draft.received is not None and draft.received.leak == ""
+
+
 @pytest.mark.parametrize(("when", "right", "wrong"), [("all", 2, 2), ("imperfect", 1, 2)])
 def test_the_policy_says_which_drafts_get_feedback(when: str, right: int, wrong: int) -> None:
     (example,) = examples("tomi", 1)

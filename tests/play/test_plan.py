@@ -172,6 +172,38 @@ def test_soul_plan_of_a_training(model: Path, capsys: pytest.CaptureFixture[str]
     assert "coach" not in capsys.readouterr().out
 
 
+def test_the_plan_has_the_references_coach_and_no_refined_rollouts_without_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = ("fantom", "hitom", "paratomi", "lifechoices", "twinvoice", "mistakes")
+    untold = ("alignx_demo", "behaviorchain", "socsci210", "humanllm")
+    tasks = (*told, *untold)
+    rows = [x for task in tasks for x in ("--data", f"{task}=synth:6")]
+    size = ("--steps", 1, "--prompts", 60, "--group-size", 2)
+    command = ("train", "ditto", "--model", "tiny", "--task", ",".join(tasks), *rows, *size)
+    assert soul("plan", *command, "--protocol", "reference", "--json") == 0
+    parts = {part["task"]: part for part in json.loads(capsys.readouterr().out)["tasks"]}
+    for task in told:
+        drafts = parts[f"{task} drafts"]
+        assert drafts["calls"]["coach"] == drafts["episodes"] > 0
+        assert [one["name"] for one in drafts["asked"][1:]] == ["endpoint:gpt-5.4-nano"]
+        assert parts[f"{task} refined"]["episodes"] == drafts["episodes"]
+    for task in untold:
+        assert set(parts[f"{task} drafts"]["calls"]) == {"actor"}
+        assert f"{task} refined" not in parts
+    assert soul("plan", *command, "--json") == 0
+    captured = capsys.readouterr()
+    parts = {part["task"]: part for part in json.loads(captured.out)["tasks"]}
+    assert all("coach" in parts[f"{task} drafts"]["calls"] for task in untold)
+    assert all(f"{task} refined" in parts for task in tasks)
+    (remark,) = json.loads(captured.out)["coaches"]
+    assert remark.startswith("fantom, hitom, paratomi: rules write the feedback and stand in")
+    words = ("ablate", *command[2:], "--methods", "grpo,ditto", "--seeds", 1)
+    for plan in (command, ("train", *words)):
+        assert soul("plan", *plan) == 0
+        assert remark in capsys.readouterr().out
+
+
 def test_the_actor_in_another_role_is_paid_for(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("eval", "api", "--model", "m", "--task", "secret_keeper", "--data", "synth:2",
              "--price-in", 1, "--price-out", 2)  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.errors import ConfigError
+from soulkit.errors import ConfigError, UserError
 from soulkit.eval.config import EvalConfig, eval_registry, work_and_gaps
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.runner import load_config, prepare
@@ -19,6 +19,7 @@ from soulkit.tasks.defaults import DefaultPlayer, DefaultPlayers
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import Material, gather_material
+from soulkit.train.material.feasible import NoFeedback
 from soulkit.train.planning import training_plan
 
 HERE = "http://127.0.0.1:9/v1"
@@ -250,6 +251,100 @@ def test_rules_coach_where_they_are_named_or_nobody_judges(flags: Any, coach: st
     settings = train(**flags)
     (task,) = settings.tasks
     assert settings.cast_as("coach", task) == () and settings.named("coach", task) == coach
+
+
+ALIGNX = ("alignx_demo", "alignx_pair", "alignx_ugc", "alignx_arbitrary", "alignx_history16")
+BY_RULES = ("tomi", "hitom", "paratomi", "fantom")
+TOLD = ("fantom", "hitom", "paratomi", "lifechoices", "twinvoice", "mistakes")
+"""Tasks of which the published code has a model write hints."""
+UNTOLD = (*ALIGNX, "behaviorchain", "socsci210", "humanllm", "tombench", "mmtom")
+"""Tasks of which it has no hints."""
+BY_MODEL = ("twinvoice", "mistakes", "lifechoices", *UNTOLD)
+
+
+def coached(*tasks: str, **flags: Any) -> Material:
+    settings = {"method": "ditto", "model": "tiny", "tasks": dict.fromkeys(tasks, 1.0),
+                "data": dict.fromkeys(tasks, "synth:6")}  # fmt: skip
+    return gather_material(TrainConfig.load(env={}, flags=settings | flags))
+
+
+@pytest.mark.parametrize("task", BY_MODEL)
+def test_where_rules_hardly_differ_the_papers_model_coaches(task: str) -> None:
+    found = coached(task)
+    (coach,) = found.config.cast_as("coach", task)
+    assert (coach.kind, coach.model, coach.reasoning_effort) == ("endpoint", "gpt-5-nano", "low")
+    assert found.remarks() == []
+    for named in ("symbolic", "terse", "actor", LOCAL):
+        config_ = coached(task, coach=named).config
+        players = [one.written() for one in config_.cast_as("coach", task)]
+        assert players == ([named] if named in ("actor", LOCAL) else [])
+        assert players or config_.named("coach", task) == named
+    assert coached(task, coach="symbolic").remarks() == []
+
+
+@pytest.mark.parametrize("task", BY_RULES)
+def test_where_rules_answer_to_the_draft_they_coach_and_it_is_said(task: str) -> None:
+    found = coached(task)
+    assert found.config.cast_as("coach", task) == () and found.config.task_players == {}
+    (remark,) = found.remarks()
+    assert remark.startswith(f"{task}: rules") and "stand in for the paper's model" in remark
+    assert "--coach endpoint:gpt-5-nano" in remark
+    assert coached(task, coach="symbolic").remarks() == []
+    assert coached(task, coach="actor").remarks() == []
+    assert coached(task, method="grpo").remarks() == []
+
+
+def test_rules_in_the_place_of_a_model_are_named_together(tmp_path: Path) -> None:
+    file = tmp_path / "endpoints.yaml"
+    file.write_text("tasks: {hitom: {coach: symbolic}}\n")
+    both = coached("hitom", "paratomi", "twinvoice")
+    (remark,) = both.remarks()
+    assert remark.startswith("hitom, paratomi: rules")
+    (remark,) = coached("hitom", "paratomi", endpoints=str(file)).remarks()
+    assert remark.startswith("paratomi: rules")
+
+
+def test_a_judge_that_is_named_coaches_where_a_model_would() -> None:
+    both = coached("twinvoice", "hitom", judge=[LOCAL]).config
+    (coach,) = both.cast_as("coach", "twinvoice")
+    assert coach.model == "local" and both.cast_as("coach", "hitom") == ()
+
+
+@pytest.mark.parametrize("task", TOLD)
+def test_the_references_coach_and_that_it_sees_the_gold(task: str) -> None:
+    config_ = coached(task, protocol="reference").config
+    (coach,) = config_.cast_as("coach", task)
+    effort = "medium" if task == "mistakes" else "low"
+    assert (coach.model, coach.reasoning_effort) == ("gpt-5.4-nano", effort)
+    assert load_registry().spec(task).feedback.gold_in_reference
+
+
+@pytest.mark.parametrize("task", UNTOLD)
+def test_tasks_without_feedback_in_the_reference(task: str) -> None:
+    flags = {"protocol": "reference"}
+    with pytest.raises(NoFeedback, match=f"task '{task}': nobody comments on its drafts"):
+        coached(task, **flags)
+    mixed = coached(task, "hitom", **flags)
+    assert mixed.config.named("coach", task) == "none" and not mixed.config.cast_as("coach", task)
+    (remark,) = mixed.remarks()
+    assert remark.startswith(f"{task}: no feedback under protocol reference")
+    assert coached(task, coach="symbolic", **flags).remarks() == []
+
+
+def test_without_a_key_the_way_out_is_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def way(*tasks: str, **flags: Any) -> str:
+        settings = {"method": "ditto", "tasks": dict.fromkeys(tasks, 1.0),
+                    "data": dict.fromkeys(tasks, "synth:6")}  # fmt: skip
+        request = TrainConfig.load(env={}, flags=settings | flags)
+        with pytest.raises(UserError) as caught:
+            gather_material(request, asking=True)
+        return caught.value.way_out
+
+    for flags in ({"model": "no/such"}, {"model": "tiny"}):
+        assert "--coach symbolic" in way("twinvoice", **flags)
+    assert "--coach symbolic" not in way("sotopia", coach="symbolic")
 
 
 def test_a_coach_may_be_named_for_one_task() -> None:

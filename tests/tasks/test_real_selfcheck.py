@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from soulkit.judge.coach import LEAST_DISTINCT
 from soulkit.tasks.audit import audit_rows
 from soulkit.tasks.loading import examples_from
 from soulkit.tasks.selfcheck import check_task
@@ -38,6 +39,30 @@ def test_every_published_gold_passes_its_scorer(
     live = task_of(task, protocol)
     report = check_task(live, examples_from(live, original(name)))
     assert (report.rows, report.gold_fails, report.wrong_passes, report.bad) == (rows, (), (), ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "name", "alike"),
+    [
+        ("hitom", "hitom/sample_cotp_200.jsonl", False),
+        ("paratomi", "tomi/Percept-ToMi.csv", False),
+        ("tomi", "tomi/fixedtomi_test_balanced.jsonl", False),
+        ("twinvoice", "twinvoice/dimension_3_choices.jsonl", True),
+        ("mistakes", "mistakes/sample_train_200.jsonl", True),
+        ("socsci210", "socsci210/test_1pct.sample_200.jsonl", True),
+        ("alignx_demo", "alignx/P-Soups_student_phd.sample_150.jsonl", True),
+        ("tombench", "tombench/False Belief Task.jsonl", True),
+    ],
+)
+def test_rules_answer_to_the_draft_where_they_are_the_default_coach(
+    task: str, name: str, alike: bool
+) -> None:
+    live = task_of(task)
+    report = check_task(live, examples_from(live, original(name)))
+    assert report.feedback_drafts >= 150
+    assert (report.feedback_texts < LEAST_DISTINCT * report.feedback_drafts) is alike
+    assert (live.spec.players.under("paper", "coach") == "symbolic") is not alike
 
 
 def test_some_rows_of_hitom_name_one_container_only() -> None:

@@ -10,9 +10,13 @@ import pytest
 
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError, DataError
+from soulkit.judge.coach import LEAST_DISTINCT
+from soulkit.models.roles.settings import RoleSettings
 from soulkit.tasks.loading import examples_from, to_examples
 from soulkit.tasks.registry import load_registry
 from soulkit.tasks.selfcheck import check_task, nobody
+from soulkit.train.config import TrainConfig
+from soulkit.train.material.assemble import gather_material
 from tests.support.road import makeable, synth_examples, task_of
 
 FLAWED = """\
@@ -127,6 +131,60 @@ def test_rows_without_gold_are_counted(registry: Any) -> None:
 def test_what_needs_a_judge_is_unscored_and_no_failure(registry: Any) -> None:
     report = check(registry.task("judged"), row("fine"))
     assert len(report.unscored) == 1 and not report.gold_fails and not report.wrong_passes
+
+
+COACHED_BY_RULES = [
+    name for name in makeable() if "symbolic" in task_of(name).spec.feedback.coaches
+]
+
+
+def default_coach(name: str) -> Any:
+    """Who coaches a training with Ditto in which nobody names a coach."""
+    settings = {"method": "ditto", "model": "tiny", "tasks": {name: 1.0},
+                "data": {name: "synth:4"}, "worked_examples": True}  # fmt: skip
+    config = gather_material(TrainConfig.load(env={}, flags=settings)).config
+    return config.named("coach", name)
+
+
+@pytest.mark.parametrize("name", COACHED_BY_RULES)
+def test_rules_that_hardly_answer_to_the_draft_are_no_default_coach(name: str) -> None:
+    task = task_of(name)
+    rows = 20 if task.spec.players.judge else 100  # a judge's model coaches whatever rules say
+    report = check_task(task, examples_from(task, f"synth:{rows}"))
+    assert report.feedback_drafts >= report.feedback_texts > 0
+    if report.feedback_texts < LEAST_DISTINCT * report.feedback_drafts:
+        assert isinstance(default_coach(name), RoleSettings), report.feedback_texts
+    assert not any("fewer than 1 in 10" in warning for warning in report.warnings)
+
+
+ALIKE = """
+from soulkit.tasks.tom.tomi import ToMi
+
+
+class Alike(ToMi):
+    def explain(self, example, episode, score):
+        return "Look again."
+"""
+
+
+@pytest.mark.parametrize(
+    ("players", "rows", "warned"),
+    [("", 11, True), ("", 10, False), ("players: {coach: symbolic}", 11, True),
+     ("players: {coach: {model: m}}", 11, False), ("players: {coach: none}", 11, False)],
+)  # fmt: skip
+def test_rules_of_ones_own_that_say_one_thing_are_warned_of(
+    tmp_path: Path, players: str, rows: int, warned: bool
+) -> None:
+    (tmp_path / "alike.py").write_text(ALIKE)
+    path = tmp_path / "own.yaml"
+    entry = DECLARED.split("  judged:")[0].replace("flawed:Flawed", "alike:Alike")
+    declared = f"    {players}\n    feedback: {{coaches: [symbolic]}}\n    columns:"
+    path.write_text(entry.replace("    columns:", declared))
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "user.md").write_text("{{ story }} {{ question }} {{ feedback }}")
+    report = check(load_registry(path).task("flawed"), *(row(f"q{i}") for i in range(rows)))
+    assert (report.feedback_texts, report.feedback_drafts) == (1, rows)
+    assert any("1 different texts on 11" in one for one in report.warnings) is warned
 
 
 def test_a_slip_of_the_secret_keeper_is_a_wrong_episode() -> None:

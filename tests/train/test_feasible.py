@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from soulkit.runs.folder import Run
 from soulkit.tasks.loading import to_examples
@@ -93,6 +94,23 @@ def test_every_other_task_has_feedback_of_every_kind(task: str, protocol: str) -
         for coach in ("symbolic", "terse", NOWHERE):
             request = config(method=method, coach=coach, protocol=protocol, tasks={task: 1.0})
             assert obstacle_of(request, make_objective(request), owner, examples) is None
+
+
+def test_a_task_without_a_coach_stops_nothing_beside_one_that_has_feedback(
+    tmp_path: Path, model: Path, capfd: Any
+) -> None:
+    out = tmp_path / "run"
+    options = (*shade_options(tmp_path, "kind", "curt", rows=2), "--coach", "curt=none")
+    assert train("ditto", model, out, *options, "--steps", 1, "--prompts", 4) == 0
+    (line,) = steps_of(out)
+    assert (line["rollouts/draft"], line["rollouts/refined"]) == (16, 8)
+    assert line["feedback/gated"] == 8 and "feedback/missing" not in line
+    settings = yaml.safe_load((out / "config.yaml").read_text())
+    assert settings["task_players"]["curt"]["coach"] == "none"
+    lines = refusal(capfd, "ditto", model, tmp_path / "all", *options[:-1], "none")
+    assert "coach none" in lines["error"] and "--coach symbolic" in lines["fix"]
+    mute = (*shade_options(tmp_path, "mute", "curt", rows=2), "--coach", "curt=none")
+    assert "'mute'" in refusal(capfd, "ditto", model, tmp_path / "mute", *mute)["error"]
 
 
 # --- tasks of one's own ---------------------------------------------------------------------------

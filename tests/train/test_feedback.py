@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from soulkit.runs.folder import same_settings
 from soulkit.runs.records import load_records
 from soulkit.train.rollouts.feedback import STEPS_IN_VAIN
 from soulkit.train.rollouts.remarks import flat_groups
@@ -16,7 +18,7 @@ from soulkit.train.state.loop import Loop
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach
-from tests.support.training import random_model
+from tests.support.training import config, random_model
 
 LEAK = "16 of 16 feedbacks leak the answer (gold_text)"
 
@@ -306,3 +308,77 @@ def test_what_is_said_of_groups(counts: tuple[int, int, int], norm: float, text:
         learned=Learned(groups=groups, groups_single=single, groups_flat=flat, grad_norm=norm)
     )
     assert flat_groups(line).startswith(text) and bool(flat_groups(line)) == bool(text)
+
+
+# --- how different, and how leaks are treated -----------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ditto", "sdpo-token"])
+def test_a_coach_of_one_sentence_is_counted_and_said(
+    tmp_path: Path, model: Path, capfd: Any, method: str
+) -> None:
+    out, options = tmp_path / "run", scripted(tmp_path, "kind", leaks=False)
+    assert train(method, model, out, *options, "--steps", 2) == 0
+    assert [line["feedback/distinct"] for line in steps_of(out)] == [1 / 16] * 2
+    assert json.loads((out / "summary.json").read_text())["feedback"]["distinct"] == 1 / 16
+    shown = capfd.readouterr()
+    remark = "the feedback hardly differs: 0.06 different texts a draft, fewer than 1 in 10"
+    assert shown.err.count(remark) == 1 and f"step 0: {remark}" in shown.err
+    assert "0.06 different texts a draft" in shown.out and remark in shown.out
+
+
+def test_feedback_that_differs_is_counted_and_no_more(
+    tmp_path: Path, model: Path, capfd: Any
+) -> None:
+    out = tmp_path / "run"
+    with ScriptedServer(answer=lambda body: f"Look again, {len(server.requests)} times.") as server:
+        coach = ("--coach", f"endpoint:c@{server.base_url}", "--group-size", 8, "--steps", 1)
+        assert train("ditto", model, out, *shade_options(tmp_path, "kind"), *coach) == 0
+    (line,) = steps_of(out)
+    assert line["feedback/distinct"] > 0.5
+    shown = capfd.readouterr()
+    assert "hardly differs" not in shown.err + shown.out and "different texts a draft" in shown.out
+    assert train("grpo", model, tmp_path / "grpo", *shade_options(tmp_path, "kind")) == 0
+    assert all("feedback/distinct" not in line for line in steps_of(tmp_path / "grpo"))
+
+
+@pytest.mark.parametrize(
+    ("more", "mode", "refined", "leaks", "dropped"),
+    [
+        ((), "drop", 0, 1.0, 1.0),
+        (("--leak-check", "log"), "log", 16, 1.0, 0.0),
+        (("--leak-check", "off"), "off", 16, 0.0, 0.0),
+        (("--protocol", "reference"), "log", 16, 1.0, 0.0),
+        (("--protocol", "reference", "--leak-check", "drop"), "drop", 0, 1.0, 1.0),
+    ],
+)
+def test_what_becomes_of_leaks_is_asked_for_recorded_and_counted(
+    tmp_path: Path, model: Path, capfd: Any, more: tuple[str, ...], mode: str, refined: int,
+    leaks: float, dropped: float,
+) -> None:  # fmt: skip
+    out, options = tmp_path / "run", scripted(tmp_path, "kind")
+    assert train("ditto", model, out, *options, "--steps", 1, "--feedback-for", "all", *more) == 0
+    (line,) = steps_of(out)
+    assert line["rollouts/refined"] == refined
+    assert (line["feedback/leak_share"], line["feedback/dropped"]) == (leaks, dropped)
+    assert line.get("feedback/dropped/gold_text", 0.0) == dropped
+    assert yaml.safe_load((out / "config.yaml").read_text())["leak_check"] == mode
+    received = [r.received for r in load_records(out / "episodes.jsonl") if r.kind == "draft"]
+    assert {f.usable for f in received if f} == {refined > 0}
+    assert {f.leak for f in received if f} == {"" if mode == "off" else "gold_text"}
+    said = {"drop": "leak check         compares words", "log": "counts leaks and drops none",
+            "off": "no feedback was checked"}  # fmt: skip
+    assert said[mode] in capfd.readouterr().out
+
+
+def test_a_run_of_before_dropped_its_leaks() -> None:
+    now = config(protocol="reference", data={"tomi": "synth:6"})
+    old = {name: value for name, value in now.identity().items() if name != "leak_check"}
+    assert now.leak_check == "log"
+    assert not same_settings(old, now.identity(), now.identity_defaults())
+    for method in ("grpo", "sft"):  # without feedback nothing has changed
+        plain = config(method=method, protocol="reference", data={"tomi": "synth:6"})
+        before = {name: value for name, value in plain.identity().items() if name != "leak_check"}
+        assert same_settings(before, plain.identity(), plain.identity_defaults())
+    same = config(protocol="reference", data={"tomi": "synth:6"}, leak_check="drop")
+    assert same_settings(old, same.identity(), same.identity_defaults())

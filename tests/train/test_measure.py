@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from soulkit.report.training_facts import task_lines
+from soulkit.report.training_facts import facts_of_training, task_lines
 from soulkit.train.maths.measure import feedback_of, reward_groups, rewards_of, with_groups
 from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.rollouts.remarks import step_remarks
 from soulkit.train.state.lines import CoachCounts, FeedbackCounts, Learned, StepLine, steps_of
-from soulkit.train.state.summary import TrainSummary, feedback_totals
+from soulkit.train.state.summary import FeedbackTotals, TrainSummary, feedback_totals
 from soulkit.train.step import with_advantages
 from soulkit.types import Feedback, Score
 from tests.support.training import config
@@ -111,6 +112,7 @@ def test_feedback_is_counted_with_its_leaks() -> None:
     line = feedback_of([*drafts, SMALL[1]])
     assert line == FeedbackCounts(
         share=0.5, leak_share=0.5, leaks={"symbolic/gold_text": 1},
+        distinct=1.0, dropped=0.5, dropped_by={"gold_text": 0.5},
         blind_reader=0.75, blind_chance=0.25, coach_failures=1,
         coaches={"symbolic": CoachCounts(checked=2, dropped=1, leaks={"gold_text": 1})},
     )  # fmt: skip
@@ -120,6 +122,44 @@ def test_a_worked_example_leaks_and_is_not_dropped() -> None:
     shown = Feedback(text="b", author="symbolic", leak="gold_text", kind="worked_example")
     line = feedback_of([replace(SMALL[0], received=shown)])
     assert line.coaches["symbolic"] == CoachCounts(1, 0, {"gold_text": 1})
+
+
+def test_a_leak_that_the_run_only_logs_is_not_dropped() -> None:
+    kept = Feedback(text="b", author="m", leak="gold_text", kept=True)
+    line = feedback_of([replace(SMALL[0], received=kept)])
+    assert line.coaches["m"] == CoachCounts(1, 0, {"gold_text": 1})
+    assert (line.leak_share, line.dropped, line.dropped_by) == (1.0, 0.0, {})
+
+
+def test_different_texts_are_counted_over_the_drafts_that_got_any() -> None:
+    texts = ["a", "a", "b", "a", None]
+    received = [Feedback(text=t, author="m") if t else None for t in texts]
+    drafts = [replace(SMALL[0], rollout=i, received=f) for i, f in enumerate(received)]
+    line = feedback_of([*drafts, replace(SMALL[1], given=received[2])])
+    assert line.distinct == 0.5 and line.to_json()["feedback/distinct"] == 0.5
+    assert "feedback/distinct" not in feedback_of(drafts[-1:]).to_json()
+
+
+def test_the_share_of_different_texts_in_a_run_is_over_all_its_texts() -> None:
+    def step(number: int, distinct: float | None) -> dict[str, object]:
+        counts = {"a": {"checked": number, "dropped": 0, "leaks": {}}}
+        return {"step": 0, "feedback/coaches": counts, "feedback/distinct": distinct}
+
+    totals = feedback_totals(steps_of([step(30, 0.1), step(10, 0.5), step(8, None)]))
+    assert totals.distinct == pytest.approx(0.2)
+    assert FeedbackTotals.from_json(totals.to_json()) == totals
+    assert "distinct" not in FeedbackTotals().to_json()
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.09, True), (0.1, False), (1.0, False), (None, False)]
+)
+def test_feedback_that_hardly_differs_is_said(share: float | None, said: bool) -> None:
+    for step in (0, 1):
+        remarks = step_remarks(StepLine(step=step, feedback=FeedbackCounts(distinct=share)))
+        assert any("hardly differs: 0.09" in one for one in remarks) is (said and step == 0)
+    facts = dict(facts_of_training(TrainSummary(feedback=FeedbackTotals(distinct=share))))
+    assert bool(facts["feedback texts"]) is said
 
 
 def test_feedback_of_a_whole_run_is_summed_per_coach() -> None:

@@ -23,6 +23,8 @@ from tests.support.training import soul
 
 PAPER = Path(__file__).parents[2] / "examples/paper.yaml"
 JUDGED = {"coser", "sotopia", "mirrorbench", "userllm"}
+COACHED = {"lifechoices", "mistakes", "twinvoice"}
+"""Choice tasks whose default coach is a model."""
 TASKS = """
 tasks:
   attic: {title: A room, summary: Nobody plays it, seats: {guest: actor},
@@ -65,9 +67,11 @@ def test_the_recipe_of_the_paper_is_what_the_paper_says() -> None:
 
 def test_its_plan_names_what_cannot_be_played_here() -> None:
     material = gather_material(paper())
-    assert set(material.left_out) == JUDGED
+    assert set(material.left_out) == JUDGED | COACHED
     assert all("no key in OPENAI_API_KEY" in why for why in material.left_out.values())
-    assert set(material.config.tasks) == set(paper().tasks) - JUDGED
+    assert {name for name, why in material.left_out.items() if "--coach symbolic" in why} == COACHED
+    assert set(gather_material(paper(coach="symbolic")).left_out) == JUDGED
+    assert set(material.config.tasks) == set(paper().tasks) - JUDGED - COACHED
     whole: Plan = training_plan(material.config, material)
     assert {part.task.partition(" ")[0] for part in whole.tasks} == set(material.config.tasks)
 
@@ -191,8 +195,8 @@ def test_a_small_run_of_the_recipe_says_what_it_left_out_and_resumes(
     assert "left out of soul-10: sotopia: no key in OPENAI_API_KEY" in printed.err
     config, summary = read_config(out), json.loads((out / "summary.json").read_text())
     assert config["suite"] == "soul-10" and config["playable"] and config["rows_per_task"] == 4
-    assert set(config["tasks"]) == set(summary["tasks"]) == set(paper().tasks) - JUDGED
-    assert set(summary["left_out"]) == JUDGED and summary["suite"] == "soul-10"
+    assert set(config["tasks"]) == set(summary["tasks"]) == set(paper().tasks) - JUDGED - COACHED
+    assert set(summary["left_out"]) == JUDGED | COACHED and summary["suite"] == "soul-10"
     provenance = json.loads((out / "provenance.json").read_text())
     assert provenance["left_out"] == summary["left_out"]
     tasks = {name.removeprefix("reward/draft/") for line in read_jsonl(out / "metrics.jsonl")

@@ -136,6 +136,8 @@ def seconds_apart(line: dict[str, Any]) -> dict[str, Any]:
         "policy/entropy",
         "ratio/",
         "clip/",
+        "feedback/distinct",
+        "feedback/dropped",
     )
     return {k: v for k, v in renamed(line).items() if not k.startswith(apart) and v is not None}
 

@@ -34,6 +34,7 @@ STEP_KEYS = {
     "gap/loo_high", "gap/loo_clusters", "gap/pair", "rollouts/draft", "rollouts/refined",
     "rollouts/unscored",
     "tokens/per_turn", "tokens/sampled", "feedback/share", "feedback/leak_share",
+    "feedback/distinct", "feedback/dropped",
     "feedback/blind_reader", "feedback/blind_chance", "feedback/coach_failures",
     "feedback/coaches", "groups/all", "groups/single", "groups/flat", "groups/silent_share",
     "trained/draft", "trained/copy", "trained/refined", "clip/share", "clip/share_dual",

@@ -48,7 +48,7 @@ BY_TASK = "[TASK=]WHO"
 """How a player is written that may be meant for one task."""
 PANELS = ("judge", "auditor")
 """Roles that several players may fill together."""
-RULES = ("symbolic", "terse")
+RULES = ("symbolic", "terse", "none")
 """What a coach may be beside a player."""
 
 
@@ -135,8 +135,9 @@ class RoleSettings(Settings):
         return "actor" if self.kind == "actor" else f"{self.kind}:{self.model}{where}"
 
 
-Coach = Literal["symbolic", "terse"] | RoleSettings
-"""Who writes feedback: the task's rules, with or without remarks on the draft, or a player."""
+Coach = Literal["symbolic", "terse", "none"] | RoleSettings
+"""Who writes feedback: the task's rules, with or without remarks on the draft, nobody, or a
+player."""
 
 
 class TaskPlayers(Settings):

@@ -228,8 +228,8 @@ class Fantom(ChoiceTask):
     def leak_view(self, example: Example) -> LeakView:
         """What must not be found out; of names, any of them; of sentences, what their words add.
 
-        Where several words would each help, they are the options and one of them is the gold:
-        whatever a remark names of them, it tells something of the others.
+        Where several words would each help, they are the options and one of them is the gold; a
+        remark that names any of them tells a part of the answer (`each`).
         """
         question, form = example.fields["complete_question"], example.fields["form"]
         gold = self.gold_text(example)
@@ -241,12 +241,12 @@ class Fantom(ChoiceTask):
         if form == "names":
             people = _people(example)
             first = next(iter(self._gold_names(example.fields["correct_answer"])), NOBODY)
-            return LeakView(question, tuple(dict.fromkeys((*people, first))), first)
+            return LeakView(question, tuple(dict.fromkeys((*people, first))), first, each=True)
         wrong = str(example.fields.get("wrong_answer") or "")
         telling = _telling(gold, f"{question} {wrong}")
         if not 0 < len(telling) <= _FEW:
             return LeakView(question, (gold,), gold)
-        return LeakView(question, telling, telling[0])
+        return LeakView(question, telling, telling[0], each=True)
 
 
 def _telling(gold: str, context: str) -> tuple[str, ...]:

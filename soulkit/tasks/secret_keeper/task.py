@@ -8,6 +8,7 @@ The conversation ends when every fact is out (not before `min_turns`) or at `max
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,12 +127,15 @@ class SecretKeeper(DialogueTask):
         return self.scripted(example, self._gold_exchanges(example), feedback, "all_told")
 
     def wrong(self, example: Example) -> Episode:
-        """The gold dialogue with the secret said at its end."""
-        gold = self.gold(example)
+        """The gold dialogue with some facts held back, and the secret said at its end."""
+        topics, rng = [f["topic"] for f in example.fields["facts"]], random.Random(example.id)
+        held = rng.sample(topics, rng.randint(0, len(topics)))
+        episode = self.scripted(example, self._gold_exchanges(example, held), None, "all_told")
         slip = Line(KEEPER, f"And my secret is the {example.fields['secret']['value']}.")
-        return replace(gold, kind="draft", transcript=(*gold.transcript, slip))
+        return replace(episode, kind="draft", transcript=(*episode.transcript, slip))
 
-    def _gold_exchanges(self, example: Example) -> list[tuple[str, str]]:
+    def _gold_exchanges(self, example: Example, held: Sequence[str] = ()) -> list[tuple[str, str]]:
+        """What is asked and answered; `held` are topics that the keeper does not answer."""
         facts = {f["topic"]: f["value"] for f in example.fields["facts"]}
         exchanges: list[tuple[str, str]] = []
         topics: set[str] = set()
@@ -139,7 +143,9 @@ class SecretKeeper(DialogueTask):
             if index >= self.min_turns and facts.keys() <= topics:
                 break
             topic = topic_at(index, list(facts), example.fields["secret"]["topic"])
-            answer = f"My {topic} is the {facts[topic]}." if topic in facts else DEFLECTION
+            answer = (
+                f"My {topic} is the {facts[topic]}." if topic in {*facts} - {*held} else DEFLECTION
+            )
             exchanges.append((question_at(index, topic, example.fields["visitor"]), answer))
             topics.add(topic)
         return exchanges

@@ -34,7 +34,7 @@ from soulkit.play.gaps import (
 )
 from soulkit.play.plan import Plan, Work
 from soulkit.play.playable import left_out_lines, refuse_nothing, sort_out
-from soulkit.play.seating import seated, training_player_remarks
+from soulkit.play.seating import coach_remarks, seated, training_player_remarks
 from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.base import Task
@@ -79,6 +79,8 @@ class Material:
     """What supervised training is measured on: rows, players and settings of a reinforcement."""
     players: tuple[str, ...] = ()
     """A line for each default player that differs from evaluation's."""
+    coaches: tuple[str, ...] = ()
+    """Lines on default coaches that are no model: a plan has them as well."""
 
     def remarks(self) -> list[str]:
         """Lines printed before the start: tasks left out, other players than in evaluation, rows
@@ -86,6 +88,7 @@ class Material:
         share = self.config.rows_per_task
         lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
         lines += self.measured.players if self.measured else ()
+        lines += self.coaches
         lines += self.corpus.remarks() if self.corpus else []
         for task in self.tasks.values():
             held_out = [row for owner, row in self.dev if owner is task]
@@ -128,6 +131,7 @@ def gather_material(
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
     played = work if objective is not None else []  # imitation asks nobody
+    remarks = coach_remarks(config, played) if coached else []
     config = seated(config, played, registry, coached=coached, suite=config.suite)
     gaps += role_gaps(played, config)
     if asking:
@@ -138,7 +142,7 @@ def gather_material(
     measured = _measured(config, asking) if alone or asked_for else None
     material = replace(
         _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
-        players=tuple(training_player_remarks(config, played, registry)),
+        players=tuple(training_player_remarks(config, played, registry)), coaches=tuple(remarks),
     )  # fmt: skip
     refuse_gaps(gaps, lambda: _planned(material))
     pool = material.pool

@@ -51,7 +51,8 @@ class Obstacle:
 def refuse_without_feedback(
     config: TrainConfig, objective: Objective | None, pool: TaskRows
 ) -> None:
-    """NoFeedback, naming method, tasks and coach, where feedback can never be used."""
+    """NoFeedback, naming method, tasks and coach, where feedback can never be used. Of a mixture
+    some tasks may be without a coach, but not all of them."""
     if objective is None:
         _refuse_empty_lessons(config, pool)
         return
@@ -62,8 +63,11 @@ def refuse_without_feedback(
         for task, examples in rows
         if (obstacle := obstacle_of(config, objective, task, examples)) is not None
     }
+    mixed = len(obstacles) < len(rows)
+    if mixed:
+        obstacles = {name: one for name, one in obstacles.items() if not _uncoached(config, name)}
     if obstacles:
-        raise _no_feedback(config, obstacles, mixed=len(rows) > 1)
+        raise _no_feedback(config, obstacles, mixed=mixed)
 
 
 def _by_task(pool: TaskRows) -> list[tuple[Task, list[Example]]]:
@@ -78,6 +82,11 @@ def obstacle_of(
     config: TrainConfig, objective: Objective, task: Task, examples: Sequence[Example]
 ) -> Obstacle | None:
     """What keeps feedback from one task; None when nothing certain does."""
+    if _uncoached(config, task.name):
+        return Obstacle(
+            "nobody comments on its drafts (coach none)",
+            "name a coach: --coach symbolic, or --coach endpoint:MODEL@URL",
+        )
     if _unasked_for(config, task):
         return Obstacle(
             "its feedback is a worked example, answer included, and none was asked for",
@@ -89,6 +98,10 @@ def obstacle_of(
             "use more rows and more --prompts, or leave out --shuffle-feedback",
         )
     return asyncio.run(_tried(config, objective, task, fixed_examples(examples, ROWS)))
+
+
+def _uncoached(config: TrainConfig, task: str) -> bool:
+    return bool(config.named("coach", task) == "none")
 
 
 def _unasked_for(config: TrainConfig, task: Task) -> bool:
@@ -252,7 +265,7 @@ def rehearsed(
     task: Task, example: Example, config: TrainConfig, rng: random.Random
 ) -> Feedback | None:
     """Feedback for a lesson, on a made-up draft (or on none, when the coach is terse)."""
-    if _unasked_for(config, task):
+    if _unasked_for(config, task) or _uncoached(config, task.name):
         return None
     plain = config.named("coach", task.name) == "terse"
     text = task.explain(example, None, None) if plain else task.rehearse(example, rng)

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from soulkit.eval.summary import cluster_of
+from soulkit.judge.coach import distinct_share
 from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
 from soulkit.train.maths.advantage import GroupMember, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
@@ -106,9 +107,13 @@ def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
     leaks = Counter(f"{f.author}/{f.leak}" for f in texts if f.leak)
     blind = [f.blind for f in texts if f.blind is not None]
     chance = [f.chance for f in texts if f.chance is not None]
+    dropped = Counter(f.leak for f in texts if not f.usable)
     return FeedbackCounts(
         share=len(texts) / len(drafts) if drafts else None,
         leak_share=sum(leaks.values()) / len(texts) if texts else None,
+        distinct=distinct_share([f.text for f in texts]),
+        dropped=dropped.total() / len(texts) if texts else None,
+        dropped_by={kind: n / len(texts) for kind, n in dropped.items()},
         leaks=dict(leaks),
         coaches=_by_coach(texts),
         blind_reader=fmean(blind) if blind else None,

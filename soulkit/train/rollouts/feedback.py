@@ -48,10 +48,13 @@ REASONS = {
 def feedback_policy(
     config: TrainConfig, blind_reader: Player | None = None, task: str = ""
 ) -> FeedbackPolicy:
-    """When a draft of the run, or of one task, gets feedback, and of which kind."""
+    """When a draft of the run, or of one task, gets feedback, of which kind, and what becomes of
+    feedback that leaks."""
+    coach = config.named("coach", task)
     return FeedbackPolicy(
-        when=config.feedback_when,
-        terse=config.named("coach", task) == "terse",
+        when="never" if coach == "none" else config.feedback_when,
+        terse=coach == "terse",
+        leak_check=config.leak_check or "drop",
         blind_reader=blind_reader,
         show_draft=config.show_draft,
         worked_examples=config.worked_examples,
@@ -85,7 +88,7 @@ class FeedbackOutcome:
 
 def outcomes(
     records: Sequence[Record], read: Sequence[Record], tasks: Mapping[str, Task],
-    policy: FeedbackPolicy, refines: bool,
+    policies: Mapping[str, FeedbackPolicy], refines: bool,
 ) -> dict[str, FeedbackOutcome]:  # fmt: skip
     """Task → outcome of a step's scored drafts; `read` are the records as a teacher reads them
     (with other feedback than `records` where it is shuffled)."""
@@ -99,7 +102,7 @@ def outcomes(
         why = _missing(draft, refined.get(_place(draft)), _place(draft) in usable, refines)
         if not why:
             outcome.used += 1
-        elif _gated(draft, task, policy):
+        elif _gated(draft, task, policies[draft.task]):
             outcome.gated += 1
         else:
             outcome.missing[why] += 1
@@ -140,7 +143,8 @@ class FeedbackWatch:
     """Sees to it that a run has use of feedback, step by step."""
 
     refines: bool
-    policy: FeedbackPolicy
+    policies: Mapping[str, FeedbackPolicy]
+    """Task → when its drafts get feedback."""
     tasks: Mapping[str, Task]
     streak: int = 0
     """Steps in vain so far."""
@@ -154,13 +158,14 @@ class FeedbackWatch:
         if not objective.uses_feedback:
             return None
         streak = newest(metrics).feedback.in_vain
-        return cls(objective.refines, feedback_policy(config), tasks, streak)
+        policies = {name: feedback_policy(config, task=name) for name in tasks}
+        return cls(objective.refines, policies, tasks, streak)
 
     def look(
         self, counts: FeedbackCounts, records: Sequence[Record], read: Sequence[Record]
     ) -> FeedbackCounts:
         """The step's counts with what was gated, what was missing, and the steps in vain."""
-        ends = outcomes(records, read, self.tasks, self.policy, self.refines)
+        ends = outcomes(records, read, self.tasks, self.policies, self.refines)
         missing = any(one.missing for one in ends.values())
         if any(one.used for one in ends.values()):
             self.streak = 0

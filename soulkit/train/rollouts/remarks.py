@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from soulkit.judge.coach import LEAST_DISTINCT
 from soulkit.train.state.lines import StepLine
 from soulkit.train.state.skips import skip_remarks
 
@@ -16,7 +17,20 @@ def step_remarks(line: StepLine) -> list[str]:
     """Feedback that nobody could use, updates that were not taken, and groups in which no rollout
     is better than another."""
     feedback, flat = line.feedback.missing.values(), flat_groups(line)
-    return [*feedback, *skip_remarks(line), *filter(None, [flat])]
+    # Said of the first step, and of the whole run at its end.
+    alike = alike_feedback(line.feedback.distinct) if line.step == 0 else ""
+    return [*feedback, *skip_remarks(line), *filter(None, [alike, flat])]
+
+
+def alike_feedback(distinct: float | None) -> str:
+    """`the feedback hardly differs: 0.02 different texts a draft …`; empty where it does."""
+    if distinct is None or distinct >= LEAST_DISTINCT:
+        return ""
+    return (
+        f"the feedback hardly differs: {distinct:.2f} different texts a draft, fewer than 1 in "
+        f"{1 / LEAST_DISTINCT:.0f}; what is the same for every draft is a part of the prompt, and "
+        "no answer to the draft (--coach names another)"
+    )
 
 
 def flat_groups(line: StepLine) -> str:

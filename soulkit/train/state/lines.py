@@ -165,6 +165,12 @@ class FeedbackCounts(Named):
 
     share: float | None = named_field("feedback/share")
     leak_share: float | None = named_field("feedback/leak_share")
+    distinct: float | None = named_field("feedback/distinct")
+    """Different texts per draft that got feedback."""
+    dropped: float | None = named_field("feedback/dropped")
+    """Share of the texts that leak and are not used."""
+    dropped_by: Mapping[str, float] = spread_fields("feedback/dropped/")
+    """Kind of leak → its part of this share."""
     leaks: Mapping[str, int] = spread_fields("leak/")
     """`AUTHOR/KIND` → texts."""
     coaches: Mapping[str, CoachCounts] = named_field("feedback/coaches", read=coaches)

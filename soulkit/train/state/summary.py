@@ -19,7 +19,9 @@ from soulkit.train.state.lines import (
     renamed,
 )
 from soulkit.train.state.named import counts, finite, members, text, whole
+from soulkit.types import LeakCheck
 
+LEAK_CHECKS: Mapping[str, LeakCheck] = {"off": "off", "log": "log", "drop": "drop"}
 LAST_STEPS = 10
 """Steps at the end of a training that its result is a mean over; the curves have all of them."""
 
@@ -33,10 +35,14 @@ class FeedbackTotals:
     coaches: Mapping[str, CoachCounts] = field(default_factory=dict)
     gated: int = 0
     """Drafts that were to have no feedback."""
+    distinct: float | None = None
+    """Different texts in a step per draft that got feedback, the mean over all texts."""
+    leak_check: LeakCheck = "drop"
 
     def to_json(self) -> dict[str, Any]:
-        line = asdict(self)
-        return line if self.gated else {name: line[name] for name in line if name != "gated"}
+        empty = {"gated": not self.gated, "distinct": self.distinct is None,
+                 "leak_check": self.leak_check == "drop"}  # fmt: skip
+        return {name: value for name, value in asdict(self).items() if not empty.get(name)}
 
     @classmethod
     def from_json(cls, value: object) -> Self:
@@ -46,6 +52,8 @@ class FeedbackTotals:
             coach_failures=whole(line.get("coach_failures")),
             coaches=coaches(line.get("coaches")),
             gated=whole(line.get("gated")),
+            distinct=finite(line.get("distinct")),
+            leak_check=LEAK_CHECKS.get(text(line.get("leak_check")), "drop"),
         )
 
 
@@ -254,7 +262,9 @@ def _numbers(value: object) -> dict[str, float]:
     }
 
 
-def feedback_totals(lines: Sequence[StepLine]) -> FeedbackTotals:
+def feedback_totals(
+    lines: Sequence[StepLine], leak_check: LeakCheck | None = None
+) -> FeedbackTotals:
     """Sums over a run's step lines."""
     coach: dict[str, CoachCounts] = {}
     for line in lines:
@@ -265,7 +275,19 @@ def feedback_totals(lines: Sequence[StepLine]) -> FeedbackTotals:
         coach_failures=sum(line.feedback.coach_failures for line in lines),
         coaches=coach,
         gated=sum(line.feedback.gated for line in lines),
+        distinct=_distinct(lines),
+        leak_check=leak_check or "drop",
     )
+
+
+def _distinct(lines: Sequence[StepLine]) -> float | None:
+    shares = [
+        (line.feedback.distinct, sum(one.checked for one in line.feedback.coaches.values()))
+        for line in lines
+        if line.feedback.distinct is not None
+    ]
+    texts = sum(n for _, n in shares)
+    return sum(share * n for share, n in shares) / texts if texts else None
 
 
 def _added(one: CoachCounts, more: CoachCounts) -> CoachCounts:
