@@ -27,7 +27,7 @@ INERT = """
     eps_high eps_low estimator estimator_discount estimator_window eval_every example
     feedback_for full fused group_size jsd_beta judge_combine judge_order judge_samples
     keep_best keep_last kind kl_coef lambda_fb ledger limit lora lr lr_schedule mask_truncated
-    controls hack_penalty max_prompt playable rows_per_task threads
+    controls hack_penalty leak_check max_prompt playable rows_per_task threads
     max_attempts max_context max_cost max_grad_norm max_tokens max_unscored method
     mini_batch_prompts norm_length only_copy opd_form packing price_in price_out
     prompts_per_step protocol rate_limit_wait_s ratio reasoning_effort repeats

@@ -48,7 +48,7 @@ class Headline:
     """One number that a run is known by."""
 
     label: str
-    """The task and its metric, `tomi (accuracy)`; in a training run with what of it: `drafts TASK`,
+    """The task and its metric, `TASK (accuracy)`; in a training run with what of it: `drafts TASK`,
     `dev TASK`, `loss TASK`."""
     cell: Cell
 
@@ -251,7 +251,7 @@ def started_text(run: ListedFolder) -> str:
 
 
 def headline_texts(run: ListedFolder, most: int) -> Sequence[str]:
-    """At most so many headlines, `tomi (accuracy) 0.724 [0.621, 0.805] (98/100)`, and how many more
+    """At most so many headlines, `TASK (accuracy) 0.724 [0.621, 0.805] (98/100)`, and how many more
     there are."""
     shown = [f"{one_line(one.label)} {_cell_text(one.cell)}" for one in run.headlines[:most]]
     more = len(run.headlines) - most

@@ -163,7 +163,7 @@ def answers_text(summary: Summary) -> str:
 
 
 def origins_text(summary: Summary) -> str:
-    """`userllm 40 rows of my_chats.jsonl`: the rows that were made of files of somebody's own."""
+    """`TASK 40 rows of my_chats.jsonl`: the rows that were made of a user's own files."""
     return "; ".join(
         f"{task} {', '.join(f'{n} rows of {file}' for file, n in files.items())}"
         for task, files in summary.origins.items()
@@ -332,7 +332,7 @@ def metric_label(run: RunData, task: str, metric: str) -> str:
 
 
 def task_label(task: str, *metrics: str) -> str:
-    """`tomi (accuracy)`; the task alone where nothing says what its metric is called."""
+    """`TASK (accuracy)`; the task alone where nothing says what its metric is called."""
     named = [one_line(name) for name in dict.fromkeys(metrics) if name]
     return one_line(task) if named in ([], [VALUE]) else f"{one_line(task)} ({', '.join(named)})"
 

@@ -64,7 +64,7 @@ def test_a_mixture_has_rewards_and_a_gap_for_every_task() -> None:
     (again,) = steps_of([json.loads(json.dumps(written))])
     assert again.rewards == line
     assert [text.split() for text in task_lines(line)] == [
-        ["hitom", "draft", "0.500"], [name, "draft", "0.500", "refined", "0.500", "gap", "+0.000"]
+        ["hitom", "draft", "0.500"], [name, "draft", "0.500", "refined", "0.500", "gap", "0.000"]
     ]  # fmt: skip
     summary = TrainSummary(rewards=line)
     read = TrainSummary.from_json(summary.to_json()).rewards
