@@ -28,6 +28,7 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.models.vllm.pool import Servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
+from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
@@ -101,7 +102,7 @@ def train(
     hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
     with _opened(config, out, say, ready, begin) as parts:
-        return asyncio.run(_train(*parts, show, say or _quiet, begin))
+        return run_coroutine(_train(*parts, show, say or _quiet, begin))
 
 
 async def train_beside(material: Material, out: Path, servers: Servers | None = None) -> None:
