@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soulkit.cli.mistakes import USAGE, help_instead, mistyped
+from soulkit.cli.mistakes import USAGE, CommandTable, help_instead, mistyped
 from soulkit.cli.stopping import StopSignals
 from soulkit.errors import CallError, MissingPackage, SoulError, UserError
 from soulkit.extras import EXTRAS
@@ -89,7 +89,7 @@ def load(name: str) -> Any:
         return group
     if hasattr(module, "make_command"):
         return module.make_command()
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single = CommandTable(add_completion=False, rich_markup_mode=None)
     single.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
     command = typer.main.get_command(single)
     command.help = command.help or COMMANDS[name]

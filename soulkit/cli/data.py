@@ -17,6 +17,7 @@ from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.data_build import build
 from soulkit.cli.data_chats import LessonSide, dedupe, show_lesson
 from soulkit.cli.data_split import split
+from soulkit.cli.mistakes import CommandTable, given_twice
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     FirstPrompts = Mapping[str, Sequence[Segment]]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = CommandTable(add_completion=False, rich_markup_mode=None)
 
 SHOWN_BAD = 50
 """Bad rows printed one by one; --json has all of them."""
@@ -271,6 +272,8 @@ def own_options(context: typer.Context) -> dict[str, str]:
                 "Options of a task are written --NAME VALUE.",
                 "See which there are: soul tasks show TASK",
             )
+        if flag in options:
+            raise given_twice(flag)
         options[flag] = value
     return options
 

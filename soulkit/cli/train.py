@@ -39,6 +39,7 @@ from soulkit.cli.derive import (
     tasks_in,
     union,
 )
+from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import row_sources, values_by_task
 from soulkit.errors import ConfigError
@@ -153,7 +154,7 @@ def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     return values_by_task(texts, ",".join(tasks)) if tasks else row_sources(texts, ())
 
 
-app = typer.Typer(cls=Methods, rich_markup_mode=None)
+app = CommandTable(cls=Methods, rich_markup_mode=None)
 
 
 @app.callback(help="Train a model: one method, or many in comparison.")
