@@ -218,7 +218,12 @@ def check(
 @app.command()
 def show(
     path: RowFile,
-    row: Annotated[int, typer.Option("--row", "-r", help="Which row, counted from 0.")] = 0,
+    row: Annotated[
+        int | None,
+        typer.Option(
+            "--row", "-r", help="Which row, counted from 1, as messages do. [default: the first]"
+        ),
+    ] = None,
     task: TaskName = None,
     side: LessonSide = None,
     tasks: TaskFiles = None,
@@ -227,17 +232,23 @@ def show(
 ) -> None:
     """Show one row: fields, who may see them, the prompt.
 
+    PATH may also say which row, as messages do: rows.jsonl:3.
+
     With --side, one conversation as `soul train sft` learns from it, and what in it is learned;
     the path may then be a folder, a pattern, or a data set of the hub.
     """
-    from soulkit.data.files import nth_row
+    from soulkit.data.files import numbered_row, row_address
     from soulkit.tasks.rowcheck import rows_by_task
 
+    path, named = row_address(path)
+    if named is not None and row is not None:
+        raise given_twice("The row", how="behind the file and with --row")
+    row = named if row is None else row
     if side is not None:
         show_lesson(path, side, row, as_json)
         return
     registry = registry_of(tasks, trust=trust)
-    raw = nth_row(path, row)
+    raw = numbered_row(path, row)
     name = task if task is not None else next(iter(rows_by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
     example = live.example(raw.fields, source=raw.source)
