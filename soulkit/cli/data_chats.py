@@ -43,7 +43,7 @@ BY_TABLE = "corpus"
 
 
 def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
-    """Print the lesson of the row `row` (from 1), else the first one; DataError where it is none."""
+    """Print the lesson of row `row` (from 1), else the first one; DataError where it is none."""
     from soulkit.data.corpora.stream import read_lessons
 
     rows = read_lessons(str(path), side=None if side == BY_TABLE else side, say=err.print)

@@ -171,6 +171,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.config import TrainConfig
         from soulkit.train.material.assemble import gather_material
         from soulkit.train.material.feasible import weightless
+        from soulkit.train.more_steps import steps_before, with_more_steps
         from soulkit.train.objectives.registry import overruled
         from soulkit.train.planning import beside_plan, training_plan
         from soulkit.train.run import prepare_training, refuse_untrainable, train
@@ -200,7 +201,8 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     out = values["out"] or default_run_path(f"train-{config.method}", names)
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
-    finished = (out / "summary.json").is_file()
+    config = with_more_steps(config, out)
+    finished = (out / "summary.json").is_file() and steps_before(out) == config.steps
     refuse_untrainable(config)
     with working(f"train {config.method}", "reading the rows") as interrupting:
         material = prepare_training(config, out, _say, interrupting(ask_user()))

@@ -45,6 +45,7 @@ from soulkit.train.material.assemble import (
 )
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
+from soulkit.train.more_steps import identity_before, take_more_steps, with_more_steps
 from soulkit.train.planning import training_plan
 from soulkit.train.pushes.engine import TrainingEngine, refuse_engine, training_engine
 from soulkit.train.pushes.travel import RolloutCheck
@@ -118,12 +119,14 @@ def _opened(
     begin: Begin, servers: Servers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip
     """Everything that a training needs, checked, with its run folder locked and its servers up."""
+    config = with_more_steps(config, out)
     refuse_untrainable(config)
     check_tracker(config.track)
     threads = take_threads(config.threads, out, alike=config.deterministic)
     with deterministic(config.deterministic):
         material = ready or prepare_training(config, out, say)
-        config = material.config
+        config = with_more_steps(material.config, out)
+        material = replace(material, config=config)
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         begin(LOADING)
         base = base_model(config, material, out)
@@ -139,6 +142,7 @@ def _opened(
                 say(threads.words())
             prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
             check_material(run, prints, config)
+            take_more_steps(run, config, say or _quiet)
             if say is not None:
                 if remark := numbers_remark(policy):
                     say(remark)
@@ -174,7 +178,7 @@ def _confirm(
     material: Material, out: Path, say: Callable[[str], None], ask: AskUser | None
 ) -> None:
     """Have the cost of the steps that are left confirmed."""
-    config, asking = material.config, (material.measured or material).config
+    config, asking = with_more_steps(material.config, out), (material.measured or material).config
     lines = read_step_lines(out / "metrics.jsonl")
     done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
@@ -241,7 +245,7 @@ def numbers_remark(policy: Policy) -> str:
 
 
 def _open(config: TrainConfig, out: Path) -> Run:
-    identity, defaults = config.identity(), config.identity_defaults()
+    identity, defaults = identity_before(config, out), config.identity_defaults()
     command, sealed = f"train {config.method}", not config.foreign
     return Run.open(out, command, identity, defaults=defaults, sealed=sealed)
 

@@ -17,6 +17,7 @@ from tests.support.evaluation import (
     FAST,
     examples,
     records,
+    replaced,
     soul,
     summary,
     three_lines,
@@ -42,9 +43,8 @@ def local(model: Path, out: Path, *arguments: object, task: str = "tomi", n: int
     rows = ("--task", task, "--data", f"synth:{n}", "--max-tokens", 6)
     # Untrained, it hardly ever ends a reply.
     tolerant = ("--max-unscored", 1)
-    return soul(
-        "eval", "local", "--model", model, "--out", out, *rows, *FAST, *tolerant, *arguments
-    )
+    usual = ("--model", model, "--out", out, *rows, *FAST, *tolerant)
+    return soul("eval", "local", *replaced(usual, arguments))
 
 
 def texts(out: Path) -> dict[str, str]:

@@ -230,8 +230,9 @@ def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
 ) -> None:
     out = tmp_path / "mixed"
     done = soul("train", "ditto", "--model", warm / "model", "--task", "tomi,paratomi:0.5",
-                "--data", "tomi=synth:8", "--data", "paratomi=synth:8", *TINY_STEP, "--steps", 1,
-                "--prompts", 12, "--group-size", 2, "--shuffle-feedback", "--out", out)  # fmt: skip
+                "--data", "tomi=synth:8", "--data", "paratomi=synth:8", *TINY_STEP[4:],
+                "--steps", 1, "--prompts", 12, "--group-size", 2, "--shuffle-feedback",
+                "--out", out)  # fmt: skip
     assert done == 0
     records = load_records(out / "episodes.jsonl")
     drafts = [r for r in records if r.kind == "draft"]
