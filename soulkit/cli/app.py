@@ -27,7 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from soulkit.cli.mistakes import USAGE, CommandTable, help_instead, mistyped
 from soulkit.cli.stopping import StopSignals
-from soulkit.errors import CallError, MissingPackage, SoulError, UserError
+from soulkit.errors import CallError, MissingPackage, RunStopped, SoulError, UserError
 from soulkit.extras import EXTRAS
 from soulkit.keys import printable
 from soulkit.text import one_line
@@ -240,7 +240,7 @@ def _explain(error: Exception) -> int:
     soul_error = _soul_error(error)
     if isinstance(soul_error, UserError):
         _three_lines(*soul_error.lines())
-        return 2
+        return 1 if isinstance(soul_error, RunStopped) else 2
     if isinstance(soul_error, CallError):
         _three_lines(
             soul_error.detail, soul_error.why, soul_error.way_out,

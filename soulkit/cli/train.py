@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -174,8 +175,11 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.more_steps import steps_before, with_more_steps
         from soulkit.train.objectives.registry import overruled
         from soulkit.train.planning import beside_plan, training_plan
+        from soulkit.train.rollouts.remarks import flat_total
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
+        from soulkit.train.state.lines import read_step_lines
+        from soulkit.train.state.stops import stop_flat
 
     if remark := overruled(method):
         _say(remark)
@@ -208,7 +212,10 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         material = prepare_training(config, out, _say, interrupting(ask_user()))
         refuse_idle_players(material, values)
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar), _say, material, partial(begin_on, bar))
+        shower = step_shower(bar, stop_flat(material.config))
+        summary = train(config, out, shower, _say, material, partial(begin_on, bar))
+    if flat := flat_total(read_step_lines(out / "metrics.jsonl")):
+        _say(flat)
     if finished:  # said when it is known to be this very training
         _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
@@ -244,23 +251,25 @@ def begin_on(bar: Bar, what: str, who: str = "") -> None:
     bar.begin(f"{who}{what}" if loading else what, alone=loading)
 
 
-def step_shower(bar: Bar) -> Callable[[StepLine], None]:
-    """Moves `bar` to each step that is shown to it; a resumed run begins in the middle."""
-    shown = 0
+def step_shower(bar: Bar, stop_flat: int | None = None) -> Callable[[StepLine], None]:
+    """Moves `bar` to each step that is shown to it; a resumed run begins in the middle. `stop_flat`
+    steps in a row that learn nothing end it."""
+    shown = flat = 0
 
     def show(line: StepLine) -> None:
-        nonlocal shown
+        nonlocal shown, flat
         bar.advance(line.step + 1 - shown, one_line_summary(line))
         shown = line.step + 1
-        warn(line)
+        flat = warn(line, flat, stop_flat)
 
     return show
 
 
-def warn(line: StepLine, who: str = "") -> None:
-    """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
+def warn(line: StepLine, flat: int, stop_flat: int | None, who: str = "") -> int:
+    """Say on stderr which canaries raise an alarm in this step, and what it did not learn from;
+    the number of steps that had nothing to learn from, of which `flat` were before it."""
     from soulkit.report.training_facts import alarm_text
-    from soulkit.train.rollouts.remarks import step_remarks
+    from soulkit.train.rollouts.remarks import flat_groups, flat_words, step_remarks
     from soulkit.train.rollouts.watched import FELL
 
     for alarm in line.canaries.alarms:
@@ -273,6 +282,9 @@ def warn(line: StepLine, who: str = "") -> None:
         )  # fmt: skip
     for remark in step_remarks(line):
         err.print(f"{who}step {line.step}: {remark}", markup=False, soft_wrap=True)
+    if words := flat_words(line, flat, stop_flat):
+        err.print(f"{who}{words}", markup=False, soft_wrap=True)
+    return flat + bool(flat_groups(line))
 
 
 def one_line_summary(line: StepLine) -> str:
@@ -431,13 +443,16 @@ def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
 
 def _watch(bar: Bar) -> tuple[Callable[[Planned, StepLine], None], Callable[[Ended], None]]:
     """What moves the bar over all runs: at every step, and to a run's end when it ends."""
+    from soulkit.train.state.stops import stop_flat
+
     done: dict[Path, int] = {}
+    flat: Counter[Path] = Counter()
 
     def show(run: Planned, line: StepLine) -> None:
         note = f"{_name(run)}: {one_line_summary(line)}"
         bar.advance(line.step + 1 - done.get(run.path, 0), note)
         done[run.path] = line.step + 1
-        warn(line, f"{_name(run)}: ")
+        flat[run.path] = warn(line, flat[run.path], stop_flat(run.config), f"{_name(run)}: ")
 
     def ended(run: Ended) -> None:
         bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")

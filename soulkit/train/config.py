@@ -260,6 +260,11 @@ class KeepingSettings(Settings):
         0.1, ge=0, flag=None, only=RL,
         help="Share of the metric's scale that a canary may rise above its first score.",
     )  # fmt: skip
+    stop_flat: int | None = setting(
+        None, ge=0, only=RL, metavar="N", unset="10 where players cost money, else never",
+        help="End after N steps in a row that learn nothing, with exit code 1; the same command "
+        "goes on. 0: never.",
+    )  # fmt: skip
     dev_share: float = setting(
         0.1, gt=0, lt=1, flag=None, only=RL,
         help="Share of the rows in the dev split, whole stories at a time.",
@@ -297,6 +302,8 @@ class TrainConfig(
     PlayConfig,
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
+
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {"stop_flat"}
 
     brought: ClassVar[str] = ""
     """The method of a package whose settings stand here, too."""

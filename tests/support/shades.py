@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from soulkit.runs.folder import read_jsonl
+from tests.support.evaluation import replaced
 from tests.support.training import soul
 
 TASKS = Path(__file__).parent / "shade_task" / "tasks.yaml"
