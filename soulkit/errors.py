@@ -38,7 +38,7 @@ class ConfigError(UserError):
 
 
 class RunStopped(UserError):
-    """A run ended by a rule that it was given, before its steps were done; it resumes. Exit code 1."""
+    """A run ended by a rule before its steps were done; it resumes. Exit code 1."""
 
 
 class DataError(UserError):

@@ -349,12 +349,14 @@ def _print(out: Path, summary: TrainSummary) -> None:
 
 
 def _say_next(out: Path, summary: TrainSummary) -> None:
-    """Imitation plays nothing, so that there is nothing to show of it."""
+    """Imitation plays nothing: there is to show of it how it continued held-out conversations."""
     from soulkit.report.hints import shell_path, show_command
+    from soulkit.runs.records import SAMPLES
 
     refined = summary.rewards.refined is not None
     played = summary.n > 0
     shown = [f"{show_command(out)} {'--improved' if refined else '--worst 10'}"] if played else []
+    shown += [show_command(out)] if not played and (out / SAMPLES).is_file() else []
     say_next(f"soul report {shell_path(out)}", *shown)
 
 

@@ -252,6 +252,11 @@ class KeepingSettings(Settings):
         help="Steps between greedy scores on a dev split of the training rows; sft: between losses "
         "on the validation conversations, too.",
     )  # fmt: skip
+    show_samples: int | None = setting(
+        None, ge=0, only=MEASURED, metavar="N", unset="sft: 4 are kept; else none",
+        help="Print what the model says on N held-out rows every --eval-every steps, beside the "
+        "gold; sft keeps such continuations beside what the person wrote, for soul show.",
+    )  # fmt: skip
     canary_every: int | None = setting(
         None, gt=0, only=RL, unset="never",
         help="Steps between checks that no judge likes nonsense.",
@@ -293,6 +298,8 @@ class KeepingSettings(Settings):
     def _split_for_something(self) -> Self:
         if self.dev_by and self.eval_every is None:
             raise ValueError("--dev-by is about the dev split, which --eval-every STEPS makes")
+        if self.show_samples and self.eval_every is None:
+            raise ValueError("--show-samples is about held-out rows, played --eval-every STEPS")
         return self
 
 
@@ -303,7 +310,9 @@ class TrainConfig(
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
 
-    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {"stop_flat"}
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
+        "stop_flat", "show_samples",
+    }  # fmt: skip
 
     brought: ClassVar[str] = ""
     """The method of a package whose settings stand here, too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -60,6 +60,7 @@ from soulkit.train.sft.corpus_run import (
 from soulkit.train.sft.lessons import check_lessons
 from soulkit.train.sft.mixsd import check_facts, with_written
 from soulkit.train.sft.planning import refuse_unfitting
+from soulkit.train.sft.samples import sample_line
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
@@ -69,6 +70,7 @@ from soulkit.train.state.loop import (
     LOADING,
     Begin,
     Loop,
+    Measure,
     Show,
     nobody_hears,
 )
@@ -412,7 +414,8 @@ async def _reinforce(
         if loop.step < config.steps:
             players.say = say
             await players.roll_call.hold()  # before the first drafts are sampled
-        await loop.run_all(step, with_stops(loop, show), step.measure)
+        measure = with_sample_lines(loop, step.measure, say)
+        await loop.run_all(step, with_stops(loop, show), measure)
     finally:
         await sampler.close()
         await players.close()
@@ -423,6 +426,20 @@ async def _reinforce(
     models = [player.model for player in rollouts.cast.players]
     summary = rollout_summary(config, loop, records, material, models)
     return with_dev(summary, newest_dev(run.path, light=True), material.tasks.values())
+
+
+def with_sample_lines(loop: Loop, measure: Measure, say: Callable[[str], None]) -> Measure:
+    """`measure`, and a line for some of the held-out rows that it played."""
+
+    async def both(step: int) -> Mapping[str, float | None]:
+        scores = await measure(step)
+        if scores and loop.config.show_samples:
+            played = dev_after(loop.run.path, step + 1)
+            for record in played[: loop.config.show_samples]:
+                say(sample_line(record))
+        return scores
+
+    return both
 
 
 def rollout_summary(
