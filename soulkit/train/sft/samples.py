@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 
 from soulkit.data.corpora.lesson import Lesson
-from soulkit.errors import CallError
+from soulkit.errors import CallError, ModelLoadError
 from soulkit.models.base import Sampler
 from soulkit.runs.records import SAMPLED, SAMPLES, RecordWriter
 from soulkit.text import one_line
@@ -114,6 +114,8 @@ class Samples:
             text, usage = reply.text, reply.usage
         except CallError as error:
             failure = Failure(error.reason, error.detail)
+        except ModelLoadError as error:  # the chat template refuses these messages
+            failure = Failure("provider_error", error.what)
         episode = Episode(
             example_id=one.key, task=one.source, step=step, failure=failure, usage=usage,
             transcript=() if failure else (Line("model", text),),
