@@ -114,6 +114,14 @@ def three_lines(err: str) -> tuple[str, str, str]:
     return what, why, fix
 
 
+def changed(words: Sequence[object], *options: object) -> list[object]:
+    """A command with these options and values in the place of its own."""
+    names = options[::2]
+    own = [i for i, word in enumerate(words) if word in names]
+    kept = [word for i, word in enumerate(words) if i not in own and i - 1 not in own]
+    return [*kept, *options]
+
+
 @contextmanager
 def visitor() -> Iterator[str]:
     """The scripted partner on a loopback socket; gives its base URL."""
