@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
-    from soulkit.face import compare, evaluate, load_run, load_task, train_model
+    from soulkit.face import (
+        aevaluate,
+        atrain_model,
+        compare,
+        evaluate,
+        load_run,
+        load_task,
+        train_model,
+    )
     from soulkit.tasks.base import Task
     from soulkit.tasks.choice import ChoiceTask
     from soulkit.tasks.dialogue import DialogueTask
@@ -23,8 +31,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "ChoiceTask", "DialogueTask", "Episode", "Example", "Score", "Task", "__version__", "compare",
-    "evaluate", "load_run", "load_task", "train_model",
+    "ChoiceTask", "DialogueTask", "Episode", "Example", "Score", "Task", "__version__",
+    "aevaluate", "atrain_model", "compare", "evaluate", "load_run", "load_task", "train_model",
 ]  # fmt: skip
 
 _HOMES = {
@@ -36,6 +44,8 @@ _HOMES = {
     "Score": "soulkit.types",
     "evaluate": "soulkit.face",
     "train_model": "soulkit.face",
+    "aevaluate": "soulkit.face",
+    "atrain_model": "soulkit.face",
     "compare": "soulkit.face",
     "load_run": "soulkit.face",
     "load_task": "soulkit.face",

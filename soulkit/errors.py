@@ -37,6 +37,10 @@ class ConfigError(UserError):
     """A setting is wrong, unknown or missing."""
 
 
+class RunStopped(UserError):
+    """A run ended by a rule before its steps were done; it resumes. Exit code 1."""
+
+
 class DataError(UserError):
     """A data file is missing, unreadable, of the wrong shape, or empty."""
 

@@ -2,11 +2,13 @@
 
 Each does what the command of the same purpose does, with the same checks, files and resume, and
 returns what the command would print. Settings are those of the command line, with underscores.
+They work in a notebook, too, where an event loop runs; `aevaluate` and `atrain_model` are for code
+that is asynchronous itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +33,33 @@ def evaluate(
 
     Raises a UserError for whatever the command would refuse.
     """
+    from soulkit.runs.coroutines import run_beside_loop
+
+    return run_beside_loop(_evaluation(model, tasks, out, settings))
+
+
+async def aevaluate(
+    model: str, tasks: str | Sequence[str], *, out: str | Path | None = None, **settings: Any
+) -> Summary:
+    """`evaluate`, without holding up the event loop: `await sk.aevaluate(...)`.
+
+    Cancelled, it stops like a command after Ctrl-C: the same call with the same `out` resumes.
+    """
+    from soulkit.runs.coroutines import run_in_thread
+
+    return await run_in_thread(_evaluation(model, tasks, out, settings))
+
+
+def _evaluation(
+    model: str, tasks: str | Sequence[str], out: str | Path | None, settings: Mapping[str, Any]
+) -> Callable[[], Summary]:
     from soulkit.eval.config import EvalConfig
     from soulkit.eval.runner import run_eval
 
     kind = "api" if settings.get("base_url") else "local"
     flags = {"kind": kind, "model": model, "tasks": _names(tasks), **settings}
-    _, summary = run_eval(EvalConfig.load(env={}, flags=flags), _path(out))
-    return summary
+    config = EvalConfig.load(env={}, flags=flags)
+    return lambda: run_eval(config, _path(out))[1]
 
 
 def train_model(
@@ -57,6 +79,29 @@ def train_model(
 
     Raises a UserError for whatever the command would refuse.
     """
+    from soulkit.runs.coroutines import run_beside_loop
+
+    return run_beside_loop(_training(method, model, tasks, out, settings))
+
+
+async def atrain_model(
+    method: str,
+    model: str,
+    tasks: str | Sequence[str] | Mapping[str, float],
+    *,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> TrainSummary:
+    """`train_model`, without holding up the event loop: `await sk.atrain_model(...)`."""
+    from soulkit.runs.coroutines import run_in_thread
+
+    return await run_in_thread(_training(method, model, tasks, out, settings))
+
+
+def _training(
+    method: str, model: str, tasks: str | Sequence[str] | Mapping[str, float],
+    out: str | Path | None, settings: Mapping[str, Any],
+) -> Callable[[], TrainSummary]:  # fmt: skip
     from soulkit.runs.folder import default_run_path
     from soulkit.train.config import TrainConfig
     from soulkit.train.run import train
@@ -64,7 +109,8 @@ def train_model(
     ratios = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(_names(tasks), 1.0)
     flags = {"method": method, "model": model, "tasks": ratios, **settings}
     config = TrainConfig.load(env={}, flags=flags)
-    return train(config, _path(out) or default_run_path(f"train-{method}", ratios), _quiet)
+    folder = _path(out) or default_run_path(f"train-{method}", ratios)
+    return lambda: train(config, folder, _quiet)
 
 
 def compare(

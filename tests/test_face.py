@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import os
 import pkgutil
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import soulkit as sk
 from soulkit.data.files import write_rows
-from soulkit.errors import ConfigError
+from soulkit.errors import ConfigError, RunError
 from tests.support.road import synth
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -89,3 +97,144 @@ def test_what_the_command_refuses_is_refused_here(tmp_path: Path) -> None:
 def test_a_task_has_two_protocols() -> None:
     with pytest.raises(ConfigError, match="There is no protocol 'refrence'"):
         sk.load_task("tomi", protocol="refrence")  # type: ignore[arg-type]
+
+
+# --- where an event loop runs already -------------------------------------------------------------
+
+
+def in_notebook(work: Callable[[], Any]) -> Any:
+    """What `work()` gives in a cell: called by a coroutine, in the thread of a running loop."""
+
+    async def cell() -> Any:
+        asyncio.get_running_loop()
+        return work()
+
+    return asyncio.run(cell())
+
+
+def evaluate(server: ScriptedServer, out: Path, n: int = 4, **settings: Any) -> Any:
+    return sk.evaluate(
+        "m", "tomi", base_url=server.base_url, data={"tomi": f"synth:{n}"}, out=out, **settings
+    )
+
+
+def box(body: dict[str, Any]) -> str:
+    return "<answer>box</answer>"
+
+
+def test_it_works_within_a_running_loop_and_gives_the_same(tmp_path: Path) -> None:
+    with ScriptedServer(answer=box) as server:
+        inside = in_notebook(lambda: evaluate(server, tmp_path / "inside"))
+        outside = evaluate(server, tmp_path / "outside")
+    assert inside.n_scored == 4 and inside.tasks == outside.tasks
+
+
+def test_the_loop_goes_on_while_it_is_awaited(tmp_path: Path) -> None:
+    async def main(url: str) -> tuple[int, int]:
+        ticks = 0
+        awaited = asyncio.create_task(
+            sk.aevaluate("m", "tomi", base_url=url, data={"tomi": "synth:4"}, out=tmp_path / "run")
+        )
+        while not awaited.done():
+            await asyncio.sleep(0.02)
+            ticks += 1
+        return ticks, (await awaited).n_scored
+
+    with ScriptedServer(answer=box, delay_s=0.3) as server:
+        ticks, scored = asyncio.run(main(server.base_url))
+    assert scored == 4 and ticks > 5
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_what_is_refused_is_refused_within_a_running_loop(awaited: bool, tmp_path: Path) -> None:
+    def call(out: Path, n: int) -> Any:
+        settings: dict[str, Any] = {"base_url": server.base_url, "data": {"tomi": f"synth:{n}"}}
+        if awaited:
+            return asyncio.run(sk.aevaluate("m", "tomi", out=out, **settings))
+        return in_notebook(lambda: sk.evaluate("m", "tomi", out=out, **settings))
+
+    with ScriptedServer(answer=box) as server:
+        call(tmp_path / "run", 4)
+        with pytest.raises(RunError):  # found by the thread: the folder holds another evaluation
+            call(tmp_path / "run", 5)
+        with pytest.raises(ConfigError, match="no_such_task"):
+            in_notebook(lambda: sk.evaluate("m", "no_such_task", base_url=server.base_url))
+
+
+class SlowServer(ScriptedServer):
+    """Takes a quarter of a second for a reply, and notes when the first was asked for."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.replies = 0
+        super().__init__(answer=self.reply)
+
+    def reply(self, body: dict[str, Any]) -> str:
+        self.asked.set()
+        time.sleep(0.25)
+        self.replies += 1
+        return box(body)
+
+
+def interrupt_when(asked: threading.Event) -> None:
+    def press() -> None:
+        if asked.wait(30):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_ctrl_c_within_a_running_loop_stops_the_work_and_the_same_call_resumes(
+    awaited: bool, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    before = signal.getsignal(signal.SIGINT)
+    with SlowServer() as server:
+        settings: dict[str, Any] = {
+            "base_url": server.base_url, "data": {"tomi": "synth:40"}, "concurrency": 1, "out": out,
+        }  # fmt: skip
+        interrupt_when(server.asked)
+        with pytest.raises(KeyboardInterrupt):
+            if awaited:
+                asyncio.run(sk.aevaluate("m", "tomi", **settings))
+            else:
+                in_notebook(lambda: sk.evaluate("m", "tomi", **settings))
+        assert signal.getsignal(signal.SIGINT) == before
+        stopped = server.replies
+        assert stopped < 10
+        time.sleep(0.6)
+        assert server.replies <= stopped + 1, "the thread asks on"
+    port = urlsplit(server.base_url).port
+    with ScriptedServer(answer=box, port=port or 0) as resumed:
+        assert evaluate(resumed, out, 40, concurrency=1).n_scored == 40
+
+
+def test_a_cancelled_call_stops_before_the_cancellation_is_passed_on(tmp_path: Path) -> None:
+    async def main(server: SlowServer) -> None:
+        task = asyncio.create_task(
+            sk.aevaluate("m", "tomi", base_url=server.base_url, data={"tomi": "synth:40"},
+                         concurrency=1, out=tmp_path / "run")
+        )  # fmt: skip
+        await asyncio.to_thread(server.asked.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        stopped = server.replies
+        await asyncio.sleep(0.6)
+        assert server.replies <= stopped + 1 < 10
+
+    with SlowServer() as server:
+        asyncio.run(main(server))
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_training_within_a_running_loop_gives_the_same_losses(tmp_path: Path) -> None:
+    def trained(out: str) -> Any:
+        return sk.train_model(
+            "sft", "tiny", "tomi", data={"tomi": "synth:16"}, steps=2, full=True, out=tmp_path / out
+        )
+
+    inside, outside = in_notebook(lambda: trained("a")), trained("b")
+    assert inside.tasks == outside.tasks

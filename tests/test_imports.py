@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,30 @@ def test_the_finder_of_imports_sees_what_it_should() -> None:
         "if TYPE_CHECKING:\n    import f\ndef g():\n    import h\nclass K:\n    import i\n"
     )
     assert at_import_time(tree) == {"a", "c", "e", "i"}
+
+
+NEED_TORCH = ("train", "models.local", "distill.run", "demo.training")
+"""Packages and modules that may need torch when they are imported."""
+IMPORT_ALL = """
+import importlib, pkgutil, soulkit
+for module in pkgutil.walk_packages(soulkit.__path__, "soulkit."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError:
+        print(module.name)
+"""
+
+
+def test_everything_else_is_imported_without_torch() -> None:
+    """Also what the other modules import of `train`: a report, a plan, a rescoring."""
+    path = os.pathsep.join([str(ROOT.parent / "tests" / "without_torch"), str(ROOT.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    names = [name.removeprefix("soulkit.") for name in done.stdout.split()]
+    assert "train.step" in names, "torch was found"
+    assert [name for name in names if not f"{name}.".startswith(tuple(f"{one}." for one in
+            NEED_TORCH))] == []  # fmt: skip
+    light = ("train.ablate", "train.ends", "train.config", "train.planning", "train.state.recorded")
+    assert set(light) & set(names) == set()

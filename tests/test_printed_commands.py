@@ -314,6 +314,7 @@ def filled(one: Printed, url: str, home: Path) -> str:
         episode = json.loads((home / "RUN" / "episodes.jsonl").read_text("utf-8").splitlines()[0])
         line = line.replace("--example ID", f"--example {episode['example_id']}")
     if line.startswith("soul eval local "):
+        line = re.sub(r" --max-unscored \S+", "", line)
         line += " --max-unscored 1"  # a stand-in of two steps hardly ever ends a reply
     return shortened(line) if line.startswith("soul train ") else line
 
@@ -323,8 +324,12 @@ def shortened(line: str) -> str:
     if "--steps" not in line:
         line += " --steps 2"
     if line.startswith("soul train ablate") and "--methods" not in line:
-        line += " --methods grpo,ditto --seeds 1"
-    return line if line.startswith("soul train sft") else f"{line} {TRAINED}"
+        line += " --methods grpo,ditto" + ("" if "--seeds" in line else " --seeds 1")
+    if line.startswith("soul train sft"):
+        return line
+    for flag in re.findall(r"--[\w-]+", TRAINED):  # an option is given once
+        line = re.sub(rf" {flag}[ =]\S+", "", line)
+    return f"{line} {TRAINED}"
 
 
 def cleared(words: list[str], home: Path) -> None:

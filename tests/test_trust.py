@@ -36,7 +36,8 @@ INERT = """
     mix_lambda mix_samples mix_tokens objective split vllm_start_s
     verify_weights lesson_tokens preset seed side strip_system turns validation_limit window
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
-    shuffle_feedback steps suite tasks teacher temperature thinking timeout_s tokens_per_batch
+    shuffle_feedback show_samples steps stop_flat suite tasks teacher temperature thinking timeout_s
+    tokens_per_batch
     tokens_per_minute top_p warmup_steps weight_decay where worked_examples yes
     samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
 """

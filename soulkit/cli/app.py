@@ -25,9 +25,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soulkit.cli.mistakes import USAGE, help_instead, mistyped
+from soulkit.cli.mistakes import USAGE, CommandTable, help_instead, mistyped
 from soulkit.cli.stopping import StopSignals
-from soulkit.errors import CallError, MissingPackage, SoulError, UserError
+from soulkit.errors import CallError, MissingPackage, RunStopped, SoulError, UserError
 from soulkit.extras import EXTRAS
 from soulkit.keys import printable
 from soulkit.text import one_line
@@ -89,7 +89,7 @@ def load(name: str) -> Any:
         return group
     if hasattr(module, "make_command"):
         return module.make_command()
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single = CommandTable(add_completion=False, rich_markup_mode=None)
     single.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
     command = typer.main.get_command(single)
     command.help = command.help or COMMANDS[name]
@@ -240,7 +240,7 @@ def _explain(error: Exception) -> int:
     soul_error = _soul_error(error)
     if isinstance(soul_error, UserError):
         _three_lines(*soul_error.lines())
-        return 2
+        return 1 if isinstance(soul_error, RunStopped) else 2
     if isinstance(soul_error, CallError):
         _three_lines(
             soul_error.detail, soul_error.why, soul_error.way_out,

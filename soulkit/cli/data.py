@@ -17,6 +17,7 @@ from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.data_build import build
 from soulkit.cli.data_chats import LessonSide, dedupe, show_lesson
 from soulkit.cli.data_split import split
+from soulkit.cli.mistakes import CommandTable, given_twice
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     FirstPrompts = Mapping[str, Sequence[Segment]]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = CommandTable(add_completion=False, rich_markup_mode=None)
 
 SHOWN_BAD = 50
 """Bad rows printed one by one; --json has all of them."""
@@ -208,7 +209,12 @@ def check(
 @app.command()
 def show(
     path: RowFile,
-    row: Annotated[int, typer.Option("--row", "-r", help="Which row, counted from 0.")] = 0,
+    row: Annotated[
+        int | None,
+        typer.Option(
+            "--row", "-r", help="Which row, counted from 1, as messages do. [default: the first]"
+        ),
+    ] = None,
     task: TaskName = None,
     side: LessonSide = None,
     tasks: TaskFiles = None,
@@ -217,18 +223,24 @@ def show(
 ) -> None:
     """Show one row: fields, who may see them, the prompt.
 
+    PATH may also say which row, as messages do: rows.jsonl:3.
+
     With --side, one conversation as `soul train sft` learns from it, and what in it is learned;
     the path may then be a folder, a pattern, or a data set of the hub.
     """
-    from soulkit.data.files import nth_row
+    from soulkit.data.files import numbered_row, row_address
     from soulkit.tasks.imports import naming_originals, refuse_marked
     from soulkit.tasks.rowcheck import rows_by_task
 
+    path, named = row_address(path)
+    if named is not None and row is not None:
+        raise given_twice("The row", how="behind the file and with --row")
+    row = named if row is None else row
     if side is not None:
         show_lesson(path, side, row, as_json)
         return
     registry = registry_of(tasks, trust=trust)
-    raw = nth_row(path, row)
+    raw = numbered_row(path, row)
     name = task if task is not None else next(iter(rows_by_task([raw], registry.by_source())[0]))
     live = registry.task(name)
     with naming_originals(live, path):
@@ -265,6 +277,8 @@ def own_options(context: typer.Context) -> dict[str, str]:
                 "Options of a task are written --NAME VALUE.",
                 "See which there are: soul tasks show TASK",
             )
+        if flag in options:
+            raise given_twice(flag)
         options[flag] = value
     return options
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,24 +42,26 @@ BY_TABLE = "corpus"
 """The word for the side that the data set of a row has."""
 
 
-def show_lesson(path: Path, side: str, row: int, as_json: bool) -> None:
-    """Print the lesson at `row` (from 0) among the rows that are one; DataError beyond the last."""
+def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
+    """Print the lesson of row `row` (from 1), else the first one; DataError where it is none."""
     from soulkit.data.corpora.stream import read_lessons
 
     rows = read_lessons(str(path), side=None if side == BY_TABLE else side, say=err.print)
-    lesson = next(islice(iter(rows), row, None), None) if row >= 0 else None
-    if lesson is None:
+    lesson = next(iter(rows)) if row is None else rows.at(row)
+    if isinstance(lesson, str):
         raise DataError(
             f"'{path}' has no conversation {row}.",
-            f"Of its rows {sum(rows.unusable.values())} are none that could be learned from.",
-            "Give --row a smaller number, counted from 0.",
-        )
+            f"That row cannot be learned from: {lesson}." if lesson else
+            "Rows are counted from 1, as messages count them; in several files they go on.",
+            "Give --row another number; without it the first conversation is shown.",
+        )  # fmt: skip
     if as_json:
         print_json({
             "row": lesson.key, "source": lesson.source, "fact": lesson.fact,
             "tokenizer": lesson.tokenizer, "left_out": dict(rows.unusable),
             "segments": [
-                {"role": s.role, "text": s.text, "learned": learned, "exact_ids": len(s.token_ids)}
+                {"role": s.role, "who": lesson.speaker(s), "text": s.text, "learned": learned,
+                 "exact_ids": len(s.token_ids)}
                 for s, learned in zip(lesson.segments, lesson.trained, strict=True)
             ],
         })  # fmt: skip
@@ -74,7 +75,8 @@ def _print_lesson(lesson: Lesson) -> None:
     out.print(f"{safe(lesson.key)}, source {safe(lesson.source)}", soft_wrap=True)
     for segment, learned in zip(lesson.segments, lesson.trained, strict=True):
         words = sum(1 for _ in segment.text.split())
-        title = f"LEARNED · {words} words" if learned else f"context · {segment.role}"
+        who = safe(one_line(lesson.speaker(segment), 40))
+        title = f"{who} (learned) · {words} words" if learned else f"{who} (read)"
         style = "bold green" if learned else "none"
         out.print(Panel(safe(segment.text), title=title, title_align="left", border_style=style))
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from soulkit.cli.mistakes import CommandTable, OnceCommand, given_twice
 from soulkit.cli.options import (
     COMPLETERS,
     CONFIG,
@@ -204,7 +205,10 @@ def settings_from(
             settings["eval_data"] = rows(value, listed(values.get("eval_task")))
         else:
             settings |= _settings_of(option, value)
-    return settings | assignments(values.get("set"))
+    assigned = assignments(values.get("set"))
+    for name in settings.keys() & assigned.keys():
+        raise given_twice(f"'{name}'", how="by its own option and by --set")
+    return settings | assigned
 
 
 def _settings_of(option: Option, value: Any) -> dict[str, Any]:
@@ -213,9 +217,9 @@ def _settings_of(option: Option, value: Any) -> dict[str, Any]:
     if option.form == "texts":
         return {option.setting: named_texts(option.flag, value)}
     if option.form == "players":
-        return players_written(option.setting, value)
+        return players_written(option.setting, value, option.flag)
     if option.form == "adapters":
-        return adapters_written(option.setting, value)
+        return adapters_written(option.setting, value, option.flag)
     if option.form == "list" and option.complete == "tasks":
         return {option.setting: listed(value)}
     return {option.setting: str(value) if isinstance(value, Path) else value}
@@ -233,6 +237,8 @@ def named_texts(flag: str, texts: Sequence[str]) -> dict[str, str]:
         name, equals, form = text.partition("=")
         if not equals or not name.strip():
             raise _nameless(flag, text)
+        if name.strip() in forms:
+            raise given_twice(f"{flag} {name.strip()}")
         forms[name.strip()] = form
     return forms
 
@@ -284,6 +290,8 @@ def assignments(options: Sequence[str] | None) -> dict[str, Any]:
                 f"It is no YAML: {' '.join(str(error).split())}.",
                 f"Write --set '{name.strip()}=VALUE', in quotes where the shell needs them.",
             ) from error
+        if name.strip() in settings:
+            raise given_twice(f"--set {name.strip()}")
         settings[name.strip()] = value
         if value is None:
             raise ConfigError(
@@ -316,7 +324,7 @@ def suite_in(file: Path | None) -> str:
 # --- commands -------------------------------------------------------------------------------------
 
 
-class Sectioned(TyperCommand):
+class Sectioned(OnceCommand):
     """A command whose help lists its options by section."""
 
     sections: Mapping[str, str]
@@ -373,7 +381,7 @@ def build_command(
     parameters = [*([argument] if argument else []), *(_parameter(option) for option in options)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     sections = {option.name: option.section for option in options}
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single = CommandTable(add_completion=False, rich_markup_mode=None)
     single.command(name, help=help, cls=type("Sectioned", (Sectioned,), {"sections": sections}))(
         command
     )

@@ -21,6 +21,7 @@ from soulkit.cli.console import (
     working,
 )
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from, tasks_in
+from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.options import row_sources
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Kinds(Derived):
         return build_command(name, KINDS[name], options, body)
 
 
-app = typer.Typer(cls=Kinds, rich_markup_mode=None)
+app = CommandTable(cls=Kinds, rich_markup_mode=None)
 
 
 @app.callback(help="Score a model: a local checkpoint or any API endpoint.")

@@ -24,7 +24,7 @@ from soulkit.cli.console import (
 from soulkit.cli.console import table as new_table
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from
 from soulkit.cli.judge_people import correct, import_labels, sheet
-from soulkit.cli.mistakes import without_run
+from soulkit.cli.mistakes import CommandTable, without_run
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import Json, row_sources
 
@@ -75,7 +75,7 @@ RUN = inspect.Parameter(
     ],
 )  # fmt: skip
 
-app = typer.Typer(cls=Checks, rich_markup_mode=None)
+app = CommandTable(cls=Checks, rich_markup_mode=None)
 
 DASH = "–"
 

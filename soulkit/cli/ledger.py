@@ -15,13 +15,16 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
+from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.options import Json
 from soulkit.errors import RunError
 
 if TYPE_CHECKING:
     from soulkit.models.ledger.view import Findings, Group, Stored
 
-app = typer.Typer(rich_markup_mode=None, help="Look at paid replies: totals, single calls, damage.")
+app = CommandTable(
+    rich_markup_mode=None, help="Look at paid replies: totals, single calls, damage."
+)
 
 Where = Annotated[
     Path, typer.Argument(metavar="LEDGER", help="A ledger file, or the folder of its run.")

@@ -1,12 +1,19 @@
-"""What the parser of the command line refuses, in the three lines of every other error."""
+"""What the parser of the command line refuses, in the three lines of every other error.
+
+Commands are `OnceCommand`s, which also refuse what the parser would take: an option with one value
+that is given twice. `CommandTable` makes them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.text import one_line
@@ -19,6 +26,47 @@ RUN_ARGUMENTS = {"RUN": 1, "LEDGER": 1, "A": 2, "B": 2}
 """Argument that names the folder of a run → how many such folders its command needs."""
 _TYPE_NAME = re.compile(r"\s*<[^<>|]*>$")
 """What the parser writes behind a name: `RUN... <list[Path]>`. A list of choices is kept."""
+
+
+class OnceCommand(TyperCommand):
+    """A command whose options are given once, except those that hold several values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # a shell that completes a line gets no errors
+            _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            for parameter, times in Counter(filter(_holds_one_value, given)).items():
+                if times > 1:
+                    names = (*parameter.opts, *parameter.secondary_opts)
+                    raise given_twice(" or ".join(names), ctx.command_path)
+        return super().parse_args(ctx, args)
+
+
+def _holds_one_value(parameter: Any) -> bool:
+    """Whether it is an option of which the last would count: one with a value, or a switch that can
+    be turned on and off. To say `--json` twice changes nothing."""
+    if parameter.param_type_name != "option" or parameter.multiple or parameter.count:
+        return False
+    return not parameter.is_flag or bool(parameter.secondary_opts)
+
+
+def given_twice(option: str, command: str = "", how: str = "") -> ConfigError:
+    """The error for an option that holds one value; `how` says for what, or by what, it came."""
+    see = f"; see: {command} --help" if command else ""
+    return ConfigError(
+        f"{option} is given twice{f' {how}' if how else ''}.",
+        "It holds one value, and only the last one would count.",
+        f"Leave one of them out{see}.",
+    )
+
+
+class CommandTable(typer.Typer):
+    """A group whose commands are `OnceCommand`s."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[Any], Any]:
+        """Registers a command, as `typer.Typer` does."""
+        return super().command(name, cls=cls or OnceCommand, **settings)
 
 
 def help_instead(error: Any) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from soulkit.cli.mistakes import given_twice
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.roles.settings import PANELS
 
@@ -87,6 +88,8 @@ def ratios(text: str) -> dict[str, float]:
                 "A ratio is a positive number after a colon: 0.5 takes half of the rows.",
                 f"Write {name} or {name}:0.5.",
             )
+        if mixture.get(name, ratio) != ratio:
+            raise given_twice("A mixing ratio", how=f"for '{name}'")
         mixture[name] = ratio
     return mixture
 
@@ -105,6 +108,8 @@ def values_by_task(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
                 f"There are {len(names)} tasks.",
                 f"Write --data TASK={text} for each task.",
             )
+        if name in rows:
+            raise given_twice("--data", how=f"for '{name}'")
         rows[name] = value
     return rows
 
@@ -132,7 +137,7 @@ def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     return rows
 
 
-def players_written(role: str, texts: Sequence[str] | str) -> dict[str, Any]:
+def players_written(role: str, texts: Sequence[str] | str, flag: str) -> dict[str, Any]:
     """`WHO` and `TASK=WHO` options of a role as settings: for all tasks, and for single ones."""
     everywhere: list[str] = []
     alone: dict[str, list[str]] = {}
@@ -147,11 +152,13 @@ def players_written(role: str, texts: Sequence[str] | str) -> dict[str, Any]:
     settings |= {role: everywhere} if everywhere else {}
     if role in PANELS:
         return settings
-    # As with every option that stands for one thing, the last one counts.
-    return {name: several[-1] for name, several in settings.items()}
+    for name, several in settings.items():
+        if len(several) > 1:
+            raise given_twice(flag, how="" if name == role else f"for '{name.split('.')[1]}'")
+    return {name: who for name, (who,) in settings.items()}
 
 
-def adapters_written(setting: str, texts: Sequence[str]) -> dict[str, Any]:
+def adapters_written(setting: str, texts: Sequence[str], flag: str) -> dict[str, Any]:
     """`ADAPTER` and `TASK=ADAPTER` options as settings: for all tasks, and for single ones.
 
     A folder that is there is one, whatever its name looks like.
@@ -161,7 +168,11 @@ def adapters_written(setting: str, texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         task, equals, adapter = text.partition("=")
         if equals and task.isidentifier() and not Path(text).exists():
+            if task in alone:
+                raise given_twice(flag, how=f"for '{task}'")
             alone[task] = adapter
         else:
+            if settings:
+                raise given_twice(flag)
             settings[setting] = text
     return settings | ({f"{setting}s": alone} if alone else {})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.console import err
+from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.options import COMPLETERS, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError, did_you_mean
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 SCRIPTED = ("partner", "environment")
 """Roles that a task's script may speak for."""
 
-app = typer.Typer(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
+app = CommandTable(rich_markup_mode=None, help="Serve a scripted conversation partner over HTTP.")
 
 
 @app.callback()

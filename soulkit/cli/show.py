@@ -61,12 +61,14 @@ def command(
     """Show episodes: what was seen, said, judged, advised.
 
     Without an option that selects, the newest are listed with how to select. A draft and the
-    refined episode that its feedback led to are shown together.
+    refined episode that its feedback led to are shown together. Of a supervised training it is how
+    the model continued held-out conversations, beside what the person wrote.
     """
     from soulkit.report.hints import show_command
     from soulkit.report.lookup import Selection, episode_places, select
     from soulkit.report.progress import EPISODES
-    from soulkit.runs.records import DEV_EPISODES
+    from soulkit.runs.packing import has_lines
+    from soulkit.runs.records import DEV_EPISODES, SAMPLES
 
     folder = _one_run(run)
     wish = Selection(
@@ -74,6 +76,9 @@ def command(
         improved=improved,
     )  # fmt: skip
     file = folder / (DEV_EPISODES if dev else EPISODES)
+    nothing_played = not has_lines(file) or (file.is_file() and not file.stat().st_size)
+    if not dev and nothing_played and (folder / SAMPLES).is_file():
+        file = folder / SAMPLES
     places = episode_places(file)
     pairs = select(places, wish, run)
     shown = pairs[: limit or worst or SHOWN]

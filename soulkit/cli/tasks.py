@@ -11,6 +11,7 @@ import typer
 
 from soulkit.cli.console import out, print_json, safe
 from soulkit.cli.console import table as new_table
+from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles
 from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
     from soulkit.tasks.spec import HookKey, TaskSpec
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = CommandTable(add_completion=False, rich_markup_mode=None)
 
 
 @app.command("list")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ from soulkit.cli.derive import (
     tasks_in,
     union,
 )
+from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import row_sources, values_by_task
 from soulkit.errors import ConfigError
@@ -48,6 +50,7 @@ from soulkit.train.objectives.registry import built_in, from_packages, unknown_m
 if TYPE_CHECKING:
     from soulkit.models.roles.settings import RoleSettings
     from soulkit.train.ablate import Ended, Planned
+    from soulkit.train.config import TrainConfig
     from soulkit.train.material.assemble import Material
     from soulkit.train.state.lines import Rewards, StepLine
     from soulkit.train.state.summary import TrainSummary
@@ -153,7 +156,7 @@ def _rows(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     return values_by_task(texts, ",".join(tasks)) if tasks else row_sources(texts, ())
 
 
-app = typer.Typer(cls=Methods, rich_markup_mode=None)
+app = CommandTable(cls=Methods, rich_markup_mode=None)
 
 
 @app.callback(help="Train a model: one method, or many in comparison.")
@@ -166,53 +169,37 @@ def group() -> None:
 
 def _train(method: str, values: Mapping[str, Any]) -> None:
     with working(f"train {method}", "starting"):
-        from soulkit.cli.plan import show_plan
         from soulkit.train.config import TrainConfig
-        from soulkit.train.material.assemble import gather_material
         from soulkit.train.material.feasible import weightless
+        from soulkit.train.more_steps import steps_before, with_more_steps
         from soulkit.train.objectives.registry import overruled
-        from soulkit.train.planning import beside_plan, training_plan
-        from soulkit.train.run import (
-            adapter_remark,
-            prepare_training,
-            refuse_untrainable,
-            train,
-        )
-        from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
+        from soulkit.train.rollouts.remarks import flat_total
+        from soulkit.train.run import prepare_training, refuse_untrainable, train
+        from soulkit.train.state.lines import read_step_lines
+        from soulkit.train.state.stops import stop_flat
 
     if remark := overruled(method):
         _say(remark)
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
-        refuse_unfitting(config)
-        material = gather_material(config, say=_say)
-        refuse_idle_players(material, values)
-        for remark in filter(None, (*material.remarks(), adapter_remark(config))):
-            if remark not in material.coaches:
-                _say(remark)
-        if material.corpus is not None:
-            from soulkit.cli.plan import show_corpus_plan
-
-            played = beside_plan(config, material)
-            show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
-            return
-        plan = training_plan(material.config, material)
-        show_plan(plan, values["json"], material.coaches)
-        for server in material.config.servers():
-            _say(server)
+        _show_plan(config, values)
         return
     names = [config.suite] if config.suite else list(config.tasks) or config.corpus_names
     out = values["out"] or default_run_path(f"train-{config.method}", names)
     if remark := weightless(config):
         err.print(remark, markup=False, soft_wrap=True)
-    finished = (out / "summary.json").is_file()
+    config = with_more_steps(config, out)
+    finished = (out / "summary.json").is_file() and steps_before(out) == config.steps
     refuse_untrainable(config)
     with working(f"train {config.method}", "reading the rows") as interrupting:
         material = prepare_training(config, out, _say, interrupting(ask_user()))
         refuse_idle_players(material, values)
     with progress(config.steps, f"train {config.method}") as bar:
-        summary = train(config, out, step_shower(bar), _say, material, partial(begin_on, bar))
+        shower = step_shower(bar, stop_flat(material.config))
+        summary = train(config, out, shower, _say, material, partial(begin_on, bar))
+    if flat := flat_total(read_step_lines(out / "metrics.jsonl")):
+        _say(flat)
     if finished:  # said when it is known to be this very training
         _say(f"{out} was finished already: no step was left to train")
     say_unsealed()
@@ -220,6 +207,30 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
     else:
         _print(out, summary)
+
+
+def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
+    """What `--dry-run` prints: the remarks of a start, and what the training would cost."""
+    from soulkit.cli.plan import show_corpus_plan, show_plan
+    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.planning import beside_plan, training_plan
+    from soulkit.train.run import adapter_remark
+    from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
+
+    refuse_unfitting(config)
+    material = gather_material(config, say=_say)
+    refuse_idle_players(material, values)
+    for remark in filter(None, (*material.remarks(), adapter_remark(config))):
+        if remark not in material.coaches:
+            _say(remark)
+    if material.corpus is not None:
+        played = beside_plan(config, material)
+        show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
+        return
+    plan = training_plan(material.config, material)
+    show_plan(plan, values["json"], material.coaches)
+    for server in material.config.servers():
+        _say(server)
 
 
 PLAYERS = ("partner", "environment", "judge", "auditor", "judge_samples")
@@ -248,23 +259,25 @@ def begin_on(bar: Bar, what: str, who: str = "") -> None:
     bar.begin(f"{who}{what}" if loading else what, alone=loading)
 
 
-def step_shower(bar: Bar) -> Callable[[StepLine], None]:
-    """Moves `bar` to each step that is shown to it; a resumed run begins in the middle."""
-    shown = 0
+def step_shower(bar: Bar, stop_flat: int | None = None) -> Callable[[StepLine], None]:
+    """Moves `bar` to each step that is shown to it; a resumed run begins in the middle. `stop_flat`
+    steps in a row that learn nothing end it."""
+    shown = flat = 0
 
     def show(line: StepLine) -> None:
-        nonlocal shown
+        nonlocal shown, flat
         bar.advance(line.step + 1 - shown, one_line_summary(line))
         shown = line.step + 1
-        warn(line)
+        flat = warn(line, flat, stop_flat)
 
     return show
 
 
-def warn(line: StepLine, who: str = "") -> None:
-    """Say on stderr which canaries raise an alarm in this step, and what it did not learn from."""
+def warn(line: StepLine, flat: int, stop_flat: int | None, who: str = "") -> int:
+    """Say on stderr which canaries raise an alarm in this step, and what it did not learn from;
+    the number of steps that had nothing to learn from, of which `flat` were before it."""
     from soulkit.report.training_facts import alarm_text
-    from soulkit.train.rollouts.remarks import step_remarks
+    from soulkit.train.rollouts.remarks import flat_groups, flat_words, step_remarks
     from soulkit.train.rollouts.watched import FELL
 
     for alarm in line.canaries.alarms:
@@ -277,6 +290,9 @@ def warn(line: StepLine, who: str = "") -> None:
         )  # fmt: skip
     for remark in step_remarks(line):
         err.print(f"{who}step {line.step}: {remark}", markup=False, soft_wrap=True)
+    if words := flat_words(line, flat, stop_flat):
+        err.print(f"{who}{words}", markup=False, soft_wrap=True)
+    return flat + bool(flat_groups(line))
 
 
 def one_line_summary(line: StepLine) -> str:
@@ -345,12 +361,14 @@ def _print(out: Path, summary: TrainSummary) -> None:
 
 
 def _say_next(out: Path, summary: TrainSummary) -> None:
-    """Imitation plays nothing, so that there is nothing to show of it."""
+    """Imitation plays nothing: there is to show of it how it continued held-out conversations."""
     from soulkit.report.hints import shell_path, show_command
+    from soulkit.runs.records import SAMPLES
 
     refined = summary.rewards.refined is not None
     played = summary.n > 0
     shown = [f"{show_command(out)} {'--improved' if refined else '--worst 10'}"] if played else []
+    shown += [show_command(out)] if not played and (out / SAMPLES).is_file() else []
     say_next(f"soul report {shell_path(out)}", *shown)
 
 
@@ -438,13 +456,16 @@ def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
 
 def _watch(bar: Bar) -> tuple[Callable[[Planned, StepLine], None], Callable[[Ended], None]]:
     """What moves the bar over all runs: at every step, and to a run's end when it ends."""
+    from soulkit.train.state.stops import stop_flat
+
     done: dict[Path, int] = {}
+    flat: Counter[Path] = Counter()
 
     def show(run: Planned, line: StepLine) -> None:
         note = f"{_name(run)}: {one_line_summary(line)}"
         bar.advance(line.step + 1 - done.get(run.path, 0), note)
         done[run.path] = line.step + 1
-        warn(line, f"{_name(run)}: ")
+        flat[run.path] = warn(line, flat[run.path], stop_flat(run.config), f"{_name(run)}: ")
 
     def ended(run: Ended) -> None:
         bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")

@@ -80,16 +80,45 @@ def read_rows(path: Path) -> tuple[list[RawRow], list[BadRow]]:
     return good, bad
 
 
-def nth_row(path: Path, index: int) -> RawRow:
-    """The row at `index` (from 0) among the readable rows of a file."""
+def row_address(path: Path) -> tuple[Path, int | None]:
+    """`rows.jsonl:3`, as messages name a row, as its file and number; else the path, and None."""
+    name, _, number = str(path).rpartition(":")
+    if not name or not number.isdecimal() or path.exists():
+        return path, None
+    return Path(name), int(number)
+
+
+def row_number(source: str) -> int:
+    """The number in `file:row`, counted from 1: a line of text, else a record."""
+    return int(source.rpartition(":")[2])
+
+
+def numbered_row(path: Path, number: int | None) -> RawRow:
+    """The row of a file that messages call `file:number`; without a number the first readable one.
+
+    DataError, with the numbers there are, for one that is not there or cannot be read.
+    """
     rows, bad = read_rows(path)
-    if not 0 <= index < len(rows):
-        raise DataError(
-            f"'{path}' has no row {index}.",
-            f"It holds {len(rows)} readable rows, counted from 0, and {len(bad)} broken ones.",
-            f"Give --row a number from 0 to {len(rows) - 1}." if rows else "Mend the file first.",
-        )
-    return rows[index]
+    if number is None and rows:
+        return rows[0]
+    every: list[RawRow | BadRow] = [*bad, *rows]
+    places = {row_number(row.source): row for row in every}
+    found = places.get(row_number(bad[0].source) if number is None else number)
+    if isinstance(found, RawRow):
+        return found
+    there = [row_number(row.source) for row in rows]
+    way_out = (
+        f"Give --row a number from {there[0]} to {there[-1]}." if there else "Mend the file first."
+    )
+    if found is not None:
+        raise DataError(f"{found.source} cannot be read as a row.", f"{found.why}.", way_out)
+    header = path.suffix.lower() in (".csv", ".tsv")
+    raise DataError(
+        f"'{path}' has no row {number}.",
+        f"It holds {len(rows)} readable rows and {len(bad)} broken ones, counted from 1"
+        f"{', the line with the names of the columns included' if header else ''}.",
+        way_out,
+    )
 
 
 def empty(path: Path) -> UnusableFile:

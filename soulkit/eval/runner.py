@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -98,6 +97,7 @@ from soulkit.play.gaps import (
 from soulkit.play.plan import Work
 from soulkit.play.playable import left_out_lines
 from soulkit.play.seating import seated, training_player_remarks
+from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, default_run_path, is_run, note_start
 from soulkit.runs.packing import pack_lines
 from soulkit.runs.provenance import with_origin
@@ -182,7 +182,7 @@ def run_eval(
             _say_declared(run, config, say)
             playing = _play_and_close(run, work, players, config, bars, ledger, say, standing)
             with taken_along(players.batches, say):
-                summary = asyncio.run(playing)
+                summary = run_coroutine(playing)
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary

@@ -11,13 +11,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from soulkit.metrics.intervals import number
 from soulkit.report.load import RunData
 from soulkit.report.progress import EPISODES
 from soulkit.runs.packing import has_lines
-from soulkit.runs.records import stream_records
+from soulkit.runs.records import SAMPLED, SAMPLES, load_records, stream_records
 from soulkit.text import one_line, sanitise
 from soulkit.types import Feedback, Record
 
@@ -72,6 +73,7 @@ class ShownEpisode:
     kind: str
     prompt: str
     gold: str
+    gold_label: str
     tags: tuple[tuple[str, str], ...]
     draft: Take
     feedback: str
@@ -84,7 +86,7 @@ def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode],
     """(the units to show, the number there are), shown in the order of run, task, step, example."""
     groups: dict[tuple[int, str], list[tuple[Record, Record | None]]] = {}
     for index, run in enumerate(runs):
-        for pair in with_twins(run.records):
+        for pair in with_twins(_readable(run)):
             groups.setdefault((index, pair[0].task), []).append(pair)
     for pairs in groups.values():
         pairs.sort(key=lambda pair: hashlib.sha256(pair[0].key.encode("utf-8", "replace")).digest())
@@ -103,6 +105,18 @@ def choose(runs: Sequence[RunData], cap: int = CAP) -> tuple[list[ShownEpisode],
     return units, sum(map(len, groups.values()))
 
 
+def _file(run: RunData) -> Path:
+    """Where the episodes of a run stand: those that were played, else how held-out conversations
+    were continued."""
+    played, samples = run.path / EPISODES, run.path / SAMPLES
+    return samples if not run.records and samples.is_file() else played
+
+
+def _readable(run: RunData) -> Sequence[Record]:
+    file = _file(run)
+    return load_records(file) if file.name == SAMPLES else run.records
+
+
 def _read_again(
     runs: Sequence[RunData], picked: Sequence[tuple[int, Record, Record | None]]
 ) -> dict[tuple[int, str], Record]:
@@ -113,7 +127,7 @@ def _read_again(
     return {
         (index, record.key): record
         for index, names in keys.items()
-        if has_lines(file := runs[index].path / EPISODES)
+        if has_lines(file := _file(runs[index]))
         for record in stream_records(file, keys=names)
     }
 
@@ -151,6 +165,7 @@ def _unit(run: str, draft: Record, refined: Record | None) -> ShownEpisode:
         kind=draft.kind,
         prompt=clean(draft.prompt),
         gold=clean(draft.gold),
+        gold_label="The person wrote" if draft.score.reason == SAMPLED else "Gold answer",
         tags=tuple((one_line(k), one_line(str(v))) for k, v in draft.tags.items()),
         draft=_take(draft),
         feedback=clean(feedback.text) if feedback else "",

@@ -97,7 +97,8 @@ def episode_places(path: Path) -> list[EpisodePlace]:
     if not places:
         raise DataError(
             f"There are no episodes in '{path}'.",
-            "Supervised training plays none, and a run that was just begun has none yet.",
+            "Supervised training keeps some only with --eval-every STEPS and held-out rows, and a "
+            "run that was just begun has none yet.",
             "Name the folder of an evaluation or a training; list them with: soul runs",
         )
     return list(places.values())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from soulkit.metrics.intervals import number
+from soulkit.runs.records import SAMPLED
 from soulkit.text import one_line, sanitise
 from soulkit.types import Feedback, Record, Trace, Verdict
 
@@ -169,7 +170,8 @@ def _score(record: Record, full: bool) -> Iterator[PageBlock]:
         head.append(f"   reward {number(score.reward)}{why}")
     yield PageBlock(head, 2)
     if record.gold:
-        yield PageBlock(_labelled("gold", record.gold, full), 4)
+        label = "person wrote" if score.reason == SAMPLED else "gold"
+        yield PageBlock(_labelled(label, record.gold, full), 4)
     repeated = score.scored and any(verdict.said for verdict in score.verdicts)
     if score.words and (full or not repeated):
         yield PageBlock(_labelled("read" if score.scored else "why", score.words, full), 4)

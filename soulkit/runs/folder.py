@@ -32,7 +32,7 @@ from typing import Any
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
-from soulkit.runs.seals import seal_of
+from soulkit.runs.seals import fits, seal_of
 from soulkit.version import __version__
 
 __all__ = [
@@ -195,6 +195,21 @@ def read_environment(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise _no_run(path, f"{ENVIRONMENT} holds no object")
     return loaded
+
+
+def change_settings(run: Run, config: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Give an open run another configuration; its newest start notes what `changed` in it.
+
+    A seal is made anew where one fitted: who changes a setting of a stranger's run vouches for no
+    other.
+    """
+    text, noted = _yaml_text(config).encode(), read_environment(run.path)
+    old = config_bytes(run.path)
+    if fits(noted.get("seal"), run.path, run.command, old, parsed_config(run.path, old)):
+        noted["seal"] = seal_of(run.path, run.command, text, config)
+        write_json(run.path / ENVIRONMENT, noted)
+    note_start(run.path, {"changed": dict(changed)})
+    write_aside(run.path / CONFIG, text)
 
 
 def default_run_path(command: str, tasks: Iterable[str], root: Path = Path("runs")) -> Path:

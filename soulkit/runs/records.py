@@ -51,6 +51,10 @@ from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
 
 DEV_EPISODES = "dev.jsonl"
 """Where a training keeps what it played on the rows it held out."""
+SAMPLES = "samples.jsonl"
+"""Where a supervised training keeps how it continues held-out conversations."""
+SAMPLED = "sampled"
+"""Why these have no score: they are there to be read."""
 CONTROLS = "controls.jsonl"
 """Where an evaluation keeps what its judges made of controls."""
 F = TypeVar("F")

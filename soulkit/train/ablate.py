@@ -31,6 +31,7 @@ from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_set
 from soulkit.tasks.registry import NotForTraining, load_registry
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
+from soulkit.train.more_steps import identity_before, steps_before, with_more_steps
 from soulkit.train.objectives.registry import method_class, rollout_methods
 
 if TYPE_CHECKING:
@@ -242,8 +243,10 @@ def refines(config: TrainConfig) -> bool:
 
 
 def refuse_other_settings(run: Planned) -> None:
-    """RunError naming the settings that differ from those the folder was begun with."""
-    settings = plain_config(run.config.identity())
+    """RunError naming the settings that differ from those the folder was begun with; it may take
+    more steps."""
+    config = with_more_steps(run.config, run.path)
+    settings = plain_config(identity_before(config, run.path))
     defaults = plain_config(run.config.identity_defaults())
     if is_run(run.path) and not same_settings(read_config(run.path), settings, defaults):
         Run.open(run.path, f"train {run.config.method}", settings, defaults=defaults)
@@ -353,7 +356,8 @@ def confirm_runs(
 
 
 def is_finished(run: Planned) -> bool:
-    return is_run(run.path) and (run.path / "summary.json").is_file()
+    there = is_run(run.path) and (run.path / "summary.json").is_file()
+    return there and (steps_before(run.path) or 0) >= run.config.steps
 
 
 def run_one(run: Planned, show: ShowRun, begin: BeginRun = nobody_hears_of) -> Ended:

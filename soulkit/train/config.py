@@ -259,6 +259,11 @@ class KeepingSettings(Settings):
         help="Steps between greedy scores on a dev split of the training rows; sft: between losses "
         "on the validation conversations, too.",
     )  # fmt: skip
+    show_samples: int | None = setting(
+        None, ge=0, only=MEASURED, metavar="N", unset="sft: 4 are kept; else none",
+        help="Print what the model says on N held-out rows every --eval-every steps, beside the "
+        "gold; sft keeps such continuations beside what the person wrote, for soul show.",
+    )  # fmt: skip
     canary_every: int | None = setting(
         None, gt=0, only=RL, unset="never",
         help="Steps between checks that no judge likes nonsense.",
@@ -266,6 +271,11 @@ class KeepingSettings(Settings):
     canary_margin: float = setting(
         0.1, ge=0, flag=None, only=RL,
         help="Share of the metric's scale that a canary may rise above its first score.",
+    )  # fmt: skip
+    stop_flat: int | None = setting(
+        None, ge=0, only=RL, metavar="N", unset="10 where players cost money, else never",
+        help="End after N steps in a row that learn nothing, with exit code 1; the same command "
+        "goes on. 0: never.",
     )  # fmt: skip
     dev_share: float = setting(
         0.1, gt=0, lt=1, flag=None, only=RL,
@@ -295,6 +305,8 @@ class KeepingSettings(Settings):
     def _split_for_something(self) -> Self:
         if self.dev_by and self.eval_every is None:
             raise ValueError("--dev-by is about the dev split, which --eval-every STEPS makes")
+        if self.show_samples and self.eval_every is None:
+            raise ValueError("--show-samples is about held-out rows, played --eval-every STEPS")
         return self
 
 
@@ -304,6 +316,10 @@ class TrainConfig(
     PlayConfig,
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
+
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = PlayConfig.OUTSIDE_IDENTITY | {
+        "stop_flat", "show_samples",
+    }  # fmt: skip
 
     brought: ClassVar[str] = ""
     """The method of a package whose settings stand here, too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -28,6 +28,7 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.models.vllm.pool import Servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
+from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.provenance import with_origin
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
@@ -44,6 +45,7 @@ from soulkit.train.material.assemble import (
 )
 from soulkit.train.material.sampling import TaskRows
 from soulkit.train.maths.measure import rewards_of
+from soulkit.train.more_steps import identity_before, take_more_steps, with_more_steps
 from soulkit.train.planning import training_plan
 from soulkit.train.pushes.engine import TrainingEngine, refuse_engine, training_engine
 from soulkit.train.pushes.travel import RolloutCheck
@@ -58,6 +60,7 @@ from soulkit.train.sft.corpus_run import (
 from soulkit.train.sft.lessons import check_lessons
 from soulkit.train.sft.mixsd import check_facts, with_written
 from soulkit.train.sft.planning import refuse_unfitting
+from soulkit.train.sft.samples import sample_line
 from soulkit.train.state.card import write_card
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
@@ -67,6 +70,7 @@ from soulkit.train.state.loop import (
     LOADING,
     Begin,
     Loop,
+    Measure,
     Show,
     nobody_hears,
 )
@@ -101,7 +105,7 @@ def train(
     hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
     with _opened(config, out, say, ready, begin) as parts:
-        return asyncio.run(_train(*parts, show, say or _quiet, begin))
+        return run_coroutine(_train(*parts, show, say or _quiet, begin))
 
 
 async def train_beside(material: Material, out: Path, servers: Servers | None = None) -> None:
@@ -117,12 +121,14 @@ def _opened(
     begin: Begin, servers: Servers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip
     """Everything that a training needs, checked, with its run folder locked and its servers up."""
+    config = with_more_steps(config, out)
     refuse_untrainable(config)
     check_tracker(config.track)
     threads = take_threads(config.threads, out, alike=config.deterministic)
     with deterministic(config.deterministic):
         material = ready or prepare_training(config, out, say)
-        config = material.config
+        config = with_more_steps(material.config, out)
+        material = replace(material, config=config)
         run = _open(config, out) if is_run(out) or config.model == TINY else None
         begin(LOADING)
         base = base_model(config, material, out)
@@ -138,6 +144,7 @@ def _opened(
                 say(threads.words())
             prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
             check_material(run, prints, config)
+            take_more_steps(run, config, say or _quiet)
             if say is not None:
                 if remark := numbers_remark(policy):
                     say(remark)
@@ -173,7 +180,7 @@ def _confirm(
     material: Material, out: Path, say: Callable[[str], None], ask: AskUser | None
 ) -> None:
     """Have the cost of the steps that are left confirmed."""
-    config, asking = material.config, (material.measured or material).config
+    config, asking = with_more_steps(material.config, out), (material.measured or material).config
     lines = read_step_lines(out / "metrics.jsonl")
     done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
@@ -240,7 +247,7 @@ def numbers_remark(policy: Policy) -> str:
 
 
 def _open(config: TrainConfig, out: Path) -> Run:
-    identity, defaults = config.identity(), config.identity_defaults()
+    identity, defaults = identity_before(config, out), config.identity_defaults()
     command, sealed = f"train {config.method}", not config.foreign
     return Run.open(out, command, identity, defaults=defaults, sealed=sealed)
 
@@ -407,7 +414,8 @@ async def _reinforce(
         if loop.step < config.steps:
             players.say = say
             await players.roll_call.hold()  # before the first drafts are sampled
-        await loop.run_all(step, with_stops(loop, show), step.measure)
+        measure = with_sample_lines(loop, step.measure, say)
+        await loop.run_all(step, with_stops(loop, show), measure)
     finally:
         await sampler.close()
         await players.close()
@@ -418,6 +426,20 @@ async def _reinforce(
     models = [player.model for player in rollouts.cast.players]
     summary = rollout_summary(config, loop, records, material, models)
     return with_dev(summary, newest_dev(run.path, light=True), material.tasks.values())
+
+
+def with_sample_lines(loop: Loop, measure: Measure, say: Callable[[str], None]) -> Measure:
+    """`measure`, and a line for some of the held-out rows that it played."""
+
+    async def both(step: int) -> Mapping[str, float | None]:
+        scores = await measure(step)
+        if scores and loop.config.show_samples:
+            played = dev_after(loop.run.path, step + 1)
+            for record in played[: loop.config.show_samples]:
+                say(sample_line(record))
+        return scores
+
+    return both
 
 
 def rollout_summary(

@@ -28,9 +28,10 @@ from soulkit.train.sft.lessons import SupervisedStep, dev_spans
 from soulkit.train.sft.measures import make_measures
 from soulkit.train.sft.mixsd import read_written
 from soulkit.train.sft.probe import Reinforce
+from soulkit.train.sft.samples import Samples
 from soulkit.train.state.held_out import with_dev
 from soulkit.train.state.lines import StepLine, read_step_lines
-from soulkit.train.state.loop import Loop, Show
+from soulkit.train.state.loop import Loop, Measure, Show, nothing_held_out
 from soulkit.train.state.players import training_provenance
 from soulkit.train.state.skips import Skips
 from soulkit.train.state.stops import stop_ended, with_stops
@@ -53,14 +54,16 @@ async def supervise(
         step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
         rows = dict(Counter(task.name for task, _ in material.dev))
         validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy), rows)
-    shown = with_stops(loop, show)
+    shown, samples = with_stops(loop, show), Samples.of(loop, material, say)
     if material.measured is None:
-        await loop.run_all(step, shown, validate=validate)
+        measure = with_samples(samples, nothing_held_out)
+        await loop.run_all(step, shown, measure, validate=validate)
         return supervised_summary(loop, material, validate.lessons)
     measures = make_measures(loop, material.measured, reinforce, say, serve)
     try:
         await hold_roll(loop, material.measured, measures.players, say)
-        await loop.run_all(step, shown, measures.score, validate, measures.probe)
+        measure = with_samples(samples, measures.score)
+        await loop.run_all(step, shown, measure, validate, measures.probe)
     finally:
         await measures.close()
     with Ledger(loop.run.ledger_path) as ledger:
@@ -78,6 +81,18 @@ async def supervise(
     )  # fmt: skip
     played = newest_dev(loop.run.path, light=True)
     return with_dev(summary, played, material.measured.tasks.values())
+
+
+def with_samples(samples: Samples | None, measure: Measure) -> Measure:
+    """`measure`, and the held-out conversations that are continued for readers."""
+    if samples is None:
+        return measure
+
+    async def both(step: int) -> Mapping[str, float | None]:
+        await samples.after(step)
+        return await measure(step)
+
+    return both
 
 
 async def hold_roll(

@@ -308,7 +308,7 @@ def test_numbers_that_ask_for_nothing(number: str, here: Path, capsys) -> None:
     errors(capsys, "data", "audit", "tomi", f"synth:{number}")
     errors(capsys, "tasks", "check", "tomi", "--data", f"synth:{number}")
     errors(capsys, "data", "contamination", rows, rows, "--threshold", number)
-    errors(capsys, "data", "show", rows, "--row", "-1" if number == "-1" else "30")
+    errors(capsys, "data", "show", rows, "--row", "-1" if number == "-1" else "31")
 
 
 def test_what_is_there_is_not_replaced(here: Path, capsys) -> None:

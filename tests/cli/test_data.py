@@ -46,7 +46,7 @@ def test_made_rows_pass_the_check(soul, task: str, suffix: str):
     code, out, _ = soul("check", name, "--json")
     report = json.loads(out)["tasks"][0]
     assert (code, report["task"], report["rows"], report["bad"]) == (0, task, 11, [])
-    code, out, _ = soul("show", name, "--row", "10", "--json")
+    code, out, _ = soul("show", name, "--row", "11", "--json")
     shown = json.loads(out)
     assert (code, shown["task"], shown["source"]) == (0, task, f"{name}:11")
     assert shown["prompt"] and shown["fields"]
@@ -100,6 +100,45 @@ def test_show_prints_audiences_and_the_prompt_without_escape_codes(soul, tmp_pat
     assert "gold, coach" in out and "prompt: user" in out and "rows.jsonl:1" in out
     code, _, err = soul("show", path, "--row", "7")
     assert code == 2 and "no row 7" in err
+
+
+@pytest.mark.parametrize("number", ["1", "2", "4"])
+def test_show_takes_what_messages_print(soul, tmp_path: Path, number: str):
+    rows = [ROW | {"question": f"Where is {n}?"} for n in range(1, 5)]
+    path = jsonl(tmp_path / "rows.jsonl", *rows[:2], "{", rows[3])
+    for words in ((path, "--row", number), (f"{path}:{number}",)):
+        code, out, _ = soul("show", *words, "--json")
+        shown = json.loads(out)
+        assert code == 0 and shown["source"] == f"rows.jsonl:{number}"
+        assert shown["fields"]["question"]["value"] == f"Where is {number}?"
+    assert json.loads(soul("show", path, "--json")[1])["source"] == "rows.jsonl:1"
+
+
+def test_show_of_a_row_that_messages_name_and_nobody_can_read(soul, tmp_path: Path):
+    path = jsonl(tmp_path / "rows.jsonl", ROW, "{", ROW)
+    code, _, err = soul("show", f"{path}:2")
+    assert code == 2 and "rows.jsonl:2 cannot be read" in err and "not JSON" in err
+    code, _, err = soul("show", path, "--row", "0")
+    assert code == 2 and "no row 0" in err and "counted from 1" in err and "1 to 3" in err
+    code, _, err = soul("show", f"{path}:1", "--row", "1")
+    assert code == 2 and "given twice" in err
+
+
+def test_rows_of_a_table_are_named_by_their_lines(soul, tmp_path: Path):
+    (tmp_path / "t.csv").write_text("story,question,answer\nA lamp.,Where?,box\nB lamp.,Who?,bag\n")
+    code, out, _ = soul("show", "t.csv", "--task", "tomi", "--row", "3", "--json")
+    assert code == 0 and json.loads(out)["source"] == "t.csv:3"
+    code, _, err = soul("show", "t.csv", "--task", "tomi", "--row", "1")
+    assert (
+        code == 2 and "the line with the names of the columns included" in err and "2 to 3" in err
+    )
+
+
+def test_a_file_whose_name_ends_like_a_row_is_that_file(soul, tmp_path: Path):
+    place = tmp_path / "odd:3"
+    place.mkdir()
+    path = jsonl(place / "rows.jsonl", ROW)
+    assert json.loads(soul("show", path, "--json")[1])["source"] == "rows.jsonl:1"
 
 
 def test_import_writes_the_good_rows_and_names_the_bad(soul, tmp_path: Path):

@@ -34,7 +34,7 @@ def test_show_prints_a_lesson_with_what_is_learned(soul, tmp_path: Path):
     jsonl(tmp_path / "a.jsonl", rows)
     code, out, err = soul("show", "a.jsonl", "--side", "human")
     assert code == 0 and "a.jsonl:2" in out
-    assert out.index("LEARNED · 2 words") < out.index("question red") < out.index("hm")
+    assert out.index("person (learned) · 2 words") < out.index("question red") < out.index("hm")
     assert "\x1b" not in out and "1 × the line is not JSON" in err
     code, out, _ = soul("show", "a.jsonl", "--side", "human", "--json")
     shown = json.loads(out)
@@ -50,11 +50,90 @@ def test_show_asks_the_table(soul, tmp_path: Path):
     assert "Did you mean 'lmsys'?" in err
 
 
-@pytest.mark.parametrize("row", ["-1", "7"])
+@pytest.mark.parametrize("row", ["-1", "0", "7"])
 def test_show_of_a_row_that_is_not_there(soul, tmp_path: Path, row: str):
     jsonl(tmp_path / "a.jsonl", [chat(1)])
     code, _, err = soul("show", "a.jsonl", "--side", "human", "--row", row)
     assert code == 2 and f"no conversation {row}" in err
+
+
+@pytest.mark.parametrize(
+    ("side", "learned", "read"),
+    [("human", "person", "assistant"), ("assistant", "assistant", "person")],
+)
+def test_show_says_whose_words_are_read_and_whose_are_learned(soul, side, learned, read):
+    turns = said_by("system: be kind", "user: one", "assistant: two", "user: three")
+    jsonl(Path("a.jsonl"), [{"messages": turns}])
+    code, out, _ = soul("show", "a.jsonl", "--side", side)
+    assert code == 0 and "system (read)" in out and "context" not in out
+    assert f"{learned} (learned) · 1 words" in out and f"{read} (read)" in out
+    assert f"{read} (learned)" not in out and f"{learned} (read)" not in out
+
+
+def test_show_names_a_speaker_and_the_opening(soul):
+    lines = [{"speaker": name, "text": text} for name, text in (("Ada", "one"), ("Bo", "two"))]
+    jsonl(Path("a.jsonl"), [{"messages": lines}])
+    _, out, _ = soul("show", "a.jsonl", "--side", "Bo", "--json")
+    assert [s["who"] for s in json.loads(out)["segments"]] == ["others", "Bo"]
+    jsonl(Path("b.jsonl"), [chat(1)])
+    _, out, _ = soul("show", "b.jsonl", "--side", "human")
+    assert "opening (read)" in out
+
+
+ROWS = [chat(1), "", "{broken", chat(4), {"messages": said_by("assistant: alone")}, chat(6)]
+
+
+@pytest.mark.parametrize(
+    "words", [("a.jsonl", "--row", "4"), ("a.jsonl:4",), ("./a.jsonl:4",), ("a.jsonl", "-r4")]
+)
+def test_show_takes_the_number_that_messages_print(soul, words: tuple[str, ...]):
+    jsonl(Path("a.jsonl"), ROWS)
+    code, out, _ = soul("show", *words, "--side", "human", "--json")
+    shown = json.loads(out)
+    assert code == 0 and shown["row"] == "a.jsonl:4" and "question 4" in str(shown["segments"])
+
+
+def test_show_says_why_a_numbered_row_is_no_conversation(soul):
+    jsonl(Path("a.jsonl"), ROWS)
+    for number, why in (("3", "the line is not JSON"), ("5", "says nothing"), ("2", "from 1")):
+        code, _, err = soul("show", f"a.jsonl:{number}", "--side", "human")
+        assert code == 2 and f"no conversation {number}" in err and why in err
+    code, _, err = soul("show", "a.jsonl:4", "--row", "4", "--side", "human")
+    assert code == 2 and "given twice" in err
+
+
+def test_rows_of_several_files_go_on_counting(soul):
+    jsonl(Path("d/a.jsonl"), [chat(1), "{broken"])
+    jsonl(Path("d/b.jsonl"), [chat(3), chat(4)])
+    for number, key in (("1", "a.jsonl:1"), ("3", "b.jsonl:1"), ("4", "b.jsonl:2")):
+        _, out, _ = soul("show", "d", "--side", "human", "--row", number, "--json")
+        assert json.loads(out)["row"] == key
+
+
+@pytest.mark.parametrize(
+    ("row", "near"),
+    [
+        ({"dialog": said_by("user: hi", "assistant: yo")}, "'dialog' is the nearest"),
+        ({"log": [{"who": "ann", "msg": "hi"}]}, "have who, msg, and need role and content"),
+        ({"messages": ["hi", "hello"]}, "an object with role and content"),
+        ({"messages": [{"role": "user", "msg": "hi"}]}, "need content"),
+        ({"prompt": "hi", "response": "hello"}, "'prompt' and 'response' are one exchange"),
+        ({"role": "user", "content": "hi"}, "a single message"),
+        ({"text": "hi there"}, "its columns are text"),
+    ],
+)
+def test_what_cannot_be_read_names_the_layouts_and_the_nearest(soul, row, near: str):
+    jsonl(Path("a.jsonl"), [row])
+    code, _, err = soul("show", "a.jsonl", "--side", "human")
+    fix = err.splitlines()[-1]
+    assert code == 2 and '{"messages": [{"role": "user"' in fix and "a.jsonl:1: " in fix
+    assert near in fix and "soul data show" not in fix
+
+
+def test_what_nobody_says_names_who_speaks(soul):
+    jsonl(Path("a.jsonl"), [{"messages": said_by("assistant: alone")}])
+    code, _, err = soul("show", "a.jsonl", "--side", "human")
+    assert code == 2 and "one who speaks there: assistant" in err and "soul data show" not in err
 
 
 def test_what_is_neither_here_nor_on_the_hub_is_told_so(soul, monkeypatch: pytest.MonkeyPatch):

@@ -72,7 +72,7 @@ def test_the_actor_and_another_checkpoint_as_partners(
     lines = [line for r in load_records(out / "episodes.jsonl") for line in r.episode.transcript]
     assert {line.seat for line in lines} <= {"visitor", "keeper"} and lines
     again = tmp_path / "again"  # a greedy-free pair of samplers is drawn by seed all the same
-    assert play(model, again, partner, "--config", config, "--max-unscored", 1) == 0
+    assert play(model, again, partner, "--config", config) == 0
 
 
 def test_a_partner_by_name_with_another_key(

@@ -19,7 +19,7 @@ from soulkit.errors import ConfigError
 from soulkit.extras import install_line
 from soulkit.train.objectives.registry import built_in
 from soulkit.train.state.lines import Learned, Rewards, StepLine
-from tests.support.evaluation import visitor
+from tests.support.evaluation import replaced, visitor
 from tests.support.training import policy_of, random_model, soul
 
 TOMI = ("--task", "tomi", "--data", "tomi=synth:30")
@@ -166,7 +166,7 @@ def test_a_tokenizer_without_a_chat_template(
 def test_prompts_that_do_not_fit(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = (*TOMI, *SMALL, "--max-tokens", 500)
+    options = replaced((*TOMI, *SMALL), ("--max-tokens", 500))
     lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)
     assert "30 of 30 prompts do not fit" in lines["error"] and "--max-tokens" in lines["fix"]
 
@@ -200,7 +200,8 @@ def test_a_tracker_that_is_not_installed(
 def test_settings_that_make_no_sense(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], options: Any, word: str
 ) -> None:
-    lines = errors(capsys, tmp_path / "r", "sft", "--model", model, *TOMI, *options)
+    usual = ("--model", model, *TOMI)
+    lines = errors(capsys, tmp_path / "r", "sft", *replaced(usual, options))
     assert word in " ".join(lines.values())
 
 

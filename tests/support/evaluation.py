@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,17 @@ def soul(*arguments: object) -> int:
 
 
 def api(base_url: str, out: Path, *arguments: object, task: str = "tomi", n: int = 6) -> int:
-    """`soul eval api` on made rows; the last of equal options wins."""
-    model = ("--model", "m", "--base-url", base_url, "--out", out)
-    return soul("eval", "api", *model, "--task", task, "--data", f"synth:{n}", *FAST, *arguments)
+    """`soul eval api` on made rows; of these options, those in `arguments` replace the others."""
+    usual = ("--model", "m", "--base-url", base_url, "--out", out, "--task", task,
+             "--data", f"synth:{n}", *FAST)  # fmt: skip
+    return soul("eval", "api", *replaced(usual, arguments))
+
+
+def replaced(usual: Sequence[object], arguments: Sequence[object]) -> list[object]:
+    """The options of `usual` and their values, without those that `arguments` has; then these."""
+    pairs = zip(usual[::2], usual[1::2], strict=True)
+    kept = [part for pair in pairs if pair[0] not in arguments for part in pair]
+    return [*kept, *arguments]
 
 
 def start(
@@ -104,6 +112,14 @@ def three_lines(err: str) -> tuple[str, str, str]:
     assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"], err
     what, why, fix = (line.partition(": ")[2] for line in lines)
     return what, why, fix
+
+
+def changed(words: Sequence[object], *options: object) -> list[object]:
+    """A command with these options and values in the place of its own."""
+    names = options[::2]
+    own = [i for i, word in enumerate(words) if word in names]
+    kept = [word for i, word in enumerate(words) if i not in own and i - 1 not in own]
+    return [*kept, *options]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from soulkit.runs.folder import read_jsonl
+from tests.support.evaluation import replaced
 from tests.support.training import soul
 
 TASKS = Path(__file__).parent / "shade_task" / "tasks.yaml"
@@ -43,7 +44,7 @@ def shade_options(folder: Path, *names: str, rows: int = 12) -> list[Any]:
 
 
 def train(method: str, model: Path, out: Path, *options: Any) -> int:
-    return soul("train", method, "--model", model, *SMALL, "--out", out, *options)
+    return soul("train", method, "--model", model, *replaced((*SMALL, "--out", out), options))
 
 
 def steps_of(out: Path) -> list[dict[str, Any]]:

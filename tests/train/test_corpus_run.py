@@ -28,6 +28,7 @@ from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.state.checkpoint import Position, read_position
 from soulkit.train.state.lines import StepLine
 from soulkit.train.state.loop import merit
+from tests.support.evaluation import replaced
 from tests.support.people import chats_file, person_chat, write_rows
 from tests.support.resuming import assert_same, fork_context, stop_after
 from tests.support.training import lines_of, soul
@@ -40,7 +41,7 @@ def command(folder: Path, out: Path, *more: object, steps: int = 6) -> list[str]
     words = ("train", "sft", "--model", "tiny", "--full", "--data", folder / "chats.jsonl",
              "--data", f"{folder / 'more.jsonl'}:1.5", "--validation", folder / "valid.jsonl",
              *OPTIONS, "--window", 16, "--steps", steps, "--checkpoint-every", 2,
-             "--eval-every", 2, "--keep-last", 1, "--out", out, *more)  # fmt: skip
+             "--eval-every", 2, "--out", out, *replaced(("--keep-last", 1), more))  # fmt: skip
     return [str(word) for word in words]
 
 

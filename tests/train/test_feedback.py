@@ -15,6 +15,7 @@ from soulkit.train.rollouts.feedback import STEPS_IN_VAIN
 from soulkit.train.rollouts.remarks import flat_groups
 from soulkit.train.state.lines import Learned, StepLine
 from soulkit.train.state.loop import Loop
+from soulkit.train.state.stops import stop_flat
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach
@@ -283,13 +284,43 @@ def test_groups_without_spread_are_said_aloud(
     tmp_path: Path, model: Path, capfd: Any, method: str
 ) -> None:
     out, options = tmp_path / "run", shade_options(tmp_path, "generous")
-    assert train(method, model, out, *options, "--steps", 2) == 0
+    assert train(method, model, out, *options, "--steps", 11) == 0
     groups = 2 if method == "grpo" else 4
     output = capfd.readouterr().err
-    for step in range(2):
-        text = f"step {step}: {groups} of {groups} groups have equal rewards: nothing is learned;"
-        assert text in output
-    assert "--group-size" in output
+    text = f"{groups} of {groups} groups have equal rewards: nothing is learned;"
+    assert f"step 0: {text}" in output and output.count(text) == 1
+    assert "--group-size" in output and "--stop-flat 10 would end the run" in output
+    assert "step 9: 10 steps so far had nothing to learn from" in output
+    assert "11 of 11 steps had nothing to learn from rewards" in output
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_nothing_ends_and_goes_on(
+    tmp_path: Path, model: Path, capfd: Any
+) -> None:
+    out, options = tmp_path / "run", shade_options(tmp_path, "generous")
+    assert train("grpo", model, out, *options, "--steps", 6, "--stop-flat", 2) == 1
+    error = capfd.readouterr().err
+    assert "2 such steps in a row end the run" in error
+    assert "error: 2 steps in a row learned nothing" in error and "--stop-flat 2 was given" in error
+    assert len(steps_of(out)) == 2 and not (out / "summary.json").exists()
+    assert train("grpo", model, out, *options, "--steps", 6, "--stop-flat", 3) == 1  # it goes on
+    assert len(steps_of(out)) == 5
+    assert train("grpo", model, out, *options, "--steps", 6, "--stop-flat", 0) == 0
+    assert len(steps_of(out)) == 6 and (out / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({}, None), ({"stop_flat": 3}, 3), ({"stop_flat": 0}, None),
+        ({"judge": "endpoint:gpt-5-nano@https://api.openai.com/v1"}, 10),
+        ({"judge": "endpoint:gpt-5-nano@https://api.openai.com/v1", "stop_flat": 0}, None),
+        ({"judge": "endpoint:mine@http://127.0.0.1:9/v1"}, None),
+    ],
+)  # fmt: skip
+def test_paid_runs_end_by_themselves(settings: dict[str, Any], limit: int | None) -> None:
+    assert stop_flat(config(**settings)) == limit
 
 
 @pytest.mark.parametrize(

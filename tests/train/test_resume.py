@@ -23,6 +23,7 @@ import torch
 
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.state.checkpoint import checkpoints
+from tests.support.evaluation import changed
 from tests.support.resuming import (
     RUNS,
     STEPS,
@@ -262,6 +263,8 @@ def test_training_draws_nothing_from_the_global_generator(
         checkpoint(loop, dev)
 
     monkeypatch.setattr(Loop, "checkpoint", noting)
-    again = [*ditto(warm / "model", tmp_path / "run"), "--checkpoint-every", "1", "--steps", "3"]
+    again = changed(
+        ditto(warm / "model", tmp_path / "run"), "--checkpoint-every", "1", "--steps", "3"
+    )
     assert soul(*again) == 0
     assert len(seen) == 3 and all(torch.equal(seen[0], state) for state in seen)

@@ -18,6 +18,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
 from soulkit.train.material.measured import measured_settings
 from soulkit.train.planning import training_plan
+from tests.support.evaluation import replaced
 from tests.support.resuming import files, fork_context, reply, states, stop_after
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import lines_of, soul
@@ -98,11 +99,14 @@ def test_probes_are_told_in_a_line() -> None:
 
 
 def sft(model: Path, out: Path, *more: object) -> list[str]:
+    usual = ("dev_limit=4", "max_tokens=12")
+    own = [one for one in usual if not any(one.partition("=")[0] in str(word) for word in more)]
     words = (
         "train", "sft", "--model", model, "--task", "tomi", "--data", "tomi=synth:40",
-        "--steps", 4, "--batch", 4, "--lr", 1e-3, "--lora-r", 4, "--eval-every", 2,
-        "--set", "dev_limit=4", "--set", "max_tokens=12", "--set", "deterministic=true",
-        "--checkpoint-every", 1, "--out", out, *more,
+        *(word for one in own for word in ("--set", one)), "--set", "deterministic=true",
+        "--out", out,
+        *replaced(("--steps", 4, "--batch", 4, "--lr", 1e-3, "--lora-r", 4, "--eval-every", 2,
+                   "--checkpoint-every", 1), more),
     )  # fmt: skip
     return [str(word) for word in words]
 

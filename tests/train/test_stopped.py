@@ -23,6 +23,7 @@ from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import DEV_EPISODES, newest_dev
 from soulkit.train.state.checkpoint import Position, checkpoints, prune, read_position
 from soulkit.train.state.loop import Loop
+from tests.support.evaluation import changed, replaced
 from tests.support.resuming import (
     assert_same,
     everything,
@@ -91,9 +92,9 @@ class Stopped:
 def test_ten_stops_of_a_training_lose_nothing(
     tmp_path: Path, warm: Path, forked: Any, url: str
 ) -> None:
-    def command(out: Path) -> list[str]:
+    def command(out: Path) -> list[object]:
         rarer = ("--steps", "6", "--checkpoint-every", "50", "--eval-every", "2")
-        return [*everything(warm / "model", out, url), *rarer]
+        return changed(everything(warm / "model", out, url), *rarer)
 
     untouched = tmp_path / "untouched"
     assert soul(*command(untouched)) == 0
@@ -108,8 +109,8 @@ def test_ten_stops_of_a_training_lose_nothing(
 
 @pytest.mark.slow
 def test_a_supervised_training_is_stopped_between_steps(tmp_path: Path, forked: Any) -> None:
-    def command(out: Path) -> list[str]:
-        return [*sft(out, out), "--steps", "12", "--checkpoint-every", "50"]
+    def command(out: Path) -> list[object]:
+        return changed(sft(out, out), "--steps", "12", "--checkpoint-every", "50")
 
     untouched = tmp_path / "untouched"
     assert soul(*command(untouched)) == 0
@@ -125,8 +126,9 @@ def test_a_supervised_training_is_stopped_between_steps(tmp_path: Path, forked: 
 def small(model: Path, out: Path, *more: object) -> list[object]:
     return [
         "train", "grpo", "--model", model, "--task", "tomi", "--data", "tomi=synth:20",
-        "--prompts", 2, "--group-size", 2, "--max-tokens", 6, "--lora-r", 2, "--lr", 1e-2,
-        "--steps", 3, "--set", "dev_limit=2", "--deterministic", "--out", out, *more,
+        "--set", "dev_limit=2", "--deterministic", "--out", out,
+        *replaced(("--prompts", 2, "--group-size", 2, "--max-tokens", 6, "--lora-r", 2,
+                   "--lr", 1e-2, "--steps", 3), more),
     ]  # fmt: skip
 
 

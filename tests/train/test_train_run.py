@@ -23,7 +23,7 @@ from soulkit.train.objectives.sequences import emitted_spans
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.state.checkpoint import load_checkpoint
 from soulkit.types import Call, Sampling
-from tests.support.evaluation import visitor
+from tests.support.evaluation import replaced, visitor
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.training import config, lines_of, random_model, rows, soul
 
@@ -231,8 +231,9 @@ def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
 ) -> None:
     out = tmp_path / "mixed"
     done = soul("train", "ditto", "--model", warm / "model", "--task", "tomi,paratomi:0.5",
-                "--data", "tomi=synth:8", "--data", "paratomi=synth:8", *TINY_STEP, "--steps", 1,
-                "--prompts", 12, "--group-size", 2, "--shuffle-feedback", "--out", out)  # fmt: skip
+                "--data", "tomi=synth:8", "--data", "paratomi=synth:8", *TINY_STEP[4:],
+                "--steps", 1, "--prompts", 12, "--group-size", 2, "--shuffle-feedback",
+                "--out", out)  # fmt: skip
     assert done == 0
     records = load_records(out / "episodes.jsonl")
     drafts = [r for r in records if r.kind == "draft"]
@@ -264,7 +265,8 @@ def test_every_setting_of_the_objective_runs(
     tmp_path: Path, warm: Path, extra: tuple[str, ...]
 ) -> None:
     out, options = tmp_path / "run", [w for e in extra for w in ("--set", e)]
-    done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", 2, "--prompts", 2,
+    done = soul("train", "ditto", "--model", warm / "model", *replaced(TOMI, ("--prompts", 2)),
+                "--steps", 2,
                 "--set", "mini_batch_prompts=1", *options, "--out", out)  # fmt: skip
     assert done == 0
     assert len(read_jsonl(out / "metrics.jsonl")) == 2
@@ -391,7 +393,8 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path, warm: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "run"
-    done = soul("train", "grpo", "--model", warm / "model", *TOMI, "--steps", 2, "--prompts", 2,
+    done = soul("train", "grpo", "--model", warm / "model", *replaced(TOMI, ("--prompts", 2)),
+                "--steps", 2,
                 "--track", "tensorboard", "--out", out)  # fmt: skip
     assert done == 0
     events = EventAccumulator(str(out / "tensorboard"))

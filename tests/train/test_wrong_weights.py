@@ -38,9 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(model: Path, engine: str, out: Path, *more: object) -> int:
     """A short training; the model never solves a row, so what moves it is the entropy bonus."""
+    steps = () if "--steps" in more else ("--steps", STEPS)
     return soul(
         "train", "grpo", "--model", model, "--task", "tomi", "--data", "synth:30",
-        "--engine", engine, "--steps", STEPS, "--prompts", 2, "--group-size", 3, "--lora-r", 4,
+        "--engine", engine, *steps, "--prompts", 2, "--group-size", 3, "--lora-r", 4,
         "--max-tokens", 6, "--lr", 1e-2, "--set", "entropy_coef=0.1", "--set", "warmup_steps=0",
         "--set", "mini_batch_prompts=1", "--dtype", "float32", "--device", "cpu", "--threads", 1,
         "--set", "checkpoint_every=10", "--out", out, *more,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from soulkit.data.corpora.table import ASSISTANT, HUMAN
 from soulkit.types import Segment
+
+OPENING = "(Nobody has spoken yet. You begin.)"
+"""What somebody replies to who opens a conversation without a system prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +27,15 @@ class Lesson:
     """What only an expert is told, in mixed contextual self-distillation."""
     tokenizer: str = ""
     """Fingerprint of the tokenizer that `token_ids` belong to; empty where there are none."""
+    side: str = HUMAN
+    """Who is learned: `human`, `assistant`, or a speaker's name."""
+
+    def speaker(self, segment: Segment) -> str:
+        """Who says a segment, in the words of the conversation and not in its roles."""
+        if segment.role not in ("user", "assistant"):
+            return segment.role
+        if segment.text == OPENING:
+            return "opening"
+        own = {HUMAN: "person", ASSISTANT: "assistant"}.get(self.side, self.side)
+        other = {HUMAN: "assistant", ASSISTANT: "person"}.get(self.side, "others")
+        return own if segment.role == "assistant" else other

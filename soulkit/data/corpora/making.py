@@ -20,14 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lesson import OPENING, Lesson
 from soulkit.data.corpora.messages import ChatLine, ChatRow, Unusable
 from soulkit.data.corpora.table import ASSISTANT, HUMAN
 from soulkit.text import one_line
 from soulkit.types import Segment
 
-OPENING = "(Nobody has spoken yet. You begin.)"
-"""What somebody replies to who opens a conversation without a system prompt."""
 EARLIER = "(What was said before, oldest first:)"
 FROM_HERE = "(It goes on from here:)"
 MARGIN = "    "
@@ -78,7 +76,9 @@ def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str
         segments, trained = [Segment("user", OPENING), *segments], [False, *trained]
     exact = any(segment.token_ids for segment in segments)
     tokenizer = conversation.tokenizer if exact else ""
-    return Lesson(tuple(segments), tuple(trained), source, key, conversation.fact, tokenizer)
+    return Lesson(
+        tuple(segments), tuple(trained), source, key, conversation.fact, tokenizer, shape.side
+    )
 
 
 def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[ChatLine]]:

@@ -182,3 +182,52 @@ def _calls(item: Mapping[str, Any]) -> Iterator[str]:
         arguments = about.get("arguments", "")
         shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
         yield f"(the assistant calls {about.get('name', 'a tool')}) {shown}".strip()
+
+
+# --- rows in a layout that is not read ------------------------------------------------------------
+
+LAYOUTS = (
+    f"A row has a list of messages under {', '.join(COLUMNS[:-1])}: "
+    '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}.'
+)
+_ASKED = ("prompt", "question", "instruction", "input", "query", "user", "human")
+_REPLIED = ("response", "answer", "output", "completion", "reply", "assistant", "chosen")
+
+
+def nearest_layout(row: Any) -> str:
+    """What to change in a row so that it is read as a conversation; empty where it is read."""
+    try:
+        row = flatten(row)
+    except ValueError:
+        return "This row is no object: put its messages under the name messages."
+    names = {str(name).casefold(): name for name in row}
+    column = next((name for name in COLUMNS if isinstance(structure(row.get(name)), list)), None)
+    if column is not None:
+        words = _messages_words(structure(row[column]))
+        return f"Its list '{column}' is found: {words}" if words else ""
+    listed = [name for name in row if isinstance(structure(row[name]), list) and row[name]]
+    if listed:
+        words = _messages_words(structure(row[listed[0]])) or "its entries are read as they are."
+        return f"Its list '{listed[0]}' is the nearest: call it messages; {words}"
+    asked = next((names[name] for name in _ASKED if name in names), None)
+    replied = next((names[name] for name in _REPLIED if name in names), None)
+    if asked is not None and replied is not None:
+        return (f"'{asked}' and '{replied}' are one exchange: write them as two messages, of the "
+                "roles user and assistant.")  # fmt: skip
+    if any(name in names for name in _SPEAKERS) and any(name in names for name in _WORDS):
+        return "This row is a single message: put all messages of a conversation into one row."
+    columns = ", ".join(map(str, list(row)[:6])) or "none"
+    return f"This row has no list; its columns are {columns}."
+
+
+def _messages_words(items: Any) -> str:
+    """What the entries of a list of messages need; empty where that is nothing."""
+    first = next(iter(items), None)
+    if not isinstance(first, Mapping):
+        return "each entry is to be an object with role and content."
+    spoken = any(isinstance(first.get(name), str) for name in _SPEAKERS)
+    said = any(name in first for name in _WORDS)
+    if spoken and said:
+        return ""
+    lacking = [*([] if spoken else ["role"]), *([] if said else ["content"])]
+    return f"its entries have {', '.join(map(str, first))}, and need {' and '.join(lacking)}."

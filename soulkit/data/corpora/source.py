@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 from soulkit.data.corpora.lesson import Lesson
 from soulkit.data.corpora.making import LessonShape, lesson_from
-from soulkit.data.corpora.messages import Unusable, conversation_of
+from soulkit.data.corpora.messages import LAYOUTS, Unusable, conversation_of, nearest_layout
 from soulkit.data.corpora.mixing import Part
 from soulkit.data.corpora.places import CorpusPart, hub_address, source_files
 from soulkit.data.corpora.settings import SourceSettings
@@ -74,6 +74,8 @@ class LessonSource:
         self._part = Part(settings.ratio, store.span, f"{self._salt}/part")
         self._shapes: dict[str, LessonShape] = {}
         self._speakers: set[str] = set()
+        self._odd: tuple[str, Any] | None = None
+        """`file:row` and the first row that could not be learned from."""
         self._begin(0)
         for name in sorted(store.data_sources):
             self._shape(name, label)
@@ -199,6 +201,7 @@ class LessonSource:
                 self._speakers.update(one_line(u.speaker, 40) for u in conversation.utterances)
             return lesson_from(conversation, self._shape(mark, key), source, key)
         except Unusable as error:
+            self._odd = self._odd or (key, row)
             left_out(str(error), key)
             return None
 
@@ -223,9 +226,12 @@ class LessonSource:
         )
 
     def _way_out(self) -> str:
-        side = self.settings.side
-        if side is None or side.casefold() in (HUMAN, ASSISTANT) or not self._speakers:
-            return "Look at its rows, and at the side: soul data show FILE --side human"
+        """The layouts that are read where no row is one, else the sides there are."""
+        near = nearest_layout(self._odd[1]) if self._odd else ""
+        if self._odd and near:
+            return f"{LAYOUTS} {self._odd[0]}: {near}"
+        if not self._speakers:
+            return LAYOUTS
         names = ", ".join(sorted(self._speakers)[:SPEAKERS])
         return f"Give --side human, or one who speaks there: {names}."
 

@@ -201,9 +201,45 @@ class LessonRows:
         self.unusable.clear()
         yield from self._source.in_order(self._left_out)
 
+    def at(self, number: int) -> Lesson | str:
+        """The lesson of the row `number`, counted from 1 over all files; or why it is none, which
+        is empty where there is no such row.
+
+        In the first file it is the number that messages name, in others it goes on from there.
+        """
+        self.unusable.clear()
+        places, whys = _Places(), dict[int, str]()
+
+        def left_out(why: str, key: str) -> None:
+            self._left_out(why, key)
+            whys[places.of(key)] = why
+
+        for lesson in self._source.in_order(left_out):
+            place = places.of(lesson.key)
+            if place == number:
+                return lesson
+            if place > number:
+                break
+        return whys.get(number, "")
+
     def _left_out(self, why: str, key: str) -> None:
         self.unusable[why] += 1
         self.examples.setdefault(why, key)
+
+
+class _Places:
+    """Rows in the order of their files, numbered through."""
+
+    def __init__(self) -> None:
+        self._file, self._before, self._last = "", 0, 0
+
+    def of(self, key: str) -> int:
+        """The number of the row `file:row`; rows come in order."""
+        file, _, row = key.rpartition(":")
+        if file != self._file:
+            self._file, self._before = file, self._before + self._last
+        self._last = int(row)
+        return self._before + self._last
 
 
 def read_lessons(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from soulkit.data.corpora.source import Announcement
 from soulkit.data.folder import folder_note
@@ -19,7 +19,6 @@ from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.eval.batch import parts_remark
 from soulkit.models.base import Cast, ChatModel, Player, Sampler
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.local.sampler import LocalModel
 from soulkit.models.roles.players import Players, cast_of
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.models.room import least_room, reply_room
@@ -42,8 +41,6 @@ from soulkit.tasks.loading import NoRows, examples_for
 from soulkit.tasks.registry import Registry, load_registry, not_for_training
 from soulkit.tasks.spec import EVALUATION_ONLY
 from soulkit.train.config import TINY, TrainConfig, members_of
-from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.teacher import check_settings
 from soulkit.train.material.conversations import Corpus, gather_corpus
 from soulkit.train.material.feasible import refuse_without_feedback
 from soulkit.train.material.measured import measured_settings
@@ -52,6 +49,9 @@ from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.registry import make_objective
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.types import Example
+
+if TYPE_CHECKING:
+    from soulkit.train.forward.policy import Policy
 
 
 class ServePlayer(Protocol):
@@ -119,6 +119,8 @@ def gather_material(
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:
+        from soulkit.train.forward.teacher import check_settings
+
         check_settings(config, objective)
     left_out: dict[str, str] = {}
     if config.playable:
@@ -284,6 +286,8 @@ def make_players(
 ) -> Players:
     """What makes the players of a run; `sampler` is the actor, `serve` makes those who sit behind
     vLLM servers."""
+    from soulkit.models.local.sampler import LocalModel
+
     ledger = Ledger(run.ledger_path)
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     load = partial(LocalModel.load, device=config.device)

@@ -12,7 +12,6 @@ such has none, whoever coaches.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from soulkit.errors import ConfigError
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
+from soulkit.runs.coroutines import run_coroutine
 from soulkit.tasks.base import Task
 from soulkit.tasks.canaries import fixed_examples
 from soulkit.tasks.selfcheck import nobody
@@ -97,7 +97,7 @@ def obstacle_of(
             "feedback is to come from another example, and a step has a single one",
             "use more rows and more --prompts, or leave out --shuffle-feedback",
         )
-    return asyncio.run(_tried(config, objective, task, fixed_examples(examples, ROWS)))
+    return run_coroutine(_tried(config, objective, task, fixed_examples(examples, ROWS)))
 
 
 def _uncoached(config: TrainConfig, task: str) -> bool:

@@ -98,7 +98,7 @@ def read_percept_tomi(path: Path | str) -> Iterator[StoryItem]:
 def read_hitom_json(path: Path | str) -> Iterator[StoryItem]:
     """Hi-ToM as released: `{"data": [...]}`; a JSON-lines copy is read too."""
     names = {"order": "question_order", "deception": "deception", "length": "story_length"}
-    for index, row in enumerate(_hitom_rows(path)):
+    for index, row in enumerate(_hitom_rows(path), 1):
         gold = "correct_answer" if "correct_answer" in row else "answer"
         row_id = row.get("sample_id", row.get("index", index))
         yield _item(str(row_id), row, gold, path, prompting_type="prompting_type", **names)

@@ -1,0 +1,32 @@
+"""A `soul` command in the process that calls it, with what it printed.
+
+For a pool of one process that was started on another PYTHONPATH (tests/without_torch).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import shlex
+from dataclasses import dataclass
+
+from soulkit.cli.app import main
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_line(line: str) -> Done:
+    """`soul LINE`, in a process that must not have torch."""
+    assert importlib.util.find_spec("torch") is None
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(shlex.split(line))
+    return Done(code, out.getvalue(), err.getvalue())
