@@ -136,7 +136,7 @@ def footnote(differing: Sequence[tuple[str, str]]) -> str:
     parts = [f"{title}: {text}" for title, text in differing if text]
     if not differing:
         return ""
-    return " ".join([CAVEAT, *([f"They do not here. {'. '.join(parts)}."] if parts else [])])
+    return " ".join([CAVEAT, *([f"What differs: {'. '.join(parts)}."] if parts else [])])
 
 
 def differences(table: Publication, tasks: Iterable[str], sides: Sides) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only when protocol, prompts, "
-    "judge, temperature and row sample match. Prompts are worded here."
+    "judge, temperature and row sample match. soulkit words its own prompts."
 )
 
 
