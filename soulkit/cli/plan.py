@@ -30,9 +30,9 @@ def command(
 
     if words[0] not in PLANNED:
         raise ConfigError(
-            f"There is no plan of 'soul {words[0]}'.",
-            "Only commands that play episodes are planned.",
-            f"Write soul plan {' or soul plan '.join(PLANNED)}, and the rest of the command.",
+            f"soul plan cannot plan '{words[0]}'.",
+            f"It plans the commands that play episodes: {', '.join(PLANNED)}.",
+            "Write the command without 'soul': soul plan eval api --model MODEL --task TASK",
         )
     if len(words) + len(context.args) < 2:
         raise ConfigError(
@@ -105,7 +105,9 @@ def _totals(plan: Plan) -> list[str]:
     from soulkit.play.costs import dollars
 
     paid = plan.cost is not None or bool(plan.unpriced)
-    cost = f", cost about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}"
+    cost = ", cost unknown" if plan.cost is None else (
+        f", cost about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}"
+    )  # fmt: skip
     lines = [
         f"{plan.episodes:,} episodes, about {plan.usual_calls:,} calls, {plan.calls:,} at most, "
         f"{plan.prompt_words:,} words in first prompts{cost if paid else ''}"

@@ -15,6 +15,7 @@ from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles
 from soulkit.cli.tasks_check import check_tasks
 from soulkit.cli.tasks_new import new
+from soulkit.text import sanitise
 
 if TYPE_CHECKING:
     from soulkit.tasks.registry import Registry
@@ -105,13 +106,17 @@ def _cells(name: str, spec: TaskSpec) -> tuple[str, ...]:
 
 
 def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
+    from rich.text import Text
+
+    from soulkit.report.fitting import FittingTable
+
     out.print(f"{safe(name)}: {safe(spec.title)}. {safe(spec.summary)}", soft_wrap=True)
     table = new_table("column", "type", "required", "also called", "seen by", ">word budget")
     for column, c in spec.columns.items():
         cells = (column, c.type, "yes" if c.required else "", ", ".join(c.aliases),
                  ", ".join(c.audience) or "nobody", str(c.max_words or ""))  # fmt: skip
-        table.add_row(*(safe(cell) for cell in cells))
-    out.print(table)
+        table.add_row(*(Text(sanitise(cell)) for cell in cells))
+    out.print(FittingTable(table))
     for label, text in _facts(name, spec, suites):
         if text:
             out.print(f"{label}: {safe(text)}", soft_wrap=True)

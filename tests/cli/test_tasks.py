@@ -34,6 +34,14 @@ def soul(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+def test_no_column_name_is_cut_on_a_narrow_terminal(soul, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = soul("show", "tomi")
+    columns = load_registry().spec("tomi").columns
+    assert code == 0 and "…" not in out.partition("players:")[0]
+    assert all(name in out for name in columns)
+
+
 def test_list_names_every_task_and_suite(soul):
     registry = load_registry()
     code, out, _ = soul("list")

@@ -23,6 +23,7 @@ from soulkit.judge import panel
 from soulkit.judge.fence import fence
 from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.faults import connection_fault
 from soulkit.models.base import Cast, Panel, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import Engine, Job
@@ -237,3 +238,8 @@ def test_as_a_process_of_its_own(option: list[str]) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_a_broken_connection_without_words_has_the_name_of_its_error() -> None:
+    assert connection_fault(ConnectionResetError()).detail.endswith(": ConnectionResetError")
+    assert connection_fault(ConnectionResetError("cut")).detail.endswith(": cut")

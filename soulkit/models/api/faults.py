@@ -192,7 +192,7 @@ def connection_fault(error: BaseException) -> Fault:
             words = "this process has too many files open (raise it with: ulimit -n)"
             return Fault(words, server="unasked", wait_s=_FILES_WAIT_S)
         cause = cause.__cause__ or cause.__context__
-    return Fault(f"the connection broke: {error or type(error).__name__}", server="down")
+    return Fault(f"the connection broke: {str(error) or type(error).__name__}", server="down")
 
 
 def clean_detail(text: str) -> str:
