@@ -16,7 +16,7 @@ from typing import Any
 from soulkit.eval.cells import Cell, missing_parts_text
 from soulkit.tasks.base import Task
 from soulkit.tasks.guarding import as_mapping, attempt
-from soulkit.tasks.parts import NO_ROWS, Kept, value_over
+from soulkit.tasks.parts import NO_ROWS, Kept, pooled, value_over
 from soulkit.types import (
     BatchMetric,
     ControlRecord,
@@ -97,6 +97,11 @@ class LeaveOneOut:
     def with_tag(self, tag: str, value: str) -> LeaveOneOut:
         """The records with this value of a tag, whatever their clusters."""
         members = [r for r in self.records if r.tags.get(tag) == value]
+        return LeaveOneOut(self.summarise, members, self.cluster_of)
+
+    def of_origin(self, origin: str) -> LeaveOneOut:
+        """The records whose rows are of this file of somebody's own."""
+        members = [r for r in self.records if r.origin == origin]
         return LeaveOneOut(self.summarise, members, self.cluster_of)
 
     def value(self, metric: str, parts: Sequence[int]) -> float | None:
@@ -201,10 +206,12 @@ def parts_remark(task: Task, examples: Sequence[Example], *, dev: bool = False) 
     lost = unscored(Failure("not played"), task.protocol)
     records = [
         Record(key=e.id, task=task.name, example_id=e.id, rollout=0, kind="draft", score=lost,
-               episode=Episode(example_id=e.id, task=task.name), cluster=e.cluster, tags=e.tags)
+               episode=Episode(example_id=e.id, task=task.name), cluster=e.cluster, tags=e.tags,
+               origin=e.origin)
         for e in examples
     ]  # fmt: skip
-    mean = task.batch_metrics(records).get(task.headline_metric)
+    batch = pooled(records) if dev else records
+    mean = task.batch_metrics(batch).get(task.headline_metric)
     if mean is None:
         return ""
     missing = {part: why for part, why in mean.missing if why == NO_ROWS}

@@ -26,6 +26,7 @@ from soulkit.metrics.intervals import (
     overlapping_mean,
     suite_mean,
 )
+from soulkit.tasks.parts import without_origin
 from soulkit.types import BatchMetric, Record
 
 
@@ -64,10 +65,16 @@ class _Batch:
     def cell(self, name: str) -> Cell:
         """The cell of a number, with the interval of its own clusters, or of its parts."""
         if name not in self._cells:
-            metric = self.rows.metrics()[name]
-            alone = self.alone(name)
-            self._cells[name] = self._of_parts(name, metric, alone) if metric.parts else alone
+            self._cells[name] = self._cell(name, self.rows.metrics()[name])
         return self._cells[name]
+
+    def _cell(self, name: str, metric: BatchMetric) -> Cell:
+        if (whole := without_origin(name, metric.origin)) != name:
+            # One of several origins: what a batch of its rows alone says.
+            own = _Batch(self.rows.of_origin(metric.origin), self.incomplete)
+            return replace(own.cell(whole), beside=True)
+        alone = self.alone(name)
+        return self._of_parts(name, metric, alone) if metric.parts else alone
 
     def alone(self, name: str) -> Cell:
         """The cell of a number whose parts nobody asks for, with a jackknife interval."""

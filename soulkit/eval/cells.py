@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from soulkit.metrics.intervals import Interval
+from soulkit.tasks.parts import without_origin
 from soulkit.types import Record
 
 VALUE = "value"
@@ -142,8 +143,9 @@ def headline_shown(cells: Mapping[str, Cell]) -> str:
 
 
 def of_origin(metric: str, cell: Cell) -> str:
-    """The name of a number; over rows of a person's own it names their file."""
-    return f"{metric} of {cell.origin}" if cell.origin else metric
+    """The name of a number; over rows of a person's own it names their file, once."""
+    says_it = not cell.origin or without_origin(metric, cell.origin) != metric
+    return metric if says_it else f"{metric} of {cell.origin}"
 
 
 def cluster_of(record: Record) -> str:
@@ -165,7 +167,8 @@ def missing_parts_text(cell: Cell) -> str:
     says = [] if cell.mean is None or not groups else [f"mean of {', '.join(cell.parts)}"]
     for why, parts in groups.items():
         one, several, words = _MISSING.get(why, ("is", "are", why))
-        says.append(f"{' and '.join(parts)} {one if len(parts) == 1 else several} {words}")
+        listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+        says.append(f"{listed} {one if len(parts) == 1 else several} {words}")
     return "; ".join(says)
 
 

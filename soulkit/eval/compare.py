@@ -29,6 +29,7 @@ from soulkit.eval.summary import DEV, records_by_task
 from soulkit.metrics.comparisons import PairedDifference, holm
 from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records, newest_dev
+from soulkit.tasks.parts import pooled
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.tasks.spec import Metric
 from soulkit.types import Record
@@ -124,6 +125,8 @@ def compare_runs(
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
     _check_gates(gates, shared, registry, suite)
     one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
+    if one.trained and other.trained:
+        runs_a, runs_b = ({t: pooled(side) for t, side in of.items()} for of in (runs_a, runs_b))
     last = _last_steps((a, b), records) if one.trained and other.trained else ()
     if last:
         runs_a, runs_b = (_in_steps(side, last) for side in (runs_a, runs_b))
@@ -245,7 +248,8 @@ def _value_name(declared: Metric) -> str:
 def _held_out(folder: Path) -> dict[str, list[Record]]:
     """A training's newest episodes on the rows it held out, by task. Runs of other lengths are
     compared where each of them ended, so the step is no part of a pair."""
-    return records_by_task(replace(record, step=0) for record in newest_dev(folder, light=True))
+    tasks = records_by_task(replace(record, step=0) for record in newest_dev(folder, light=True))
+    return {task: pooled(records) for task, records in tasks.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from soulkit.metrics.comparisons import (
 )
 from soulkit.metrics.intervals import Interval
 from soulkit.runs.records import drafts
-from soulkit.tasks.parts import Kept, shared_parts
+from soulkit.tasks.parts import Kept, of_one_origin, of_origin, origins_of, shared_parts
 from soulkit.types import ControlRecord, Failure, Record, unscored
 
 if TYPE_CHECKING:
@@ -166,23 +166,34 @@ def _undefined_headline(name: str, pair: TaskPair) -> DataError:
     whys = dict.fromkeys(cells[name].not_applicable for cells in pair.recorded if name in cells)
     if why := "; ".join(filter(None, whys)):
         return DataError(
-            f"The metric '{name}' of the task '{pair.task}' does not apply in {lone}: {why}.",
+            f"The metric '{pair.shown(name)}' of the task '{pair.task}' does not apply in {lone}: "
+            f"{why}.",
             "Without rows that count for it there is nothing to compare.",
-            f"Compare a metric that these rows have, such as --metric '{pair.value_name}', or play "
-            "other rows.",
+            f"Compare a metric that these rows have, such as --metric '{_instead(name, pair)}', or "
+            "play other rows.",
         )
     return DataError(
         f"The headline '{name}' of the task '{pair.task}' is undefined in {lone or 'A or B'}.",
         "A run lacked what it is computed from; the mean over episodes is another number, which "
         "does not stand in for it.",
-        f"Compare something that both runs have: --metric '{pair.value_name}', for example.",
+        f"Compare something that both runs have: --metric '{_instead(name, pair)}', for example.",
     )
+
+
+def _instead(name: str, pair: TaskPair) -> str:
+    """A number that both runs have, in place of the headline `name`."""
+    shared = {_key(r) for r in drafts(pair.a)} & {_key(r) for r in drafts(pair.b)}
+    origins = origins_of([r for r in pair.a if _key(r) in shared])
+    divided = len(origins) > 1 and "" not in origins
+    return pair.shown(of_one_origin(name, origins[0])) if divided else pair.value_name
 
 
 def metric_names(pair: TaskPair) -> list[str]:
     """Everything that can be compared on a task."""
     records = [*pair.a, *pair.b]
     tags = {f"{VALUE}/{tag}={value}" for r in records for tag, value in r.tags.items()}
+    origins = origins_of(records)
+    tags |= {of_one_origin(VALUE, one) for one in origins if one and len(origins) > 1}
     kinds = {f"{VALUE}/kind={r.kind}" for r in records if r.kind != "draft"}
     names = [*_recorded_names(pair), *_batch_names(pair), *sorted(tags | kinds)]
     return [pair.shown(name) for name in names]
@@ -238,13 +249,17 @@ def _group(records: Sequence[Record], label: str) -> list[Record]:
     tag, _, value = label.partition("=")
     if tag == "kind":
         return [r for r in records if r.kind == value]
+    if tag == "origin" and not any(tag in r.tags for r in records):
+        return of_origin(drafts(records), value)
     return [r for r in drafts(records) if not label or r.tags.get(tag) == value]
 
 
 def _of_episodes(pair: TaskPair, name: str, base: str, label: str) -> Contrast:
-    values_a, values_b = (
-        metric_values(_group(side, label), base) for side in (pair.a, pair.b)
-    )  # fmt: skip
+    sides = [_group(side, label) for side in (pair.a, pair.b)]
+    shared = {_key(r) for r in sides[0]} & {_key(r) for r in sides[1]}
+    if len({r.origin for r in sides[0] if _key(r) in shared}) > 1:  # never averaged: see `summary`
+        sides = [of_origin(side, "") for side in sides]
+    values_a, values_b = (metric_values(side, base) for side in sides)
     records = [r for r, _ in (*values_a, *values_b)]
     clusters: dict[Hashable, Hashable] = {_key(r): cluster_of(r) for r in records}
     paired = paired_difference(

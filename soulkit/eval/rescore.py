@@ -387,6 +387,7 @@ def _old_summary(recorded: Recorded) -> Summary:
         recorded.records, command=recorded.command, model="", protocol="",
         seconds=before.seconds or 0.0, cost=before.cost,
         headlines={task: headline_name(cells) for task, cells in before.tasks.items()},
+        training=recorded.grouped,
     )  # fmt: skip
     tasks = dict(made.tasks)
     for task, cells in before.tasks.items():

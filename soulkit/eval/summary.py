@@ -45,9 +45,11 @@ from soulkit.eval.remarks import (
 from soulkit.metrics.intervals import Interval, bounds, estimate
 from soulkit.runs.records import drafts
 from soulkit.runs.schemas import SUMMARY_SCHEMA, refuse_other_schema
+from soulkit.tasks.parts import of_one_origin, of_origin, origins_of, pooled
 from soulkit.types import Record
 
 NO_ROW_COUNTS = "none of these rows counts for this metric"
+SEVERAL_ORIGINS = "rows of several files of your own are not averaged; each file has its number"
 """Said of a headline over no row, where the task gives no words of its own."""
 
 
@@ -197,7 +199,7 @@ def summarise(
     seconds: float,
     cost: float | None,
     batch: Mapping[str, Summariser] | None = None,
-    incomplete: bool = False,
+    training: bool = False,
     headlines: Mapping[str, str] | None = None,
     scale: Mapping[str, Interval] | None = None,
     beside: Mapping[str, Sequence[str]] | None = None,
@@ -205,19 +207,21 @@ def summarise(
 ) -> Summary:
     """What these records come to.
 
-    `batch` holds, by task, what computes its numbers over the whole batch (`incomplete`: a mean of
-    which parts are missing is that of the others, as on dev rows); `headlines` the one of
-    them that is the task's headline, where it is not `value`. `scale` gives the (lowest, highest)
-    score of a task, or of one of its other metrics under the name `task/metric`; binary metrics are
-    known to lie in [0, 1]. `seconds` is wall time, `cost` US dollars or None when no price is
-    known. `beside` names, by task, metrics that are read together with the headline: their cells
-    say so. `names` holds, by task, what its mean score is called.
+    `batch` holds, by task, what computes its numbers over the whole batch; `headlines` the one of
+    them that is the task's headline, where it is not `value`. In `training` a mean of which parts
+    are missing is that of the others, and rows of several origins are one batch. `scale` gives the
+    (lowest, highest) score of a task, or of one of its other metrics under the name `task/metric`;
+    binary metrics are known to lie in [0, 1]. `seconds` is wall time, `cost` US dollars or None
+    when no price is known. `beside` names, by task, metrics that are read together with the
+    headline: their cells say so. `names` holds, by task, what its mean score is called.
     """
     groups = records_by_task(records)
+    if training:
+        groups = {name: pooled(rows) for name, rows in groups.items()}
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
     for name, summariser in (batch or {}).items():
         tasks.setdefault(name, {}).update(
-            batch_cells(groups.get(name, []), summariser, incomplete=incomplete)
+            batch_cells(groups.get(name, []), summariser, incomplete=training)
         )
     for name, together in (beside or {}).items():
         for metric in set(together) & set(tasks.get(name, {})):
@@ -241,7 +245,9 @@ def summarise(
         prompts={name: _prompts(rows) for name, rows in groups.items()},
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
-        origins={name: own for name, rows in groups.items() if (own := _origins(rows))},
+        origins={
+            name: own for name, rows in records_by_task(records).items() if (own := _origins(rows))
+        },
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
         dropped_settings={
             name: cut for name, rows in groups.items() if (cut := dropped_by_actor(rows, model))
@@ -286,6 +292,9 @@ def _finite(value: float | None) -> float | None:
 
 
 def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:
+    origins, everything = origins_of(records), drafts(records)
+    if len(origins) > 1:
+        records = of_origin(records, "")
     main = drafts(records)
     cells = {"value": _cell(metric_values(main, "value"), scale.get(name), hides=True)}
     for metric in sorted({m for r in main for m in r.score.metrics} - {"value"}):
@@ -294,6 +303,10 @@ def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -
     for label, rows in _breakdowns(main, records).items():
         pairs = metric_values(rows, "value")
         cells[f"value/{label}"] = _cell(pairs, scale.get(name), hides=True)
+    for origin in filter(None, origins if len(origins) > 1 else ()):
+        pairs = metric_values(of_origin(everything, origin), "value")
+        own = _cell(pairs, scale.get(name), hides=True)
+        cells[of_one_origin("value", origin)] = replace(own, origin=origin)
     return cells
 
 
@@ -357,8 +370,14 @@ def _mark_headline(cells: dict[str, Cell], name: str, records: Sequence[Record])
     if name in cells:
         cell = cells[name]
         played = bool(cell.n or cell.missing) or not records
-        why = "" if played else cell.not_applicable or NO_ROW_COUNTS
-        cells[name] = replace(cell, headline=True, not_applicable=why)
+        origins = origins_of(records)
+        lacking = SEVERAL_ORIGINS if len(origins) > 1 and "" not in origins else NO_ROW_COUNTS
+        why = "" if played else cell.not_applicable or lacking
+        origin = origins[0] if len(origins) == 1 else ""
+        cells[name] = replace(cell, headline=True, not_applicable=why, origin=origin)
+        for origin in filter(None, origins):
+            if (own := of_one_origin(name, origin)) in cells:
+                cells[own] = replace(cells[own], beside=True)
 
 
 def _statuses(records: Sequence[Record]) -> dict[str, int]:

@@ -100,22 +100,22 @@ def other_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> dict[s
     found = {}
     for task in tasks:
         rows = [_other_rows(table, task, side) for run, side in sides if task in run.tasks]
-        if any(rows):
-            found[task] = ", ".join(dict.fromkeys(text for text in rows if text))
+        if names := dict.fromkeys(name for of_run in rows for name in of_run):
+            found[task] = ", ".join(names)
     return found
 
 
-def _other_rows(table: Publication, task: str, run: Conditions) -> str:
+def _other_rows(table: Publication, task: str, run: Conditions) -> list[str]:
     """What a run played instead of published rows; empty for those, and where it is not known."""
     stated, rows = table.stated.rows.get(task), run.rows(task) or {}
     if stated and all(rows.values()) and rows_digest(rows) == stated:
-        return ""
+        return []
     origins = run.of_task(task).get("origins")
     if isinstance(origins, Mapping):
-        return ", ".join(str(name) for name in origins if name != PUBLISHED)
+        return [str(name) for name in origins if name != PUBLISHED]
     data = run.settings.get("data")
     source = data.get(task, data.get("*")) if isinstance(data, Mapping) else None
-    return MADE_HERE if str(source).startswith(MADE) else ""
+    return [MADE_HERE] if str(source).startswith(MADE) else []
 
 
 def left_out_text(others: Iterable[Mapping[str, str]]) -> str:

@@ -374,8 +374,11 @@ def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
 
 
 def beside(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell | None]]]:
-    """(metric, its cell of each run) for what a task shows beside its headline."""
-    sides = [run.tasks.get(task, {}) for run in runs]
+    """(metric for readers, its cell of each run) for what a task shows beside its headline."""
+    sides = [
+        {metric_name(name, metrics): cell for name, cell in metrics.items()}
+        for metrics in (run.tasks.get(task, {}) for run in runs)
+    ]
     names = dict.fromkeys(n for metrics in sides for n, c in metrics.items() if c.beside)
     return [(name, [metrics.get(name) for metrics in sides]) for name in names]
 

@@ -11,13 +11,13 @@ of the others: training uses it, and an evaluation shows the bounds alone (`eval
 
 Rows of a person's own file name it as their `origin`. Where all rows have the same one, the mean is
 over the parts that these rows have, under the name of the origin. Rows of several origins, or of an
-origin and of none, are never averaged: those without an origin have the declared numbers, and each
-origin has a headline of its own beside them.
+origin and of none, are never averaged in an evaluation: those without an origin have the declared
+numbers, and each origin has a headline of its own beside them. Training takes all as one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -39,22 +39,20 @@ def with_declared_means(
     declared: Parts, headline: str, numbers: Numbers, records: Sequence[Record]
 ) -> dict[str, BatchMetric]:
     """What `numbers` makes of the records, and the declared means of it."""
-    if not declared:
-        return numbers(records)
-    origins = sorted({record.origin for record in drafts(records)})
+    origins = origins_of(records)
     if len(origins) < 2:
         return with_means(declared, numbers(records), "".join(origins))
-    made = with_means(declared, numbers(_of_origin(records, "")))
+    made = with_means(declared, numbers(of_origin(records, "")))
     for origin in filter(None, origins):
-        own = with_means(declared, numbers(_of_origin(records, origin)), origin)
+        own = with_means(declared, numbers(of_origin(records, origin)), origin)
         if headline in own:
-            name = f"{headline}/origin={origin}"
-            made[name] = replace(own[headline], parts=(), beside=True)
+            mean = own[headline]
+            # Its parts are numbers of these rows alone; `eval/batch_cells.py` asks these for them.
+            value = None if mean.missing else mean.value
+            made[of_one_origin(headline, origin)] = replace(
+                mean, parts=(), value=value, beside=True, origin=origin
+            )
     return made
-
-
-def _of_origin(records: Sequence[Record], origin: str) -> list[Record]:
-    return [record for record in records if record.origin == origin]
 
 
 def with_means(declared: Parts, metrics: Metrics, origin: str = "") -> dict[str, BatchMetric]:
@@ -136,6 +134,39 @@ def _counted(frame: BatchMetric | None, parts: Sequence[BatchMetric]) -> BatchMe
 def _mean_end(ends: Sequence[float | None]) -> float | None:
     known = [end for end in ends if end is not None]
     return fmean(known) if known and len(known) == len(ends) else None
+
+
+# -- origins --------------------------------------------------------------------------------------
+
+
+def origins_of(records: Sequence[Record]) -> list[str]:
+    """The files of somebody's own that the rows of the drafts were made of; one is empty where
+    some rows are of none."""
+    return sorted({record.origin for record in drafts(records)})
+
+
+def of_origin(records: Iterable[Record], origin: str) -> list[Record]:
+    """The records whose rows were made of this file."""
+    return [record for record in records if record.origin == origin]
+
+
+def of_one_origin(name: str, origin: str) -> str:
+    """The name of a headline over the rows of one of several origins."""
+    return f"{name}/origin={origin}"
+
+
+def without_origin(name: str, origin: str) -> str:
+    """The headline of which `name` is that over the rows of one of several origins; otherwise the
+    name as it is."""
+    return name.removesuffix(of_one_origin("", origin)) if origin else name
+
+
+def pooled(records: Sequence[Record]) -> list[Record]:
+    """The records as if their rows had no origin, where there are several: training has no
+    published figures beside it, and needs one number of all its rows."""
+    if len(origins_of(records)) < 2:
+        return list(records)
+    return [replace(record, origin="") for record in records]
 
 
 # -- several batches ------------------------------------------------------------------------------

@@ -462,6 +462,7 @@ def rollout_summary(
         scale=task_scales(material.tasks.values()),
         beside={name: task.spec.metric.beside for name, task in material.tasks.items()},
         names={name: task.spec.metric.name for name, task in material.tasks.items()},
+        training=True,
     )
     dropped = with_calls(summary.dropped_settings, calls)
     note_calls(loop.run.path, calls, dropped, models)

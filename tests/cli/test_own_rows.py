@@ -157,7 +157,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert soul("eval", "api", "--model", "m", "--base-url", actor.base_url, "--task",
                     "userllm", "--data", folder / "rows.jsonl", "--judge",
                     f"endpoint:j@{judge.base_url}", "--out", folder / "run", "--max-unscored", 1,
-                    *FAST) == 0  # fmt: skip
+                    "--backoff", 0) == 0  # fmt: skip
     return folder / "run"
 
 
@@ -178,7 +178,8 @@ def test_the_origin_is_kept_in_records_and_summary(run: Path) -> None:
 
 def test_intervals_go_by_person(run: Path) -> None:
     cells = json.loads((run / "summary.json").read_text())["tasks"]["userllm"]
-    assert cells["value"]["n_clusters"] == PEOPLE + 1
+    assert cells["macro_source/origin=mine.jsonl"]["n_clusters"] == PEOPLE
+    assert cells["value"]["n_clusters"] == 1, "published rows alone"
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])
@@ -199,3 +200,80 @@ def test_a_rescored_run_keeps_it(run: Path) -> None:
     assert soul("rescore", run, "--out", run.with_name("again")) == 0
     again = json.loads((run.with_name("again") / "summary.json").read_text())
     assert again["origins"] == before
+
+
+# -- of a task whose headline is its mean score ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reactions_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Evaluations of rows of these origins; an empty one stands for rows of nobody's own."""
+    folder = tmp_path_factory.mktemp("reactions")
+    source = write_lines(folder / "mine.jsonl", map(chat, range(PEOPLE * EACH)))
+    rows = rows_of("twinvoice", source, folder / "built.jsonl", reactions)
+
+    def played(name: str, *origins: str) -> Path:
+        places = [dict(row, origin=origins[i % len(origins)]) for i, row in enumerate(rows)]
+        kept = [{k: v for k, v in row.items() if k != "origin" or v} for row in places]
+        write_rows(folder / f"{name}.jsonl", kept, data_source="twinvoice")
+        with ScriptedServer(answer="<answer>A</answer>") as actor:
+            assert soul("eval", "api", "--model", "m", "--base-url", actor.base_url, "--task",
+                        "twinvoice", "--data", folder / f"{name}.jsonl", "--out", folder / name,
+                        *FAST) == 0  # fmt: skip
+        return folder / name
+
+    return played
+
+
+def cells_in(run: Path, task: str) -> dict[str, Any]:
+    cells: dict[str, Any] = json.loads((run / "summary.json").read_text())["tasks"][task]
+    return cells
+
+
+def test_a_mean_score_of_own_rows_stands_under_the_name_of_their_file(
+    reactions_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = reactions_run("own", "mine.jsonl")
+    assert cells_in(run, "twinvoice")["value"]["origin"] == "mine.jsonl"
+    for view in (["report"], ["report", "--format", "csv"], ["report", "--format", "latex"],
+                 ["runs"]):  # fmt: skip
+        capsys.readouterr()
+        assert soul(*view, run.parent if view == ["runs"] else run) == 0
+        assert "accuracy of mine.jsonl" in " ".join(capsys.readouterr().out.split()), view
+
+
+def test_a_mean_score_of_own_rows_is_not_averaged_with_published_ones(
+    reactions_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = reactions_run("mixed", "mine.jsonl", "")
+    records, cells = load_records(run / "episodes.jsonl"), cells_in(run, "twinvoice")
+    own = [r.score.value or 0.0 for r in records if r.origin]
+    rest = [r.score.value or 0.0 for r in records if not r.origin]
+    assert (cells["value"]["n"], cells["value"]["mean"]) == (len(rest), sum(rest) / len(rest))
+    beside = cells["value/origin=mine.jsonl"]
+    assert (beside["n"], beside["mean"]) == (len(own), sum(own) / len(own)) and beside["beside"]
+    capsys.readouterr()
+    for metric, values in (("", rest), ("accuracy", rest), ("accuracy/origin=mine.jsonl", own)):
+        assert soul("compare", run, run, "--json", *(["--metric", metric] if metric else [])) == 0
+        (task,) = json.loads(capsys.readouterr().out)["tasks"]
+        assert task["mean_a"] == pytest.approx(sum(values) / len(values))
+        assert task["n_shared"] == len(values)
+
+
+def test_rows_of_several_own_files_alone_have_a_number_for_each(
+    reactions_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = reactions_run("both", "mine.jsonl", "yours.jsonl")
+    cells = cells_in(run, "twinvoice")
+    assert cells["value"]["mean"] is None and "several files" in cells["value"]["not_applicable"]
+    assert {"value/origin=mine.jsonl", "value/origin=yours.jsonl"} <= cells.keys()
+    capsys.readouterr()
+    assert soul("compare", run, run) == 2
+    advice = capsys.readouterr().err
+    assert "--metric 'accuracy/origin=mine.jsonl'" in advice and "'value'" not in advice
+    assert soul("compare", run, run, "--metric", "accuracy/origin=mine.jsonl") == 0
+    capsys.readouterr()
+    assert soul("report", run, reactions_run("one", "mine.jsonl")) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy/origin=yours.jsonl" in shown and "value/" not in shown
+    assert "twinvoice (mine.jsonl, yours.jsonl)" in " ".join(shown.split()), "each file once"

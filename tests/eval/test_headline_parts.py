@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.batch import PARTS, LeaveOneOut, summary_terms
-from soulkit.eval.cells import missing_parts_text
+from soulkit.eval.batch import PARTS, LeaveOneOut, parts_remark, summary_terms
+from soulkit.eval.cells import missing_parts_text, of_origin
 from soulkit.eval.compare import compare_runs
 from soulkit.eval.gates import parse_gate
 from soulkit.eval.suites import suite_lines
@@ -91,11 +91,11 @@ def chats(of: int, **more: Any) -> list[Record]:
     return [*(row(PRISM, i, float(i % 2), **more) for i in range(half)), *ends]
 
 
-def cells_of(records: Sequence[Record], *, incomplete: bool = False) -> dict[str, Cell]:
+def cells_of(records: Sequence[Record], *, training: bool = False) -> dict[str, Cell]:
     task = task_of(records[0].task)
     made = summarise(
         records, command="eval api", model="m", protocol="paper", seconds=1.0, cost=None,
-        incomplete=incomplete, **summary_terms([task]),
+        training=training, **summary_terms([task]),
     )  # fmt: skip
     again = Summary.from_json(json.loads(json.dumps(made.to_json())))
     assert again.tasks == made.tasks
@@ -153,8 +153,8 @@ def test_a_partial_headline_is_no_member_of_a_suite() -> None:
     suite = load_registry().suite_spec("soul-10")
     mirror = Cell(mean=0.7, n=10, n_scored=10, n_clusters=10, variance=0.01, df=9.0,
                   scale=(0.0, 1.0), headline=True)  # fmt: skip
-    for incomplete in (False, True):
-        tasks = {"userllm": cells_of(quizzes(40, 40), incomplete=incomplete),
+    for training in (False, True):
+        tasks = {"userllm": cells_of(quizzes(40, 40), training=training),
                  "mirrorbench": {"value": mirror}}  # fmt: skip
         lines = {x.name: x for x in suite_lines(suite, tasks, scales_of(load_registry()))}
         conv = lines["CONV"]
@@ -270,7 +270,7 @@ def test_documents_of_the_original_release_lack_their_features(tmp_path: Path) -
 def test_training_uses_the_parts_that_are_there_and_says_so() -> None:
     dev = [*quizzes(30, 40), *chats(20)]
     task = task_of("userllm")
-    cell = headline(cells_of(dev, incomplete=True))
+    cell = headline(cells_of(dev, training=True))
     assert missing_parts_text(cell) == "mean of CSQA, PRISM; NQ has no rows"
     assert cell.mean == task.headline(dev) and cell.mean is not None
     parts = cells_of(dev)
@@ -483,6 +483,48 @@ def test_an_origin_is_never_averaged_with_another_or_with_published_rows() -> No
     both = cells_of([*own, *others])
     assert set(headline(both).missing) == {"CSQA", "NQ", "PRISM"} and headline(both).mean is None
     assert both["macro_source/origin=yours.jsonl"].n == 5
+    whole = headline(cells_of(own))
+    assert (beside.ci_low, beside.ci_high) == (whole.ci_low, whole.ci_high), "that of its parts"
+
+
+def test_an_origin_beside_others_that_lacks_a_part_has_no_number() -> None:
+    """One first message has no diversity."""
+    own = [row(PRISM, 0, 1.0, origin="mine.jsonl")]
+    name = "macro_source/origin=mine.jsonl"
+    beside, alone = cells_of([*quizzes(9, 9), *own])[name], headline(cells_of(own))
+    assert (beside.mean, dict(beside.missing)) == (None, dict(alone.missing)) and alone.missing
+    assert (beside.worst, beside.best) == (alone.worst, alone.best)
+    assert of_origin(name, beside) == name, "the file is named once"
+    assert task_of("userllm").batch_metrics([*quizzes(9, 9), *own])[name].value is None
+
+
+def test_training_takes_rows_of_several_origins_as_one_batch(tmp_path: Path) -> None:
+    own = [*chats(20, origin="mine.jsonl"), *[row(PRISM, 50 + i, 1.0, origin="yours.jsonl")
+                                              for i in range(5)]]  # fmt: skip
+    bare = [replace(record, origin="") for record in own]
+    cell = headline(cells_of(own, training=True))
+    assert cell.mean is not None and cell == headline(cells_of(bare, training=True))
+    assert task_of("userllm").headline(own) == cell.mean
+
+
+@pytest.mark.parametrize(
+    ("origins", "evaluated", "trained"),
+    [
+        (["mine.jsonl"], "", ""),
+        (["mine.jsonl", "yours.jsonl"], "CSQA, NQ and PRISM have no rows",
+         "mean of PRISM; CSQA and NQ have no rows"),
+        (["mine.jsonl", ""], "CSQA and NQ have no rows",
+         "mean of PRISM; CSQA and NQ have no rows"),
+    ],
+)  # fmt: skip
+def test_a_plan_knows_the_origins_of_rows(origins: list[str], evaluated: str, trained: str) -> None:
+    task, made = task_of("userllm"), synth_examples("userllm", 60)
+    prism = [example for example in made if example.tags["source"] == PRISM]
+    own = [replace(e, origin=origins[i % len(origins)]) for i, e in enumerate(prism)]
+    said = parts_remark(task, own), parts_remark(task, own, dev=True)
+    assert said[0] == (evaluated and f"userllm: {evaluated}, so there will be no headline, only "
+                       "its bounds")  # fmt: skip
+    assert said[1] == (trained and f"dev score of userllm: {trained}")
 
 
 def test_a_headline_of_an_origin_is_named_and_stands_beside_nothing_published(

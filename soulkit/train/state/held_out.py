@@ -46,6 +46,6 @@ def _dev_summary(summary: Summary, records: Sequence[Record], tasks: Iterable[Ta
     played = {record.task for record in records}
     return summarise(
         records, command=summary.command, model=summary.model, protocol=summary.protocol,
-        seconds=0.0, cost=None, incomplete=True,
+        seconds=0.0, cost=None, training=True,
         **summary_terms(task for task in tasks if task.name in played),
     )  # fmt: skip

@@ -55,7 +55,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> Recorded:
         return summarise(
             records, command=f"train {config.method}", model=config.model,
             protocol=config.protocol, seconds=seconds, cost=cost, scale=scale,
-            names=names,
+            names=names, training=True,
         )  # fmt: skip
 
     return Recorded(
