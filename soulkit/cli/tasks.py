@@ -102,7 +102,8 @@ def _cells(name: str, spec: TaskSpec) -> tuple[str, ...]:
         *(["import"] if spec.formats else []),
         *(["rows only"] if spec.rows_only else []),
     ]
-    return name, spec.axis, spec.metric.name, ", ".join(rows), spec.summary
+    headline = spec.metric.headline or spec.metric.name
+    return name, spec.axis, headline, ", ".join(rows), spec.summary
 
 
 def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
@@ -157,7 +158,7 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
         ("shown beside it", ", ".join(metric.beside)),
         ("watched in training", ", ".join(metric.watched)),
         ("groups", ", ".join(spec.tags)),
-        ("clusters", ", ".join(spec.cluster) or "each row"),
+        ("clusters", _clusters(spec)),
         ("coaches", ", ".join(coaches)),
         ("sampling", ", ".join(f"{k} {v}" for k, v in spec.sampling.items())),
         ("options", ", ".join(f"{k} {v}" for k, v in spec.options.items() if v is not None)),
@@ -173,6 +174,12 @@ def _facts(name: str, spec: TaskSpec, suites: Sequence[str]) -> list[tuple[str, 
         ("licence", spec.licence),
         ("url", spec.url),
     ]
+
+
+def _clusters(spec: TaskSpec) -> str:
+    """The columns that name a row's cluster: its person, where it names one."""
+    others = ", ".join(spec.cluster) or "each row"
+    return f"{spec.person} where a row names one, else {others}" if spec.person else others
 
 
 def _with_options(command: str, name: str, spec: TaskSpec, key: HookKey) -> str:

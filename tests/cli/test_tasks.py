@@ -51,6 +51,26 @@ def test_list_names_every_task_and_suite(soul):
     assert set(listed["suites"]) == set(registry.suites)
 
 
+def test_the_list_names_the_headline_that_tables_and_comparisons_name(soul):
+    code, text, _ = soul("list")
+    assert code == 0
+    listed = {cells[0]: cells[1:] for line in text.splitlines() if (cells := line.split())}
+    for name, spec in load_registry().specs.items():
+        headline = spec.metric.headline or spec.metric.name
+        assert headline.split()[0] in listed[name], name
+
+
+def test_show_says_that_rows_of_one_person_are_one_cluster(soul):
+    clusters = {
+        name: next(line for line in soul("show", name)[1].splitlines()
+                   if line.startswith("clusters: "))
+        for name in ("userllm", "twinvoice", "tomi")
+    }  # fmt: skip
+    assert clusters["userllm"] == "clusters: person where a row names one, else intent"
+    assert clusters["twinvoice"] == "clusters: user_id"
+    assert "person" not in clusters["tomi"]
+
+
 def test_a_suite_narrows_the_list(soul):
     listed = json.loads(soul("list", "--suite", "small", "--json")[1])
     assert [task["name"] for task in listed["tasks"]] == list(load_registry().suite("small"))
