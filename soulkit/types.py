@@ -407,5 +407,10 @@ class BatchMetric:
     question`. A headline without it gets a general sentence."""
 
 
+def row_id(example_id: str) -> str:
+    """What the ids of all forms of a row begin with; of a row in one form, its id."""
+    return example_id.partition("-")[0]
+
+
 def record_key(step: int, example_id: str, rollout: int, kind: Kind) -> str:
     return f"{step}/{example_id}/{rollout}/{kind}"

@@ -22,6 +22,7 @@ from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.text import one_line
 from soulkit.types import Example
+from soulkit.types import row_id as row_id
 
 T = TypeVar("T")
 PLACEHOLDER = "name_in_your_file"
@@ -72,11 +73,6 @@ def share_of(salt: str, key: str) -> float:
     """A number in [0, 1) that belongs to `key`."""
     digest = hashlib.sha256(f"{salt}/{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def row_id(example_id: str) -> str:
-    """What the ids of all forms of a row begin with; of a row in one form, its id."""
-    return example_id.partition("-")[0]
 
 
 def first_rows(items: Sequence[T], limit: int | None, id_of: Callable[[T], str]) -> list[T]:

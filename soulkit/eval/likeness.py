@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from soulkit.data.rows import row_id
 from soulkit.eval.conditions import ACTOR, Conditions
 from soulkit.eval.provenance import BASIS, SCORING, Print, same_players
 from soulkit.eval.remarks import share_text
@@ -189,8 +190,13 @@ def _rows(a: Conditions, b: Conditions, task: str) -> list[str]:
     changed = [i for i in shared if left[i] and right[i] and left[i] != right[i]]
     if left.keys() == right.keys() and not changed:
         return []
-    counts = f"rows {len(left)} against {len(right)}, {len(shared)} in both"
-    return [f"{counts}, {len(changed)} of these with other content" if changed else counts]
+    counts = f"rows {_n_rows(left)} against {_n_rows(right)}, {_n_rows(shared)} in both"
+    return [f"{counts}, {_n_rows(changed)} of these with other content" if changed else counts]
+
+
+def _n_rows(ids: Iterable[str]) -> int:
+    """How many rows these are forms of."""
+    return len(set(map(row_id, ids)))
 
 
 def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:

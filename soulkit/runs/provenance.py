@@ -23,6 +23,7 @@ from typing import Any
 from soulkit.errors import RunError
 from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
 from soulkit.runs.schemas import SCHEMA, SUMMARY_SCHEMA
+from soulkit.types import row_id
 
 Origin = dict[str, Any]
 """The provenance of a run, as plain JSON values."""
@@ -124,4 +125,4 @@ def _counted(entry: Mapping[str, Any]) -> Origin:
 def rows_print(rows: Mapping[str, str]) -> Origin:
     """Number of rows and sha256 over their ids and contents, in whatever order they were read."""
     text = json.dumps(sorted(rows.items()), separators=(",", ":"))
-    return {"n": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return {"n": len(set(map(row_id, rows))), "sha256": hashlib.sha256(text.encode()).hexdigest()}

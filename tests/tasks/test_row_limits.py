@@ -15,8 +15,9 @@ from soulkit.tasks.loading import examples_for
 from soulkit.tasks.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.material.assemble import gather_material
-from tests.support.evaluation import soul, three_lines
+from tests.support.evaluation import FAST, soul, three_lines
 from tests.support.road import synth, task_of
+from tests.support.servers.openai_server import ScriptedServer
 
 NOWHERE = "http://127.0.0.1:9/v1"
 FORMS = [("tombench", "paper", 5), ("alignx_pair", "paper", 2), ("tombench", "reference", 1),
@@ -78,6 +79,20 @@ def test_the_first_rows_of_ids_in_any_order() -> None:
     ids = ["b-1", "a-0", "b-0", "c", "a-1"]
     assert first_rows(ids, 2, str) == ["b-1", "a-0", "b-0", "a-1"]
     assert first_rows(ids, None, str) == ids and first_rows(ids, 9, str) == ids
+
+
+def test_what_a_run_says_of_its_rows_counts_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ToMBench asks each in five forms."""
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        for limit in (2, 3):
+            assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, "--task",
+                        "tombench", "--data", "synth:4", "--limit", limit, "--out",
+                        tmp_path / str(limit), *FAST) == 0  # fmt: skip
+    assert "rows tombench 3 (" in " ".join(capsys.readouterr().out.split())
+    assert soul("compare", tmp_path / "3", tmp_path / "2") == 2
+    assert "tombench: rows 3 against 2, 2 in both" in three_lines(capsys.readouterr().err)[0]
 
 
 # -- blank ---------------------------------------------------------------------------------------
