@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from soulkit.errors import RunError
 from soulkit.eval.cells import missing_parts_text
 from soulkit.eval.suites import Scales, SuiteLine, suite_lines
-from soulkit.eval.summary import VALUE, headline_name
+from soulkit.eval.summary import VALUE, headline, headline_name
 from soulkit.metrics.intervals import Interval
 from soulkit.report.alike import UnlikePair, unlike_pairs
 from soulkit.report.context import (
@@ -208,6 +208,8 @@ def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published
     """The published columns, each table's source, and one footnote on their conditions."""
     sides = with_conditions(runs)
     played = {task for task in suite.tasks for run in runs if task in run.tasks}
+    partial = {task for run in runs for task, cells in run.tasks.items()
+               if not has_published(headline(cells))}  # fmt: skip
     columns: list[ContextColumn] = []
     notes, differing, others = [], [], {}
     for table in publications():
@@ -216,7 +218,8 @@ def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published
         others[table.name] = other = other_rows(table, suite.tasks, sides)
         if other and played <= other.keys():
             continue
-        doubts = differences(table, suite.tasks, sides)
+        shown = [task for task in suite.tasks if task not in other and task not in partial]
+        doubts = differences(table, shown, sides)
         columns += [
             ContextColumn(table=table, model=model, comparable=not doubts)
             for model in (table.models if every else table.highlight)

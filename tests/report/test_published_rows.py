@@ -105,6 +105,20 @@ def test_a_suite_shows_figures_of_the_tasks_that_have_published_rows(
     assert not {"paratomi", "COG", "all"} & lines.keys()
 
 
+def test_the_footnote_of_a_suite_speaks_of_the_figures_that_it_shows(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """UserLLM has another judge than the paper, and no figure beside these rows."""
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, "--task",
+                    "hitom,userllm", "--data", f"hitom={Path(runs['released']).parent}",
+                    "--data", "userllm=synth:3", "--judge", f"endpoint:j@{server.base_url}",
+                    "--max-unscored", "1", "--backoff", "0",
+                    "--out", tmp_path / "run") == 0  # fmt: skip
+    text = text_of("md", tmp_path, tmp_path / "run", *SUITE)
+    assert "userllm (made here)" in text and "(userllm)" not in text and "judge gpt" not in text
+
+
 def test_rows_with_the_hash_that_a_source_states_are_published(runs: dict[str, Path]) -> None:
     (run,), side = load_runs([runs["own"]]), read_conditions(runs["own"])
     stated = Stated(rows={"hitom": rows_digest(side.rows("hitom") or {})})
