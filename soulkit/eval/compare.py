@@ -125,11 +125,9 @@ def compare_runs(
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
     _check_gates(gates, shared, registry, suite)
     one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
-    if one.trained and other.trained:
-        runs_a, runs_b = ({t: pooled(side) for t, side in of.items()} for of in (runs_a, runs_b))
-    last = _last_steps((a, b), records) if one.trained and other.trained else ()
-    if last:
-        runs_a, runs_b = (_in_steps(side, last) for side in (runs_a, runs_b))
+    last = _last_steps((a, b), records) if one.trained and other.trained else None
+    if last is not None:
+        runs_a, runs_b = (_of_training(side, last) for side in (runs_a, runs_b))
     mixed = _lines(shared, lambda task: condition_differences(one, other, task))
     if mixed and not allow_mixed:
         raise _refused(mixed)
@@ -160,7 +158,7 @@ def compare_runs(
               for task, error in lacking.items()),
             *_partial(compared),
             *controls.remarks,
-            *_training(one, other, compared.values(), len(last)),
+            *_training(one, other, compared.values(), len(last or ())),
         ),
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
@@ -201,10 +199,12 @@ def _last_steps(folders: Iterable[Path], records: Iterable[Sequence[Record]]) ->
     return windows[0] if len(windows) == 2 and windows[0] == windows[1] else ()
 
 
-def _in_steps(
+def _of_training(
     tasks: Mapping[str, Sequence[Record]], steps: Sequence[int]
 ) -> dict[str, list[Record]]:  # fmt: skip
-    return {task: [r for r in side if r.step in steps] for task, side in tasks.items()}
+    """What a training drafted in these steps, or in all, as one batch whatever its origins."""
+    kept = {t: [r for r in side if not steps or r.step in steps] for t, side in tasks.items()}
+    return {task: pooled(side) for task, side in kept.items()}
 
 
 def _alone(

@@ -207,13 +207,13 @@ def summarise(
 ) -> Summary:
     """What these records come to.
 
-    `batch` holds, by task, what computes its numbers over the whole batch; `headlines` the one of
-    them that is the task's headline, where it is not `value`. In `training` a mean of which parts
-    are missing is that of the others, and rows of several origins are one batch. `scale` gives the
-    (lowest, highest) score of a task, or of one of its other metrics under the name `task/metric`;
-    binary metrics are known to lie in [0, 1]. `seconds` is wall time, `cost` US dollars or None
-    when no price is known. `beside` names, by task, metrics that are read together with the
-    headline: their cells say so. `names` holds, by task, what its mean score is called.
+    By task: `batch` holds what computes its numbers over the whole batch; `headlines` the one of
+    them that is its headline, where that is not `value`; `scale` its (lowest, highest) score, or
+    under `task/metric` that of another metric (binary ones are known to lie in [0, 1]); `beside`
+    the metrics that are read together with its headline, whose cells say so; `names` what its mean
+    score is called. In `training` a mean of which parts are missing is that of the others, and rows
+    of several origins are one batch. `seconds` is wall time, `cost` US dollars or None when no
+    price is known.
     """
     groups = records_by_task(records)
     if training:
