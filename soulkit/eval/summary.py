@@ -215,9 +215,7 @@ def summarise(
     of several origins are one batch. `seconds` is wall time, `cost` US dollars or None when no
     price is known.
     """
-    groups = records_by_task(records)
-    if training:
-        groups = {name: pooled(rows) for name, rows in groups.items()}
+    groups = _batches(records, training)
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
     for name, summariser in (batch or {}).items():
         tasks.setdefault(name, {}).update(
@@ -245,9 +243,7 @@ def summarise(
         prompts={name: _prompts(rows) for name, rows in groups.items()},
         cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
-        origins={
-            name: own for name, rows in records_by_task(records).items() if (own := _origins(rows))
-        },
+        origins=_origins(records),
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
         dropped_settings={
             name: cut for name, rows in groups.items() if (cut := dropped_by_actor(rows, model))
@@ -263,10 +259,19 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     return dict(sorted(groups.items()))
 
 
-def _origins(records: Sequence[Record]) -> dict[str, int]:
-    """File of a person's own → the rows that were made of it."""
-    files = {row_id(record.example_id): record.origin for record in records if record.origin}
-    return dict(sorted(Counter(files.values()).items()))
+def _batches(records: Iterable[Record], training: bool) -> dict[str, list[Record]]:
+    """The records of each task; in training as one batch, whatever the origins of its rows."""
+    groups = records_by_task(records)
+    return {name: pooled(rows) for name, rows in groups.items()} if training else groups
+
+
+def _origins(records: Iterable[Record]) -> dict[str, dict[str, int]]:
+    """Task → file of a person's own → the rows that were made of it."""
+    files: dict[str, dict[str, str]] = {}
+    for record in records:
+        if record.origin:
+            files.setdefault(record.task, {})[row_id(record.example_id)] = record.origin
+    return {task: dict(sorted(Counter(files[task].values()).items())) for task in sorted(files)}
 
 
 def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, float | None]]:
