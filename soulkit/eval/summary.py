@@ -40,6 +40,7 @@ from soulkit.eval.remarks import (
     dropped_by_actor,
     ignored_parameters,
     limit_counts,
+    uniform_verdicts,
     word_cuts,
 )
 from soulkit.metrics.intervals import Interval, bounds, estimate
@@ -77,6 +78,8 @@ class Summary:
     how many were `silent`: no visible text, and no refusal."""
     ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → whose and which sampling parameter a server took and did not follow → how often."""
+    uniform_verdicts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → `judge: question` → episodes, where that judge gave all of them the same verdict."""
     dropped_settings: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(
         default_factory=dict
     )
@@ -105,7 +108,7 @@ class Summary:
         }
         sparse = (
             "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
-            "dropped_settings", "costs", "origins", "controls",
+            "uniform_verdicts", "dropped_settings", "costs", "origins", "controls",
         )  # fmt: skip
         return {name: value for name, value in line.items() if value or name not in sparse}
 
@@ -131,6 +134,7 @@ class Summary:
             cuts=_counts(line.get("cuts")),
             limits=_counts(line.get("limits")),
             ignored=_counts(line.get("ignored")),
+            uniform_verdicts=_counts(line.get("uniform_verdicts")),
             dropped_settings=_shares(line.get("dropped_settings")),
             unpriced_calls=int(number_of(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
@@ -243,6 +247,9 @@ def summarise(
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
         origins={name: own for name, rows in groups.items() if (own := _origins(rows))},
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
+        uniform_verdicts={
+            n: all_ for n, rows in groups.items() if (all_ := uniform_verdicts(rows))
+        },
         dropped_settings={
             name: cut for name, rows in groups.items() if (cut := dropped_by_actor(rows, model))
         },

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.cells import missing_parts_text, of_origin
-from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_text, truncation_text
+from soulkit.eval.remarks import (
+    cuts_text,
+    dropped_text,
+    ignored_text,
+    limits_text,
+    truncation_text,
+    uniform_text,
+)
 from soulkit.eval.summary import (
     DEV,
     VALUE,
@@ -139,6 +146,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("truncated", truncation_text(summary.statuses)),
         ("at their limit", limits_text(summary.limits, summary.statuses)),
         ("words cut", cuts_text(summary.cuts)),
+        ("judged alike", uniform_text(summary.uniform_verdicts)),
         ("ignored by servers", ignored_text(summary.ignored)),
         ("refused by servers", dropped_text(summary.dropped_settings)),
         ("unknown defaults", unknown_text(run.provenance)),
