@@ -247,9 +247,7 @@ def summarise(
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
         origins={name: own for name, rows in groups.items() if (own := _origins(rows))},
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
-        uniform_verdicts={
-            n: all_ for n, rows in groups.items() if (all_ := uniform_verdicts(rows))
-        },
+        uniform_verdicts={n: one for n, rows in groups.items() if (one := uniform_verdicts(rows))},
         dropped_settings={
             name: cut for name, rows in groups.items() if (cut := dropped_by_actor(rows, model))
         },
