@@ -115,17 +115,19 @@ def _training(
 
 def compare(
     a: str | Path, b: str | Path, metric: str = "headline", *, suite: str = "",
-    force_mixed: bool = False,
+    force_mixed: bool = False, shared_rows: bool = False,
 ) -> Comparison:  # fmt: skip
     """B minus A on the episodes that both runs scored, task by task, as `soul compare` does.
 
         sk.compare("runs/before", "runs/after").tasks[0].paired.difference
 
-    RunError when the runs share no episode or were not measured the same way.
+    With `shared_rows` on the rows alone that both evaluations have. RunError when the runs share no
+    episode or were not measured the same way.
     """
     from soulkit.eval.compare import compare_runs
 
-    return compare_runs(Path(a), Path(b), metric, allow_mixed=force_mixed, suite=suite)
+    return compare_runs(Path(a), Path(b), metric, allow_mixed=force_mixed, suite=suite,
+                        only_shared_rows=shared_rows)  # fmt: skip
 
 
 def load_run(path: str | Path) -> RunData:

@@ -22,4 +22,8 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     }
     assert not people["clean.jsonl"] & people["people/held_out.jsonl"]
     assert "neighbour" not in (tmp_path / "clean.jsonl").read_text()
-    assert "<html" in (tmp_path / "page.html").read_text()[:2000]
+    page = (tmp_path / "page.html").read_text()
+    assert "<html" in page[:2000]
+    assert "the same verdict on all of 40 episodes (judge: detector)" in page
+    before = json.loads((tmp_path / "runs" / "before" / "summary.json").read_text())
+    assert before["statuses"]["userllm"]["ok"] > 30, "its replies are not cut"

@@ -34,6 +34,10 @@ def command(
     force_mixed: Annotated[
         bool, typer.Option("--force-mixed", help="Compare all the same, and say what differs.")
     ] = False,
+    shared_rows: Annotated[
+        bool, typer.Option("--shared-rows", help="Compare on the rows that both evaluations have, "
+                           "with the same content.")
+    ] = False,
     tasks: TaskFiles = None,
     trust: Trust = False,
     as_json: Json = False,
@@ -50,6 +54,7 @@ def command(
     comparison = compare_runs(
         a, b, metric, allow_mixed=force_mixed, suite=suite, gates=gates,
         registry=registry_of(tasks, trust=trust), trust=trust,
+        only_shared_rows=shared_rows,
     )  # fmt: skip
     if as_json:
         print_json(comparison.as_dict())

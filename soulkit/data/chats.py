@@ -17,13 +17,13 @@ Instructions of a system are left out, and messages of one role in a row are one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
 from soulkit.data.literals import structure
 from soulkit.data.turns import ChatMessage
 from soulkit.errors import DataError
@@ -81,6 +81,21 @@ def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
             "layouts see docs/data.md.",
         )
     return chats, bad
+
+
+def holds_chats(path: Path, columns: Container[str] = ()) -> bool:
+    """Whether the records of a file, or of the first file in a folder, are chats; not where one has
+    one of these `columns`, which belong to rows."""
+    files = [path] if path.is_file() else sorted(path.glob("*"))
+    first = next((file for file in files if file.suffix.lower() in ROW_SUFFIXES), None)
+    if first is None:
+        return False
+    try:
+        chats, _ = read_chats(first)
+    except DataError:
+        return False
+    names = {name for chat in chats for name in chat.fields} - {*COLUMNS, *REPLIES, *TREE}
+    return not any(name in columns for name in names)
 
 
 def chat_in(record: RawRow) -> Chat | str:

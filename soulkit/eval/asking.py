@@ -366,7 +366,7 @@ def renew(
             if serves
             else nullcontext(from_ledger(ledger)) as serve,
         ):
-            records, controls = asyncio.run(_ask(renewal, run, ledger, advance, serve))
+            records, controls = asyncio.run(_ask(renewal, run, ledger, advance, serve, say))
             grouped = regrouped(recorded, records)
             return write_rescored(recorded, run, grouped, controls, paid=ledger)
 
@@ -382,12 +382,13 @@ def _settings(renewal: Renewal) -> dict[str, Any]:
 
 
 async def _ask(
-    renewal: Renewal, run: Run, ledger: Ledger, advance: Advance | None, serve: Serve
-) -> tuple[list[Record], list[ControlRecord]]:
+    renewal: Renewal, run: Run, ledger: Ledger, advance: Advance | None, serve: Serve,
+    say: Callable[[str], None],
+) -> tuple[list[Record], list[ControlRecord]]:  # fmt: skip
     recorded = renewal.recorded
     actor = _actor(renewal)
     terms = _terms(renewal, ledger, recorded.load)
-    players = Players(**terms, serve=serve, note=partial(note_start, run.path))
+    players = Players(**terms, serve=serve, say=say, note=partial(note_start, run.path))
     try:
         cast = _cast(renewal, players, actor)
         keep_provenance(run, _provenance(renewal, players))

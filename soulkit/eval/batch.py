@@ -16,7 +16,7 @@ from typing import Any
 from soulkit.eval.cells import Cell, missing_parts_text
 from soulkit.tasks.base import Task
 from soulkit.tasks.guarding import as_mapping, attempt
-from soulkit.tasks.parts import NO_ROWS, Kept, pooled, value_over
+from soulkit.tasks.parts import NO_ROWS, Kept, value_over, without_origins
 from soulkit.types import (
     BatchMetric,
     ControlRecord,
@@ -210,7 +210,7 @@ def parts_remark(task: Task, examples: Sequence[Example], *, dev: bool = False) 
                origin=e.origin)
         for e in examples
     ]  # fmt: skip
-    batch = pooled(records) if dev else records
+    batch = without_origins(records) if dev else records
     mean = task.batch_metrics(batch).get(task.headline_metric)
     if mean is None:
         return ""

@@ -142,7 +142,7 @@ def headline_shown(cells: Mapping[str, Cell]) -> str:
     return headline(cells).name or headline_name(cells)
 
 
-def of_origin(metric: str, cell: Cell) -> str:
+def named_with_origin(metric: str, cell: Cell) -> str:
     """The name of a number; over rows of a person's own it names their file, once."""
     says_it = not cell.origin or without_origin(metric, cell.origin) != metric
     return metric if says_it else f"{metric} of {cell.origin}"

@@ -12,8 +12,9 @@ means over tasks (`suite_contrasts.py`), a gate says how far a difference may go
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,20 @@ from soulkit.eval.conditions import Conditions, read_conditions
 from soulkit.eval.contrasts import HEADLINE, Contrast, TaskPair, contrast, unknown_metric
 from soulkit.eval.controls import SharedControls, shared_controls
 from soulkit.eval.gates import ComparisonGate, GateResult, gate_result, unseen_interval
-from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
+from soulkit.eval.likeness import (
+    SharedRows,
+    condition_differences,
+    grouped,
+    likeness_remarks,
+    shared_rows,
+)
 from soulkit.eval.live_tasks import live_tasks, recorded_cells, summary_steps
 from soulkit.eval.suite_contrasts import MeanDifference, suite_differences
 from soulkit.eval.summary import DEV, records_by_task
 from soulkit.metrics.comparisons import PairedDifference, holm
 from soulkit.runs.provenance import origin_of
 from soulkit.runs.records import load_records, newest_dev
-from soulkit.tasks.parts import pooled
+from soulkit.tasks.parts import without_origins
 from soulkit.tasks.registry import Registry, load_registry
 from soulkit.tasks.spec import Metric
 from soulkit.types import Record
@@ -75,6 +82,8 @@ class Comparison:
     gates: tuple[GateResult, ...] = ()
     origins: tuple[Mapping[str, Any], ...] = ()
     """The provenance of A and of B."""
+    shared_rows: Mapping[str, SharedRows] = field(default_factory=dict)
+    """Task → the rows to which both sides were cut; empty where nobody asked for that."""
 
     @property
     def passed(self) -> bool:
@@ -102,37 +111,83 @@ class Comparison:
             "mixed": list(self.mixed),
             "remarks": list(self.remarks),
             "provenance": [dict(origin) for origin in self.origins],
+            "shared_rows": {task: rows.as_dict() for task, rows in self.shared_rows.items()},
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sides:
+    """The episodes of two runs by task, under which conditions they were played."""
+
+    a: Mapping[str, list[Record]]
+    b: Mapping[str, list[Record]]
+    one: Conditions
+    other: Conditions
+    tasks: Sequence[str]
+    """Those that both have and that are compared."""
+    rows: Mapping[str, SharedRows] = field(default_factory=dict)
+    """To which rows both sides are cut; empty where they are not."""
+    remarks: tuple[str, ...] = ()
+    """Which tasks that leaves out."""
+
+    @property
+    def ids(self) -> dict[str, frozenset[str]] | None:
+        """Task → the rows that are left; None where nothing is cut."""
+        return {task: rows.ids for task, rows in self.rows.items()} or None
+
+    def cut(self) -> _Sides | None:
+        """Both sides with the rows that they share alone; None where there are none, or for
+        trainings, whose episodes come from steps."""
+        rows = shared_rows(self.one, self.other, self.tasks)
+        if not rows or self.one.trained or self.other.trained:
+            return None
+        ids = {task: cut.ids for task, cut in rows.items()}
+        a, b = (
+            {
+                task: [r for r in records if task not in ids or r.example_id in ids[task]]
+                for task, records in side.items()
+                if task in ids or task not in self.tasks
+            }
+            for side in (self.a, self.b)
+        )
+        one, other = (
+            conditions.within(ids, (r for records in side.values() for r in records))
+            for conditions, side in ((self.one, a), (self.other, b))
+        )
+        tasks = [task for task in self.tasks if a.get(task) and b.get(task)]
+        lost = tuple(f"{task}: no row in both" for task in self.tasks if task not in tasks)
+        cut = _Sides(a=a, b=b, one=one, other=other, tasks=tasks, rows=rows, remarks=lost)
+        return cut if tasks else None
+
+    def differences(self) -> tuple[str, ...]:
+        """What differs between the runs although it should not."""
+        return _lines(self.tasks, lambda task: condition_differences(self.one, self.other, task))
 
 
 def compare_runs(
     a: Path, b: Path, metric: str = HEADLINE, *, allow_mixed: bool = False, suite: str = "",
     gates: Sequence[ComparisonGate] = (), registry: Registry | None = None, trust: bool = False,
+    only_shared_rows: bool = False,
 ) -> Comparison:  # fmt: skip
     """Compare two run folders on `metric`, task by task; of a `suite`, its members alone.
 
     `registry` knows the suites, and `trust` lets the code of a task act that a stranger's run
-    names: without it, such a task is compared by `value`. Raises DataError when the episodes cannot
-    be read or neither side has the metric, ConfigError for a gate or suite that names nothing,
-    RunError when the runs share no episode, or (without `allow_mixed`) may not be compared.
+    names: without it, such a task is compared by `value`. With `only_shared_rows` both evaluations
+    are cut to the rows that they share with the same content, and everything is computed over
+    these. Raises DataError when the episodes cannot be read or neither side has the metric,
+    ConfigError for a gate or suite that names nothing, RunError when the runs share no episode, or
+    (without `allow_mixed`) may not be compared.
     """
     registry = registry or load_registry()
-    records = [load_records(path / "episodes.jsonl", light=True) for path in (a, b)]
-    runs_a, runs_b = (records_by_task(side) for side in records)
     members = registry.suite(suite) if suite else None
-    shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
-    if not shared:
-        raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
+    sides, last = _sides(a, b, members, suite, only_shared_rows=only_shared_rows)
+    shared, runs_a, runs_b, one, other = sides.tasks, sides.a, sides.b, sides.one, sides.other
     _check_gates(gates, shared, registry, suite)
-    one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
-    last = _last_steps((a, b), records) if one.trained and other.trained else None
-    if last is not None:
-        runs_a, runs_b = (_of_training(side, last) for side in (runs_a, runs_b))
-    mixed = _lines(shared, lambda task: condition_differences(one, other, task))
+    mixed = sides.differences()
     if mixed and not allow_mixed:
-        raise _refused(mixed)
+        raise _refused(a, b, mixed, sides)
     metrics = {metric, *(gate.metric for gate in gates)}
-    controls = shared_controls(a, b, shared)
+    controls = shared_controls(a, b, shared, sides.ids)
     names = {name: _value_name(spec.metric) for name, spec in registry.specs.items()}
     pairs = _pairs((a, b), shared, runs_a, runs_b, metrics, controls, names, trust=trust)
     whole = _Pairs(pairs, registry)
@@ -153,18 +208,41 @@ def compare_runs(
         only_b=_alone(runs_b, runs_a, members),
         mixed=mixed,
         remarks=(
+            *sides.remarks,
             *_lines(shared, lambda task: likeness_remarks(one, other, task)),
             *(error.what if metric in ("", HEADLINE) else f"no metric '{metric}': {task}"
               for task, error in lacking.items()),
             *_partial(compared),
             *controls.remarks,
-            *_training(one, other, compared.values(), len(last or ())),
+            *_training(one, other, compared.values(), len(last)),
         ),
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
         gates=tuple(whole.gate(gate) for gate in gates),
         origins=tuple(origin_of(folder, {}) for folder in (a, b)),
+        shared_rows=sides.rows,
     )  # fmt: skip
+
+
+def _sides(
+    a: Path, b: Path, members: Sequence[str] | None, suite: str, *, only_shared_rows: bool
+) -> tuple[_Sides, Sequence[int]]:
+    """Both sides as they are compared, and the steps of two trainings that are."""
+    records = [load_records(path / "episodes.jsonl", light=True) for path in (a, b)]
+    runs_a, runs_b = (records_by_task(side) for side in records)
+    shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
+    if not shared:
+        raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
+    one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
+    last = _last_steps((a, b), records) if one.trained and other.trained else ()
+    if one.trained and other.trained:
+        runs_a, runs_b = (_of_training(side, last) for side in (runs_a, runs_b))
+    sides = _Sides(a=runs_a, b=runs_b, one=one, other=other, tasks=shared)
+    if not only_shared_rows:
+        return sides, last
+    if (cut := sides.cut()) is None:
+        raise _no_shared_row(a, b, trained=one.trained or other.trained)
+    return cut, last
 
 
 def _lines(tasks: Iterable[str], lines_of: Any) -> tuple[str, ...]:
@@ -204,7 +282,7 @@ def _of_training(
 ) -> dict[str, list[Record]]:  # fmt: skip
     """What a training drafted in these steps, or in all, as one batch whatever its origins."""
     kept = {t: [r for r in side if not steps or r.step in steps] for t, side in tasks.items()}
-    return {task: pooled(side) for task, side in kept.items()}
+    return {task: without_origins(side) for task, side in kept.items()}
 
 
 def _alone(
@@ -249,7 +327,7 @@ def _held_out(folder: Path) -> dict[str, list[Record]]:
     """A training's newest episodes on the rows it held out, by task. Runs of other lengths are
     compared where each of them ended, so the step is no part of a pair."""
     tasks = records_by_task(replace(record, step=0) for record in newest_dev(folder, light=True))
-    return {task: pooled(records) for task, records in tasks.items()}
+    return {task: without_origins(records) for task, records in tasks.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +434,29 @@ def _no_common_episode(a: Path, b: Path, metric: str) -> RunError:
     )
 
 
-def _refused(mixed: Sequence[str]) -> RunError:
+def _no_shared_row(a: Path, b: Path, *, trained: bool) -> RunError:
+    if trained:
+        return RunError(
+            "Only evaluations can be cut to the rows that they share, and a training was named.",
+            "A training does not record the content of every row.",
+            "Evaluate both models on the same rows: soul eval local --adapter FOLDER",
+        )
+    return RunError(
+        f"'{a}' and '{b}' share no row with the same content.",
+        "Nothing is left to compare.",
+        "Evaluate both models on the same rows.",
+    )
+
+
+def _refused(a: Path, b: Path, mixed: Sequence[str], sides: _Sides) -> RunError:
+    cut = None if sides.rows else sides.cut()
+    if cut is not None and not cut.differences():
+        return RunError(
+            f"The two runs were not measured the same way ({'; '.join(mixed)}).",
+            "Other rows may be easier.",
+            f"Compare the rows that both have: soul compare {shlex.quote(str(a))} "
+            f"{shlex.quote(str(b))} --shared-rows",
+        )
     return RunError(
         f"The two runs were not measured the same way ({'; '.join(mixed)}).",
         "A difference would mix the models with the change of what they were measured with.",

@@ -7,11 +7,11 @@ episodes. What an older run did not record is None or empty here, and counts as 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -121,6 +121,16 @@ class Conditions:
             return dict(entry["rows"])
         played = self.evidence(task).ids
         return dict.fromkeys(played, "") if played and self.finished else None
+
+    def within(self, rows: Mapping[str, Container[str]], records: Iterable[Record]) -> Self:
+        """What would be known of a run of these rows alone, by task, with these episodes."""
+        entries = dict(self.record.get("tasks", {}))
+        for task, kept in rows.items():
+            if "rows" in self.of_task(task):
+                only = {id: digest for id, digest in entries[task]["rows"].items() if id in kept}
+                entries[task] = {**entries[task], "rows": only}
+        record = {**self.record, "tasks": entries} if entries else self.record
+        return replace(self, record=record, tasks=_evidence_by_task(records))
 
     def actor(self, task: str) -> Print:
         """How the actor was sampled: as it came to be, else as it was asked for."""

@@ -11,7 +11,7 @@ could not be scored is data like any other, and is asked about again when the ru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,12 +120,18 @@ class SharedControls:
     """Tasks whose calibrated numbers are not compared, and why."""
 
 
-def shared_controls(a: Path, b: Path, tasks: Sequence[str]) -> SharedControls:
+def shared_controls(
+    a: Path, b: Path, tasks: Sequence[str], rows: Mapping[str, Container[str]] | None = None
+) -> SharedControls:
     """What the runs in two folders have of the same controls. Runs with and without controls may be
-    compared: the calibrated numbers are left out, as they are where the prompts differ."""
+    compared: the calibrated numbers are left out, as they are where the prompts differ. With `rows`
+    (by task) only controls of these."""
     sides: dict[str, tuple[Sequence[ControlRecord], Sequence[ControlRecord]]] = {}
     reasons: dict[str, list[str]] = {}
-    loaded = load_controls(a), load_controls(b)
+    loaded = [
+        [c for c in load_controls(run) if rows is None or c.example_id in rows.get(c.task, ())]
+        for run in (a, b)
+    ]
     for task in tasks:
         one, other = ([c for c in side if c.task == task] for side in loaded)
         if one and other and _asked_alike(_prompts(one), _prompts(other)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from soulkit.errors import RunError
+from soulkit.models.api.probe import EndpointRefused
+from soulkit.models.ledger.view import View
 from soulkit.runs.folder import (
+    CONFIG,
+    ENVIRONMENT,
     Run,
     is_run,
     plain_config,
@@ -29,6 +34,9 @@ from soulkit.runs.records import RecordWriter
 from soulkit.types import ControlRecord, Record
 
 CLOCK, LOCK = "clock.json", ".lock"
+_BESIDE = (CONFIG, ENVIRONMENT, LOCK, CLOCK, "provenance.json", "material.json", "rescore.json",
+           "rows.json")  # fmt: skip
+"""What a start writes before anything is asked."""
 _SAVE_EVERY = 5.0
 _LOOKS, _LOOK_S = 3, 0.02
 """How often, and after how many seconds again, a lock is tried before it counts as held."""
@@ -138,7 +146,35 @@ class GroupWriter:
 
 @contextmanager
 def alone(run: Run) -> Iterator[None]:
-    """Hold the run folder for this process; RunError when another one is at work in it."""
+    """Hold the run folder for this process; RunError when another one is at work in it.
+
+    A folder that this start made is removed again where a server refused to answer and nothing was
+    recorded: no run is left that nobody can go on with.
+    """
+    try:
+        with _locked_folder(run):
+            yield
+    except EndpointRefused:
+        if run.created and _records_nothing(run):
+            shutil.rmtree(run.path)
+        raise
+
+
+def _records_nothing(run: Run) -> bool:
+    """Whether there is only what a start writes before anything is asked."""
+    for path in run.path.rglob("*"):
+        lines = path.suffix == ".jsonl" and path.stat().st_size == 0
+        ledger = path.name.startswith(run.ledger_path.name)
+        if path.is_file() and not (lines or ledger or path.name in _BESIDE):
+            return False
+    if not run.ledger_path.is_file():
+        return True
+    with View(run.ledger_path) as view:
+        return not view.groups()
+
+
+@contextmanager
+def _locked_folder(run: Run) -> Iterator[None]:
     try:
         import fcntl  # noqa: F401 - whether it is there
     except ModuleNotFoundError:  # Windows has no such locks

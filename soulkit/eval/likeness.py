@@ -11,6 +11,7 @@ What a run did not record is never taken for equal where a score depends on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from soulkit.data.rows import row_id
@@ -179,15 +180,12 @@ def _options(a: Conditions, b: Conditions, task: str) -> list[str]:
 def _rows(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Other rows, or the same ones with other content."""
     sides = [one.rows(task) for one in (a, b)]
-    left, right = (
-        dict.fromkeys(one.evidence(task).ids, "") if side is None else side
-        for one, side in zip((a, b), sides, strict=True)
-    )
+    left, right = (_known_rows(one, task) for one in (a, b))
     whole = next((side for side in sides if side is not None), None)
     if whole is None or (None in sides and {*left, *right} == whole.keys()):
         return []  # of a run that was cut short only a part is there: it may have been the same
     shared = left.keys() & right.keys()
-    changed = [i for i in shared if left[i] and right[i] and left[i] != right[i]]
+    changed = shared - same_rows(a, b, task)
     if left.keys() == right.keys() and not changed:
         return []
     counts = f"rows {_n_rows(left)} against {_n_rows(right)}, {_n_rows(shared)} in both"
@@ -197,6 +195,49 @@ def _rows(a: Conditions, b: Conditions, task: str) -> list[str]:
 def _n_rows(ids: Iterable[str]) -> int:
     """How many rows these are forms of."""
     return len(set(map(row_id, ids)))
+
+
+def _known_rows(one: Conditions, task: str) -> Mapping[str, str]:
+    """Example → hash of its row, "" where unknown; those that were played where a run does not
+    record its rows."""
+    rows = one.rows(task)
+    return dict.fromkeys(one.evidence(task).ids, "") if rows is None else rows
+
+
+def same_rows(a: Conditions, b: Conditions, task: str) -> frozenset[str]:
+    """The rows that both runs have, as far as is known with the same content."""
+    left, right = (_known_rows(one, task) for one in (a, b))
+    return frozenset(
+        row for row in left.keys() & right.keys()
+        if not (left[row] and right[row] and left[row] != right[row])
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRows:
+    """The rows of a task to which both sides of a comparison are cut."""
+
+    ids: frozenset[str]
+    a: int
+    """Rows of A before that."""
+    b: int
+
+    def as_dict(self) -> dict[str, int]:
+        return {"rows": len(self.ids), "a": self.a, "b": self.b}
+
+    def words(self) -> str:
+        """`240 of 300 in A and 240 in B`."""
+        return f"{len(self.ids)} of {self.a} in A and {self.b} in B"
+
+
+def shared_rows(a: Conditions, b: Conditions, tasks: Iterable[str]) -> dict[str, SharedRows]:
+    """Task → what two evaluations share of it; tasks of which they share no row are left out."""
+    found = {
+        task: SharedRows(ids=same_rows(a, b, task), a=len(_known_rows(a, task)),
+                         b=len(_known_rows(b, task)))
+        for task in tasks
+    }  # fmt: skip
+    return {task: rows for task, rows in found.items() if rows.ids}
 
 
 def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:

@@ -1,9 +1,10 @@
 """What a summary says beside its numbers: words that budgets cut, replies that ran into their
 limit (whatever their episodes came to), sampling settings that a server refused, or took and did
-not follow."""
+not follow, judges that gave every episode the same verdict."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -71,6 +72,47 @@ def ignored_parameters(records: Sequence[Record]) -> dict[str, int]:
         for verdict in record.score.verdicts:
             counts.update(f"{verdict.judge} {name}" for name in verdict.ignored)
     return dict(sorted(counts.items()))
+
+
+UNIFORM_FROM = 10
+"""Equal verdicts on fewer episodes say nothing of a judge."""
+
+
+def uniform_verdicts(records: Sequence[Record]) -> dict[str, int]:
+    """`judge: question` → episodes, for a judge that gave every episode the same verdict. What it
+    says in words of its own, such as its reasons, does not count."""
+    seen: dict[str, set[str]] = {}
+    episodes: dict[str, set[str]] = {}
+    for record in drafts(records):
+        for verdict in record.score.verdicts:
+            if chosen := _choices(verdict.said):
+                who = f"{verdict.judge}: {verdict.purpose}"
+                seen.setdefault(who, set()).add(json.dumps(chosen, sort_keys=True, default=str))
+                episodes.setdefault(who, set()).add(record.key)
+    return {
+        who: len(episodes[who])
+        for who, verdicts in sorted(seen.items())
+        if len(verdicts) == 1 and len(episodes[who]) >= UNIFORM_FROM
+    }
+
+
+def _choices(said: object) -> object:
+    """What a verdict chooses: its numbers, flags and single words; None without any."""
+    if isinstance(said, Mapping):
+        parts = {str(name): _choices(value) for name, value in said.items()}
+        return {name: part for name, part in parts.items() if part is not None} or None
+    if isinstance(said, list | tuple):
+        return [part for part in map(_choices, said) if part is not None] or None
+    return None if isinstance(said, str) and len(said.split()) != 1 else said
+
+
+def uniform_text(uniform: Counts) -> str:
+    """`TASK the same verdict on all of 40 episodes (judge: detector)`, or empty."""
+    return "; ".join(
+        f"{task} the same verdict on all of {count} episodes ({who})"
+        for task, counts in uniform.items()
+        for who, count in counts.items()
+    )
 
 
 Shares = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -40,12 +40,13 @@ from soulkit.eval.remarks import (
     dropped_by_actor,
     ignored_parameters,
     limit_counts,
+    uniform_verdicts,
     word_cuts,
 )
 from soulkit.metrics.intervals import Interval, bounds, estimate
 from soulkit.runs.records import drafts
 from soulkit.runs.schemas import SUMMARY_SCHEMA, refuse_other_schema
-from soulkit.tasks.parts import of_one_origin, of_origin, origins_of, pooled
+from soulkit.tasks.parts import of_one_origin, of_origin, origins_of, without_origins
 from soulkit.types import Record
 
 NO_ROW_COUNTS = "none of these rows counts for this metric"
@@ -79,6 +80,8 @@ class Summary:
     how many were `silent`: no visible text, and no refusal."""
     ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → whose and which sampling parameter a server took and did not follow → how often."""
+    uniform_verdicts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → `judge: question` → episodes, where that judge gave all of them the same verdict."""
     dropped_settings: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(
         default_factory=dict
     )
@@ -107,7 +110,7 @@ class Summary:
         }
         sparse = (
             "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
-            "dropped_settings", "costs", "origins", "controls",
+            "uniform_verdicts", "dropped_settings", "costs", "origins", "controls",
         )  # fmt: skip
         return {name: value for name, value in line.items() if value or name not in sparse}
 
@@ -133,6 +136,7 @@ class Summary:
             cuts=_counts(line.get("cuts")),
             limits=_counts(line.get("limits")),
             ignored=_counts(line.get("ignored")),
+            uniform_verdicts=_counts(line.get("uniform_verdicts")),
             dropped_settings=_shares(line.get("dropped_settings")),
             unpriced_calls=int(number_of(line.get("unpriced_calls")) or 0),
             rescored_from=str(line.get("rescored_from") or ""),
@@ -245,6 +249,7 @@ def summarise(
         limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
         origins=_origins(records),
         ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
+        uniform_verdicts={n: one for n, rows in groups.items() if (one := uniform_verdicts(rows))},
         dropped_settings={
             name: cut for name, rows in groups.items() if (cut := dropped_by_actor(rows, model))
         },
@@ -262,7 +267,7 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
 def _batches(records: Iterable[Record], training: bool) -> dict[str, list[Record]]:
     """The records of each task; in training as one batch, whatever the origins of its rows."""
     groups = records_by_task(records)
-    return {name: pooled(rows) for name, rows in groups.items()} if training else groups
+    return {name: without_origins(rows) for name, rows in groups.items()} if training else groups
 
 
 def _origins(records: Iterable[Record]) -> dict[str, dict[str, int]]:

@@ -49,6 +49,9 @@ def _head(result: Comparison) -> list[str]:
     for place, origin in enumerate(result.origins):
         facts = " · ".join(f"{label} {text}" for label, text in origin_facts(origin))
         lines[place] += f"  {facts}" if facts else ""
+    if result.shared_rows:
+        rows = (f"{task} {one.words()}" for task, one in result.shared_rows.items())
+        lines += [f"rows only those that both have: {', '.join(rows)}"]
     return [*lines, f"suite  {result.suite}"] if result.suite else lines
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.remarks import limits_text
+from soulkit.eval.remarks import limits_text, uniform_text
 from soulkit.eval.summary import VALUE, Cell
 from soulkit.metrics.intervals import Interval
 from soulkit.report import table
@@ -213,6 +213,11 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
         "columns": columns,
         "rows": rows,
         "limits": {n: text for n, text in limits.items() if text},
+        "uniform": {
+            run.name: text
+            for run in runs
+            if (s := run.summary) and (text := uniform_text(s.uniform_verdicts))
+        },
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.errors import RunError, UserError
-from soulkit.eval.cells import of_origin
+from soulkit.eval.cells import named_with_origin
 from soulkit.eval.keeping import at_work
 from soulkit.eval.suites import suite_lines
 from soulkit.eval.summary import DEV, Cell, Summary, headline_name, headline_shown
@@ -208,7 +208,7 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
     for task, (name, metrics) in cells.items():
         if name:
             kind = _kind(name, isinstance(summary, TrainSummary))
-            label = task_label(task, of_origin(headline_shown(metrics), metrics[name]))
+            label = task_label(task, named_with_origin(headline_shown(metrics), metrics[name]))
             yield Headline(label=f"{kind} {label}".strip(), cell=metrics[name])
         elif LOSS in metrics and valid is None:
             yield Headline(label=f"{LOSS} {task}", cell=metrics[LOSS])

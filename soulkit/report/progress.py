@@ -1,8 +1,8 @@
 """How far a run came: told from its files, without its players or its rows.
 
-Episodes are counted by their keys, so that one which was played again counts once. A key stands at
-the beginning of its line: nothing else of a line is parsed, and no file is held in memory. What a
-run was to play stands in `provenance.json` (rows) and `config.yaml` (repeats, steps).
+Episodes are counted by their keys, so that one which was played again counts once; those that have
+a score are counted as well. No file is held in memory. What a run was to play stands in
+`provenance.json` (rows) and `config.yaml` (repeats, steps).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from soulkit.eval.summary import Summary, summarise
 from soulkit.models.ledger.view import View
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.packing import has_lines, lines_in
-from soulkit.runs.records import KEY, load_controls, stream_records
+from soulkit.runs.records import KEY, load_controls, scored_keys, stream_records
 from soulkit.tasks.base import Task
 from soulkit.tasks.registry import load_registry
 from soulkit.types import Protocol, Record
@@ -39,13 +39,16 @@ class RunProgress:
     total: int | None
     unit: str
     """`episodes`, `steps`, `stages` or `judgements`."""
+    scored: int | None = None
+    """Of the episodes that are done, those with a score; None for other units."""
 
     def text(self) -> str:
-        """`37 of 120 episodes`."""
+        """`37 of 120 episodes`; with `, 12 scored` where some of these have no score."""
         unit = self.unit.removesuffix("s") if (self.total or self.done) == 1 else self.unit
-        return f"{self.done:,} {unit} so far" if self.total is None else (
+        far = f"{self.done:,} {unit} so far" if self.total is None else (
             f"{self.done:,} of {self.total:,} {unit}"
         )  # fmt: skip
+        return far if self.scored in (None, self.done) else f"{far}, {self.scored:,} scored"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,7 +75,9 @@ def run_progress(path: Path, command: str) -> RunProgress:
     if command.startswith("train") or (path / METRICS).is_file():
         return RunProgress(done=_steps(path / METRICS), total=_whole(settings.get("steps")),
                            unit="steps")  # fmt: skip
-    return RunProgress(done=_keys(path / EPISODES), total=_to_play(path, settings), unit="episodes")
+    played = scored_keys(path / EPISODES) if has_lines(path / EPISODES) else {}
+    return RunProgress(done=len(played), total=_to_play(path, settings), unit="episodes",
+                       scored=sum(played.values()))  # fmt: skip
 
 
 def _stages(path: Path, settings: Mapping[str, Any]) -> RunProgress:

@@ -11,8 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from soulkit.eval.cells import missing_parts_text, of_origin
-from soulkit.eval.remarks import cuts_text, dropped_text, ignored_text, limits_text, truncation_text
+from soulkit.eval.cells import missing_parts_text, named_with_origin
+from soulkit.eval.remarks import (
+    cuts_text,
+    dropped_text,
+    ignored_text,
+    limits_text,
+    truncation_text,
+    uniform_text,
+)
 from soulkit.eval.summary import (
     DEV,
     VALUE,
@@ -139,6 +146,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("truncated", truncation_text(summary.statuses)),
         ("at their limit", limits_text(summary.limits, summary.statuses)),
         ("words cut", cuts_text(summary.cuts)),
+        ("judged alike", uniform_text(summary.uniform_verdicts)),
         ("ignored by servers", ignored_text(summary.ignored)),
         ("refused by servers", dropped_text(summary.dropped_settings)),
         ("unknown defaults", unknown_text(run.provenance)),
@@ -343,7 +351,7 @@ def headline_label(runs: Sequence[RunData], task: str) -> str:
 
 
 def _headline_of(cells: Mapping[str, Cell]) -> str:
-    name = of_origin(headline_shown(cells), headline(cells))
+    name = named_with_origin(headline_shown(cells), headline(cells))
     return f"{name}, held-out rows" if headline_name(cells) == DEV != name else name
 
 
@@ -391,7 +399,7 @@ def _row(
     short = f" {one_line(part)}" if brief and part != metric else ""
     return (
         one_line(task),
-        short or one_line(of_origin(metric_label(run, task, metric), cell), 60),
+        short or one_line(named_with_origin(metric_label(run, task, metric), cell), 60),
         DASH if cell.not_applicable else scored_text(cell),
         clusters_text(cell, headed=True),
         bounds_text(cell),

@@ -82,6 +82,8 @@ class Run:
     command: str
     resumed: bool
     """Whether the folder existed before with the same command and configuration."""
+    created: bool = False
+    """Whether there was no run before."""
 
     @property
     def episodes(self) -> Path:
@@ -143,7 +145,7 @@ class Run:
         _note_environment(path, command, resumed, seal)
         if not resumed:  # last, because a folder with a config.yaml counts as a run
             write_aside(path / CONFIG, text)
-        return cls(path=path, command=command, resumed=resumed)
+        return cls(path=path, command=command, resumed=resumed, created=not there)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, replacing an earlier one whole."""

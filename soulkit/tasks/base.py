@@ -33,7 +33,7 @@ from soulkit.tasks.controls import Control, purpose_of
 from soulkit.tasks.endings import READABLE as READABLE
 from soulkit.tasks.endings import with_endings
 from soulkit.tasks.guarding import attempt, checked_score, task_code
-from soulkit.tasks.parts import pooled, with_declared_means
+from soulkit.tasks.parts import with_declared_means, without_origins
 from soulkit.tasks.prompting import PromptFolder
 from soulkit.tasks.rollout import Rollout as Rollout
 from soulkit.tasks.spec import BOOKKEEPING, ORIGIN, TaskSpec
@@ -462,7 +462,7 @@ class Task(ABC):
         """The number that stands for these records; None where it cannot be computed. Of a mean
         with parts missing, the mean of the others: training has no other on its dev rows."""
         if self.headline_metric:
-            metric = self.batch_metrics(pooled(records)).get(self.headline_metric)
+            metric = self.batch_metrics(without_origins(records)).get(self.headline_metric)
             return None if metric is None else metric.value
         return mean_of([record.score.value for record in drafts(records)]).value
 

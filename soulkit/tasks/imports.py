@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from soulkit.data.chats import holds_chats
 from soulkit.data.files import RawRow, UnusableFile
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
@@ -64,13 +65,14 @@ def _as_original(task: Task, path: Path, error: DataError) -> DataError:
     """What to say of a file that could not be read as rows of `task`: `error`, where the importer
     does not know the file either."""
     if not task.spec.importer:
-        return error
+        return _as_chats(task, path, error)
     if isinstance(error, OriginalFile):
         return _original(task, str(path), error.why)
     try:
         imported = import_rows(task, path)
     except (WrongShape, UnusableFile):
-        return _with_importer(task, error)
+        chats = _as_chats(task, path, error)
+        return _with_importer(task, error) if chats is error else chats
     except DataError as lacking:  # the form is known, and something that belongs to it is not there
         return OriginalFile(
             f"{_what(task, str(path))} {lacking.what}", lacking.why, lacking.way_out
@@ -82,6 +84,46 @@ def _as_original(task: Task, path: Path, error: DataError) -> DataError:
     reasons = [f"{bad.source}: {bad.why}" for bad in imported.bad] or list(imported.notes)
     why = "; ".join(reason.rstrip(".") for reason in reasons[:1]) or "its importer keeps none"
     return _original(task, str(path), f"None of its records can be a row as it stands: {why}.")
+
+
+def _as_chats(task: Task, path: Path, error: DataError) -> DataError:
+    """What to say of recorded chats where rows are read; `error` of everything else."""
+    if not isinstance(error, ColumnsError):
+        return error
+    return chats_for_rows(task, path) or error
+
+
+def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
+    """The error of a file or folder of recorded chats where rows of `task`, or of any, are read;
+    None for anything else."""
+    needed = {
+        alias
+        for name, column in (task.spec.columns if task else {}).items()
+        if column.required
+        for alias in (name, *column.aliases)
+    }
+    if not holds_chats(path, needed):
+        return None
+    file = shlex.quote(str(path))
+    learn = f"soul train sft --model MODEL --data {file} --side human"
+    if task is not None and task.spec.drafting:
+        one_file = f"soul data dedupe {file} -o chats.jsonl, then " if path.is_dir() else ""
+        source = "chats.jsonl" if path.is_dir() else file
+        way_out = (
+            f"Two models draft rows from chats: {one_file}soul data build {task.name} {source} "
+            "--drafter endpoint:MODEL --filter endpoint:MODEL -o rows.jsonl; then give --data "
+            f"rows.jsonl. To learn what the people write: {learn}"
+        )
+    else:
+        way_out = (
+            f"Learn from the chats themselves: {learn}; or have rows of another task drafted: "
+            "soul data build --help"
+        )
+    return DataError(
+        f"'{path}' holds chats, and {f'{task.name!r} is' if task else 'tasks are'} played on rows.",
+        "A row says what is to be played and how it is scored; recorded chats do not.",
+        way_out,
+    )
 
 
 def _what(task: Task, path: str) -> str:

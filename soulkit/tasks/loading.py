@@ -24,6 +24,7 @@ from soulkit.data.rows import ColumnsError, first_rows, share_of
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
 from soulkit.tasks.imports import (
+    chats_for_rows,
     import_rows,
     is_release,
     naming_originals,
@@ -79,6 +80,8 @@ def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
     paths = data_files(task.name, names, source)
     if not paths and source is not None and is_release(task, Path(source)):
         raise release_folder(task, source)
+    if not paths and source is not None and (chats := chats_for_rows(task, Path(source))):
+        raise chats
     if not paths:
         raise _no_rows(task, split, search_note(names, source), bool(names))
     return paths

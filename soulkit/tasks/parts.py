@@ -161,7 +161,7 @@ def without_origin(name: str, origin: str) -> str:
     return name.removesuffix(of_one_origin("", origin)) if origin else name
 
 
-def pooled(records: Sequence[Record]) -> list[Record]:
+def without_origins(records: Sequence[Record]) -> list[Record]:
     """The records as if their rows had no origin, where there are several: training has no
     published figures beside it, and needs one number of all its rows."""
     if len(origins_of(records)) < 2:

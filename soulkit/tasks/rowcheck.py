@@ -17,7 +17,7 @@ from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.data.rows import HUMAN
 from soulkit.errors import DataError, did_you_mean
 from soulkit.tasks.base import Task
-from soulkit.tasks.imports import naming_originals
+from soulkit.tasks.imports import chats_for_rows, naming_originals
 from soulkit.tasks.loading import sources, to_examples
 from soulkit.tasks.passages import row_texts
 from soulkit.tasks.registry import Registry
@@ -67,7 +67,12 @@ def check_row_file(
         with naming_originals(live, path):
             return [check_rows(live, *read_rows(path))], []
     rows, bad = read_rows(path)
-    groups, strays = rows_by_task(rows, registry.by_source())
+    names = registry.by_source()
+    if not any(str(row.fields.get("data_source", "")) in names for row in rows) and (
+        chats := chats_for_rows(None, path)
+    ):
+        raise chats
+    groups, strays = rows_by_task(rows, names)
     checks = []
     for name, group in groups.items():
         live = registry.task(name)

@@ -89,7 +89,9 @@ def refused(a: Path, b: Path, capfd: Any, *words: str) -> str:
     capfd.readouterr()
     assert soul("compare", a, b) == 2
     what, _, fix = three_lines(capfd.readouterr().err)
-    assert "not measured the same way" in what and "--force-mixed" in fix
+    assert "not measured the same way" in what
+    rows = all(line.strip().startswith("rows ") for line in what.partition(": ")[2].split(";"))
+    assert ("--shared-rows" if rows else "--force-mixed") in fix
     assert all(word in what for word in words), what
     assert soul("compare", a, b, "--force-mixed", "--json") == 0
     mixed = json.loads(capfd.readouterr().out)["mixed"]
@@ -269,6 +271,106 @@ def test_what_is_the_actors_own_is_named_beside_the_number(
 
 
 # -- rows ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def essays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Evaluations of 6 essays, of 4 of these, of 4 where one of these says something else, and one
+    of 4 by another judge."""
+    folder = tmp_path_factory.mktemp("essays")
+    rows = judged.write_rows(folder / "rows.jsonl", 6, human=True)
+    lines = rows.read_text().splitlines(keepends=True)
+    four = folder / "four.jsonl"
+    with ScriptedServer(answer=judged.judge()) as judge:
+        judged.evaluated(folder / "six", rows, judge.base_url)
+        four.write_text("".join(lines[2:]))
+        judged.evaluated(folder / "four", four, judge.base_url)
+        other = ("--judge", f"endpoint:k@{judge.base_url}")
+        judged.evaluated(folder / "alone", four, judge.base_url, *other)
+        four.write_text("".join(lines[2:]).replace("lively", "merry", 1))
+        judged.evaluated(folder / "changed", four, judge.base_url)
+    return folder
+
+
+def test_other_rows_are_refused_with_the_command_that_compares_the_shared_ones(
+    essays: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    a, b = essays / "six", essays / "four"
+    assert soul("compare", a, b) == 2
+    what, why, fix = three_lines(capfd.readouterr().err)
+    assert "essay: rows 6 against 4, 4 in both" in what
+    assert len(f"{what} {why}".split()) < 25
+    command = fix.partition(": ")[2]
+    assert command == f"soul compare {a} {b} --shared-rows"
+    assert soul(*command.split()[1:]) == 0
+    assert "rows only those that both have: essay 4 of 6 in A and 4 in B" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("other", "left"), [("four", 4), ("changed", 3)])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_everything_is_computed_over_the_shared_rows(
+    other: str, left: int, swapped: bool, essays: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (essays / name for name in ((other, "six") if swapped else ("six", other)))
+    assert soul("compare", a, b, "--shared-rows", "--json") == 0
+    result = json.loads(capfd.readouterr().out)
+    counts = (4, 6) if swapped else (6, 4)
+    assert result["shared_rows"] == {"essay": {"rows": left, "a": counts[0], "b": counts[1]}}
+    (task,) = result["tasks"]
+    assert result["mixed"] == []
+    assert task["n_a"] == task["n_b"] == task["n_shared"] == task["n_clusters"] == left
+    records = [load_records(run / "episodes.jsonl") for run in (a, b)]
+    ids = {r.example_id for r in records[0]} & {r.example_id for r in records[1]}
+    if other == "four":
+        means = [sum(r.score.value or 0 for r in side if r.example_id in ids) / left
+                 for side in records]  # fmt: skip
+        assert [task["mean_a"], task["mean_b"]] == pytest.approx(means)
+
+
+def test_what_else_differs_is_still_refused(
+    essays: Path, plain: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for flags in ((), ("--shared-rows",)):
+        assert soul("compare", essays / "six", essays / "alone", *flags) == 2
+        what, _, fix = three_lines(capfd.readouterr().err)
+        assert "judge " in what and "--force-mixed" in fix and "--shared-rows" not in fix
+        assert ("rows 6 against 4" in what) == (not flags)
+    assert soul("compare", essays / "six", essays / "six", "--shared-rows") == 0
+
+
+def test_runs_without_a_common_row_and_trainings_have_nothing_to_cut(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        with ScriptedServer() as server:
+            assert api(server.base_url, tmp_path / name, "--seed", seed, n=10) == 0
+    assert soul("compare", tmp_path / "a", tmp_path / "b") == 2
+    assert "--shared-rows" not in three_lines(_last(capfd))[2]
+    assert soul("compare", tmp_path / "a", tmp_path / "b", "--shared-rows") == 2
+    assert "share no row" in three_lines(_last(capfd))[0]
+    recorded = Path(__file__).parents[1] / "recorded" / "ditto"
+    assert soul("compare", recorded, recorded, "--shared-rows") == 2
+    assert "a training was named" in three_lines(_last(capfd))[0]
+
+
+def test_a_number_over_a_batch_is_that_of_the_shared_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`hitom`: its joint accuracy over stories comes out as if only these rows had been played."""
+    for name, n in (("long", 20), ("short", 12)):
+        with ScriptedServer(answer=oracle("hitom", 20)) as server:
+            assert api(server.base_url, tmp_path / name, task="hitom", n=n) == 0
+    a, b = tmp_path / "long", tmp_path / "short"
+    capfd.readouterr()
+    assert soul("compare", a, b, "--shared-rows", "--json") == 0
+    result = json.loads(capfd.readouterr().out)
+    (task,) = result["tasks"]
+    assert result["shared_rows"]["hitom"] == {"rows": 12, "a": 20, "b": 12}
+    assert task["mean_a"] == task["mean_b"] == 1.0
+
+
+def _last(capfd: pytest.CaptureFixture[str]) -> str:
+    return "\n".join(capfd.readouterr().err.splitlines()[-3:])
 
 
 def test_rows_of_the_same_name_that_say_something_else(tmp_path: Path, capfd: Any) -> None:

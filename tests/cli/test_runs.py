@@ -91,7 +91,9 @@ def test_a_run_at_work_is_listed_as_running_and_a_killed_one_as_unfinished(
     done = len(records(folder / "run"))
     assert 0 < done < PLAYED
     assert run["state"] == "unfinished"
-    assert run["progress"] == {"done": done, "total": PLAYED, "unit": "episodes"}
+    assert run["progress"] == {
+        "done": done, "total": PLAYED, "unit": "episodes", "scored": done,
+    }  # fmt: skip
     assert run["command"] == "eval api" and run["model"] == "m"
     assert run["cost"] > 0 and run["headlines"] == []
     table, _ = streams_of(capfd, "runs", folder)
@@ -170,7 +172,9 @@ def test_an_unfinished_training_counts_its_steps(
     (out / "metrics.jsonl").write_text("".join(steps[:2]))
     (run,) = listed(tmp_path, capfd)
     expected = len({json.loads(x)["step"] for x in steps[:2] if "reward/draft" in x or "loss" in x})
-    assert run["progress"] == {"done": expected, "total": 4, "unit": "steps"}
+    assert run["progress"] == {
+        "done": expected, "total": 4, "unit": "steps", "scored": None,
+    }  # fmt: skip
     assert f"unfinished: {expected} of 4 steps" in streams_of(capfd, "report", out)[0]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from soulkit.eval.batch import PARTS, LeaveOneOut, parts_remark, summary_terms
-from soulkit.eval.cells import missing_parts_text, of_origin
+from soulkit.eval.cells import missing_parts_text, named_with_origin
 from soulkit.eval.compare import compare_runs
 from soulkit.eval.gates import parse_gate
 from soulkit.eval.suites import suite_lines
@@ -494,7 +494,7 @@ def test_an_origin_beside_others_that_lacks_a_part_has_no_number() -> None:
     beside, alone = cells_of([*quizzes(9, 9), *own])[name], headline(cells_of(own))
     assert (beside.mean, dict(beside.missing)) == (None, dict(alone.missing)) and alone.missing
     assert (beside.worst, beside.best) == (alone.worst, alone.best)
-    assert of_origin(name, beside) == name, "the file is named once"
+    assert named_with_origin(name, beside) == name, "the file is named once"
     assert task_of("userllm").batch_metrics([*quizzes(9, 9), *own])[name].value is None
 
 

@@ -53,6 +53,22 @@ def summary_of(run: Path) -> dict[str, Any]:
     return summary
 
 
+def test_a_judge_that_a_server_does_not_have_leaves_no_folder(warm: Path, tmp_path: Path) -> None:
+    missing = Fault.status_error(404, "The model `j` does not exist")
+    with ScriptedServer(on_probe=lambda body: missing) as server:
+        assert trained(warm, tmp_path / "run", server.base_url) == 2
+        assert server.requests == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_limit_that_cannot_hold_for_a_judge_on_this_machine_is_said(
+    warm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedServer(answer=lambda body: opinion(5)) as server:
+        assert trained(warm, tmp_path / "run", server.base_url, "--max-cost", 5, steps=1) == 0
+    assert capfd.readouterr().err.count("--max-cost cannot hold for j at 127.0.0.1") == 1
+
+
 @pytest.mark.slow
 def test_a_judge_that_starts_to_like_gibberish_raises_the_alarm(
     warm: Path, tmp_path: Path, capfd: Any

@@ -270,6 +270,11 @@ class Endpoint:
             request = request_of(self.base_url, to_messages(context), sampling)
             self._ledger.set_aside(request_key(request, self.name, call))
 
+    @property
+    def unlimited(self) -> bool:
+        """Whether a cost limit is set and no call counts against it: no price is known."""
+        return self._budget is not None and self.price is None
+
     async def probe(self) -> Outcome:
         """What the server makes of a question of one token. Raises BudgetSpent."""
         if self._budget is not None:

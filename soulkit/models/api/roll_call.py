@@ -16,12 +16,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
+from urllib.parse import urlsplit
 
 from soulkit.models.api.access import Access
 from soulkit.models.api.pool import file_limits, fitted, lowered_line, open_files
 from soulkit.models.api.probe import EndpointRefused, Outcome, Refusal, answer_line, refused
 
 log = logging.getLogger(__name__)
+UNLIMITED = (
+    "--max-cost cannot hold for {names}: on this machine (loopback) no price is known, and what is "
+    "asked there counts nothing; name its price, or 0: --price-in and --price-out for the model "
+    "that is measured, else price_in and price_out in --endpoints FILE, or --prices FILE"
+)
+"""Said before the first call of a run with a cost limit."""
 
 
 class Member(Protocol):
@@ -30,6 +37,9 @@ class Member(Protocol):
     name: str
     access: Access
     concurrency: int
+
+    @property
+    def unlimited(self) -> bool: ...
 
     async def probe(self) -> Outcome: ...
 
@@ -87,6 +97,11 @@ class RollCall:
                     self.say(answer_line(outcome, member.name, member.access.base_url))
             if errors:
                 self._stop(errors)
+            if unlimited := [one for one in members if one.unlimited]:
+                names = (
+                    f"{one.name} at {urlsplit(one.access.base_url).netloc}" for one in unlimited
+                )
+                self.say(UNLIMITED.format(names=" and ".join(names)))
 
     def _fit(self) -> None:
         """Lower the concurrency of all members where this process may not open enough files."""

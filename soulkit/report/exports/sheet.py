@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from soulkit.eval.cells import of_origin
+from soulkit.eval.cells import named_with_origin
 from soulkit.eval.suites import SuiteLine
 from soulkit.eval.summary import headline_name
 from soulkit.report.load import RunData
@@ -74,7 +74,7 @@ def _of_run(run: RunData, line: SuiteLine) -> dict[str, Any]:
 def _metric(run: RunData, line: SuiteLine) -> str:
     cells = run.tasks.get(line.name, {})
     name = metric_label(run, line.name, headline_name(cells)) if cells else ""
-    return of_origin(name, line.cell) if name else ""
+    return named_with_origin(name, line.cell) if name else ""
 
 
 def _published(column: ContextColumn, figure: float) -> dict[str, Any]:
