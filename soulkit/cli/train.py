@@ -212,7 +212,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     """What `--dry-run` prints: the remarks of a start, and what the training would cost."""
     from soulkit.cli.plan import show_corpus_plan, show_plan
-    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.material.assemble import download_remark, gather_material
     from soulkit.train.planning import beside_plan, training_plan
     from soulkit.train.run import adapter_remark
     from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
@@ -220,7 +220,8 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     refuse_unfitting(config)
     material = gather_material(config, say=_say)
     refuse_idle_players(material, values)
-    for remark in filter(None, (*material.remarks(), adapter_remark(config))):
+    remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
+    for remark in filter(None, remarks):
         if remark not in material.coaches:
             _say(remark)
     if material.corpus is not None:

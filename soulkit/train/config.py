@@ -46,6 +46,10 @@ OF_ROWS = (
     "sft_feedback", "sft_feedback_always",
 )  # fmt: skip
 """Settings about the rows of tasks, which conversations have none of."""
+DEFAULT_MODEL = "Qwen/Qwen3-VL-8B-Instruct"
+"""The base of the Soul tasks; rows and conversations of your own have no default."""
+DEFAULT_MODEL_GB = 17.5
+"""What a download of it takes."""
 TINY = "tiny"
 """The name of a model that is made for the rows, with random weights."""
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
@@ -326,7 +330,7 @@ class TrainConfig(
 
     method: str = setting(flag=None, help="The name of the command.")
     model: str = setting(
-        "Qwen/Qwen3-VL-8B-Instruct", min_length=1, section="Task and model",
+        DEFAULT_MODEL, min_length=1, section="Task and model",
         help="What is trained: a Hugging Face folder or hub id (owner/name@revision).",
     )  # fmt: skip
     tasks: dict[str, float] = setting(
