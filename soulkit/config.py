@@ -22,7 +22,9 @@ import os
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -30,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from soulkit import trust as trusting
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.written import form_of, given_twice, row_sources, settings_written
 
 PREFIX = "SOULKIT_"
 RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "STATE", "TEST_DATA", "VECTORS"})
@@ -40,11 +43,6 @@ _SECRETIVE = re.compile(r"key|token|secret|password|auth", re.IGNORECASE)
 
 OPTION = "option"
 """Under this name a field's `json_schema_extra` holds what `setting` was told of its option."""
-
-
-ADAPTERS = "[TASK=]ADAPTER"
-"""The metavar of an adapter for all tasks whose option takes one for a single task as well: those
-stand in the setting of the plural name."""
 
 
 def setting(
@@ -115,11 +113,14 @@ class Settings(BaseModel):
         in `unread` are those that the caller never acts on.
         """
         text = _text_of(file) if file is not None else b""
-        settings = _parsed(file, text) if file is not None else {}
+        raw = _parsed(file, text) if file is not None else {}
+        from_environment = _from_environment(cls, os.environ if env is None else env)
+        from_flags = _from_flags(flags or {})
+        settings, keys = cls.from_file(raw, merge(from_environment, from_flags))
         layers: dict[str, dict[str, Any]] = {
             f"the file {file}": settings,
-            "the environment": _from_environment(cls, os.environ if env is None else env),
-            "the command line": _from_flags(flags or {}),
+            "the environment": from_environment,
+            "the command line": from_flags,
         }
         merged: dict[str, Any] = {}
         for layer in layers.values():
@@ -129,7 +130,7 @@ class Settings(BaseModel):
         over = merge(layers["the environment"], layers["the command line"])
         # What a file of the user's own names counts like an option: no seal covers it either.
         strays = trusting.inside_runs(merged)
-        foreign = file is not None and trusting.is_foreign(file, text, settings, cls.model_fields)
+        foreign = file is not None and trusting.is_foreign(file, text, raw, cls.model_fields)
         if file is not None and foreign and not trust:
             acting = trusting.acting_settings(settings, over)
             trusting.refuse_foreign(file, {k: v for k, v in acting.items() if k not in unread})
@@ -139,9 +140,27 @@ class Settings(BaseModel):
         try:
             loaded = cls.model_validate(merged)
         except ValidationError as error:
-            raise _config_error(cls, error, layers) from error
+            raise _config_error(cls, error, layers, keys) from error
         loaded._foreign = foreign or bool(strays)
         return loaded
+
+    @classmethod
+    def from_file(
+        cls, raw: Mapping[str, Any], over: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """The settings that a file means, and setting → the name that the file gives it.
+
+        A file may name a setting as its option is named, and write it as the option is written.
+        `over` is what goes before the file.
+        """
+        return settings_in_file(cls, raw, over)
+
+    @classmethod
+    def read_rows(
+        cls, name: str, texts: Sequence[str], settings: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """`[TASK=]WHERE` texts of the setting `name` as task → where; `settings` are all others."""
+        return row_sources(texts, ())
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -216,6 +235,101 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             layer = merge(layer, _nested(name.split("."), value))
     return layer
+
+
+# --- names and forms of options in a file ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FileOption:
+    """An option as a file may write it."""
+
+    setting: str
+    """Its dotted name."""
+    flag: str
+    form: str
+    file: bool
+    """Whether it names a file."""
+
+
+@cache
+def _file_options(cls: type[BaseModel], under: str = "") -> dict[str, _FileOption]:
+    """Name of an option, with underscores → the option."""
+    options: dict[str, _FileOption] = {}
+    for name, info in cls.model_fields.items():
+        facts, group = about(info), nested_settings(info.annotation)
+        flag = flag_of(name, info, under) if facts else None
+        if facts and flag is None and group is not None and not under:
+            options |= _file_options(group, name)
+        if flag is not None:
+            flag = flag.partition("/")[0]
+            form = form_of(info.annotation, facts["metavar"])
+            setting = f"{under}.{name}" if under else name
+            named = facts["metavar"] == "FILE" and not form
+            options[flag.lstrip("-").replace("-", "_")] = _FileOption(setting, flag, form, named)
+    return options
+
+
+def settings_in_file(
+    cls: type[Settings], raw: Mapping[str, Any], over: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """`raw` under the names of the settings and in their forms; setting → its name in `raw`."""
+    options = _file_options(cls)
+    by_setting = {option.setting: option for option in options.values()}
+    keys: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    rows: dict[str, list[str]] = {}
+    for key, value in raw.items():
+        option = _meant(cls, key, value, options, by_setting)
+        name = option.setting if option else key
+        if name in keys:
+            raise given_twice(f"'{name}'", how=f"in the file, as '{keys[name]}' and as '{key}'")
+        keys[name] = key
+        texts = _texts(value) if option and option.form else []
+        if option is None or not texts:
+            parts = _nested(name.split("."), value) if option else {name: value}
+        elif option.form == "rows":
+            rows[name], parts = texts, {}
+        else:
+            parts = _from_flags(settings_written(name, option.form, option.flag, texts))
+        _refuse_both(settings, parts, keys, key)
+        settings = merge(settings, parts)
+    for name, texts in rows.items():
+        settings[name] = cls.read_rows(name, texts, merge(settings, over))
+    return settings, keys
+
+
+def _meant(
+    cls: type[Settings], key: str, value: Any, options: Mapping[str, _FileOption],
+    by_setting: Mapping[str, _FileOption],
+) -> _FileOption | None:  # fmt: skip
+    """The option that `key` stands for; None for a setting without one, and for no setting. Where
+    the name is also that of another setting, a text that ends like a file's name is the file."""
+    named = options.get(key.replace("-", "_"))
+    if key not in cls.model_fields or (named is not None and named.setting == key):
+        return named
+    is_file = isinstance(value, str) and Path(value).suffix in (".yaml", ".yml", ".json")
+    return named if named is not None and named.file and is_file else by_setting.get(key)
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a value that is one, or several; none of what is written in full."""
+    several = [value] if isinstance(value, str) else value
+    plain = isinstance(several, list) and all(isinstance(one, str) for one in several)
+    return several if plain else []
+
+
+def _refuse_both(
+    settings: Mapping[str, Any], parts: Mapping[str, Any], keys: Mapping[str, str], key: str
+) -> None:
+    """ConfigError where a part of a group is given a second time."""
+    for group, value in parts.items():
+        before = settings.get(group)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            for name in before.keys() & value.keys():
+                if not (isinstance(before[name], Mapping) and isinstance(value[name], Mapping)):
+                    raise given_twice(f"'{group}.{name}'", how=f"in the file, once as '{key}'")
+                _refuse_both({name: before[name]}, {name: value[name]}, keys, key)
 
 
 # --- environment ----------------------------------------------------------------------------------
@@ -319,7 +433,7 @@ def _unknown(
         return
     for key, value in layer.items():
         if key not in cls.model_fields:
-            yield f"{prefix}{key}", list(cls.model_fields)
+            yield f"{prefix}{key}", [*cls.model_fields, *_file_options(cls)]
             continue
         group = nested_settings(cls.model_fields[key].annotation)
         if group is not None and isinstance(value, Mapping):
@@ -327,10 +441,11 @@ def _unknown(
 
 
 def _config_error(
-    cls: type[BaseModel], error: ValidationError, layers: Mapping[str, Mapping[str, Any]]
-) -> ConfigError:
+    cls: type[BaseModel], error: ValidationError, layers: Mapping[str, Mapping[str, Any]],
+    keys: Mapping[str, str],
+) -> ConfigError:  # fmt: skip
     items = [dict(item) for item in error.errors(include_url=False)]
-    problems = [_problem(cls, item, layers) for item in items]
+    problems = [_problem(cls, item, layers, keys) for item in items]
     count = "A setting is" if len(problems) == 1 else f"{len(problems)} settings are"
     missing = [_missing_name(item) for item in items]
     made = (MissingSettings if all(missing) else ConfigError)(
@@ -352,8 +467,9 @@ def _missing_name(item: Mapping[str, Any]) -> str:
 
 
 def _problem(
-    cls: type[BaseModel], item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]]
-) -> str:
+    cls: type[BaseModel], item: Mapping[str, Any], layers: Mapping[str, Mapping[str, Any]],
+    keys: Mapping[str, str],
+) -> str:  # fmt: skip
     path = [str(part) for part in item["loc"]]
     name, flag = ".".join(path), _flag_at(cls, path)
     message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
@@ -365,6 +481,8 @@ def _problem(
     quoted = isinstance(shown, str | int | float | None) and not _SECRETIVE.search(name)
     got = f"got {shown!r:.60}, " if quoted else ""
     option = f"{flag}, " if flag else ""
+    if _source(path, layers).startswith("from the file "):
+        name = keys.get(name) or ".".join([keys.get(path[0], path[0]), *path[1:]])
     return f"{name}: {message} ({option}{got}{_source(path, layers)})"
 
 

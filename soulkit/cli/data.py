@@ -17,9 +17,10 @@ from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.data_build import build
 from soulkit.cli.data_chats import LessonSide, dedupe, show_lesson
 from soulkit.cli.data_split import split
-from soulkit.cli.mistakes import CommandTable, given_twice
+from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
+from soulkit.written import given_twice
 
 if TYPE_CHECKING:
     from soulkit.data.contamination import Renamed

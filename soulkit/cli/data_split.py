@@ -36,9 +36,9 @@ def split(
     some rows are malformed; the others are written. In training --dev-by does the same.
     """
     from soulkit.cli.data import say_bad
-    from soulkit.cli.derive import listed
     from soulkit.data.files import read_rows, write_rows
     from soulkit.data.splits import split_rows
+    from soulkit.written import listed
 
     columns, out = listed(by), folder or Path(f"{path.stem}_split")
     rows, bad = read_rows(path)

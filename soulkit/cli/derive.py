@@ -8,7 +8,6 @@ the settings. Nothing is imported before the command is called, listed in full o
 from __future__ import annotations
 
 import inspect
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soulkit.cli.mistakes import CommandTable, OnceCommand, given_twice
+from soulkit.cli.mistakes import CommandTable, OnceCommand
 from soulkit.cli.options import (
     COMPLETERS,
     CONFIG,
@@ -28,13 +27,17 @@ from soulkit.cli.options import (
     OUT,
     SET,
     TRUST,
-    adapters_written,
-    players_written,
-    ratios,
 )
-from soulkit.config import ADAPTERS
 from soulkit.errors import ConfigError
-from soulkit.models.roles.settings import BY_TASK
+from soulkit.written import (
+    ADAPTERS,
+    BY_TASK,
+    form_of,
+    given_twice,
+    listed,
+    plain_parts,
+    settings_written,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -68,8 +71,7 @@ class Option:
     required: bool = False
     """Whether a command cannot do without it; a settings file may give it, too."""
     form: str = ""
-    """Of one that may be repeated: a `list`, `texts` or `numbers` by name, `players` or
-    `adapters`."""
+    """How its texts are read together, as `form_of` says."""
 
     @property
     def name(self) -> str:
@@ -80,9 +82,6 @@ class Option:
     def choices(self) -> tuple[str, ...]:
         return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
 
-
-BY_TASK_FORMS = {BY_TASK: "players", ADAPTERS: "adapters"}
-"""Metavar of options for everything or, repeated, for single tasks → how they are read."""
 
 COMMON = (
     Option("--out", Path, OUT),
@@ -125,7 +124,7 @@ def _settings_options(
         yield Option(
             flag, value, info.description or "", facts["section"], setting,
             default_text(info), metavar, facts["complete"], info.is_required(),
-            BY_TASK_FORMS.get(metavar or "") or value_form(info.annotation),
+            form_of(info.annotation, metavar),
         )  # fmt: skip
 
 
@@ -141,8 +140,8 @@ def _matters(
 
 def kind_of(annotation: Any, metavar: str | None) -> Any:
     """What an option's text is read as: a choice, a number, a switch, a file, text, or several."""
-    parts = _parts(annotation)
-    if metavar in BY_TASK_FORMS:
+    parts = plain_parts(annotation)
+    if metavar in (BY_TASK, ADAPTERS):
         return list[str]
     if len(parts) == 1:
         part = parts[0]
@@ -151,22 +150,6 @@ def kind_of(annotation: Any, metavar: str | None) -> Any:
         if typing.get_origin(part) in (dict, tuple, list):
             return list[str]
     return Path if metavar in ("FILE", "FOLDER") else str
-
-
-def value_form(annotation: Any) -> str:
-    """What several values of one option are together."""
-    parts = _parts(annotation)
-    if len(parts) > 1 or typing.get_origin(parts[0]) not in (dict, tuple, list):
-        return ""
-    if typing.get_origin(parts[0]) is dict:
-        return "numbers" if float in typing.get_args(parts[0]) else "texts"
-    return "list"
-
-
-def _parts(annotation: Any) -> list[Any]:
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    parts = typing.get_args(annotation) if union else (annotation,)
-    return [part for part in parts if part is not type(None)]
 
 
 def default_text(info: Any) -> str:
@@ -204,69 +187,12 @@ def settings_from(
         elif option.setting == "eval_data":
             settings["eval_data"] = rows(value, listed(values.get("eval_task")))
         else:
-            settings |= _settings_of(option, value)
+            plain = str(value) if isinstance(value, Path) else value
+            settings |= settings_written(option.setting, option.form, option.flag, plain)
     assigned = assignments(values.get("set"))
     for name in settings.keys() & assigned.keys():
         raise given_twice(f"'{name}'", how="by its own option and by --set")
     return settings | assigned
-
-
-def _settings_of(option: Option, value: Any) -> dict[str, Any]:
-    if option.form == "numbers":
-        return {option.setting: ratios(",".join(value))}
-    if option.form == "texts":
-        return {option.setting: named_texts(option.flag, value)}
-    if option.form == "players":
-        return players_written(option.setting, value, option.flag)
-    if option.form == "adapters":
-        return adapters_written(option.setting, value, option.flag)
-    if option.form == "list" and option.complete == "tasks":
-        return {option.setting: listed(value)}
-    return {option.setting: str(value) if isinstance(value, Path) else value}
-
-
-def listed(texts: Sequence[str] | None) -> list[str]:
-    """The names in texts such as `a,b`."""
-    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
-
-
-def named_texts(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """`TAG=REGEX` or `NAME=VALUE` options → tag or name → the text behind it."""
-    forms: dict[str, str] = {}
-    for text in texts:
-        name, equals, form = text.partition("=")
-        if not equals or not name.strip():
-            raise _nameless(flag, text)
-        if name.strip() in forms:
-            raise given_twice(f"{flag} {name.strip()}")
-        forms[name.strip()] = form
-    return forms
-
-
-def _nameless(flag: str, text: str) -> ConfigError:
-    if flag == "--option":
-        return ConfigError(
-            f"{flag} {text} names no option and its value.",
-            "An option of a task is set by its name.",
-            f"Write {flag} NAME=VALUE; soul tasks show TASK lists the names.",
-        )
-    if flag == "--headers":
-        return ConfigError(
-            f"A {flag} names no header and its variable.",
-            "The value of a header is read from an environment variable and never written down.",
-            f"Write {flag} NAME=ENV, such as {flag} X-Team=MY_TEAM.",
-        )
-    if flag == "--vllm-arg":
-        return ConfigError(
-            f"{flag} {text} names no flag and its value.",
-            "A flag of vLLM is set by its name, with an equals sign behind it.",
-            f"Write {flag} FLAG=VALUE, or {flag} FLAG= for a flag that takes no value.",
-        )
-    return ConfigError(
-        f"{flag} {text} names no tag and what it is to match.",
-        "Rows are chosen by one tag and a regular expression for the whole of it.",
-        f"Write {flag} TAG=REGEX; soul data show FILE names the tags.",
-    )
 
 
 def assignments(options: Sequence[str] | None) -> dict[str, Any]:
@@ -308,8 +234,10 @@ def tasks_in(file: Path | None) -> list[str]:
         return []
     from soulkit.config import read_settings_file
 
-    tasks = read_settings_file(file).get("tasks")
-    return [str(name) for name in tasks] if isinstance(tasks, dict | list) else []
+    settings = read_settings_file(file)
+    tasks = settings.get("task") or settings.get("tasks")
+    names = listed([tasks]) if isinstance(tasks, str) else tasks
+    return [str(n).partition(":")[0] for n in names] if isinstance(names, dict | list) else []
 
 
 def suite_in(file: Path | None) -> str:

@@ -24,9 +24,9 @@ from soulkit.cli.console import (
     working,
 )
 from soulkit.cli.derive import build_command, options_for, settings_from
-from soulkit.cli.options import row_sources
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.runs.folder import default_run_path
+from soulkit.written import row_sources
 
 if TYPE_CHECKING:
     from soulkit.distill.config import DistillConfig, Stage

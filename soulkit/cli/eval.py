@@ -22,7 +22,7 @@ from soulkit.cli.console import (
 )
 from soulkit.cli.derive import Derived, build_command, options_for, settings_from, tasks_in
 from soulkit.cli.mistakes import CommandTable
-from soulkit.cli.options import row_sources
+from soulkit.written import row_sources
 
 if TYPE_CHECKING:
     from soulkit.eval.config import EvalConfig

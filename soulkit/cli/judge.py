@@ -26,7 +26,8 @@ from soulkit.cli.derive import Derived, build_command, options_for, settings_fro
 from soulkit.cli.judge_people import correct, import_labels, sheet
 from soulkit.cli.mistakes import CommandTable, without_run
 from soulkit.cli.onward import say_next
-from soulkit.cli.options import Json, row_sources
+from soulkit.cli.options import Json
+from soulkit.written import row_sources
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.text import one_line
+from soulkit.written import given_twice
 
 USAGE: type[Exception] = typer.BadParameter.__mro__[1]
 """The parser's errors about what was written; Typer names only this kind of them."""
@@ -47,16 +48,6 @@ def _holds_one_value(parameter: Any) -> bool:
     if parameter.param_type_name != "option" or parameter.multiple or parameter.count:
         return False
     return not parameter.is_flag or bool(parameter.secondary_opts)
-
-
-def given_twice(option: str, command: str = "", how: str = "") -> ConfigError:
-    """The error for an option that holds one value; `how` says for what, or by what, it came."""
-    see = f"; see: {command} --help" if command else ""
-    return ConfigError(
-        f"{option} is given twice{f' {how}' if how else ''}.",
-        "It holds one value, and only the last one would count.",
-        f"Leave one of them out{see}.",
-    )
 
 
 class CommandTable(typer.Typer):

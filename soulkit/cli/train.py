@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -42,10 +41,10 @@ from soulkit.cli.derive import (
 )
 from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.onward import say_next
-from soulkit.cli.options import row_sources, values_by_task
 from soulkit.errors import ConfigError
 from soulkit.runs.folder import default_run_path
 from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
+from soulkit.written import row_sources, values_by_task
 
 if TYPE_CHECKING:
     from soulkit.models.roles.settings import RoleSettings
@@ -140,13 +139,14 @@ def _without_chats(
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """What was written without --data, and --data as sources of conversations: that is what it
     names where no task is."""
+    from soulkit.train.config import names_chats
+
     file, variables = values.get("config"), ("SOULKIT_TASKS", "SOULKIT_SUITE")
     named = [values.get("task"), values.get("suite"), tasks_in(file), suite_in(file)]
     named += [os.environ.get(name) for name in variables]
     named += [text.startswith(("tasks=", "suite=")) for text in values.get("set") or ()]
     sources = list(values.get("data") or ())
-    of_tasks = any(re.match(r"synth:|\w+=", text) for text in sources)
-    if method != "sft" or not sources or of_tasks or any(named):
+    if any(named) or not names_chats(method, sources):
         return values, {}
     return {**values, "data": None}, {"corpora": sources}
 
@@ -212,7 +212,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     """What `--dry-run` prints: the remarks of a start, and what the training would cost."""
     from soulkit.cli.plan import show_corpus_plan, show_plan
-    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.material.assemble import download_remark, gather_material
     from soulkit.train.planning import beside_plan, training_plan
     from soulkit.train.run import adapter_remark
     from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
@@ -220,7 +220,8 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     refuse_unfitting(config)
     material = gather_material(config, say=_say)
     refuse_idle_players(material, values)
-    for remark in filter(None, (*material.remarks(), adapter_remark(config))):
+    remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
+    for remark in filter(None, remarks):
         if remark not in material.coaches:
             _say(remark)
     if material.corpus is not None:

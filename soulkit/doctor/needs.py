@@ -216,7 +216,7 @@ def gap_lines(gaps: Sequence[Gap]) -> Iterator[CheckLine]:
     for gap in gaps:
         yield CheckLine(
             part=PART, name=gap.kind, health="problem" if gap.fatal else "note",
-            words=f"{WORDS[gap.kind]} {gap.name}", way=gap.way.replace("{}", gap.name),
+            words=f"{WORDS[gap.kind]} {gap.name}", way=gap.way_for([gap.name]),
         )  # fmt: skip
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:  # the options of a command are made from this module: they ne
     from soulkit.tasks.registry import Registry
     from soulkit.tasks.spec import TaskSpec
 
-SPLIT_NAMES = {"train": "train", "test": "eval"}
-"""What the pulled files of a split are called."""
 WHOLE_BENCHMARK = "soul-27"
 """The suite that is meant where a served model is evaluated and nothing else is named."""
 
@@ -338,7 +336,6 @@ def load_work(config: EvalConfig) -> list[Work]:
 def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
     """The tasks that can be played, with their examples, and what is missing. A task whose rows
     are missing has no examples."""
-    from soulkit.data.folder import folder_note
     from soulkit.play.gaps import Gap, unplayable_gaps
     from soulkit.play.plan import Work
     from soulkit.tasks.loading import NoRows
@@ -355,9 +352,7 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
             work.append(_work(task, config))
         except NoRows as error:
             work.append(Work(task, ()))
-            pull = f"soul data pull --task {{}} --split {SPLIT_NAMES[config.split]}"
-            way = f"rows: {pull} into {folder_note()}, or --data TASK=FILE"
-            gaps.append(Gap("rows", name, way, error))
+            gaps.append(Gap("rows", name, error.way, error))
     return work, gaps
 
 

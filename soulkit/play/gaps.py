@@ -53,11 +53,18 @@ class Gap:
     name: str
     """What is missing, in a word or two."""
     way: str
-    """How to get it; `{}` stands for the names of all gaps of this kind."""
+    """How to get it. Of rows `{names}` stands for all tasks that get them in the same way, and
+    `{task}` for one of them."""
     error: UserError
     """What is said where nothing else is missing; several gaps may share one."""
     fatal: bool = True
     """Whether the run cannot go on; else it is only told beside what is fatal."""
+
+    def way_for(self, names: Sequence[str]) -> str:
+        """The way, for the gaps of these names together."""
+        if self.kind != "rows":
+            return self.way
+        return self.way.format(names=",".join(names), task=names[0] if len(names) == 1 else "TASK")
 
 
 class NotReady(ConfigError):
@@ -82,7 +89,8 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
         raise error
     names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in ORDER}
     parts = [f"{WORDS[kind]} {', '.join(several)}" for kind, several in names.items() if several]
-    ways = [gap.way.replace("{}", ",".join(names[gap.kind])) for gap in gaps]
+    alike = {gap.way: [one.name for one in gaps if one.way == gap.way] for gap in gaps}
+    ways = [gap.way_for(alike[gap.way]) for gap in gaps]
     partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
     unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
     head = f"Cost {cost}{partly}. " if cost else unknown

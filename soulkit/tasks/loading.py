@@ -12,6 +12,7 @@ made rows come from seeds of their own.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
-from soulkit.data.folder import data_files, released_files, search_note
+from soulkit.data.folder import data_files, folder_note, released_files, search_note
 from soulkit.data.rows import ColumnsError, first_rows, share_of
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.base import Task
@@ -83,35 +84,59 @@ def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
     if not paths and source is not None and (chats := chats_for_rows(task, Path(source))):
         raise chats
     if not paths:
-        raise _no_rows(task, split, search_note(names, source), bool(names))
+        raise _no_rows(task, split, search_note(names, source), source)
     return paths
 
 
 class NoRows(DataError):
     """A task has no rows where they are looked for, and none were made."""
 
+    way: str = ""
+    """How to get them, where other things are missing as well: `{names}` stands for the tasks that
+    get them in the same way, `{task}` for one of them."""
 
-def _no_rows(task: Task, split: Split, why: str, released: bool) -> NoRows:
+
+def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
     name, train = task.name, split == "train"
-    ways = [f"--data {name}=FILE"]
-    if task.spec.synth:
-        ways.insert(0, f"--data {name}={MADE}{2000 if train else 100} (rows made here)")
-    if released:
-        pull = f"soul data pull --task {name} --split {'train' if train else 'eval'}"
-        ways.insert(0, f"download them: {pull}")
-    if task.spec.formats:
-        ways.append(f"turn an original file into rows: soul data import {name} FILE")
+    ways = _ways_to_rows(task, train, source)
+    whole = "; ".join(ways).format(names=name, task=name)
     if train:
-        return NoRows(
+        error = NoRows(
             f"Task '{name}' has no training data here.",
             f"Training never reads evaluation files, and {why}.",
-            f"One of: {'; '.join(ways)}.",
+            f"One of: {whole}.",
         )
-    return NoRows(
-        f"There are no rows for the task '{name}'.",
-        f"Why none were found: {why}.",
-        f"One of: {'; '.join(ways)}.",
-    )
+    else:
+        error = NoRows(
+            f"There are no rows for the task '{name}'.",
+            f"Why none were found: {why}.",
+            f"One of: {whole}.",
+        )
+    place = f" into {braced(folder_note())}" if source is None else ""
+    ways = tuple(f"{way}{place}" if "soul data pull" in way else way for way in ways)
+    error.way = f"rows of {{names}}: {', or '.join(ways)}"
+    return error
+
+
+def _ways_to_rows(task: Task, train: bool, source: str | None) -> tuple[str, ...]:
+    """How to get rows, as the task declares: released files, rows made here, original files."""
+    files = task.spec.files
+    ways = []
+    if files.train if train else files.eval:
+        place = "" if source is None else f" --out {braced(shlex.quote(source))}"
+        pull = f"soul data pull --task {{names}} --split {'train' if train else 'eval'}{place}"
+        ways.append(f"download them: {pull}")
+    if task.spec.synth:
+        ways.append(f"--data {{task}}={MADE}{2000 if train else 100} (rows made here)")
+    ways.append("--data {task}=FILE")
+    if task.spec.formats:
+        ways.append("turn an original file into rows: soul data import {task} FILE")
+    return tuple(ways)
+
+
+def braced(text: str) -> str:
+    """`text` as a part of a template that stands for itself."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def load_examples(

@@ -308,12 +308,12 @@ def run_all(
 
 
 def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
-    """The runs with everybody in their seats; NoFeedback for an arm that can have none, and
-    NotForTraining for rows that nobody may train on.
+    """The runs with everybody in their seats; NoFeedback for an arm that can have none,
+    NotForTraining for rows that nobody may train on, UnnamedModel for data without a default model.
 
     What else is wrong with an arm is its own, and recorded when its turn comes.
     """
-    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.material.assemble import UnnamedModel, download_remark, gather_material
     from soulkit.train.material.feasible import NoFeedback
     from soulkit.train.run import adapter_remark
 
@@ -326,13 +326,14 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
             continue
         try:
             material = gather_material(run.config)
-        except (NoFeedback, NotForTraining):
+        except (NoFeedback, NotForTraining, UnnamedModel):
             raise
         except UserError:
             seats[spelling] = {}
             continue
         config = material.config
-        remarks[spelling] = tuple(filter(None, (adapter_remark(config), *material.remarks())))
+        said = (download_remark(config), adapter_remark(config), *material.remarks())
+        remarks[spelling] = tuple(filter(None, said))
         coaches[spelling] = material.coaches
         seats[spelling] = {name: getattr(config, name) for name in ("tasks", *SEATED)}
     return [

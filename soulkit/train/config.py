@@ -6,7 +6,8 @@ settings of all built-in ones. A method of another package adds its own: `settin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -15,7 +16,7 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import Settings, read_settings_file, setting
 from soulkit.errors import ConfigError
-from soulkit.models.roles.settings import BY_TASK, Coach, RoleSettings
+from soulkit.models.roles.settings import Coach, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig
 from soulkit.train.beside import BesideSettings
 from soulkit.train.objectives.ditto import DittoSettings
@@ -26,6 +27,7 @@ from soulkit.train.objectives.sdpo import SdpoSettings
 from soulkit.train.objectives.sft import SftSettings
 from soulkit.train.presets import preset_settings
 from soulkit.types import LeakCheck
+from soulkit.written import BY_TASK, row_sources, values_by_task
 
 RL = ("rollouts",)
 MEASURED = ("rollouts", "sft")
@@ -46,10 +48,20 @@ OF_ROWS = (
     "sft_feedback", "sft_feedback_always",
 )  # fmt: skip
 """Settings about the rows of tasks, which conversations have none of."""
+DEFAULT_MODEL = "Qwen/Qwen3-VL-8B-Instruct"
+"""The base of the Soul tasks; rows and conversations of your own have no default."""
+DEFAULT_MODEL_GB = 17.5
+"""What a download of it takes."""
 TINY = "tiny"
 """The name of a model that is made for the rows, with random weights."""
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 """Tokens that one forward pass computes, by kind of device, unless told otherwise."""
+
+
+def names_chats(method: Any, sources: Sequence[str]) -> bool:
+    """Whether --data of a method, where no task is named, are conversations."""
+    of_tasks = any(re.match(r"synth:|\w+=", text) for text in sources)
+    return method == "sft" and bool(sources) and not of_tasks
 
 
 class LoraSettings(Settings):
@@ -326,7 +338,7 @@ class TrainConfig(
 
     method: str = setting(flag=None, help="The name of the command.")
     model: str = setting(
-        "Qwen/Qwen3-VL-8B-Instruct", min_length=1, section="Task and model",
+        DEFAULT_MODEL, min_length=1, section="Task and model",
         help="What is trained: a Hugging Face folder or hub id (owner/name@revision).",
     )  # fmt: skip
     tasks: dict[str, float] = setting(
@@ -403,6 +415,26 @@ class TrainConfig(
         names = [*built_in(), *filter(None, [cls.brought])]
         methods = {one for one in names if name in method_class(one).settings.model_fields}
         return frozenset(methods or {"train"})
+
+    @classmethod
+    def read_rows(
+        cls, name: str, texts: Sequence[str], settings: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """A bare WHERE is that of the only task, or of every task of a suite."""
+        tasks = list(settings.get("tasks" if name == "data" else "eval_task") or ())
+        return values_by_task(texts, ",".join(tasks)) if tasks else row_sources(texts, ())
+
+    @classmethod
+    def from_file(
+        cls, raw: Mapping[str, Any], over: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """As every Settings; data is conversations where sft has texts of it and no tasks."""
+        named = [both.get(name) for both in (raw, over) for name in ("task", "tasks", "suite")]
+        data = [raw["data"]] if isinstance(raw.get("data"), str) else raw.get("data")
+        method = over.get("method") or raw.get("method")
+        if isinstance(data, list) and names_chats(method, data) and not any(named):
+            raw = {**{k: v for k, v in raw.items() if k != "data"}, "corpora": data}
+        return super().from_file(raw, over)
 
     @classmethod
     def load(

@@ -38,6 +38,7 @@ from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.material.assemble import (
     Material,
     check_room,
+    download_remark,
     gather_material,
     make_cast,
     make_players,
@@ -167,7 +168,7 @@ def prepare_training(
     settings, or by `ask`."""
     material = gather_material(config, asking=True, say=say)
     say = say or _quiet
-    for remark in material.remarks():
+    for remark in filter(None, (download_remark(config), *material.remarks())):
         say(remark)
     for part in filter(None, (material, material.measured)):
         part.config.check_players()

@@ -15,7 +15,6 @@ import pytest
 
 from soulkit.cli.app import COMMANDS, load, main
 from soulkit.cli.derive import SECTIONS, Derived, options_for, settings_from
-from soulkit.cli.options import row_sources
 from soulkit.cli.train import ablate_options, method_options
 from soulkit.config import Settings, about, setting
 from soulkit.eval.config import EvalConfig
@@ -23,6 +22,7 @@ from soulkit.eval.judge_check import CheckConfig
 from soulkit.runs.folder import Run
 from soulkit.train.config import LoraSettings, TrainConfig
 from soulkit.train.objectives.registry import built_in, method_class
+from soulkit.written import row_sources
 from tests.support.evaluation import examples, soul, three_lines
 
 LISTS = {

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from soulkit.cli.options import ratios, values_by_task
 from soulkit.cli.train import method_options, one_line_summary, settings_of
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
 from soulkit.train.objectives.registry import built_in
 from soulkit.train.state.lines import Learned, Rewards, StepLine
+from soulkit.written import ratios, values_by_task
 from tests.support.evaluation import replaced, visitor
 from tests.support.training import policy_of, random_model, soul
 

@@ -372,7 +372,8 @@ def test_one_error_names_all_that_is_missing_and_the_cost_first(
     assert "no rows of userllm, secret_keeper" in what
     assert "nobody as partner in secret_keeper" in what
     assert "no key in OPENAI_API_KEY (actor gpt-5.4-mini, partner gpt-5-nano, judge" in what
-    assert "soul data pull --task userllm,secret_keeper --split eval" in way
+    assert "soul data pull --task userllm --split eval" in way
+    assert "--data secret_keeper=synth:100" in way
     assert "export OPENAI_API_KEY" in way
 
 

@@ -17,9 +17,10 @@ from soulkit.models.api.address import OPENAI_URL, checked_url
 from soulkit.models.base import Panel
 from soulkit.models.calling import ASKING, CallSettings
 from soulkit.models.roles.endpoints import players_by_name
-from soulkit.models.roles.settings import BY_TASK, REPLY, RoleSettings, TaskPlayers
+from soulkit.models.roles.settings import REPLY, RoleSettings, TaskPlayers
 from soulkit.models.vllm.settings import VllmSettings
 from soulkit.runs.folder import INSTEAD, plain_config, refuse_secrets
+from soulkit.written import BY_TASK
 
 if TYPE_CHECKING:
     from soulkit.models.ledger.ledger import Ledger

@@ -44,8 +44,6 @@ VERSION = r"^[A-Za-z0-9_.-]+$"
 """Of an interface's version, a date at Azure."""
 SELDOM = ("headers", "api_version", "args")
 """Settings that are written only where they say something."""
-BY_TASK = "[TASK=]WHO"
-"""How a player is written that may be meant for one task."""
 PANELS = ("judge", "auditor")
 """Roles that several players may fill together."""
 RULES = ("symbolic", "terse", "none")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from soulkit.data.corpora.source import Announcement
-from soulkit.data.folder import folder_note
 from soulkit.data.rows import dev_split, first_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.eval.batch import parts_remark
@@ -38,9 +37,10 @@ from soulkit.play.settings import chosen_rows, configured_tasks
 from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.base import Task
 from soulkit.tasks.loading import NoRows, examples_for
+from soulkit.tasks.made import MADE
 from soulkit.tasks.registry import Registry, load_registry, not_for_training
 from soulkit.tasks.spec import EVALUATION_ONLY
-from soulkit.train.config import TINY, TrainConfig, members_of
+from soulkit.train.config import DEFAULT_MODEL, DEFAULT_MODEL_GB, TINY, TrainConfig, members_of
 from soulkit.train.material.conversations import Corpus, gather_corpus
 from soulkit.train.material.feasible import refuse_without_feedback
 from soulkit.train.material.measured import measured_settings
@@ -52,6 +52,10 @@ from soulkit.types import Example
 
 if TYPE_CHECKING:
     from soulkit.train.forward.policy import Policy
+
+
+class UnnamedModel(ConfigError):
+    """No model is named, and the data is the user's own: the default is not meant for it."""
 
 
 class ServePlayer(Protocol):
@@ -112,6 +116,7 @@ def gather_material(
     it is conversations that are trained on; `say` then hears of what takes long.
     """
     if config.corpora:
+        refuse_unnamed_model(config)
         corpus = gather_corpus(config, say)
         refuse_gaps(what_is_away(config) if asking else [], lambda: None)
         return Material({}, [], [], config, corpus=corpus, measured=_measured(config, asking))
@@ -129,6 +134,7 @@ def gather_material(
     registry.refuse_evaluation_only(config.tasks)
     tasks = configured_tasks(registry, config.tasks, config, training=True)
     refuse_scripts(config, tasks)
+    refuse_unnamed_model(config, tasks)
     rows_by_task, gaps = rows_and_gaps(tasks, config)
     coached = objective is not None and objective.uses_feedback
     work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
@@ -152,6 +158,46 @@ def gather_material(
         canaries_of(pool)
     refuse_without_feedback(config, objective, pool)
     return material
+
+
+def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None = None) -> None:
+    """UnnamedModel where the default model would be trained on conversations, on rows that are
+    neither released nor made by a built-in task, or on a task of the user's own."""
+    own = [f"the conversations in {source.path}" for source in config.corpora]
+    for name, task in (tasks or {}).items():
+        source = config.rows_source(name)
+        if not task.spec.home.builtin_task:
+            own.append(f"the task '{name}' of your own")
+        elif source is not None and not _is_soul(task, source):
+            own.append(f"the rows in {source}")
+    if own and "model" not in config.model_fields_set:
+        raise UnnamedModel(
+            f"No model is named to train on {own[0]}.",
+            f"{DEFAULT_MODEL} is the default for the Soul tasks alone; it would be a download of "
+            f"about {DEFAULT_MODEL_GB:g} GB.",
+            f"Name the model: --model FOLDER or --model OWNER/NAME, or --model {DEFAULT_MODEL}.",
+        )
+
+
+def _is_soul(task: Task, source: str) -> bool:
+    """Whether rows are made by the task, or a released file or a folder of such."""
+    names = {*task.spec.files.train, *task.spec.files.eval}
+    return source.startswith(MADE) or Path(source).is_dir() or Path(source).name in names
+
+
+def download_remark(config: TrainConfig) -> str:
+    """Which model is downloaded before anything else happens, and how to name another; empty where
+    none is."""
+    if config.model == TINY or not any(not gap.fatal for gap in model_gaps(config.model)):
+        return ""
+    unnamed = "model" not in config.model_fields_set
+    facts = ["the default"] if unnamed else []
+    facts += [f"about {DEFAULT_MODEL_GB:g} GB"] if config.model == DEFAULT_MODEL else []
+    which = f"{config.model} ({', '.join(facts)})" if facts else config.model
+    return (
+        f"the model {which} is not on this machine and is downloaded first; to train another: "
+        "--model FOLDER or --model OWNER/NAME"
+    )
 
 
 def _measured(config: TrainConfig, asking: bool) -> Material | None:
@@ -245,9 +291,7 @@ def rows_and_gaps(
             rows[name] = chosen_rows(training_rows(task, config), config, name)
             refuse_marked_rows(name, rows[name])
         except NoRows as error:
-            pull = "soul data pull --task {} --split train"
-            way = f"rows: {pull} into {folder_note()}, or --data TASK=FILE"
-            gaps.append(Gap("rows", name, way, error))
+            gaps.append(Gap("rows", name, error.way, error))
     return rows, gaps
 
 

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from soulkit.config import ADAPTERS, setting
+from soulkit.config import setting
 from soulkit.errors import ConfigError
 from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
 from soulkit.train.objectives.sdpo import DistillSettings, taught, unweighted
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
+from soulkit.written import ADAPTERS
 
 
 class OpdSettings(DistillSettings):
