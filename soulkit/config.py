@@ -191,7 +191,7 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(text.decode("utf-8"))
+        loaded = yaml.load(text.decode("utf-8"), Loader=once_loader())
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise _unreadable(file, error) from error
     if loaded is None:
@@ -203,6 +203,27 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
             "Write the settings at the top level of the file.",
         )
     return {str(key): value for key, value in loaded.items()}
+
+
+@cache
+def once_loader() -> Any:
+    """A loader of plain YAML in which a key stands once: a second entry would silently replace the
+    first."""
+    import yaml
+
+    class OnceLoader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    if key.value in seen:
+                        raise yaml.constructor.ConstructorError(
+                            None, None, f"'{key.value}' stands here twice", key.start_mark
+                        )
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return OnceLoader
 
 
 def _unreadable(file: Path, error: Exception) -> ConfigError:

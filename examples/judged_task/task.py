@@ -11,6 +11,7 @@ from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import combined, opinions, readable
 from soulkit.judge.structured import VerdictShape, question
+from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.tasks.base import Rollout, Task
 from soulkit.types import (
@@ -67,7 +68,8 @@ class JudgedTask(Task):
         return Episode(
             example_id=example.id, task=self.name, kind=rollout.kind, rollout=rollout.index,
             traces=(Trace(WRITER, (Turn(context, reply),)),),
-            transcript=(Line(WRITER, reply.text),), stop=reply.stop_reason, usage=reply.usage,
+            transcript=(Line(WRITER, spoken(reply.text, "paper")),), stop=reply.stop_reason,
+            usage=reply.usage,
         )  # fmt: skip
 
     # -- score --------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def _print(runs: Sequence[ListedFolder], folder: Path) -> None:
     from soulkit.cli.console import out, safe
     from soulkit.cli.onward import say_next
     from soulkit.report.hints import shell_path
+    from soulkit.report.progress import EPISODES, JUDGEMENTS
+    from soulkit.runs.records import SAMPLES
 
     if not runs:
         out.print(f"no run in {safe(str(folder))}", soft_wrap=True)
@@ -56,7 +58,11 @@ def _print(runs: Sequence[ListedFolder], folder: Path) -> None:
         return
     show_runs(runs)
     newest = next((run for run in runs if run.state != "damaged"), runs[0])
-    say_next(f"soul report {shell_path(newest.path)}", f"soul show {shell_path(newest.path)}")
+    path = shell_path(newest.path)
+    files = [newest.path / name for name in (EPISODES, JUDGEMENTS, SAMPLES)]
+    # Nothing was played in some supervised trainings, and in what has just begun.
+    played = any(file.is_file() and file.stat().st_size for file in files)
+    say_next(f"soul report {path}", *([f"soul show {path}"] if played else []))
 
 
 def show_runs(runs: Sequence[ListedFolder]) -> None:

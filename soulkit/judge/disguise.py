@@ -157,13 +157,15 @@ class _Letters:
         if end - start < WHOLE:
             return all(place in self.edges for place in range(start, end + 1))
         begins = start in self.edges or self.letters.endswith("the", 0, start)
-        plural = self.letters.startswith("s", end) and end + 1 in self.edges
+        plural = any(
+            self.letters.startswith(s, end) and end + len(s) in self.edges for s in ("s", "es")
+        )
         return begins and (end in self.edges or plural)
 
 
 # -- places and letters --------------------------------------------------------------------------
 
-_CARDINALS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+CARDINALS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _ORDINALS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
 )  # fmt: skip
@@ -175,7 +177,7 @@ _OF_TWO = {"former": 0, "latter": 1}
 _PLACE = "|".join(
     [r"\d{1,2}(?:st|nd|rd|th)", *sorted((*_ENDS, *_OF_TWO, *_ORDINALS, "middle"), key=len)[::-1]]
 ).replace(" ", r"[\s-]+")
-_NUMBER = rf"(?:\d{{1,2}}|{'|'.join(_CARDINALS)})"
+_NUMBER = rf"(?:\d{{1,2}}|{'|'.join(CARDINALS)})"
 _OPTION = r"(?:option|choice|alternative|candidate|possibilit(?:y|ie))s?"
 _OPTIONS = rf"(?:the\s+|these\s+|those\s+)?(?:{_NUMBER}\s+)?(?:{_OPTION}|answers)"
 _AND = r"(?:\s*,\s*(?:and|or|nor)\s+|\s*[,/&]\s*|\s+(?:and|or|nor)\s+)(?:the\s+)?"
@@ -213,6 +215,10 @@ _BY_NUMBER = re.compile(
     rf"|(?<!\w)#(?P<bare>\d{{1,2}})\b",
     re.IGNORECASE,
 )
+_SEVERAL = re.compile(
+    rf"\b(?P<end>first|top|last|final|bottom)\s+(?P<many>{_NUMBER})\s+"
+    rf"(?:listed\s+|possible\s+)?(?:{_OPTION}|answers)\b", re.IGNORECASE,
+)  # fmt: skip
 _LEAD = r"\b(?:option|answer|letter|choice|choose|pick)\b\W{0,3}(?:is\W{1,3})?"
 _SPOKEN = {
     "bee": "B", "cee": "C", "dee": "D", "eff": "F", "gee": "G", "alpha": "A", "alfa": "A",
@@ -251,6 +257,10 @@ def places_named(text: str, count: int) -> frozenset[int]:
             words = re.findall(_PLACE, match["row"], re.IGNORECASE)
             inside = {_place(word, count) for word in words}
             places |= {count - 1 - p for p in inside if p is not None} if match["up"] else inside
+    for match in _SEVERAL.finditer(text):
+        several = range(_numbered(match["many"]) + 1)
+        last = match["end"].lower() not in ("first", "top")
+        places |= {count - 1 - place if last else place for place in several}
     return frozenset(p for p in places if p is not None and 0 <= p < count)
 
 
@@ -269,7 +279,7 @@ def _place(word: str, count: int) -> int | None:
 
 
 def _numbered(word: str) -> int:
-    return int(word) - 1 if word.isdigit() else _CARDINALS.index(word.lower())
+    return int(word) - 1 if word.isdigit() else CARDINALS.index(word.lower())
 
 
 def letters_named(text: str, options: Collection[str]) -> frozenset[str]:

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from soulkit.judge.disguise import (
+    CARDINALS,
     folded,
     letters_named,
     places_named,
@@ -59,6 +60,15 @@ MAX_CHARACTERS = 30_000
 QUOTED_WORDS = 3
 """So many words a sentence of the story has beside options, or quoting it names the options."""
 _NUMBERED = re.compile(r"^\s*\d+[.):]?\s+")
+_NO_ANSWER = re.compile(
+    r"\byes or no\b|(?P<said>\b(?:say|said|answer|answered|choose|chose|pick|picked|or|than)\s+)?"
+    r"\bno(?=\s+[a-z])", re.IGNORECASE,
+)  # fmt: skip
+_NUMBER_WORD = re.compile(
+    rf"\b(?:{'|'.join(CARDINALS[1:])})\b(?=\s*(?:[.,;:!?)\"'”’]|\Z|(?:or|and|nor|is|was)\b))",
+    re.IGNORECASE,
+)
+"""`say four.`, not `four facts`; `one` is too common a word."""
 MAX_NAME_WORDS = 3
 """Options up to this length are names, whose single words (`the red one`) point at them."""
 
@@ -93,6 +103,8 @@ class LeakView:
     """What the actor reads beside question and options: its sentences may be quoted whole."""
     drafted: tuple[str, ...] = ()
     """The options other than the gold that the draft answered."""
+    shown: bool = False
+    """Whether the actor reads its draft with the feedback, and so knows what the draft answered."""
     each: bool = False
     """Whether every option tells something of the answer by itself (one name of a list, one word of
     a sentence), so that naming any of them leaks."""
@@ -149,6 +161,7 @@ def names_letter(text: str, letter: str) -> bool:
 def _letter_pattern(letter: str) -> str:
     upper, lower = letter.upper(), letter.lower()
     either = f"[{upper}{lower}]"
+    spoken_of = r"|(?=\s+(?:is|was|are|or|and|nor|but|cannot|can't)\b)" if upper == "A" else ""
     after_word = r"(?=\s*(?:[.,;:!?)\]*\"'’]|\Z))" if upper in "AI" else r"\b"
     lead = r"\b(?i:option|answer|letter|choice|choose|pick)\b\W{0,3}(?:is\W{1,3})?"
     return "|".join(
@@ -156,8 +169,8 @@ def _letter_pattern(letter: str) -> str:
             rf"[(\[*`\"]{either}[)\]*`\".]",
             rf"(?i:<answer>)\s*{either}\b",
             rf"{lead}{upper}\b",
-            rf"{lead}{lower}{after_word}",
-            rf"(?<![\w-]){upper}(?!\w|['’-]\w){after_word}",
+            rf"(?:{lead}|\b(?i:not|nor|neither|or|with|it's|it is)\s+){lower}{after_word}",
+            rf"(?<![\w-]){upper}(?!\w|['’-]\w)(?:{after_word}{spoken_of})",
         )
     )
 
@@ -180,6 +193,8 @@ def _gives_away(left: Collection[str], view: LeakView) -> bool:
     names = view.names()
     if view.each or len(names) < 2:
         return len(left) < len(names)
+    if view.shown and len(left) < len(names):
+        left = set(left) - set(map(plain, view.drafted))
     return len(left) == 1 or 2 * len(left) <= len(names) - len(_known(left, view))
 
 
@@ -191,15 +206,19 @@ def _known(left: Collection[str], view: LeakView) -> set[str]:
 def _hint_groups(text: str, view: LeakView, names: Collection[str]) -> list[set[str]]:
     """Options set apart by a single word of `text`, where options are names.
 
-    Words of the question are known to the reader already.
+    Words of the question are known to the reader already, and words like `the` point at nothing.
     """
     if any(len(name.split()) > MAX_NAME_WORDS for name in names):
         return []
     rest = plain(text)
     for name in sorted(named_options(text, names), key=len, reverse=True):
         rest = rest.replace(name, " ")
-    words = set(rest.split()) - set(plain(view.question).split())
-    return [{name for name in names if word in name.split()} for word in sorted(words)]
+    words = content(_stems(rest)) - _stems(plain(view.question))
+    return [{name for name in names if word in _stems(name)} for word in sorted(words)]
+
+
+def _stems(words: str) -> set[str]:
+    return {"".join(tokens(word)) for word in words.split()}
 
 
 @lru_cache(maxsize=8)
@@ -232,7 +251,7 @@ def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
         return replace(feedback, leak="too_long")
     leak, share, told = feedback.leak, view.chance, False
     for text, seen in _readings(feedback.text, view):
-        bare = unquoted(text, seen)
+        bare = _as_answers(unquoted(text, seen), seen)
         leak = leak or _answer_leak(bare, seen) or _text_leak(text, seen)
         if seen.options:
             left = left_open(bare, seen)
@@ -277,6 +296,22 @@ def _is_quotable(sentence: str, view: LeakView) -> bool:
     for option in sorted(options, key=len, reverse=True):
         rest = rest.replace(option, " ")
     return len(tokens(rest)) >= QUOTED_WORDS
+
+
+def _as_answers(text: str, view: LeakView) -> str:
+    """`text` without words that stand in options and answer nothing (`no reason`, `from 1 to 5`
+    where 1 and 5 are the first and the last number), and with numbers in words as figures."""
+    names = view.names()
+    if "no" in names:
+        text = _NO_ANSWER.sub(lambda no: no[0] if no["said"] else " | ", text)
+    numbers = sorted(int(name) for name in names if name.isdecimal())
+    if not numbers or len(numbers) < len(names):
+        return text
+    low, high = numbers[0], numbers[-1]
+    text = re.sub(
+        rf"(?i)\b{low}\s*(?:to|and|through|[-–—])\s*{high}\b|\b{high}-point\b", " | ", text
+    )
+    return _NUMBER_WORD.sub(lambda word: str(CARDINALS.index(word[0].lower()) + 1), text)
 
 
 def _readings(text: str, view: LeakView) -> Iterator[tuple[str, LeakView]]:
@@ -354,9 +389,10 @@ async def read_blind(
     if not calls or not view.options:
         return feedback
     hits, text = 0, unquoted(feedback.text, view)
+    told = _as_answers(text, view)
     for call in calls:
         hits += await _read_once(text, view, reader, call)
-    known = _known(left_open(text, view), view)
+    known = _known(left_open(told, view), view)
     chance = 1 / max(len(view.names()) - len(known), 1)
     leak = feedback.leak or ("answerable" if above_chance(hits, len(calls), chance) else "")
     return replace(feedback, leak=leak, blind=hits / len(calls), chance=view.chance)

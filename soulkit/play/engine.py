@@ -71,7 +71,7 @@ class FeedbackPolicy:
     blind_reads: int = BLIND_READS
     show_draft: bool = False
     """The refined rollout's feedback slot holds the draft as well; the leak check reads only what
-    the coach wrote."""
+    the coach wrote, to somebody who knows what the draft answered."""
     leak_check: LeakCheck = "drop"
     """`drop`: feedback that leaks is recorded and not used; `log`: it is used all the same; `off`:
     nothing is looked for."""
@@ -144,6 +144,8 @@ class Engine:
         if policy.leak_check != "off":
             with task_code(job.task, "leak_view"):
                 view = job.task.draft_view(job.example, draft.score)
+            if view is not None:
+                view = replace(view, shown=policy.show_draft)
             checked = check_leak(feedback, view)
             if policy.blind_reader is not None and view is not None and not checked.leak:
                 checked = await self._read_blind(job, checked, view, policy.blind_reader)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from soulkit.config import once_loader
 from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.defaults import DefaultPlayers
@@ -225,27 +226,12 @@ def builtin_file() -> Path:
     return packaged if packaged.exists() else packaged.parents[1] / "tasks.yaml"
 
 
-class _OnceLoader(yaml.SafeLoader):
-    """YAML in which a key stands once: a second entry would silently replace the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"'{key.value}' stands here twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def read_file(path: Path) -> RegistryFile:
     """Parse and validate one tasks file; ConfigError names the place and the nearest known key."""
     try:
         text = path.read_text(encoding="utf-8")
         # A SafeLoader underneath: it builds plain values only.
-        raw = yaml.load(text, Loader=_OnceLoader)
+        raw = yaml.load(text, Loader=once_loader())
     except FileNotFoundError as error:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",

@@ -393,6 +393,8 @@ class TrainConfig(
             raise ValueError(TASKS_OR_CHATS if self.method == "sft" else TASKS_OR_SUITE)
         if self.corpora and self.method != "sft":
             raise ValueError(f"conversations are for sft; {self.method} plays tasks")
+        if self.corpora and self.show_samples and not (self.validation or self.eval_task):
+            raise ValueError("--show-samples is about held-out conversations: --validation FILE")
         idle = [name for name in (OF_ROWS if self.corpora else OF_CHATS) if getattr(self, name)]
         if idle and self.corpora:
             raise ValueError(f"{idle[0]} is about the rows of tasks, and these are conversations")

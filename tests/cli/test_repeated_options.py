@@ -107,3 +107,17 @@ def test_what_may_be_given_several_times_still_may(
 ) -> None:
     assert soul(*words.format(folder=tmp_path).split()) == 0
     assert "given twice" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["eval api", "train ditto --dry-run"])
+def test_a_setting_that_stands_twice_in_a_file_is_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("model: a\ntasks: {tomi: 1}\nmodel: b\n")
+    assert soul(*command.split(), "--config", file) == 2
+    what, _, _ = three_lines(capsys.readouterr().err)
+    assert str(file) in what and "'model' stands here twice" in what
+    file.write_text("model: a\njudges:\n- {model: b, model: c}\n")
+    assert soul("eval", "api", "--task", "tomi", "--config", file) == 2
+    assert "'model' stands here twice" in capsys.readouterr().err

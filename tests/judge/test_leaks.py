@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +126,66 @@ def test_a_ranking_has_several_answers() -> None:
     assert set(ranked.drafted) == {"rice", "tea", "milk"}
     assert leak("You put rice, tea and milk first; look at the last purchase.", ranked) == ""
     assert leak("It is none of rice, tea, milk.", view) == "answerable"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("not a, not c, not d", "answerable"),
+        ("It's b.", "gold_letter"),
+        ("A is wrong and so is C, says D", "answerable"),
+        ("Neither of the last two options.", "answerable"),
+        ("Only one of the first 2 options can be true.", "gold_place"),
+        ("Neither jars nor tins.", "answerable"),
+        ("Look at the first two sentences, and at a plan.", ""),
+        ("Neither a jar nor the hall; go with your eyes.", ""),
+    ],
+)
+def test_other_ways_of_ruling_out(text: str, kind: str) -> None:
+    assert leak(text, VIEW.of_draft("A", "")) == kind
+
+
+def test_articles_point_at_no_option() -> None:
+    pets = LeakView("Which?", ("a big dog", "a small cat", "the red fox"), "the red fox", "ABC")
+    assert leak("Look at a scene again, with the eyes of the person.", pets) == ""
+    assert leak("Think of the fox.", pets) == "answerable"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("There is no reason to hurry, and no one was there.", ""),
+        ("Answer yes or no.", ""),
+        ("No, she does not.", "gold_text"),
+        ("Answer no here.", "gold_text"),
+        ("It is “no”.", "gold_text"),
+        ("Yes is wrong.", "answerable"),
+    ],
+)
+def test_no_before_a_noun_is_no_answer(text: str, kind: str) -> None:
+    assert leak(text, LeakView("Does she know?", ("yes", "no"), "no")) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("From 1 to 5, 2 says too little.", ""),
+        ("On a 5-point scale, 2 says too little.", ""),
+        ("You said two; weigh the three facts.", ""),
+        ("Say four.", "gold_text"),
+        ("Not 1, three or five.", "answerable"),
+    ],
+)
+def test_options_that_are_numbers(text: str, kind: str) -> None:
+    scale = LeakView("How much?", ("1", "2", "3", "4", "5"), "4").of_draft("2", "")
+    assert leak(text, scale) == kind
+
+
+def test_a_draft_that_is_shown_is_ruled_out_beside_what_the_text_rules_out() -> None:
+    three = LeakView("Where?", ("box", "bag", "tin"), "bag").of_draft("box", "")
+    assert leak("It is not the tin.", three) == ""
+    assert leak("It is not the tin.", replace(three, shown=True)) == "answerable"
+    assert leak("Ask who was there.", replace(three, shown=True)) == ""
 
 
 STORY = (

@@ -107,6 +107,22 @@ def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("text", ["", THINKING, f"{THINKING}</think>"])
+def test_a_judge_of_a_new_task_is_asked_about_no_silence(
+    kind: str, text: str, own_tasks: Path, tmp_path: Path
+) -> None:
+    task = f"night_{kind}"
+    options = ("--task", task, "--tasks", own_tasks / kind / "tasks.yaml", "--data", "synth:3")
+    for stop in ("length", "stop"):
+        assert evaluated(tmp_path / stop, silent(stop, text), *options) == 1
+        said = summary(tmp_path / stop)
+        named = {"truncated"} if stop == "length" else {"empty", "no_tag"}
+        assert set(said["statuses"][task]) <= named
+        cell = next(cell for cell in said["tasks"][task].values() if cell.get("headline"))
+        assert cell["mean"] == 0.0
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
 @pytest.mark.parametrize(("stop", "status"), [("length", "truncated"), ("stop", "empty")])
 def test_a_new_task_says_so_and_the_exit_code_is_1(
     kind: str, stop: str, status: str, own_tasks: Path, tmp_path: Path,

@@ -107,3 +107,22 @@ def test_they_need_turns_to_be_taken(tmp_path: Path) -> None:
     assert (
         "show_samples" not in TrainConfig.load(env={}, flags={**plain, "eval_every": 1}).identity()
     )
+
+
+def test_lines_need_something_that_is_held_out(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = ("--data", files / "chats.jsonl", "--steps", 2, "--eval-every", 1)
+    assert soul(*CHATS, *alone, "--show-samples", 1, "--out", tmp_path / "run") == 2
+    assert "held-out conversations: --validation FILE" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_played_nothing_is_not_offered_to_be_shown(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert soul(*CHATS, "--data", files / "chats.jsonl", "--steps", 1, "--out", out) == 0
+    capsys.readouterr()
+    assert soul("runs", tmp_path) == 0
+    assert capsys.readouterr().err.strip().endswith(f"next: soul report {out}")

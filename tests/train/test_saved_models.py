@@ -21,6 +21,7 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.saving import base_of, save_model
 from soulkit.runs.folder import read_config
 from soulkit.version import __version__
+from tests.support.evaluation import replaced
 from tests.support.servers.hub_server import HubServer, commit_of
 from tests.support.training import policy_of, random_model, soul
 
@@ -245,7 +246,7 @@ def test_base_and_adapter_of_the_hub_are_recorded_with_their_commits(
     with HubServer({"me/base": newer, "me/expert": adapter}, older={"me/base": [base]}) as server:
         name = f"me/base@{commit_of(base)}"
         who = ("--model", name, "--adapter", "me/expert", "--max-tokens", 4)
-        train = ["train", "ditto", *who, *TRAIN, "--out", "run"]
+        train = ["train", "ditto", *replaced(TRAIN, (*who, "--out", "run"))]
         play = ["eval", "local", *who, "--task", "tomi", "--data", "synth:3", "--out", "scores",
                 "--max-unscored", 1]  # fmt: skip
         in_a_process(server, tmp_path, train, play)

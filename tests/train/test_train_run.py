@@ -345,8 +345,8 @@ def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
         options = (*KEEPER, "--partner", f"endpoint:v@{server.base_url}")
         if who == "coach":
             options = (*TOMI, "--coach", f"endpoint:wise@{server.base_url}")
-        return soul("train", "ditto", "--model", warm / "model", *options, "--steps", steps,
-                    "--out", out)  # fmt: skip
+        return soul("train", "ditto", "--model", warm / "model",
+                    *replaced(options, ("--steps", steps, "--out", out)))  # fmt: skip
 
     out = tmp_path / "run"
     with ScriptedServer(answer=answer, script=broken) as server:
@@ -410,9 +410,9 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path, warm: Path) -> None:
 @pytest.mark.slow
 def test_the_best_weights_are_kept_and_can_be_loaded(tmp_path: Path, warm: Path) -> None:
     out, steps = tmp_path / "run", 4
-    done = soul("train", "ditto", "--model", warm / "model", *TOMI, "--steps", steps, "--out", out,
-                "--eval-every", 1, "--set", "keep_best=2", "--set", "keep_last=1",
-                "--set", "dev_limit=10", "--set", "lr=0.01")  # fmt: skip
+    options = replaced(TOMI, ("--steps", steps, "--out", out, "--eval-every", 1, "--lr", 0.01))
+    done = soul("train", "ditto", "--model", warm / "model", *options, "--set", "keep_best=2",
+                "--set", "keep_last=1", "--set", "dev_limit=10")  # fmt: skip
     assert done == 0
     lines = read_jsonl(out / "metrics.jsonl")
     dev = [line["eval/tomi"] for line in lines if "eval/tomi" in line]
