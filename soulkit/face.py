@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from soulkit.config import Settings
     from soulkit.eval.compare import Comparison
     from soulkit.eval.summary import Summary
     from soulkit.report.load import RunData
@@ -58,6 +59,7 @@ def _evaluation(
 
     kind = "api" if settings.get("base_url") else "local"
     flags = {"kind": kind, "model": model, "tasks": _names(tasks), **settings}
+    flags = _with_rows(EvalConfig, flags)
     config = EvalConfig.load(env={}, flags=flags)
     return lambda: run_eval(config, _path(out))[1]
 
@@ -107,10 +109,19 @@ def _training(
     from soulkit.train.run import train
 
     ratios = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(_names(tasks), 1.0)
-    flags = {"method": method, "model": model, "tasks": ratios, **settings}
+    flags = _with_rows(TrainConfig, {"method": method, "model": model, "tasks": ratios, **settings})
     config = TrainConfig.load(env={}, flags=flags)
     folder = _path(out) or default_run_path(f"train-{method}", ratios)
     return lambda: train(config, folder, _quiet)
+
+
+def _with_rows(config: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with rows as the configuration holds them, where they are written as an option of
+    the command line: "synth:100", or ["TASK=FILE", ...]."""
+    rest = {name: value for name, value in settings.items() if name != "data"}
+    if not isinstance(settings.get("data"), str | list):
+        return dict(settings)
+    return rest | config.from_file({"data": settings["data"]}, rest)[0]
 
 
 def compare(
