@@ -8,7 +8,8 @@ that is asynchronous itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,8 @@ def evaluate(
     """
     from soulkit.runs.coroutines import run_beside_loop
 
-    return run_beside_loop(_evaluation(model, tasks, out, settings))
+    with _explained():
+        return run_beside_loop(_evaluation(model, tasks, out, settings))
 
 
 async def aevaluate(
@@ -48,7 +50,8 @@ async def aevaluate(
     """
     from soulkit.runs.coroutines import run_in_thread
 
-    return await run_in_thread(_evaluation(model, tasks, out, settings))
+    with _explained():
+        return await run_in_thread(_evaluation(model, tasks, out, settings))
 
 
 def _evaluation(
@@ -83,7 +86,8 @@ def train_model(
     """
     from soulkit.runs.coroutines import run_beside_loop
 
-    return run_beside_loop(_training(method, model, tasks, out, settings))
+    with _explained():
+        return run_beside_loop(_training(method, model, tasks, out, settings))
 
 
 async def atrain_model(
@@ -97,7 +101,8 @@ async def atrain_model(
     """`train_model`, without holding up the event loop: `await sk.atrain_model(...)`."""
     from soulkit.runs.coroutines import run_in_thread
 
-    return await run_in_thread(_training(method, model, tasks, out, settings))
+    with _explained():
+        return await run_in_thread(_training(method, model, tasks, out, settings))
 
 
 def _training(
@@ -113,6 +118,20 @@ def _training(
     config = TrainConfig.load(env={}, flags=flags)
     folder = _path(out) or default_run_path(f"train-{method}", ratios)
     return lambda: train(config, folder, _quiet)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A package that is not installed is a UserError that says how to install it."""
+    from soulkit.errors import MissingPackage
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = MissingPackage.of(error, "this call")
+        if missing is None:
+            raise
+        raise missing from error
 
 
 def _with_rows(config: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
