@@ -63,6 +63,12 @@ class MissingPackage(UserError):
             f"Install it with: {install_line(EXTRAS[package])}",
         )
 
+    @classmethod
+    def of(cls, error: ModuleNotFoundError, purpose: str) -> MissingPackage | None:
+        """What to say of an import that failed; None where no extra would bring the package."""
+        package = (error.name or "").partition(".")[0]
+        return cls(package, purpose) if package in EXTRAS else None
+
 
 class CallError(SoulError):
     """A call to a model failed for good, after its retries. `reason` is a Failure slug."""

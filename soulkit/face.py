@@ -8,11 +8,13 @@ that is asynchronous itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from soulkit.config import Settings
     from soulkit.eval.compare import Comparison
     from soulkit.eval.summary import Summary
     from soulkit.report.load import RunData
@@ -35,7 +37,8 @@ def evaluate(
     """
     from soulkit.runs.coroutines import run_beside_loop
 
-    return run_beside_loop(_evaluation(model, tasks, out, settings))
+    with _explained():
+        return run_beside_loop(_evaluation(model, tasks, out, settings))
 
 
 async def aevaluate(
@@ -47,7 +50,8 @@ async def aevaluate(
     """
     from soulkit.runs.coroutines import run_in_thread
 
-    return await run_in_thread(_evaluation(model, tasks, out, settings))
+    with _explained():
+        return await run_in_thread(_evaluation(model, tasks, out, settings))
 
 
 def _evaluation(
@@ -58,6 +62,7 @@ def _evaluation(
 
     kind = "api" if settings.get("base_url") else "local"
     flags = {"kind": kind, "model": model, "tasks": _names(tasks), **settings}
+    flags = _with_rows(EvalConfig, flags)
     config = EvalConfig.load(env={}, flags=flags)
     return lambda: run_eval(config, _path(out))[1]
 
@@ -81,7 +86,8 @@ def train_model(
     """
     from soulkit.runs.coroutines import run_beside_loop
 
-    return run_beside_loop(_training(method, model, tasks, out, settings))
+    with _explained():
+        return run_beside_loop(_training(method, model, tasks, out, settings))
 
 
 async def atrain_model(
@@ -95,7 +101,8 @@ async def atrain_model(
     """`train_model`, without holding up the event loop: `await sk.atrain_model(...)`."""
     from soulkit.runs.coroutines import run_in_thread
 
-    return await run_in_thread(_training(method, model, tasks, out, settings))
+    with _explained():
+        return await run_in_thread(_training(method, model, tasks, out, settings))
 
 
 def _training(
@@ -107,10 +114,33 @@ def _training(
     from soulkit.train.run import train
 
     ratios = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(_names(tasks), 1.0)
-    flags = {"method": method, "model": model, "tasks": ratios, **settings}
+    flags = _with_rows(TrainConfig, {"method": method, "model": model, "tasks": ratios, **settings})
     config = TrainConfig.load(env={}, flags=flags)
     folder = _path(out) or default_run_path(f"train-{method}", ratios)
     return lambda: train(config, folder, _quiet)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A package that is not installed is a UserError that says how to install it."""
+    from soulkit.errors import MissingPackage
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = MissingPackage.of(error, "this call")
+        if missing is None:
+            raise
+        raise missing from error
+
+
+def _with_rows(config: type[Settings], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with rows as the configuration holds them, where they are written as an option of
+    the command line: "synth:100", or ["TASK=FILE", ...]."""
+    rest = {name: value for name, value in settings.items() if name != "data"}
+    if not isinstance(settings.get("data"), str | list):
+        return dict(settings)
+    return rest | config.from_file({"data": settings["data"]}, rest)[0]
 
 
 def compare(

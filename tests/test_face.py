@@ -21,6 +21,8 @@ import pytest
 import soulkit as sk
 from soulkit.data.files import write_rows
 from soulkit.errors import ConfigError, RunError
+from tests.support.evaluation import ROOT
+from tests.support.people import chats_file
 from tests.support.road import synth
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -87,6 +89,43 @@ def test_training_from_python_twice(tmp_path: Path) -> None:
             "sft", "tiny", {"tomi": 1.0}, data={"tomi": "synth:16"}, steps=2, full=True, out=out
         )
         assert summary is not None and (out / "model").is_dir()
+
+
+@pytest.mark.parametrize("call", ["train_model('sft', 'tiny'", "evaluate('tiny'"])
+@pytest.mark.parametrize("wrapped", ["{}", "asyncio.run(sk.a{}"])
+def test_without_torch_the_error_says_what_to_install(
+    call: str, wrapped: str, tmp_path: Path
+) -> None:
+    begin = f"sk.{call}" if wrapped == "{}" else wrapped.format(call)
+    more = "'tomi', data='synth:4')" + (")" if wrapped != "{}" else "")
+    code = (
+        "import asyncio, soulkit as sk\nfrom soulkit.errors import UserError\n"
+        f"try:\n    {begin}, {more}\nexcept UserError as error:\n    print(*error.lines())"
+    )
+    path = os.pathsep.join([str(ROOT / "tests" / "without_torch"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert "'torch' is not installed" in done.stdout and "pip install" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("data", ["synth:4", ["synth:4"], ["tomi=synth:4"]])
+def test_rows_are_named_as_on_the_command_line(data: object, tmp_path: Path) -> None:
+    with ScriptedServer(answer="<answer>box</answer>") as server:
+        summary = sk.evaluate(
+            "m", "tomi", base_url=server.base_url, data=data, out=tmp_path / "run"
+        )
+    assert summary.n == 4
+
+
+@pytest.mark.slow
+def test_chats_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    chats = chats_file(tmp_path / "chats.jsonl", 12)
+    sk.train_model(
+        "sft", "tiny", {}, data=str(chats), side="human", steps=1, full=True, out=tmp_path / "run"
+    )
+    assert (tmp_path / "run" / "model").is_dir()
 
 
 def test_what_the_command_refuses_is_refused_here(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from typer.core import TyperCommand, TyperGroup
 from soulkit.cli.mistakes import USAGE, CommandTable, help_instead, mistyped
 from soulkit.cli.stopping import StopSignals
 from soulkit.errors import CallError, MissingPackage, RunStopped, SoulError, UserError
-from soulkit.extras import EXTRAS
 from soulkit.keys import printable
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -266,10 +265,8 @@ def _soul_error(error: Exception) -> SoulError | None:
         return next(iter([*mendable, *(part for part in inner if part)]), None)
     if isinstance(error, OSError) and error.errno in MENDABLE:
         return _system_error(error)
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        if package in EXTRAS:
-            return MissingPackage(package, "this command")
+    if isinstance(error, ModuleNotFoundError):
+        return MissingPackage.of(error, "this command")
     return None
 
 

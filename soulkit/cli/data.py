@@ -15,11 +15,12 @@ from soulkit.cli.console import console, err, one_line, out, print_json, progres
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.data_build import build
-from soulkit.cli.data_chats import LessonSide, dedupe, show_lesson
+from soulkit.cli.data_chats import LessonSide, chat_without_side, dedupe, show_lesson
 from soulkit.cli.data_split import split
 from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.onward import say_next
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
+from soulkit.errors import DataError
 from soulkit.written import given_twice
 
 if TYPE_CHECKING:
@@ -242,7 +243,10 @@ def show(
         return
     registry = registry_of(tasks, trust=trust)
     raw = numbered_row(path, row)
-    name = task if task is not None else next(iter(rows_by_task([raw], registry.by_source())[0]))
+    try:
+        name = next(iter(rows_by_task([raw], registry.by_source())[0])) if task is None else task
+    except DataError as error:
+        raise chat_without_side(path, named, row) or error from None
     live = registry.task(name)
     with naming_originals(live, path):
         refuse_marked(live, [raw])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -69,6 +70,22 @@ def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
     _print_lesson(lesson)
     for why, count in rows.unusable.most_common():
         err.print(f"left out before it: {count} × {safe(one_line(why, 200))}", soft_wrap=True)
+
+
+def chat_without_side(path: Path, named: int | None, row: int | None) -> DataError | None:
+    """The error of recorded chats that are to be shown as rows; None for anything else. `named` is
+    the row that stands behind the path, `row` the one that is meant."""
+    from soulkit.data.chats import holds_chats
+
+    if not holds_chats(path):
+        return None
+    where = shlex.quote(str(path) if named is None else f"{path}:{named}")
+    number = f" --row {row}" if named is None and row is not None else ""
+    return DataError(
+        f"'{path}' holds chats, and without --side a row of a task is shown.",
+        "Which messages of a chat are learned, and which are only read, depends on the side.",
+        f"Show what is learned of the people: soul data show {where} --side human{number}",
+    )
 
 
 def _print_lesson(lesson: Lesson) -> None:

@@ -100,7 +100,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
         _print_run(run, config)
     _say_failures(run, summary)
     if not as_json:
-        _say_next(run)
+        _say_next(run, summary)
     texts = [text for text in (_too_many(config, run, summary), _silent(summary)) if text]
     for text in texts:
         _say(text)
@@ -153,12 +153,13 @@ def _print_run(run: Run, config: EvalConfig) -> None:
         out.print(part)
 
 
-def _say_next(run: Run) -> None:
+def _say_next(run: Run, summary: Summary) -> None:
     from soulkit.cli.onward import say_next
     from soulkit.report.hints import shell_path, show_command
 
     name = shell_path(run.path)
-    say_next(f"{show_command(run.path)} --worst 10", f"soul report {name} --format html",
+    shown = "--worst 10" if summary.n_scored else "--status unscored"
+    say_next(f"{show_command(run.path)} {shown}", f"soul report {name} --format html",
              f"soul compare OTHER {name}")  # fmt: skip
 
 

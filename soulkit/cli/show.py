@@ -216,7 +216,8 @@ def _say_more(
         listed = ", ".join(f"{count:,} {word}" for word, count in counts.items())
         err.print(f"{len(places):,} episodes: {listed}", markup=False, soft_wrap=True)
         odd = next((word for word in counts if word != "ok"), "")
-        ways = [f"{show} --example {places[-1].example_id}", f"{show} --worst 10"]
+        ways = [f"{show} --example {places[-1].example_id}"]
+        ways += [f"{show} --worst 10"] if any(p.value is not None for p in places) else []
         ways += [f"{show} --status {odd}"] if odd else []
         ways += [f"{show} --improved"] if any(p.kind == "refined" for p in places) else []
         say_next(*ways)

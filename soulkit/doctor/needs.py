@@ -16,7 +16,6 @@ from soulkit.doctor.checkup import CheckLine
 from soulkit.errors import ConfigError, MissingPackage, UserError, did_you_mean
 from soulkit.eval.actor import starts_servers
 from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
-from soulkit.extras import EXTRAS
 from soulkit.models.api.address import checked_url
 from soulkit.models.roles.settings import RoleSettings
 from soulkit.play.gaps import (
@@ -153,10 +152,9 @@ def needs_of(file: Path, flags: Mapping[str, Any], named: str | None, *, trust: 
     try:
         look(needs, file, {**flags, **_named_in_command(group, rest)}, trust)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        missing = MissingPackage.of(error, f"soul {needs.command}")
+        if missing is None:
             raise
-        missing = MissingPackage(package, f"soul {needs.command}")
         needs.lines.append(CheckLine.of_error(PART, "package", missing))
     return needs
 

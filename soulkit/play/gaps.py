@@ -136,6 +136,10 @@ def key_gaps(config: RolesConfig) -> list[Gap]:
             read_key(name, optional=False)
         except ModelLoadError as error:
             users = ", ".join(dict.fromkeys(players))
+            error.why = (
+                f"The key for {users} is read from there; "
+                "keys are never written into configurations."
+            )
             roles = dict.fromkeys(one.partition(" ")[0] for one in players)
             flags = " ".join(f"--{role} WHO" for role in roles if role != "actor")
             error.way_out += f" Or name other players: {flags}." if flags else ""

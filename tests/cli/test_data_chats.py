@@ -50,6 +50,23 @@ def test_show_asks_the_table(soul, tmp_path: Path):
     assert "Did you mean 'lmsys'?" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("a.jsonl",), "a.jsonl --side human"),
+        (("a.jsonl:2",), "a.jsonl:2 --side human"),
+        (("a.jsonl", "--row", "2"), "a.jsonl --side human --row 2"),
+    ],
+)
+def test_show_of_chats_without_a_side_names_the_command_that_shows_them(soul, words, named):
+    jsonl(Path("a.jsonl"), [chat(1), chat(2)])
+    code, _, err = soul("show", *words)
+    assert code == 2 and "'a.jsonl' holds chats" in err
+    command = err.partition("soul data ")[2].strip()
+    assert command == f"show {named}"
+    assert soul(*command.split())[0] == 0
+
+
 @pytest.mark.parametrize("row", ["-1", "0", "7"])
 def test_show_of_a_row_that_is_not_there(soul, tmp_path: Path, row: str):
     jsonl(tmp_path / "a.jsonl", [chat(1)])

@@ -157,11 +157,13 @@ def test_a_server_that_dies_midway_is_paid_once(tmp_path: Path) -> None:
         assert server.requests == []
 
 
-def test_patience_may_change_on_resume(tmp_path: Path) -> None:
+def test_patience_may_change_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     with ScriptedServer(answer=oracle("tomi", 6), delay_s=0.4) as server:
         assert api(server.base_url, out, "--timeout", 0.1, "--max-attempts", 1) == 1
         assert value(out)["mean"] is None
+        following = capsys.readouterr().err.partition("next: ")[2].partition(";")[0]
+        assert soul(*following.split()[1:]) == 0, "the next line works where nothing was scored"
         assert api(server.base_url, out, "--timeout", 20, "--concurrency", 6) == 0
     assert value(out)["mean"] == 1.0
 

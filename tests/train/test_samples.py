@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ def test_some_are_kept_beside_what_the_person_wrote(run: Path) -> None:
         row = int(record.example_id.rpartition(":")[2]) - 1
         said = person_chat(row, seed=2)["messages"]
         assert record.gold == [m["content"] for m in said if m["role"] == "user"][-1].strip()
+        for message, who in zip(said[1:3], ("person", "assistant"), strict=True):
+            assert f"{who}: {message['content']}" in record.prompt, "not by the learned role"
         assert said[2]["content"] in record.prompt and record.gold not in record.prompt
         assert record.score.value is None and record.episode.transcript[0].seat == "model"
 
@@ -54,7 +57,11 @@ def test_some_are_kept_beside_what_the_person_wrote(run: Path) -> None:
 def test_show_and_the_page_show_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = load_records(run / "samples.jsonl")[0]
     assert soul("show", run) == 0
-    assert "8 episodes" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "8 episodes" in err
+    for command in err.partition("next: ")[2].strip().split("; "):  # nothing of it has a score
+        assert soul(*shlex.split(command)[1:]) == 0, command
+    capsys.readouterr()
     assert soul("show", run, "--example", first.example_id, "--step", 1) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "person wrote" in shown and first.gold.split()[0] in shown

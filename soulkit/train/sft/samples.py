@@ -38,6 +38,8 @@ class HeldOut:
     source: str
     key: str
     context: tuple[Segment, ...]
+    speakers: tuple[str, ...]
+    """Who says each segment of it."""
     wrote: str
 
 
@@ -53,7 +55,8 @@ def held_out(material: Material, count: int) -> list[HeldOut]:
 def _of_lesson(lesson: Lesson) -> HeldOut:
     last = max(place for place, learned in enumerate(lesson.trained) if learned)
     context, wrote = lesson.segments[:last], lesson.segments[last].text
-    return HeldOut(lesson.source, lesson.key, tuple(context), wrote)
+    speakers = tuple(lesson.speaker(segment) for segment in context)
+    return HeldOut(lesson.source, lesson.key, tuple(context), speakers, wrote)
 
 
 def _of_rows(dev: TaskRows) -> Iterator[HeldOut]:
@@ -62,7 +65,9 @@ def _of_rows(dev: TaskRows) -> Iterator[HeldOut]:
         turns = [turn for trace in gold.traces for turn in trace.turns] if gold else []
         if turns:
             wrote = turns[-1].completion.text
-            yield HeldOut(task.name, example.id, tuple(turns[-1].context), wrote)
+            context = tuple(turns[-1].context)
+            roles = tuple(segment.role for segment in context)
+            yield HeldOut(task.name, example.id, context, roles, wrote)
 
 
 @dataclass
@@ -125,7 +130,9 @@ class Samples:
             key=f"{step}/{one.key}/0/draft", task=one.source, example_id=one.key, rollout=0,
             kind="draft", episode=episode, step=step, gold=one.wrote,
             score=Score(value=None, reward=None, status="unscored", reason=reason),
-            prompt="\n".join(f"{part.role}: {part.text}" for part in one.context),
+            prompt="\n".join(
+                f"{who}: {part.text}" for who, part in zip(one.speakers, one.context, strict=True)
+            ),
         )  # fmt: skip
 
 
