@@ -69,6 +69,8 @@ _NUMBER_WORD = re.compile(
     re.IGNORECASE,
 )
 """`say four.`, not `four facts`; `one` is too common a word."""
+_OR_TWO = re.compile(r"\ban? \w+ or two\b", re.IGNORECASE)
+"""`in a sentence or two` names no number."""
 MAX_NAME_WORDS = 3
 """Options up to this length are names, whose single words (`the red one`) point at them."""
 
@@ -311,6 +313,7 @@ def _as_answers(text: str, view: LeakView) -> str:
     text = re.sub(
         rf"(?i)\b{low}\s*(?:to|and|through|[-–—])\s*{high}\b|\b{high}-point\b", " | ", text
     )
+    text = _OR_TWO.sub(" | ", text)
     return _NUMBER_WORD.sub(lambda word: str(CARDINALS.index(word[0].lower()) + 1), text)
 
 

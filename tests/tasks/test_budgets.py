@@ -59,6 +59,6 @@ def test_line_breaks_survive_a_cut() -> None:
 
 def test_the_fullest_lesson_that_points_at_no_option_is_said() -> None:
     view = LeakView("What to drink?", ("Tea, with honey", "Cold beer"), "Tea, with honey")
-    assert safest((("Go along with them.", "Ask."), ("", "Ask.")), view) == "Ask."
+    assert safest((("Think of honey.", "Ask."), ("", "Ask.")), view) == "Ask."
     assert safest((("Ask.", "Then wait."),), view) == "Ask. Then wait."
     assert safest((("Take the beer.",), ("",)), view) is None

@@ -66,7 +66,6 @@ def test_a_check_by_a_judge_of_ones_own_names_only_what_is_taken(
         "judge: [&a {{model: j, base_url: '{url}', api_key_env: {key}}}]\npartner: *a",
         "judge: [&a {{model: i, base_url: '{url}', api_key_env: {key}}}, {{<<: *a, model: j}}]",
         "judge: [{{model: j, base_url: !!binary {url64}, api_key_env: {key}}}]",
-        "judge: []\njudge: [{{model: j, base_url: '{url}', api_key_env: {key}}}]",
         "endpoints: {file}",
     ],
 )
@@ -78,7 +77,7 @@ def test_no_way_of_writing_hides_an_address_or_a_key(
     book = tmp_path / "book.yaml"
     player = {"model": "j", "base_url": foreign.url, "api_key_env": KEY_NAME}
     book.write_text(yaml.safe_dump({"endpoints": {"n": player}, "roles": {"judge": "n"}}))
-    foreign.edit(lambda settings: settings.pop("judge") and None)
+    foreign.edit(lambda settings: [settings.pop(name) for name in ("judge", "partner")] and None)
     line = judged.format(
         url=foreign.url, key=KEY_NAME, file=book,
         url64=base64.b64encode(foreign.url.encode()).decode(),
@@ -86,6 +85,14 @@ def test_no_way_of_writing_hides_an_address_or_a_key(
     foreign.config.write_text(f"{foreign.config.read_text()}\n{line}\n")
     _, why, _ = refused(foreign, capfd, *check(foreign, tmp_path / "check"))
     assert foreign.url in why and KEY_NAME in why
+
+
+def test_a_setting_that_stands_twice_hides_nothing(
+    foreign: Received, tmp_path: Path, capfd: Any
+) -> None:
+    foreign.config.write_text(f"{foreign.config.read_text()}\njudge: []\n")
+    assert soul(*check(foreign, tmp_path / "check")) == 2
+    assert "'judge' stands here twice" in capfd.readouterr().err and foreign.untouched()
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['touch {m}']", "a: &a [*a", ""])
