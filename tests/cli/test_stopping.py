@@ -17,7 +17,7 @@ import pytest
 from soulkit.cli import stopping
 from soulkit.cli.stopping import StopSignals
 from soulkit.runs.jsonl import read_jsonl
-from tests.support.evaluation import FAST, oracle, paid, soul, summary
+from tests.support.evaluation import FAST, oracle, paid, replaced, soul, summary
 from tests.support.resuming import episodes, fork_context, stop_after
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import random_model
@@ -207,7 +207,7 @@ def test_stops_of_a_local_evaluation_lose_nothing(tmp_path: Path, tiny: Path) ->
     def command(out: Path) -> list[str]:
         words = ("eval", "local", "--model", tiny, "--out", out, "--task", "tomi", "--data",
                  "synth:60", "--max-tokens", 6, "--batch-size", 2, "--temperature", 0,
-                 *FAST, "--max-unscored", 1)  # fmt: skip
+                 *replaced(FAST, ("--max-unscored", 1)))  # fmt: skip
         return [str(word) for word in words]
 
     whole = tmp_path / "whole"

@@ -142,5 +142,6 @@ def test_a_suite_of_original_files_is_the_same_table_after_three_kills(tmp_path:
     records = load_records(whole / "episodes.jsonl")
     assert {record.task for record in records} == set(FILES)
     assert all(r.score.scored and r.episode.stop != "failed" for r in records)
-    lines = {row[0]: row for row in page(tmp_path, whole)[0]}
-    assert lines["files mean (4 of 4)"][3] == f"{len(records)}/{len(records)}"
+    # Original releases may lack parts of a headline, so not every member has a mean.
+    (mean,) = (row for row in page(tmp_path, whole)[0] if row[0].startswith("files mean"))
+    assert mean[2] == f"{len(records)}/{len(records)}"

@@ -143,8 +143,9 @@ def test_a_comparison_from_end_to_end(
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps  # finished runs are left alone
     assert {arm for arm, _ in state(out)} == {"ditto:only_copy"}
 
-    assert ablate(model, out, "--methods", "ditto:only_copy", "--seeds", 2, "--steps", 2) == 2
-    assert "steps: 1 -> 2" in capsys.readouterr().err
+    assert ablate(model, out, "--methods", "ditto:only_copy", "--seeds", 2, "--steps", 2) == 0
+    raised = [json.loads(path.read_text()) for path in out.glob("ditto*/seed_*/summary.json")]
+    assert [summary["steps"] for summary in raised] == [2, 2]
 
 
 @pytest.mark.slow

@@ -31,11 +31,6 @@ def reordered(run: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(turned, sort_keys=False))
 
 
-def doubled(run: Path) -> None:
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text + "seed: 0\n")
-
-
 def environment(run: Path, **changes: object) -> None:
     file = run / "environment.json"
     noted = json.loads(file.read_text()) | changes
@@ -87,7 +82,7 @@ def piped_key(run: Path) -> None:
 
 
 CHANGES = (
-    spaced, commented, reordered, doubled, unsealed, other_command, odd_seals, odd_text, no_key,
+    spaced, commented, reordered, unsealed, other_command, odd_seals, odd_text, no_key,
     new_key, short_key, open_key, linked_key, piped_key,
 )  # fmt: skip
 
