@@ -18,7 +18,7 @@ from soulkit.train.forward.prepare import (
     correction_of,
     lost_twins,
     prepare_step,
-    sampler_weights,
+    sampler_ratios,
 )
 from soulkit.train.forward.terms import Tally
 from soulkit.train.forward.update import NotFinite, Update, mini_batches, update
@@ -418,7 +418,7 @@ def test_a_copy_without_a_twin_is_refused_not_weighed_one() -> None:
     copies = [s for s in step_of(14, examples=1) if s.part == "copy"]
     assert lost_twins(copies, copies) == []
     with pytest.raises(KeyError):
-        sampler_weights(copies, [torch.zeros(s.span.n_trained) for s in copies], 2.0)
+        sampler_ratios(copies, [torch.zeros(s.span.n_trained) for s in copies])
 
 
 # --- sampler and trainer --------------------------------------------------------------------------

@@ -181,28 +181,17 @@ def _scored_twins(
     return list(zip(twins, scored, strict=True))
 
 
-def sampler_weights(
-    sequences: Sequence[TrainSequence],
-    old: Sequence[Tensor],
-    cap: float,
-    untrained: Sequence[tuple[TrainSequence, Tensor]] = (),
-) -> list[Tensor]:
-    """w_t of every sequence [n_trained each]; a copy takes those of its refined twin, token by
-    token (algorithms §2).
-
-    `untrained` holds the twins that are no part of the step, with their old log-probs. Sequences
-    without sampler log-probs get 1; KeyError for a copy whose twin is nowhere.
-    """
-    return capped_weights(sampler_ratios(sequences, old, untrained), old, cap)
-
-
 def sampler_ratios(
     sequences: Sequence[TrainSequence],
     old: Sequence[Tensor],
     untrained: Sequence[tuple[TrainSequence, Tensor]] = (),
 ) -> list[Tensor | None]:
-    """π_old / π_sampler of every sequence before the cap, as `sampler_weights`; None for sequences
-    without sampler log-probs."""
+    """π_old / π_sampler of every sequence [n_trained each], before the cap; a copy takes those of
+    its refined twin, token by token (algorithms §2). None for sequences without sampler log-probs.
+
+    `untrained` holds the twins that are no part of the step, with their old log-probs. KeyError for
+    a copy whose twin is nowhere.
+    """
     own = [_own_ratios(s, o) for s, o in zip(sequences, old, strict=True)]
     sampled = [*zip(sequences, own, strict=True)]
     sampled += [(s, _own_ratios(s, o)) for s, o in untrained]
