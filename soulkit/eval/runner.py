@@ -170,8 +170,6 @@ def run_eval(
         seats = Seats(config, engine, reader, pool, calls=left)
         seats.check(run)
         run = run or _open(folder, config)
-        if not run.resumed:
-            say(f"run folder {run.path}")
         _say_servers(config, say)
         with alone(run), open_ledger(run, config) as ledger:
             note_choices(run, threads, engine, say)
@@ -377,8 +375,10 @@ async def _play_and_close(
             suite = config.suite or ""
             if (summary := finished_summary(run, work, standing, suite)) is not None:
                 return summary
-        if config.kind == "local" and left + controls:
-            await players.roll_call.hold()  # before a local model has played for an hour
+        if left + controls:
+            await players.roll_call.hold()  # before anything is played
+        if not run.resumed:  # said now: the folder goes when a server refuses
+            say(f"run folder {run.path}")
         with bars(left + controls) if bars else nullcontext() as bar:
             return await run_evaluation(
                 run, work, cast, config, bar, ledger=ledger, standing=standing

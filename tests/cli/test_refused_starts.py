@@ -36,9 +36,11 @@ def test_a_refused_actor_leaves_no_folder(
         where = {"model": server.base_url, "no /v1": url, "path": f"{url}/v2/none"}[wrong]
         name = "nobody" if wrong == "model" else "m"
         assert api(where, out, "--model", name) == 2
-        assert "error: " in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "error: " in said and "run folder" not in said
         assert list_runs(tmp_path) == [] and not out.exists()
         assert api(server.base_url, out, "--max-unscored", 1) == 0, "the mended command runs"
+        assert f"run folder {out}" in capsys.readouterr().err
     assert [run.state for run in list_runs(tmp_path)] == ["finished"]
 
 
