@@ -91,6 +91,7 @@ def by_generate(model: LocalModel, groups: Sequence[int], sampling: Sampling) ->
     return ask(other, groups, sampling)
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_loop_agrees_with_generate(folder: Path, shape: str) -> None:
     model = made(folder, *SHAPES[shape])

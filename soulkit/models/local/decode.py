@@ -17,6 +17,7 @@ The loop is frozen: what it lacks (paged keys, quantized weights, several GPUs) 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,6 +34,8 @@ _COLUMNS_PER_SLOT = 128
 """Reading so many columns of one more lane costs about as much as one more slot."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PROBE_WINDOW = 1024
+CACHE_NAMES = ("cache", "past_key_values")
+"""Arguments of transformers' models for the cache: the newer name first."""
 _AHEAD = 64
 """Steps that room is made for in advance."""
 _AGREES = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -255,6 +258,12 @@ def windows_of(model: Any) -> Windows | None:
     return Windows({_FULL: None, _SLIDING: window})
 
 
+def _cache_name(model: Any) -> str:
+    """The argument of this model that takes the cache."""
+    named = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in named), CACHE_NAMES[-1])
+
+
 class Decoder:
     """One batch under way. Use `decode_batch`."""
 
@@ -262,6 +271,7 @@ class Decoder:
                  max_tokens: int) -> None:  # fmt: skip
         """`prompts` holds one prompt a row; `pad` is any id; `max_tokens` bounds every row."""
         self.model = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.cache_name = _cache_name(self.model)
         self.windows, self.pad, self.ahead = windows, pad, min(max_tokens, _AHEAD)
         weight = next(self.model.parameters())
         self.device = weight.device
@@ -292,9 +302,9 @@ class Decoder:
             # Without padding the plain causal kernel will do.
             attention_mask=None if even else mask,
             position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self.cache_name: self.cache},
         )
         self.cache.layers = [layer for layer in self.cache.layers if layer.is_initialized]
         owners = torch.tensor(self.owners, device=self.device)
@@ -317,8 +327,8 @@ class Decoder:
             input_ids=ids,
             attention_mask=self._mask(),
             position_ids=depth.expand(shape),
-            past_key_values=self.cache,
             use_cache=True,
+            **{self.cache_name: self.cache},
         )
         return out.logits[self.at[0], self.at[1]]
 

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from soulkit.models.local.decode import CACHE_NAMES
+
 FusedPart = Literal["lora", "norm", "mlp", "compile"]
 Setting = Literal["auto", "off", "modules", "compile"]
 
@@ -269,7 +271,8 @@ def _unless_sampling(module: Any, compiled: Callable[..., Any]) -> Callable[...,
 
     def call(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs["hidden_states"]
-        sampling = kwargs.get("past_key_values") is not None or _is_decoding(x)
+        cached = any(kwargs.get(name) is not None for name in CACHE_NAMES)
+        sampling = cached or _is_decoding(x)
         return (module._call_impl if sampling else compiled)(*args, **kwargs)
 
     return call
