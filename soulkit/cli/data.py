@@ -231,7 +231,7 @@ def show(
     the path may then be a folder, a pattern, or a data set of the hub.
     """
     from soulkit.data.files import numbered_row, row_address
-    from soulkit.tasks.imports import naming_originals, refuse_marked
+    from soulkit.tasks.imports import chats_for_rows, naming_originals, refuse_marked
     from soulkit.tasks.rowcheck import rows_by_task
 
     path, named = row_address(path)
@@ -242,6 +242,9 @@ def show(
         show_lesson(path, side, row, as_json)
         return
     registry = registry_of(tasks, trust=trust)
+    of_task = None if task is None else registry.task(task)
+    if path.is_dir() and (chats := chats_for_rows(of_task, path)):
+        raise chats if task else (chat_without_side(path, named, row) or chats)
     raw = numbered_row(path, row)
     try:
         name = next(iter(rows_by_task([raw], registry.by_source())[0])) if task is None else task

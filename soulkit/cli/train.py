@@ -368,7 +368,8 @@ def _say_next(out: Path, summary: TrainSummary) -> None:
 
     refined = summary.rewards.refined is not None
     played = summary.n > 0
-    shown = [f"{show_command(out)} {'--improved' if refined else '--worst 10'}"] if played else []
+    which = "--improved" if refined else "--worst 10" if summary.n_scored else "--status unscored"
+    shown = [f"{show_command(out)} {which}"] if played else []
     shown += [show_command(out)] if not played and (out / SAMPLES).is_file() else []
     say_next(f"soul report {shell_path(out)}", *shown)
 

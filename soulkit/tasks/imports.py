@@ -102,7 +102,8 @@ def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
         if column.required
         for alias in (name, *column.aliases)
     }
-    if not holds_chats(path, needed):
+    # Rows in a folder may hold a conversation, too: they say whose they are.
+    if not holds_chats(path, needed or ({"data_source"} if path.is_dir() else ())):
         return None
     file = shlex.quote(str(path))
     learn = f"soul train sft --model MODEL --data {file} --side human"

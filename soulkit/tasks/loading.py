@@ -193,7 +193,10 @@ def examples_from(task: Task, source: str, seed: int = 0, *, forms: bool = True)
     Without `forms` every row is one example, as it is written. DataError when nothing in it can be
     used as this task, ConfigError for a `synth:` without a count or a task that makes no rows.
     """
-    loaded = _read_source(task, source, seed, forms)
+    try:
+        loaded = _read_source(task, source, seed, forms)
+    except DataError as error:
+        raise chats_for_rows(task, Path(source)) or error from None
     if not loaded.examples:
         others = ", ".join(f"{name} ({n} rows)" for name, n in loaded.skipped.items())
         first = f"{loaded.bad[0].source}: {loaded.bad[0].why.rstrip('.')}" if loaded.bad else ""

@@ -62,8 +62,10 @@ def check_row_file(
 ) -> tuple[list[Checked], list[BadRow]]:
     """The check of a file by task, and the rows that belong to none; all are rows of `task`, where
     one is named. OriginalFile for a file that is the original release's."""
-    if task is not None:
-        live = registry.task(task)
+    live = None if task is None else registry.task(task)
+    if path.is_dir() and (chats := chats_for_rows(live, path)):
+        raise chats
+    if live is not None:
         with naming_originals(live, path):
             return [check_rows(live, *read_rows(path))], []
     rows, bad = read_rows(path)

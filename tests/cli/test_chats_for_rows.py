@@ -63,8 +63,6 @@ def test_every_command_that_reads_rows_recognises_chats(
     monkeypatch.chdir(tmp_path)
     place = chats(tmp_path / "mine")
     place = place.parent if folder else place
-    if folder and "FILE" in command:
-        pytest.skip("these take a file")
     words = command.replace("FILE", str(place)).split()
     data = () if "FILE" in command else ("--data", place)
     assert soul(*words, "--task", "userllm", *data) == 2
@@ -72,6 +70,40 @@ def test_every_command_that_reads_rows_recognises_chats(
     assert what == f"'{place}' holds chats, and 'userllm' is played on rows."
     assert ("soul data dedupe " in fix) == folder
     assert "soul data build userllm " in fix
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_an_audit_recognises_chats(
+    folder: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = chats(tmp_path / "mine").parent if folder else chats(tmp_path / "mine")
+    for task in ("userllm", "tomi", "sotopia"):
+        assert soul("data", "audit", task, place) == 2
+        what, _, fix = three_lines(capsys.readouterr().err)
+        assert what == f"'{place}' holds chats, and '{task}' is played on rows."
+        assert f"--data {place} --side human" in fix
+
+
+def test_a_folder_of_chats_is_looked_at_with_a_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = chats(tmp_path / "mine").parent
+    for command, named in (("check", f"--data {place}"), ("show", f"soul data show {place}")):
+        assert soul("data", command, place) == 2
+        what, _, fix = three_lines(capsys.readouterr().err)
+        assert f"'{place}' holds chats" in what and f"{named} --side human" in fix
+    assert soul(*fix.partition("soul ")[2].split()) == 0
+
+
+def test_a_folder_of_rows_that_hold_conversations_is_no_folder_of_chats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows").mkdir()
+    assert soul("data", "synth", "mirrorbench", "-n", 3, "-o", tmp_path / "rows/r.jsonl") == 0
+    capsys.readouterr()
+    for command in (("check",), ("show",), ("check", "--task", "mirrorbench")):
+        assert soul("data", command[0], tmp_path / "rows", *command[1:]) == 2
+        assert "is a folder, not a file" in three_lines(capsys.readouterr().err)[0]
 
 
 def test_a_task_that_nobody_drafts_rows_of(

@@ -190,14 +190,17 @@ def download_remark(config: TrainConfig) -> str:
     none is."""
     if config.model == TINY or not any(not gap.fatal for gap in model_gaps(config.model)):
         return ""
-    unnamed = "model" not in config.model_fields_set
-    facts = ["the default"] if unnamed else []
-    facts += [f"about {DEFAULT_MODEL_GB:g} GB"] if config.model == DEFAULT_MODEL else []
-    which = f"{config.model} ({', '.join(facts)})" if facts else config.model
     return (
-        f"the model {which} is not on this machine and is downloaded first; to train another: "
+        f"the model {config.model}{_model_facts(config)} is not on this machine and is downloaded first; to train another: "
         "--model FOLDER or --model OWNER/NAME"
     )
+
+
+def _model_facts(config: TrainConfig) -> str:
+    """That the model is the default, and how large it is, in brackets; empty for others."""
+    facts = [] if "model" in config.model_fields_set else ["the default"]
+    facts += [f"about {DEFAULT_MODEL_GB:g} GB"] if config.model == DEFAULT_MODEL else []
+    return f" ({', '.join(facts)})" if facts else ""
 
 
 def _measured(config: TrainConfig, asking: bool) -> Material | None:
@@ -298,6 +301,8 @@ def rows_and_gaps(
 def what_is_away(config: TrainConfig) -> list[Gap]:
     """Keys, the model and the teacher, as far as they are not on this machine."""
     model = [] if config.model == TINY else model_gaps(config.model, config.adapter)
+    facts = _model_facts(config)
+    model = [gap if gap.fatal else replace(gap, name=f"{gap.name}{facts}") for gap in model]
     teacher = [
         gap
         for adapter in dict.fromkeys(config.teacher_adapters.values()) or [config.teacher_adapter]
