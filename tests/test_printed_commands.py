@@ -72,8 +72,7 @@ NOT_RUN = {
     "soul plan train ditto --config examples/paper.yaml": "needs the released rows; "
     "tests/train/test_recipe.py plans it with made ones",
     "soul train ditto --config examples/paper.yaml": "the same; a small run of it is there, too",
-    "soul distill": "needs experts; tests/distill/test_whole_killed.py has two",
-    "soul plan distill": "the same",
+    "soul distill": "needs experts; tests/distill/test_end_to_end.py makes two for the page's walk",
     "soul train sft --model FOLDER --data facts.jsonl": "needs a model that ends its texts; "
     "tests/train/test_mixsd.py has one",
     "soul train sft --model MODEL": "stands for any model; tests/train/test_corpus_run.py runs it "

@@ -84,6 +84,18 @@ def test_a_soul_task_says_what_it_downloads(
     assert SAID in capfd.readouterr().err.splitlines()
 
 
+def test_its_size_is_said_when_a_key_is_missing_too(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    words = ("ditto", "--task", "hitom", "--data", "synth:4", "--judge", "endpoint:gpt-5-nano")
+    capfd.readouterr()
+    assert soul("train", *words, "--steps", 1, "--out", "none") == 2
+    error = capfd.readouterr().err.splitlines()[-3]
+    assert "no key in OPENAI_API_KEY" in error
+    assert f"{DEFAULT_MODEL} on this machine (the default, about 17.5 GB)" in error
+
+
 @pytest.mark.slow
 def test_it_is_said_before_the_download(folder: Path, tmp_path: Path) -> None:
     """A process that may not ask the hub fails at the download, after that line."""
@@ -92,7 +104,7 @@ def test_it_is_said_before_the_download(folder: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     lines = ended.stderr.strip().splitlines()
-    assert lines[0] == SAID
+    assert SAID in lines[:-3]
     assert f"The model '{DEFAULT_MODEL}' cannot be loaded." in lines[-3]
 
 

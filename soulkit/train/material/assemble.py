@@ -191,8 +191,8 @@ def download_remark(config: TrainConfig) -> str:
     if config.model == TINY or not any(not gap.fatal for gap in model_gaps(config.model)):
         return ""
     return (
-        f"the model {config.model}{_model_facts(config)} is not on this machine and is downloaded first; to train another: "
-        "--model FOLDER or --model OWNER/NAME"
+        f"the model {config.model}{_model_facts(config)} is not on this machine and is "
+        "downloaded first; to train another: --model FOLDER or --model OWNER/NAME"
     )
 
 
