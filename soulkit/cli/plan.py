@@ -117,7 +117,9 @@ def _totals(plan: Plan) -> list[str]:
                  for role, (about, most) in roles.items()]  # fmt: skip
         lines.append(f"cost by role: {'; '.join(parts)}")
     if plan.unpriced:
-        lines.append(f"no price is known of: {', '.join(plan.unpriced)} (--prices FILE)")
+        own = any(one.role == "actor" and one.name in plan.unpriced for one in plan.asked)
+        ways = "--price-in and --price-out, or --prices FILE" if own else "--prices FILE"
+        lines.append(f"no price is known of: {', '.join(plan.unpriced)} ({ways})")
     if plan.machine is not None:
         lines.append(f"memory about {size(plan.machine.memory)}: {plan.machine.words}")
     return [*lines, _time(plan)]

@@ -135,6 +135,12 @@ class _Sides:
         """Task → the rows that are left; None where nothing is cut."""
         return {task: rows.ids for task, rows in self.rows.items()} or None
 
+    def rows_apart(self) -> bool:
+        """Whether two evaluations say which rows they had, and no task has one in both."""
+        trained = self.one.trained or self.other.trained
+        known = all(side.rows(task) for side in (self.one, self.other) for task in self.tasks)
+        return not trained and known and not shared_rows(self.one, self.other, self.tasks)
+
     def cut(self) -> _Sides | None:
         """Both sides with the rows that they share alone; None where there are none, or for
         trainings, whose episodes come from steps."""
@@ -456,6 +462,13 @@ def _refused(a: Path, b: Path, mixed: Sequence[str], sides: _Sides) -> RunError:
             "Other rows may be easier.",
             f"Compare the rows that both have: soul compare {shlex.quote(str(a))} "
             f"{shlex.quote(str(b))} --shared-rows",
+        )
+    if sides.rows_apart():
+        return RunError(
+            f"'{a}' and '{b}' have no row in common ({'; '.join(mixed)}).",
+            "A comparison is paired: both models must answer the same rows.",
+            "Evaluate one model again on the rows of the other: give the data, limit and seed that "
+            f"{b / 'config.yaml'} records.",
         )
     return RunError(
         f"The two runs were not measured the same way ({'; '.join(mixed)}).",

@@ -345,7 +345,10 @@ def test_runs_without_a_common_row_and_trainings_have_nothing_to_cut(
         with ScriptedServer() as server:
             assert api(server.base_url, tmp_path / name, "--seed", seed, n=10) == 0
     assert soul("compare", tmp_path / "a", tmp_path / "b") == 2
-    assert "--shared-rows" not in three_lines(_last(capfd))[2]
+    what, _, fix = three_lines(_last(capfd))
+    assert "have no row in common" in what and "rows 10 against 10, 0 in both" in what
+    assert str(tmp_path / "b" / "config.yaml") in fix
+    assert "--shared-rows" not in fix and "judge" not in fix
     assert soul("compare", tmp_path / "a", tmp_path / "b", "--shared-rows") == 2
     assert "share no row" in three_lines(_last(capfd))[0]
     recorded = Path(__file__).parents[1] / "recorded" / "ditto"

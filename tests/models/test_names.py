@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,33 @@ def test_what_the_hub_does_not_have_is_told(
             adapter_folder("me/base@v9")
         with pytest.raises(ModelLoadError, match="'me/nobody' cannot be had"):
             adapter_folder("me/nobody")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "offline"),
+    [("adapter", False), ("model", False), ("model", True), ("tokenizer", True)],
+)
+def test_a_hub_that_cannot_be_reached_is_no_wrong_name(
+    kind: str, offline: bool, tmp_path: Path
+) -> None:
+    """In a process of its own: the hub's client reads the environment once."""
+    places = "from soulkit.models.local.names import adapter_folder, model_place\n"
+    loading = "import torch\nfrom soulkit.models.local.loading import load_base, load_tokenizer\n"
+    code = {
+        "adapter": f"{places}adapter_folder('me/expert')",
+        "model": f"{places}{loading}load_base('me/expert', torch.device('cpu'), 'auto')",
+        "tokenizer": f"{places}{loading}load_tokenizer(model_place('me/expert'))",
+    }[kind]
+    quick = "import time\ntime.sleep = lambda seconds: None\n"  # the client tries six times
+    env = {**os.environ, "HF_ENDPOINT": "http://me:secret@127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    env |= {"HF_HUB_OFFLINE": "1"} if offline else {}
+    done = subprocess.run(
+        [sys.executable, "-c", quick + code], env=env, capture_output=True, text=True, check=False
+    )
+    error = done.stderr.strip().splitlines()[-1]
+    assert "is not on this machine, and the hub cannot be reached at " in error, done.stderr
+    assert "secret" not in error
 
 
 def test_a_model_that_is_to_be_downloaded_is_named_with_its_revision(

@@ -151,7 +151,11 @@ def test_soul_plan_of_an_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
              "--data", "synth:5", "--partner", "endpoint:no-such-model")  # fmt: skip
     assert soul("plan", *arguments) == 0
     text = capsys.readouterr().out
-    assert "endpoint:no-such-model" in text and "no price is known of" in text
+    assert "no price is known of: endpoint:no-such-model (--prices FILE)" in text
+    at_home = ("--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--task", "tomi")
+    assert soul("plan", "eval", "api", *at_home, "--data", "synth:5") == 0
+    said = "no price is known of: m (--price-in and --price-out, or --prices FILE)"
+    assert said in capsys.readouterr().out
     assert soul("plan", *arguments, "--json") == 0
     page = json.loads(capsys.readouterr().out)
     assert page["unpriced"] == ["endpoint:no-such-model"]

@@ -105,7 +105,8 @@ def test_it_is_said_before_the_download(folder: Path, tmp_path: Path) -> None:
     ended = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     lines = ended.stderr.strip().splitlines()
     assert SAID in lines[:-3]
-    assert f"The model '{DEFAULT_MODEL}' cannot be loaded." in lines[-3]
+    assert "is not on this machine, and the hub cannot be reached" in lines[-3]
+    assert "HF_HUB_OFFLINE" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from soulkit.models.local.names import (
     adapter_folder,
     commit_of,
     first_line,
+    hub_unreachable,
     model_place,
 )
 from soulkit.models.local.weights import (
@@ -152,7 +153,7 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
         experts = lost_experts(name, hub["revision"]) if isinstance(error, RuntimeError) else []
         if fault := weights_misfit(experts):
             raise not_its_weights(str(place), fault) from error
-        raise ModelLoadError(
+        raise hub_unreachable(f"model '{place}'", error) or ModelLoadError(
             f"The model '{place}' cannot be loaded.",
             f"transformers says: {first_line(error)}",
             "Check the folder or the hub name, and that the model is a causal language model "
@@ -180,7 +181,7 @@ def load_tokenizer(place: ModelPlace) -> tuple[Any, str | None]:
         config = AutoConfig.from_pretrained(place.where, **hub)
         return _tokenizer(place.where, config, hub), commit
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ModelLoadError(
+        raise hub_unreachable(f"tokenizer of '{place}'", error) or ModelLoadError(
             f"The tokenizer of '{place}' cannot be loaded.",
             f"transformers says: {first_line(error)}",
             "Check the folder or the hub name.",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from soulkit.errors import ModelLoadError
-from soulkit.keys import printable, remember
+from soulkit.keys import printable, remember, shown_address
 from soulkit.models.local.weights import ADAPTER_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -147,12 +147,39 @@ def _fetched(place: ModelPlace) -> Path:
                 f"It lacks {ADAPTER_CONFIG} or {ADAPTER_FILE}.",
                 "Name a repository that PEFT saved there, or an adapter's folder on this machine.",
             ) from error
-        raise ModelLoadError(
+        raise hub_unreachable(f"adapter '{place}'", error) or ModelLoadError(
             f"The adapter '{place}' cannot be had from the hub.",
             f"Its client says: {first_line(error)}",
             "Check the name, the revision and HF_TOKEN, or name a folder on this machine.",
         ) from error
     return config.parent
+
+
+def hub_unreachable(what: str, error: BaseException) -> ModelLoadError | None:
+    """The error of `what` ("model 'owner/name'") where the hub could not be asked for it, else
+    None."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
+
+    causes: list[BaseException] = [error]
+    while deeper := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(deeper)
+    unreached = (LocalEntryNotFoundError, OfflineModeIsEnabled)
+    answered = any(isinstance(one, HfHubHTTPError) for one in causes)
+    if answered or not any(isinstance(one, unreached) for one in causes):
+        return None
+    offline = "HF_HUB_OFFLINE forbids requests. Unset it" if constants.HF_HUB_OFFLINE else ""
+    return ModelLoadError(
+        f"The {what} is not on this machine, and the hub cannot be reached at "
+        f"{shown_address(constants.ENDPOINT)}.",
+        "Its name may be right: the hub was not asked, or did not answer.",
+        f"{offline or 'Check the network (HF_ENDPOINT names a mirror)'}, or name a folder on this "
+        "machine.",
+    )
 
 
 def first_line(error: BaseException, *, hub: bool = True) -> str:
