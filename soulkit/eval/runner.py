@@ -246,7 +246,7 @@ def _refuse_unnamed(
         gaps += without
     gaps += _role_gaps(config, work, asking=asking, model="model" not in unnamed)
     there = [part for part in work if part.examples]
-    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
+    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
 
 
 def _role_gaps(
@@ -279,7 +279,7 @@ def prepare(
     gaps += _role_gaps(config, work, asking=asking)
     refuse_dialogues(config, work)
     there = [part for part in work if part.examples]
-    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None)
+    refuse_gaps(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
     if config.playable and say:
         for line in left_out_lines(config.suite, left_out(config, work)):
             say(line)

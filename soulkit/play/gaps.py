@@ -42,6 +42,9 @@ WORDS = {
 }
 
 
+MANY, FEW = 5, 3
+"""More tasks without rows are not all named, but so many."""
+PULL = "soul data pull"
 NO_COACH_KEY = "With --coach symbolic the task's rules write the feedback, without a key"
 
 
@@ -74,8 +77,11 @@ class NotReady(ConfigError):
     """Each of them."""
 
 
-def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
-    """Raise what is missing; nothing when nothing is. `plan` is that of what is there."""
+def refuse_gaps(
+    gaps: Sequence[Gap], plan: Callable[[], Plan | None], suite: str | None = None
+) -> None:
+    """Raise what is missing; nothing when nothing is. `plan` is that of what is there; `suite` is
+    the one that the tasks are of, if any."""
     fatal = [gap for gap in gaps if gap.fatal]
     if not fatal:
         return
@@ -88,19 +94,41 @@ def refuse_gaps(gaps: Sequence[Gap], plan: Callable[[], Plan | None]) -> None:
             error.args = (error.what,)
         raise error
     names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in ORDER}
-    parts = [f"{WORDS[kind]} {', '.join(several)}" for kind, several in names.items() if several]
-    alike = {gap.way: [one.name for one in gaps if one.way == gap.way] for gap in gaps}
-    ways = [gap.way_for(alike[gap.way]) for gap in gaps]
+    parts = [f"{WORDS[kind]} {_listed(kind, some)}" for kind, some in names.items() if some]
     partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
     unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
     head = f"Cost {cost}{partly}. " if cost else unknown
     error = NotReady(
         f"{head}{len(gaps)} things are missing: {'; '.join(parts)}.",
         "Nothing is asked, loaded or written before all of it is there.",
-        f"{'; '.join(dict.fromkeys(ways))}.",
+        f"{'; '.join(_ways(gaps, suite))}.",
     )
     error.gaps = tuple(gaps)
     raise error
+
+
+def _listed(kind: GapKind, names: Sequence[str]) -> str:
+    """All names, but of many tasks without rows the first ones and a count."""
+    if kind != "rows" or len(names) <= MANY:
+        return ", ".join(names)
+    return f"{', '.join(names[:FEW])} and {len(names) - FEW} more"
+
+
+def _ways(gaps: Sequence[Gap], suite: str | None) -> list[str]:
+    """How to get what is missing, each way once. Where many tasks of a suite lack rows that can be
+    downloaded, one command for all of the suite."""
+    alike = {gap.way: [one.name for one in gaps if one.way == gap.way] for gap in gaps}
+    pulled = [gap for gap in gaps if gap.kind == "rows" and PULL in gap.way]
+    whole = len(pulled) > MANY and suite is not None
+    ways = []
+    for gap in gaps:
+        if whole and gap in pulled:
+            command = gap.way[gap.way.index(PULL) :].partition(", or ")[0]
+            command = command.replace("--task {names}", f"--suite {suite}").format(task="TASK")
+            ways.append(f"download the rows: {command}; other ways: soul tasks show TASK")
+        else:
+            ways.append(gap.way_for(alike[gap.way]))
+    return list(dict.fromkeys(ways))
 
 
 def role_gaps(work: Iterable[Work], config: RolesConfig) -> list[Gap]:

@@ -122,6 +122,29 @@ def test_every_task_that_cannot_be_played_counts(
     assert int(count) == len(names) and fix.count("--playable") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ((), "soul data pull --suite soul-27 --split eval into the folder"),
+        (("--suite", "soul-23"), "soul data pull --suite soul-23 --split eval into the folder"),
+        (("--data", "."), "soul data pull --suite soul-27 --split eval --out .;"),
+    ],
+)
+def test_without_any_rows_a_suite_names_a_few_tasks_and_one_command(
+    words: tuple[str, ...], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("SOULKIT_DATA", raising=False)
+    assert soul("eval", "api", "--model", "gpt-5-nano", *words) == 2
+    what, _, fix = three_lines(capsys.readouterr().err)
+    rows = what.partition("no rows of ")[2].partition("; ")[0]
+    assert re.fullmatch(r"\w+, \w+, \w+ and \d\d more", rows), rows
+    assert command in fix and fix.count("soul data pull") == 1 and len(fix) < 300
+    assert "{" not in fix
+
+
 def test_nothing_to_play_is_an_error_that_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,7 +152,7 @@ def gather_material(
         _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
         players=tuple(training_player_remarks(config, played, registry)), coaches=tuple(remarks),
     )  # fmt: skip
-    refuse_gaps(gaps, lambda: _planned(material))
+    refuse_gaps(gaps, lambda: _planned(material), config.suite)
     pool = material.pool
     if config.canary_every is not None:
         canaries_of(pool)
