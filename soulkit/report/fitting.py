@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-_WORD = re.compile(r"\S+")
-_WHOLE = re.compile(r"\[[^\]\n]*\]|\S+")
+_WORD = re.compile(r"^\s+\S+|\S+")
+_WHOLE = re.compile(r"\[[^\]\n]*\]|^\s+\S+|\S+")
 """What is not folded: an interval, or a word."""
 _UNBOUNDED = 1000
 """Columns of a terminal in which every table fits."""
@@ -45,29 +45,36 @@ class InParts:
 
 @dataclass(frozen=True, slots=True)
 class FittingTable:
-    """`table`, whose cells are texts and whose first column names the rows, at any width."""
+    """`table`, whose cells are texts and whose first column names the rows, at any width. Columns
+    that do not wrap stay on one line where the others can be folded enough."""
 
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = self.table.columns
+        asked = [(column.no_wrap, column.min_width) for column in columns]
         for column in columns:
-            column.no_wrap = False
-        least = self.table.__rich_measure__(console, options).minimum
-        room = options.max_width - (least - sum(_longest(_WORD, one) for one in columns))
+            column.no_wrap, column.min_width = False, None
+        measured = self.table.__rich_measure__(console, options).minimum
+        room = options.max_width - (measured - sum(_longest(_WORD, one) for one in columns))
+        least = [_least_width(column, *own) for column, own in zip(columns, asked, strict=True)]
+        if any(whole for whole, _ in asked) and sum(least) <= room:
+            self._fold(room, least)
+            yield self.table
+            return
         for bracket, where in (("(", columns[1:]), ("[", columns[1:]), ("(", columns[:1])):
             if sum(map(_longest_text, columns)) > room:
                 _break_before(bracket, where)
-        if sum(_longest(_WHOLE, one) for one in columns) <= room:
-            self._fold(room)
+        least = [_longest(_WHOLE, column) for column in columns]
+        if sum(least) <= room:
+            self._fold(room, least)
             yield self.table
         else:
             yield from self._paragraphs()
 
-    def _fold(self, room: int) -> None:
+    def _fold(self, room: int, least: Sequence[int]) -> None:
         """Give every column the width of its texts, or less where `room` signs are not enough."""
         columns = self.table.columns
-        least = [_longest(_WHOLE, column) for column in columns]
         widths = [_longest_text(column) for column in columns]
         while sum(widths) > room:
             slack = [width - word for width, word in zip(widths, least, strict=True)]
@@ -81,12 +88,17 @@ class FittingTable:
         first, *others = self.table.columns
         made = [Text()]
         for i, name in enumerate(_texts(first)[1:]):
-            made.append(Text(_line(name), style="bold"))
+            made += [Text(_line(name), style="bold")] if name else []
             pairs = [(texts[0], texts[i + 1]) for texts in map(_texts, others)]
             made.append(
                 Text("  " + " · ".join(f"{head} {_line(text)}" for head, text in pairs if text))
             )
         return [*made, Text()]
+
+
+def _least_width(column: Column, whole: bool, asked: int | None) -> int:
+    """What a column may be folded to: not at all, to what it asks for, or to its longest word."""
+    return _longest_text(column) if whole else asked or _longest(_WORD, column)
 
 
 def _line(text: str) -> str:

@@ -415,7 +415,7 @@ def _terminal_table(run: RunData, details: bool) -> RenderableType:
     parts = [_columns(rows, [i for i in shown if i < _BOUNDS], details)]
     if gaps:
         parts.append(_columns(gaps, [0, 1, *(i for i in shown if i >= _BOUNDS)], details))
-    return InParts(_columns(rows, shown, details), parts)
+    return InParts(_columns(rows, shown, details), [FittingTable(part) for part in parts])
 
 
 def _columns(rows: Sequence[tuple[str, ...]], shown: Sequence[int], details: bool) -> Table:

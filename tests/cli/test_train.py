@@ -8,20 +8,23 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.cli.train import method_options, one_line_summary, settings_of
+from soulkit.cli.train import _say_next, method_options, one_line_summary, settings_of
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
 from soulkit.train.objectives.registry import built_in
 from soulkit.train.state.lines import Learned, Rewards, StepLine
+from soulkit.train.state.summary import TrainSummary
 from soulkit.written import ratios, values_by_task
 from tests.support.evaluation import replaced, visitor
 from tests.support.training import policy_of, random_model, soul
 
+RECORDED = Path(__file__).parents[1] / "recorded" / "ditto"
 TOMI = ("--task", "tomi", "--data", "tomi=synth:30")
 SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)
 
@@ -77,6 +80,17 @@ def test_json_is_all_there_is_on_stdout(
     assert "1 step in" in streams.out
     assert f"{out} was finished already: no step was left to train" in streams.err
     assert re.search(rf"^next: soul report {out}; soul show {out} --", streams.err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("n_scored", "shown"), [(0, "--status unscored"), (3, "--worst 10")])
+def test_the_next_line_shows_what_is_there(
+    n_scored: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = json.loads((RECORDED / "summary.json").read_text("utf-8"))
+    summary = replace(TrainSummary.from_json(recorded), rewards=Rewards(), n_scored=n_scored)
+    _say_next(RECORDED, summary)
+    following = capsys.readouterr().err.partition("next: ")[2].strip()
+    assert following.endswith(f"soul show {RECORDED} {shown}")
 
 
 def test_a_config_file_of_a_run_may_be_given_back(tmp_path: Path, model: Path) -> None:

@@ -51,3 +51,16 @@ def test_without_room_each_row_is_a_paragraph() -> None:
     at = lines.index(ROWS[0][0])
     assert lines[at + 1].strip().startswith("A 0.500 · B \u2212 A \u22120.150")
     assert ROWS[1][0] in lines
+
+
+def test_names_of_break_downs_fold_nowhere() -> None:
+    """The space before such a name is a part of it."""
+    from rich.console import Console
+
+    shown = plain_table()
+    for head in ("metric", "clusters"):
+        shown.add_column(head)
+    shown.add_row(*map(literal_text, (" secret=surprise", "11 of these, few events")))
+    screen = Console(file=io.StringIO(), width=30)
+    screen.print(FittingTable(shown))
+    assert "secret=surprise" in screen.file.getvalue()  # type: ignore[attr-defined]

@@ -40,6 +40,8 @@ from soulkit.types import (
     record_key,
     unscored,
 )
+from tests.support.browser import BROWSER, browser
+from tests.support.evaluation import soul
 
 EVIL = (
     "<script>alert('x')</script> \"onload=\"alert(1) </p></details></script>"
@@ -242,6 +244,29 @@ def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
     assert (
         "\u22126.500 [\u22128.169, \u22124.359]" in shown and "\u22127.000 to \u22126.000" in shown
     )
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_a_run_is_whole_at_sixty_columns(details: bool, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [record(i, 0.0) for i in range(10)], "eval")
+    shown = table.terminal_text(load_runs([path]), 60, details=details)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 60
+    words = shown.split()
+    assert {"hitom", "clusters", "few", "events"} <= set(words) and "few event" not in lines
+    at = next(i for i, line in enumerate(lines) if line.startswith(" hitom"))
+    assert len(lines[at].rstrip()) < 60 and "[0.000, 0." in "".join(lines[at : at + 3])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome here")
+def test_the_results_fit_their_width_when_a_dot_is_at_the_end(tmp_path: Path) -> None:
+    best = write_run(tmp_path / "run", [record(i, 1.0, task="mine") for i in range(40)], "eval")
+    assert soul("report", best, "--format", "html", "--out", tmp_path / "page.html") == 0
+    results = "document.querySelector('.strips').closest('.scroll')"
+    with browser(tmp_path) as page:
+        page.open(tmp_path / "page.html")
+        assert page.value(f"{results}.scrollWidth - {results}.clientWidth") == 0
 
 
 def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:

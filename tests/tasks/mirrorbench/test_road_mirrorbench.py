@@ -82,6 +82,9 @@ def test_the_four_published_conversations_have_their_rewards(tmp_path: Path) -> 
     cell = summary(out)["tasks"]["mirrorbench"]["value"]
     assert cell["n_scored"] == cell["n"] == 4
     assert cell["mean"] == pytest.approx((0.723 + 0.923 + 0.705 + 0.92) / 4)
+    for part in ("gteval", "pairwise", "rnr", "ctr"):
+        cell = summary(out)["tasks"]["mirrorbench"][part]
+        assert 0 <= cell["ci_low"] <= cell["mean"] <= cell["ci_high"] <= 1, part
 
 
 def test_the_assistant_is_a_setting_of_the_run(
