@@ -14,11 +14,11 @@ from _sampling_cases import Case, forget_group_peak, group_peak, replies, timed
 
 from soulkit.models.codec import Codec
 from soulkit.models.vllm.adapters import serve_adapter
-from soulkit.models.vllm.attach import probe_fleet, probe_ids
+from soulkit.models.vllm.capabilities import probe_ids, probe_servers
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.command import ServerSpec
-from soulkit.models.vllm.fleet import Fleet
 from soulkit.models.vllm.model import VllmModel
+from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.server import VllmServer
 
 
@@ -37,7 +37,7 @@ class Served:
             folder, limit_s=600,
         )  # fmt: skip
         client = VllmClient(Address(self.server.url, self.server.key))
-        self.fleet = Fleet(
+        self.fleet = Replicas(
             [client], in_flight=spec["many"], checks={self.server.url: self.server.check}
         )
         self.overhead = spec["overhead"]
@@ -46,7 +46,7 @@ class Served:
     async def _model(self, folder: Path, lora: bool) -> VllmModel:
         codec = Codec.load(folder / "model")
         try:
-            abilities = await probe_fleet(self.fleet, str(folder / "model"), codec)
+            abilities = await probe_servers(self.fleet, str(folder / "model"), codec)
             served, ids = abilities.served, probe_ids(codec)
             if lora:
                 served = (await serve_adapter(self.fleet, served, folder / "adapter", ids)).name
@@ -81,7 +81,7 @@ class Versions:
         self.python = spec["python"]
 
     def run(self, request: Json) -> Json:
-        from soulkit.models.vllm.version import vllm_version
+        from soulkit.models.vllm.settings import vllm_version
 
         install = vllm_version(self.python)
         return {install.distribution: install.version} if install else {}

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from _processes import CLOCKS, Json, memory, serve
 from _soulkit_side import WIDE_OPEN, Compare, Versions, save_gradients
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.stream import LessonStream
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy, load_policy
+from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.sft.encode import LessonEncoder
-from soulkit.train.sft.lessons import imitate
+from soulkit.train.sft.steps import imitate
 from soulkit.types import Segment
 
 VOCABULARY = 32_000

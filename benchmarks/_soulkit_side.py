@@ -16,10 +16,9 @@ from safetensors.torch import save_file
 
 from soulkit.models.local.tiny import build_tiny
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy, load_policy
-from soulkit.train.forward.prepare import Prepared, log_probs
-from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import update
+from soulkit.train.model.policy import Policy, load_policy
+from soulkit.train.model.prepare import Prepared, log_probs
+from soulkit.train.model.update import Tally, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.types import Call, Sampling, Segment
 

@@ -29,12 +29,12 @@ from typing import Any
 from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.runner import run_eval
+from soulkit.eval.run.runner import run_eval
 from soulkit.metrics.comparisons import auc, paired_difference
 from soulkit.metrics.intervals import estimate
 from soulkit.runs.folder import read_jsonl
-from soulkit.tasks.made import make_rows
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.made_rows import make_rows
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 

@@ -34,20 +34,20 @@ from _distill import lessons
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import group_key, groups_aside
-from soulkit.demo.rows import BELIEFS, write_stories
+from soulkit.demo.scripted import BELIEFS, write_stories
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.report import Distillation, read_distillation
 from soulkit.distill.run import Watcher, distill
 from soulkit.report.distillation import HEADS, macro_row, row_of
 from soulkit.runs.folder import read_jsonl, write_json
 from soulkit.serving.partner import make_server
-from soulkit.tasks.made import make_rows
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.secret_keeper.visitor import visitor_line
+from soulkit.tasks.kit.made_rows import make_rows
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
-from soulkit.train.state.lines import StepLine
 from soulkit.train.state.loop import Begin, Show, nobody_hears
+from soulkit.train.state.metrics import StepLine
 
 STORIES, KEEPER, CAST = "tomi", "secret_keeper", "cast_of_people"
 LESSONS = "keeper_lessons"

@@ -3,7 +3,7 @@
 The model has the shape of Qwen3-8B and random bfloat16 weights made on the GPU (no file), with a
 LoRA adapter (r = 32, α = 64, all linear layers). A step is GRPO on one prompt of 8,192 tokens with
 16 responses of 256: 12,288 different tokens, 135,168 as padded rows. It goes through
-`soulkit.train.forward.update`: packing, forward, loss, backward, clipping and AdamW are all timed.
+`soulkit.train.model.update`: packing, forward, loss, backward, clipping and AdamW are all timed.
 
 Utilisation is FLOPs over seconds over the measured rate of a bfloat16 matrix product (8192³).
 *Model* FLOPs are what the step cannot do without: 2 per weight and token forward, 2 for the
@@ -41,12 +41,11 @@ from rich.table import Table
 
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.fuse import FusedPart, fuse, fused_parts
-from soulkit.train.forward.packing import Pack, pack_entries
-from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import prepare_step
-from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import update
+from soulkit.train.model.fused import FusedPart, fuse, fused_parts
+from soulkit.train.model.packing import Pack, pack_entries
+from soulkit.train.model.policy import Policy
+from soulkit.train.model.prepare import prepare_step
+from soulkit.train.model.update import Tally, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
 from soulkit.train.step import with_advantages
 
@@ -362,7 +361,7 @@ def flex_compiled_as(mode: str | None) -> Iterator[None]:
     """Within it FlexAttention is compiled anew in torch.compile's `mode`."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    from soulkit.train.forward import attention
+    from soulkit.train.model import attention
 
     if mode is None:
         yield

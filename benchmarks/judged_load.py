@@ -109,8 +109,8 @@ def play(url: str, episodes: int, folder: Path) -> Json:
     from soulkit.models.base import Cast, Player
     from soulkit.models.ledger.ledger import Ledger
     from soulkit.play.engine import Engine, Job
-    from soulkit.tasks.made import make_rows
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.made_rows import make_rows
+    from soulkit.tasks.kit.registry import load_registry
     from soulkit.types import Record, Sampling
 
     task = load_registry().task(TASK, "paper")

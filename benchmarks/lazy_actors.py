@@ -33,12 +33,11 @@ from rich.console import Console
 from rich.table import Table
 
 from soulkit.models.base import Cast, Player
-from soulkit.play.controls import ask_control, control_jobs
-from soulkit.play.engine import Engine, Job
+from soulkit.play.engine import Engine, Job, ask_control, control_jobs
 from soulkit.play.plan import Work
-from soulkit.tasks.base import Task
-from soulkit.tasks.made import make_rows
-from soulkit.tasks.registry import Registry, load_registry
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.made_rows import make_rows
+from soulkit.tasks.kit.registry import Registry, load_registry
 from soulkit.types import Call, Completion, Example, Record, Sampling, Segment
 
 BLAND = "hey, quick one, got a sec?"

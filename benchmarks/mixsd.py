@@ -37,16 +37,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from soulkit.demo.rows import TASK, write_stories
+from soulkit.demo.scripted import TASK, write_stories
 from soulkit.demo.training import WARMUP
 from soulkit.metrics.comparisons import paired_difference
 from soulkit.metrics.intervals import estimate
 from soulkit.models.local.sampler import LocalModel
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.jsonl import write_aside, write_json
-from soulkit.tasks.base import Task
-from soulkit.tasks.loading import examples_from
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.loading import examples_to_inspect
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 from soulkit.train.sft.mixsd import expert_context
@@ -155,7 +155,7 @@ class World:
         return load_registry().task(TASK)
 
     def stories(self, name: str) -> list[Example]:
-        return list(examples_from(self.task, str(self.rows(name))).examples)
+        return list(examples_to_inspect(self.task, str(self.rows(name))).examples)
 
     def prepare(self) -> None:
         """Rows, the warmed-up model, and what it can do; what is there stays."""

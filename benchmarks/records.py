@@ -55,8 +55,8 @@ def utterance(rng: random.Random) -> str:
 
 def write_rows(path: Path, count: int) -> None:
     """Made scenes, each of its own evening: equal rows would be one."""
-    from soulkit.tasks.made import make_rows
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.made_rows import make_rows
+    from soulkit.tasks.kit.registry import load_registry
 
     made = make_rows(load_registry().task("sotopia", "paper"), 20, 1)
     rows = (
@@ -117,7 +117,7 @@ def soul(folder: Path, arguments: list[str]) -> Json:
 
 def sizes(run: Path) -> Json:
     """Megabytes of the records as they are now, of their lines, and of the ledger."""
-    from soulkit.runs.packing import lines_in, packed_file
+    from soulkit.runs.jsonl import lines_in, packed_file
 
     path = run / "episodes.jsonl"
     files = [file for file in (path, packed_file(path)) if file.is_file()]

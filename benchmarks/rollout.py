@@ -31,9 +31,9 @@ from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
-from soulkit.tasks.base import Rollout
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.spec import TaskSpec
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import Completion, Episode, Example, Record, Sampling, Score, Segment
 
 PROMPTS, DRAFTS = 8, 8

@@ -107,8 +107,8 @@ def served(latency: float, usage: Json) -> Iterator[str]:
 
 def scene_rows(count: int) -> list[Json]:
     """Made rows with as many characters as told; those that the book lacks are strangers."""
-    from soulkit.tasks.made import make_rows
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.made_rows import make_rows
+    from soulkit.tasks.kit.registry import load_registry
 
     made = make_rows(load_registry().task("coser", "paper"), count, 1)
     return [{**row, "circumstance": crowded(json.loads(row["circumstance"]))} for row in made]

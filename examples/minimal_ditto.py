@@ -42,10 +42,10 @@ import torch
 from torch import Tensor
 
 from soulkit.models.local.tiny import build_tiny
-from soulkit.tasks.tom.stories.explain import explain
-from soulkit.tasks.tom.stories.generate import synth_rows
-from soulkit.train.maths.advantage import GroupMember, group_advantages
-from soulkit.train.maths.loss import aggregate, clipped_loss, nll_loss
+from soulkit.tasks.tom.coach import explain
+from soulkit.tasks.tom.generate import synth_rows
+from soulkit.train.loss.advantage import GroupMember, group_advantages
+from soulkit.train.loss.losses import aggregate, clipped_loss, nll_loss
 
 Row = dict[str, Any]
 MAX_NEW = 4

@@ -20,10 +20,10 @@ from typing import Any
 import typer
 
 from soulkit.cli.app import COMMANDS, app, load
-from soulkit.cli.derive import SECTIONS, Derived, default_text
+from soulkit.cli.options import SECTIONS, GroupFromSettings, default_text
 from soulkit.config import about, flag_of
 from soulkit.train.config import LoraSettings, TrainConfig
-from soulkit.train.objectives.registry import built_in, method_class
+from soulkit.train.objectives.base import built_in, method_class
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "cli.md"
@@ -62,7 +62,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def children(group: Any) -> dict[str, Any]:
     """The subcommands, whole: some groups make them when they are called."""
-    if isinstance(group, Derived):
+    if isinstance(group, GroupFromSettings):
         made = {name: group.build(name) for name in group.sentences()}
         return {**made, **group.commands}
     return dict(getattr(group, "commands", {}))

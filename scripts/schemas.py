@@ -4,7 +4,7 @@
     .venv/bin/python scripts/schemas.py --check    # exit 1 when one is stale
 
 A change that older versions of soulkit would read wrongly needs a new version of the schema's name
-(`soulkit/runs/schemas.py`); a member that they may pass over does not.
+(`soulkit/runs/stored.py`); a member that they may pass over does not.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from soulkit.distill.report import Distillation
-from soulkit.doctor.checkup import Checkup
-from soulkit.eval.summary import Summary
-from soulkit.runs.lines import ControlLine, RecordLine
-from soulkit.runs.schemas import (
+from soulkit.doctor.machine import Checkup
+from soulkit.eval.results.summary import Summary
+from soulkit.runs.record_lines import ControlLine, RecordLine
+from soulkit.runs.stored import (
     CONTROLS_SCHEMA,
     DISTILLATION_SCHEMA,
     DOCTOR_SCHEMA,
@@ -30,8 +30,7 @@ from soulkit.runs.schemas import (
     SUMMARY_SCHEMA,
     schema_file,
 )
-from soulkit.train.state.lines import StepLine
-from soulkit.train.state.named import Named, finite, text, whole
+from soulkit.train.state.metrics import Named, StepLine, finite, text, whole
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
-    from soulkit.face import (
+    from soulkit.api import (
         aevaluate,
         atrain_model,
         compare,
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         load_task,
         train_model,
     )
-    from soulkit.tasks.base import Task
-    from soulkit.tasks.choice import ChoiceTask
-    from soulkit.tasks.dialogue import DialogueTask
+    from soulkit.tasks.kit.base import Task
+    from soulkit.tasks.kit.choice import ChoiceTask
+    from soulkit.tasks.kit.dialogue import DialogueTask
     from soulkit.types import Episode, Example, Score
 
 
@@ -36,19 +36,19 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Task": "soulkit.tasks.base",
-    "ChoiceTask": "soulkit.tasks.choice",
-    "DialogueTask": "soulkit.tasks.dialogue",
+    "Task": "soulkit.tasks.kit.base",
+    "ChoiceTask": "soulkit.tasks.kit.choice",
+    "DialogueTask": "soulkit.tasks.kit.dialogue",
     "Example": "soulkit.types",
     "Episode": "soulkit.types",
     "Score": "soulkit.types",
-    "evaluate": "soulkit.face",
-    "train_model": "soulkit.face",
-    "aevaluate": "soulkit.face",
-    "atrain_model": "soulkit.face",
-    "compare": "soulkit.face",
-    "load_run": "soulkit.face",
-    "load_task": "soulkit.face",
+    "evaluate": "soulkit.api",
+    "train_model": "soulkit.api",
+    "aevaluate": "soulkit.api",
+    "atrain_model": "soulkit.api",
+    "compare": "soulkit.api",
+    "load_run": "soulkit.api",
+    "load_task": "soulkit.api",
 }
 
 

@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from soulkit import trust as trusting
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.written import form_of, given_twice, row_sources, settings_written
+from soulkit.option_texts import given_twice, row_sources, settings_from_texts, text_form
 
 PREFIX = "SOULKIT_"
 RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "STATE", "TEST_DATA", "VECTORS"})
@@ -284,7 +284,7 @@ def _file_options(cls: type[BaseModel], under: str = "") -> dict[str, _FileOptio
             options |= _file_options(group, name)
         if flag is not None:
             flag = flag.partition("/")[0]
-            form = form_of(info.annotation, facts["metavar"])
+            form = text_form(info.annotation, facts["metavar"])
             setting = f"{under}.{name}" if under else name
             named = facts["metavar"] == "FILE" and not form
             options[flag.lstrip("-").replace("-", "_")] = _FileOption(setting, flag, form, named)
@@ -312,7 +312,7 @@ def settings_in_file(
         elif option.form == "rows":
             rows[name], parts = texts, {}
         else:
-            parts = _from_flags(settings_written(name, option.form, option.flag, texts))
+            parts = _from_flags(settings_from_texts(name, option.form, option.flag, texts))
         _refuse_both(settings, parts, keys, key)
         settings = merge(settings, parts)
     for name, texts in rows.items():

@@ -24,7 +24,7 @@ from typing import Any
 
 from soulkit.errors import RunError, UserError
 from soulkit.runs.folder import CONFIG, config_bytes, is_run, parsed_config, read_environment
-from soulkit.runs.seals import fits
+from soulkit.runs.seals import seal_fits
 from soulkit.text import one_line
 
 RUN_FILES = (
@@ -259,7 +259,7 @@ def is_own(folder: Path, text: bytes, settings: Mapping[str, Any]) -> bool:
         noted = read_environment(folder)
     except RunError:
         return False
-    return fits(noted.get("seal"), folder, str(noted.get("command", "")), text, settings)
+    return seal_fits(noted.get("seal"), folder, str(noted.get("command", "")), text, settings)
 
 
 def is_foreign(

@@ -1,16 +1,34 @@
-"""The scripts in `benchmarks/` use what the package has: nothing else notices when a name goes."""
+"""The scripts in `benchmarks/` use what the package has: nothing else notices when a name goes.
+
+The benchmark of feedback runs, takes up what was stopped, and reports what is finished.
+
+The simulation of coverage: what it asks of a line, and that it runs.
+
+The benchmark of facts taught without forgetting runs, and takes up what was stopped.
+
+The benchmark of engines runs at a small size, and its engines agree.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from soulkit.data.files import read_rows
-from soulkit.tasks.registry import load_registry
+from soulkit.runs.folder import read_jsonl
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.train.setup.data import load_training_data
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").rglob("*.py"))
@@ -62,3 +80,219 @@ def test_what_the_distillation_holds_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert clusters[distill.KEEPER, "test"] <= clusters[distill.KEEPER, "train"]
     # The gates against duplicates are those of `soul distill`.
     assert "near" not in distill.DISTILLED
+
+
+CAST_SCRIPT = Path(__file__).parents[1] / "benchmarks" / "cast_of_people.py"
+CAST_SMALL = ("--seeds", "1", "--hard-seeds", "0", "--warmup", "3", "--steps", "2", "--every", "1")
+
+
+def cast_benchmark(*options: str) -> str:
+    """What the script prints."""
+    done = subprocess.run(
+        [sys.executable, str(CAST_SCRIPT), *options], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_two_arms_run_and_the_second_call_repeats_nothing(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path))
+    first = cast_benchmark(*CAST_SMALL, *out, "--only", "ditto")
+    assert "| Ditto, G = 8, exact reward | 1 | " in first and "SFT" not in first
+    world = tmp_path / "values8" / "seed0"
+    lines = (world / "ditto" / "metrics.jsonl").read_bytes()
+    both = cast_benchmark(*CAST_SMALL, *out, "--only", "ditto,sft")
+    assert "| SFT on gold (upper line) | 1 | " in both
+    assert (world / "ditto" / "metrics.jsonl").read_bytes() == lines
+    sampled = [
+        line for line in read_jsonl(world / "ditto" / "metrics.jsonl") if "reward/draft" in line
+    ]
+    assert [n["rollouts/draft"] + n["rollouts/refined"] for n in sampled] == [1024, 1024]
+    figure = tmp_path / "curves.svg"
+    printed = cast_benchmark("--report", str(tmp_path), "--figure", str(figure))
+    assert (
+        "8 values a cue (512 combinations)" in printed and figure.read_text().count("</svg>") == 1
+    )
+    _sides_are_apart(world)
+
+
+def _sides_are_apart(world: Path) -> None:
+    """What is measured: combinations that no arm trains on, and those that all do, other names."""
+
+    def cues(rows: object) -> set[tuple[object, ...]]:
+        return {tuple(r.fields[n] for n in ("job", "town", "pet")) for r in rows}  # type: ignore[attr-defined]
+
+    measured, train = (read_rows(world / "rows" / f"{n}.jsonl")[0] for n in ("measured", "train"))
+    by_kind = {
+        kind: [r for r in measured if r.fields["kind"] == kind] for kind in ("seen", "unseen")
+    }
+    assert [len(rows) for rows in by_kind.values()] == [256, 256]
+    assert cues(by_kind["seen"]) <= cues(train) and not cues(by_kind["unseen"]) & cues(train)
+    assert not {r.fields["name"] for r in by_kind["seen"]} & {r.fields["name"] for r in train}
+    # The arms of reinforcement hold the same combinations out by themselves.
+    from soulkit.train.config import TrainConfig
+
+    config = TrainConfig.load(world / "ditto" / "config.yaml", env={}, trust=True)
+    pool = load_training_data(config).pool
+    assert cues([example for _, example in pool]) == cues(train)
+    assert len({example.id for _, example in pool}) == len(train)
+
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def coverage(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module; its parts lie beside it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = spec_from_file_location("coverage_benchmark", FOLDER / "coverage.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "coverage_benchmark", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+GOOD = {"part": "means", "kind": "k", "tool": "soulkit", "without": 0.0, "width": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"clusters": 5, "coverage": 0.929}, "less than 0.93"),
+        ({"clusters": 5, "coverage": 0.93}, ""),
+        ({"clusters": 3, "coverage": 0.5}, ""),
+        ({"clusters": 5, "coverage": 0.91, "events": 29.9}, ""),
+        ({"clusters": 5, "coverage": 0.909, "events": 29.9}, "less than 0.91"),
+        ({"clusters": 5, "coverage": 0.929, "events": 30.0}, "less than 0.93"),
+        ({"clusters": 10, "coverage": 0.9951}, "more than 0.995"),
+        ({"clusters": 8, "coverage": 1.0}, ""),
+        ({"clusters": 20, "coverage": 0.9299, "exclusion": 0.0701}, "leaves zero out in 0.070"),
+        ({"clusters": 20, "coverage": 0.95, "against": 1.16}, "1.16 times as wide"),
+        ({"clusters": 20, "coverage": 0.95, "against": 1.15}, ""),
+        ({"clusters": 20, "coverage": float("nan")}, "gives no interval"),
+        ({"clusters": 10, "coverage": 0.999, "unheld": True}, ""),
+        ({"clusters": 10, "coverage": 0.999, "rare": True}, ""),
+        ({"clusters": 10, "coverage": 0.929, "rare": True}, "less than 0.93"),
+        ({"clusters": 20, "coverage": 0.85, "warned": True}, ""),
+        ({"clusters": 20, "coverage": 0.849, "warned": True}, "less than 0.85"),
+    ],
+)
+def test_the_bounds_are_those_that_the_docs_name(
+    coverage: ModuleType, line: dict[str, Any], words: str
+) -> None:
+    broken = coverage.broken_bounds(coverage.Line(**GOOD, **line))
+    assert any(words in text for text in broken) if words else broken == []
+
+
+def test_an_interval_that_misses_is_counted_as_one(coverage: ModuleType) -> None:
+    ends = [(0.0, 1.0), (0.6, 1.0), (None, None), (0.5, 0.7)]
+    line = coverage.line_of("means", "k", "soulkit", 5, 0.5, ends)
+    assert line.coverage == pytest.approx(2 / 3) and line.without == 0.25
+    assert line.width == pytest.approx(0.4) and line.exclusion is None
+    assert coverage.line_of("d", "k", "soulkit", 5, 0.0, ends).exclusion == pytest.approx(2 / 3)
+
+
+@pytest.mark.slow
+def test_it_runs_and_shows_every_part(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, FOLDER / "coverage.py", "--quick", "--out", tmp_path / "lines.json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = json.loads((tmp_path / "lines.json").read_text())
+    parts = {"means", "differences", "gaps", "suites", "parts", "batch", "retention"}
+    assert {line["part"] for line in lines} == parts
+    tools = {line["tool"] for line in lines if line["part"] == "means"}
+    assert tools >= {"soulkit", "scipy percentile", "scipy BCa", "inspect_ai clustered", "lm-eval"}
+    assert "scipy" in done.stdout and "| gaps | 2 | 5 | 20 |" in done.stdout
+
+
+MIXSD_SMALL = ("--warmup", "1", "--texts", "1", "--most", "30", "--only", "mixsd-0.5")
+MIXSD_SCRIPT = Path(__file__).parents[1] / "benchmarks" / "mixsd.py"
+
+
+def mixsd_benchmark(*options: str) -> str:
+    """What the script prints."""
+    done = subprocess.run(
+        [sys.executable, str(MIXSD_SCRIPT), *options], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_an_arm_runs_and_the_second_call_repeats_nothing(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path), "--seeds", "0", "--steps", "1", "--every", "1", *MIXSD_SMALL)
+    printed = mixsd_benchmark(*out)
+    assert "| MixSD, λ = 0.5 | 1 | " in printed and "plain" not in printed
+    world = tmp_path / "seed0"
+    texts = (world / "mixsd-0.5" / "written.jsonl").read_bytes()
+    assert texts.count(b"\n") == 200
+    again = mixsd_benchmark(*out)
+    # The last column but one of a line holds seconds of the arm, read from the run.
+    assert again.splitlines()[1:] == printed.splitlines()[1:]
+    assert (world / "mixsd-0.5" / "written.jsonl").read_bytes() == texts
+    _facts_are_new(world)
+
+
+def _facts_are_new(world: Path) -> None:
+    """Of a taught fact the warm-up's lessons may hold the person, and values by chance alone."""
+    rows = [json.loads(line) for line in (world / "rows" / "plain.jsonl").open()]
+    lessons = [json.loads(line) for line in (world / "rows" / "lessons.jsonl").open()]
+    answers = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in rows}
+    guesses = [
+        (answers[question], own.rstrip(".").split()[-1])
+        for question, own in (
+            (m[0]["content"], m[-1]["content"]) for m in (one["messages"] for one in lessons)
+        )
+        if question in answers
+    ]
+    right = sum(answer.split()[-1] == value for answer, value in guesses)
+    assert len(guesses) > 100 and right / len(guesses) < 0.2  # a twelfth by chance
+
+
+SMALL_RUN = "--many 8 --new 3 --alone 2 --rounds 1 --long 64 --hidden 64 --layers 2 --threads 1"
+
+
+def sampling_benchmark(*options: str) -> subprocess.CompletedProcess[str]:
+    here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "sampling.py"), *options],
+        env={**os.environ, **here}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_three_engines_write_the_same_through_an_adapter(tmp_path: Path) -> None:
+    out = tmp_path / "sampling.json"
+    done = sampling_benchmark(*SMALL_RUN.split(), "--adapter", "lora", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "vLLM: not run (name its Python with --vllm-python)" in done.stdout
+    report = json.loads(out.read_text())
+    (weights,) = report["weights"]
+    assert weights["lora"] and report["model"]["adapter"] > 0
+    cases = [table["case"] for table in weights["tables"]]
+    assert [(c["length"], c["replies"], c["at_once"], c["shared"]) for c in cases] == [
+        (32, 2, 1, False), (32, 8, 8, False), (32, 8, 8, True),
+        (64, 2, 1, False), (64, 8, 8, False), (64, 8, 8, True),
+    ]  # fmt: skip
+    for table in weights["tables"]:
+        engines = {line["engine"]: line for line in table["lines"]}
+        assert list(engines) == ["soulkit", "generate", "continuous"]
+        assert {line["same"] for line in engines.values()} == {1.0}
+        assert all(1e8 < line["peak_bytes"] < 4e9 for line in engines.values())
+        for line in engines.values():
+            tokens = table["case"]["replies"] * 3
+            assert line["tokens_per_s"] == pytest.approx(tokens / line["runs"][0]["wall"])
+
+
+def test_an_engine_nobody_has_is_refused_before_anything_starts() -> None:
+    done = sampling_benchmark("--engines", "soulkit,sglang")
+    assert done.returncode == 2 and "engines are of soulkit" in done.stderr

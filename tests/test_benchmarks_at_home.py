@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.tasks.home import BUILTIN
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.user_code import BUILTIN
 
 PACKAGE = BUILTIN.parent
-FOLDERS = sorted(path.name for path in BUILTIN.iterdir() if (path / "__init__.py").is_file())
+FOLDERS = sorted(
+    path.name
+    for path in BUILTIN.iterdir()
+    if path.name != "kit" and (path / "__init__.py").is_file()
+)
 GENERAL = sorted(
     path
     for path in PACKAGE.rglob("*.py")

@@ -41,14 +41,14 @@ def test_the_example_is_one_short_file_without_the_engine() -> None:
         for name in node.names
     }
     assert imported == {
-        "soulkit.tasks.tom.stories.explain.explain",
-        "soulkit.tasks.tom.stories.generate.synth_rows",
+        "soulkit.tasks.tom.coach.explain",
+        "soulkit.tasks.tom.generate.synth_rows",
         "soulkit.models.local.tiny.build_tiny",
-        "soulkit.train.maths.advantage.GroupMember",
-        "soulkit.train.maths.advantage.group_advantages",
-        "soulkit.train.maths.loss.aggregate",
-        "soulkit.train.maths.loss.clipped_loss",
-        "soulkit.train.maths.loss.nll_loss",
+        "soulkit.train.loss.advantage.GroupMember",
+        "soulkit.train.loss.advantage.group_advantages",
+        "soulkit.train.loss.losses.aggregate",
+        "soulkit.train.loss.losses.clipped_loss",
+        "soulkit.train.loss.losses.nll_loss",
     }
 
 
@@ -83,8 +83,7 @@ def test_the_guide_lists_every_setting_with_its_default() -> None:
 
 @pytest.mark.torch
 def test_the_guide_explains_every_metric() -> None:
-    from soulkit.train.state.lines import StepLine
-    from soulkit.train.state.named import names_of
+    from soulkit.train.state.metrics import StepLine, names_of
     from tests.train.test_train_run import STEP_KEYS
 
     names, prefixes = names_of(StepLine)

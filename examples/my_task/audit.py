@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from soulkit.tasks.labels import Agreement, Dispute, LabelAudit
+from soulkit.tasks.kit.row_checks import Agreement, DisputedLabel, LabelAudit
 from soulkit.types import Example
 
 SHORT = 4
@@ -20,7 +20,7 @@ SHORT = 4
 def audit_labels(path: Path, examples: Iterable[Example]) -> LabelAudit:
     """The rule's view of the labels; rows without a literal reading agree with it."""
     outcomes: dict[str, list[bool]] = {}
-    disputed: list[Dispute] = []
+    disputed: list[DisputedLabel] = []
     for example in examples:
         literal = literal_reading(example.fields["said"], example.fields["options"])
         agrees = literal != example.fields["meant"]
@@ -53,8 +53,8 @@ def _agreement(outcomes: list[bool]) -> Agreement:
     return Agreement(sum(outcomes), len(outcomes))
 
 
-def _dispute(example: Example) -> Dispute:
-    return Dispute(
+def _dispute(example: Example) -> DisputedLabel:
+    return DisputedLabel(
         id=example.source,
         question=example.fields["said"],
         gold=example.fields["meant"],

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.files import RawRow
-from soulkit.tasks.importing import BadRecord, Imported, need, of_shape, rows_from
+from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
 
 PEOPLE = ("owner", "neighbour", "child")
 
 
 def read_original(path: Path) -> Imported:
     """The rows of an original file; DataError when no record of it has the fields."""
-    raw, bad = of_shape(path, ("cat", "where", "thoughts", "scene"), "Give an original file.")
-    rows = rows_from(raw, bad, _row)
+    raw, bad = records_with(path, ("cat", "where", "thoughts", "scene"), "Give an original file.")
+    rows = rows_of_records(raw, bad, _row)
     return Imported(rows=tuple(rows), bad=tuple(bad))
 
 

@@ -17,18 +17,21 @@ from pydantic import Field
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.panel import pooled
-from soulkit.judge.questions import ask_several
+from soulkit.judge.panel import ask_several, pooled
+from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
-from soulkit.judge.transcripts import transcript
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.controls import Control
-from soulkit.tasks.dialogue import Conversation, others_view, partner_words, play_out
-from soulkit.tasks.partners import partner_reply
-from soulkit.tasks.stage import Stage
+from soulkit.tasks.kit.base import Control, Rollout, Task
+from soulkit.tasks.kit.dialogue import (
+    Conversation,
+    Stage,
+    others_view,
+    partner_reply,
+    partner_words,
+    play_out,
+)
+from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import (
     BatchMetric,
     Completion,

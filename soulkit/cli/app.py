@@ -1,12 +1,20 @@
-"""`soul`: the table of commands, and the one place where an error becomes an exit code.
+"""`soul`: the table of commands, signals, and the one place where an error becomes an exit code.
 
 The commands are registered as names and sentences; a module is imported when its command is called.
 So `soul --help` answers at once, and a broken or missing optional package hurts only the command
-that needs it. Exit codes: 0 done, 1 internal error or a model that stayed silent, 2 something the
-user can mend (always three lines: error, why, fix), 130, 143 and 129 interrupted (stopping.py).
+that needs it. Exit codes: 0 done, 1 internal error or a silent model, 2 something the user can mend
+(always three lines: error, why, fix), 130, 143 and 129 interrupted.
+
+    SIGINT ─────────────────────────▶ KeyboardInterrupt, or in an event loop: the command's main
+    SIGTERM, SIGHUP ──▶ remembered ─▶ task is cancelled and ends what it must not leave half done
+
+A cluster, a container or a closing terminal sends SIGTERM or SIGHUP and grants seconds before it
+kills. What was ignored before the start stays ignored: `nohup` means SIGHUP, a shell that starts a
+command in the background means SIGINT. The library has no handlers.
 
 To add a command: a row in COMMANDS, and `soulkit/cli/<name>.py` with `app` (a `typer.Typer`, for a
-group), `command` (a function) or `make_command` (makes the command from settings).
+group), `command` (a function) or `make_command` (makes the command from settings). A module of
+another name is listed in HOMES and has a function `<name>_command`.
 """
 
 from __future__ import annotations
@@ -16,21 +24,127 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, Literal, Self
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from soulkit.cli.mistakes import USAGE, CommandTable, help_instead, mistyped
-from soulkit.cli.stopping import StopSignals
+from soulkit.api_keys import printable
+from soulkit.cli.parse_errors import USAGE, CommandTable, help_instead, usage_error
 from soulkit.errors import CallError, MissingPackage, RunStopped, SoulError, UserError
-from soulkit.keys import printable
 from soulkit.text import one_line
 from soulkit.version import __version__
+
+SAME_SIGNAL_S = 1.0
+"""A signal that follows within this time is the same one: `timeout` sends it to its child and to
+the group, and a closing terminal says it twice."""
+
+ENDING = ("SIGTERM", "SIGHUP")
+"""Beside SIGINT. Windows has no SIGHUP."""
+
+
+class StopSignals:
+    """Within it the first signal interrupts, and a later one ends the process at once.
+
+    Outside of the main thread, where no handler can be set, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        """The signal that came first; None also after Ctrl-C alone."""
+        self._at = 0.0
+        self._terminals: list[int] = []
+        self._before: dict[int, Any] = {}
+        self._blocked: set[int] = set()
+
+    @property
+    def exit_code(self) -> int:
+        """130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
+        return 128 + (self.first or signal.SIGINT)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._terminals = [descriptor for descriptor in (1, 2) if _is_terminal(descriptor)]
+        for name in ENDING:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+                self._before[number] = signal.signal(number, self._stop)
+        if self._before:
+            self._make_interruptible()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._blocked:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
+
+    def _make_interruptible(self) -> None:
+        """Where SIGINT is ignored, event loops hear of no interruption at all: it is blocked
+        instead, which no Ctrl-C passes either, and has its usual handler for the others to use."""
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and hasattr(signal, "pthread_sigmask"):
+            self._blocked = {signal.SIGINT}
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
+            self._before[signal.SIGINT] = signal.signal(
+                signal.SIGINT, signal.default_int_handler
+            )  # fmt: skip
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.first is None:
+            self.first, self._at = number, time.monotonic()
+            self._let_go_of_terminals()
+            _interrupt(frame)
+        elif time.monotonic() - self._at >= SAME_SIGNAL_S:
+            os._exit(self.exit_code)  # neither clean-up nor threads: files are whole all the time
+
+    def _let_go_of_terminals(self) -> None:
+        """Print to nowhere from now on where the terminal has gone: a last word would fail."""
+        for descriptor in self._terminals:
+            if not _is_terminal(descriptor):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def _interrupt(frame: FrameType | None) -> None:
+    """What Ctrl-C does just now: an event loop has put a handler of its own in place."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
+
+
+def _is_terminal(descriptor: int) -> bool:
+    stream = (sys.stdout, sys.stderr)[descriptor - 1]
+    return stream is not None and os.isatty(descriptor)
+
+
+def completion_command(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(help="The shell to print the script for.")
+    ],
+) -> None:
+    """Print the shell completion script.
+
+    bash: soul completion bash > ~/.local/share/bash-completion/completions/soul
+
+    zsh: soul completion zsh > a folder of your fpath, as the file _soul
+
+    fish: soul completion fish > ~/.config/fish/completions/soul.fish
+    """
+    from typer._completion_shared import get_completion_script
+
+    pass
+
+    typer.echo(get_completion_script(prog_name="soul", complete_var=COMPLETE_VARIABLE, shell=shell))
+
 
 COMMANDS = {
     "demo": "Try the whole road in minutes: no GPU, no key, no network.",
@@ -51,6 +165,9 @@ COMMANDS = {
     "serve": "Serve a scripted conversation partner over HTTP.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
+
+HOMES = {"compare": "report", "runs": "report", "completion": "app"}
+"""Commands that live in the module of another one."""
 
 MENDABLE = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT,
@@ -80,16 +197,19 @@ class LazyGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """Import the module of the command `name` and build its command or group."""
-    module = importlib.import_module(f"soulkit.cli.{name}")
-    if hasattr(module, "app"):
+    module = importlib.import_module(f"soulkit.cli.{HOMES.get(name, name)}")
+    function = getattr(module, f"{name}_command", None)
+    if function is None and hasattr(module, "app"):
         group = typer.main.get_group(module.app)
         group.name, group.no_args_is_help = name, True
         group.help = group.help or COMMANDS[name]
         return group
-    if hasattr(module, "make_command"):
+    if function is None and hasattr(module, "make_command"):
         return module.make_command()
     single = CommandTable(add_completion=False, rich_markup_mode=None)
-    single.command(name, context_settings=getattr(module, "CONTEXT", None))(module.command)
+    single.command(name, context_settings=getattr(module, "CONTEXT", None))(
+        function or module.command
+    )
     command = typer.main.get_command(single)
     command.help = command.help or COMMANDS[name]
     return command
@@ -196,7 +316,7 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         code: Any = run_words(arguments)
     except SystemExit as end:
-        from soulkit.tasks.guarding import broken_task
+        from soulkit.tasks.kit.user_code import broken_task
 
         if broken := broken_task(end):  # else a command that did nothing would end well
             raise broken from end
@@ -217,7 +337,7 @@ def run_words(words: Sequence[str]) -> int:
         if text := help_instead(error):
             typer.echo(text, err=True)
             return 2
-        raise mistyped(error) from error
+        raise usage_error(error) from error
     return code if isinstance(code, int) else 0
 
 
@@ -245,7 +365,7 @@ def _explain(error: Exception) -> int:
             soul_error.detail, soul_error.why, soul_error.way_out,
         )  # fmt: skip
         return 1
-    from soulkit.tasks.guarding import broken_task, error_words
+    from soulkit.tasks.kit.user_code import broken_task, error_words
 
     if broken := broken_task(error):
         _three_lines(*broken.lines())

@@ -5,6 +5,8 @@ document and nothing else: print it with `print_json`, and everything else to `c
 which is stderr. Progress always goes to stderr: a live bar in a terminal, else a plain line every
 few seconds while something is done and every half minute while nothing is, so that a log file stays
 readable. Text from models goes through `sanitise`.
+
+What to do next: the last line of a command, on stderr.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from soulkit.text import one_line, sanitise
 if TYPE_CHECKING:
     from soulkit.play.costs import AskUser
 
+
 __all__ = [
     "Bar",
     "ask_user",
@@ -40,7 +43,7 @@ __all__ = [
     "print_json",
     "progress",
 ]
-__all__ += ["safe", "sanitise", "say_unsealed", "size", "starting", "table", "working"]
+__all__ += ["safe", "sanitise", "size", "starting", "table", "warn_unsealed", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -349,13 +352,25 @@ def starting(what: str, limit_s: float) -> Iterator[Callable[[float, str], None]
     yield watch
 
 
-def say_unsealed() -> None:
+def warn_unsealed() -> None:
     """Say that a run will not be known as the user's own, where no key can be kept."""
-    from soulkit.runs.seals import unusable
+    from soulkit.runs.seals import no_seal_reason
 
-    if why := unusable():
+    if why := no_seal_reason():
         err.print(
             f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
             "run's folder will need --trust",
             markup=False, soft_wrap=True,
         )  # fmt: skip
+
+
+def print_next(*commands: str) -> None:
+    """`next: soul report runs/x; soul show runs/x`: commands as a shell reads them.
+
+    Commands with --json do not say it.
+    """
+    pass
+    from soulkit.text import one_line
+
+    if commands:
+        err.print(f"next: {one_line('; '.join(commands))}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`soul data`: make, download, import, check, show and audit the rows of a task."""
+"""`soul data`: make, download, import, check, show, split and audit the rows of a task."""
 
 from __future__ import annotations
 
@@ -11,25 +11,90 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.panel import Panel
 
-from soulkit.cli.console import console, err, one_line, out, print_json, progress, safe, size
+from soulkit.cli.console import (
+    console,
+    err,
+    one_line,
+    out,
+    print_json,
+    print_next,
+    progress,
+    safe,
+    size,
+)
 from soulkit.cli.console import table as new_table
-from soulkit.cli.data_audit import audit, contamination
 from soulkit.cli.data_build import build
-from soulkit.cli.data_chats import LessonSide, chat_without_side, dedupe, show_lesson
-from soulkit.cli.data_split import split
-from soulkit.cli.mistakes import CommandTable
-from soulkit.cli.onward import say_next
+from soulkit.cli.data_checks import (
+    LessonSide,
+    audit,
+    chat_without_side,
+    contamination,
+    dedupe,
+    show_lesson,
+)
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
+from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import DataError
-from soulkit.written import given_twice
+from soulkit.option_texts import given_twice
+
+RowFile = Annotated[
+    Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or .tsv.", readable=False)
+]
+
+
+def split(
+    path: RowFile,
+    by: Annotated[
+        list[str],
+        typer.Option("--by", metavar="NAME,NAME", help="Columns whose combinations stay whole."),
+    ],
+    share: Annotated[float, typer.Option("--share", help="Of the combinations, set aside.")] = 0.1,
+    seed: Annotated[int, typer.Option("--seed", help="Equal seeds choose alike.")] = 0,
+    folder: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Folder; default: FILE_split.", readable=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Set whole combinations of values aside, such as job and town.
+
+    Writes train.jsonl and held_out.jsonl: no combination stands in both. The exit code is 2 when
+    some rows are malformed; the others are written. In training --dev-by does the same.
+    """
+    pass
+    from soulkit.data.files import read_rows, write_rows
+    from soulkit.data.rows import split_rows
+    from soulkit.option_texts import split_names
+
+    columns, out = split_names(by), folder or Path(f"{path.stem}_split")
+    rows, bad = read_rows(path)
+    parts = split_rows(rows, columns, share, seed)
+    ends = {"train": (parts.rest, parts.groups_rest), "held_out": (parts.aside, parts.groups_aside)}
+    ending = ".parquet" if path.suffix.lower() == ".parquet" else ".jsonl"
+    out.mkdir(parents=True, exist_ok=True)
+    counts = {}
+    for name, (side, groups) in ends.items():
+        file = out / f"{name}{ending}"
+        write_rows(file, [row.fields for row in side], replace=False)
+        counts[name] = {"file": str(file), "rows": len(side), "combinations": groups}
+        if not as_json:
+            line = f"{len(side)} rows, {groups} combinations of {', '.join(columns)} → {file}"
+            console().print(safe(line), soft_wrap=True)
+    if as_json:
+        print_json({"by": columns, **counts, "bad": [asdict(one) for one in bad]})
+    else:
+        say_bad(bad)
+    if bad:
+        raise typer.Exit(2)
+
 
 if TYPE_CHECKING:
-    from soulkit.data.contamination import Renamed
+    from soulkit.data.contamination import RenamedRows
     from soulkit.data.files import BadRow
     from soulkit.data.hub import Pulled, ReleaseSplit
-    from soulkit.tasks.importing import Imported
-    from soulkit.tasks.registry import Registry
-    from soulkit.tasks.rowcheck import Checked
+    from soulkit.tasks.kit.importing import Imported
+    from soulkit.tasks.kit.registry import Registry
+    from soulkit.tasks.kit.row_checks import RowCheck
     from soulkit.types import Example, Segment
 
     FirstPrompts = Mapping[str, Sequence[Segment]]
@@ -49,9 +114,6 @@ TaskName = Annotated[
         help="The task of the rows, where they do not say so themselves.",
         autocompletion=COMPLETERS["tasks"],
     ),
-]
-RowFile = Annotated[
-    Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or .tsv.", readable=False)
 ]
 
 
@@ -86,7 +148,7 @@ def synth(
     A task may have options of its own, such as --stories: see soul tasks show TASK.
     """
     from soulkit.data.files import write_rows
-    from soulkit.tasks.made import make_rows
+    from soulkit.tasks.kit.made_rows import make_rows
 
     live = registry_of(tasks, trust=trust).task(task)
     rows = make_rows(live, n, seed, own_options(context))
@@ -128,9 +190,9 @@ def pull(
 
     Without --task, --suite and --corpus: the files of every task. The same command resumes.
     """
-    from soulkit.data.folder import data_folder
+    from soulkit.data.download import Hub
+    from soulkit.data.files import data_folder
     from soulkit.data.hub import corpus_files, pull_files, released
-    from soulkit.data.transfer import Hub
 
     splits = _splits(task, suite, corpus, split)
     options = {"--task": task, "--suite": suite, "--corpus": corpus, "--split": split,
@@ -172,7 +234,7 @@ def import_(
     A task may have options of its own, such as --half: see soul tasks show TASK. The exit code is 2
     when some records are malformed; the others are written.
     """
-    from soulkit.tasks.imports import import_rows
+    from soulkit.tasks.kit.importing import import_rows
 
     live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
     write_original(task, path, output, lambda: import_rows(live, path, options), as_json)
@@ -194,7 +256,7 @@ def check(
     Warns when rows of different clusters are equal up to names. The exit code is 2 when any row is
     bad.
     """
-    from soulkit.tasks.rowcheck import check_row_file
+    from soulkit.tasks.kit.row_checks import check_row_file
 
     checks, strays = check_row_file(registry_of(tasks, trust=trust), path, task)
     if as_json:
@@ -231,8 +293,12 @@ def show(
     the path may then be a folder, a pattern, or a data set of the hub.
     """
     from soulkit.data.files import numbered_row, row_address
-    from soulkit.tasks.imports import chats_for_rows, naming_originals, refuse_marked
-    from soulkit.tasks.rowcheck import rows_by_task
+    from soulkit.tasks.kit.importing import (
+        chats_for_rows,
+        explaining_originals,
+        refuse_original_rows,
+    )
+    from soulkit.tasks.kit.row_checks import rows_by_task
 
     path, named = row_address(path)
     if named is not None and row is not None:
@@ -251,8 +317,8 @@ def show(
     except DataError as error:
         raise chat_without_side(path, named, row) or error from None
     live = registry.task(name)
-    with naming_originals(live, path):
-        refuse_marked(live, [raw])
+    with explaining_originals(live, path):
+        refuse_original_rows(live, [raw])
         example = live.example(raw.fields, source=raw.source)
     prompts = live.previews(example)
     if as_json:
@@ -371,12 +437,12 @@ def _say_written(
 
 def say_next_of(task: str, path: Path) -> None:
     """Of soulkit's own tasks: others are known only to who names their file again."""
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.registry import load_registry
 
     spec, name = load_registry().specs.get(task), shlex.quote(str(path))
     if spec is not None:
         play = [f"soul eval api --model MODEL --task {task} --data {name}"] if spec.module else []
-        say_next(f"soul data check {name}", *play)
+        print_next(f"soul data check {name}", *play)
 
 
 def _print_pulled(pulled: Sequence[Pulled], folder: Path, as_json: bool) -> None:
@@ -403,7 +469,7 @@ def say_bad(bad: Sequence[BadRow]) -> None:
         err.print(f"… and {len(bad) - SHOWN_BAD} more bad rows; --json lists all")
 
 
-def _print_check(path: Path, report: Checked) -> None:
+def _print_check(path: Path, report: RowCheck) -> None:
     out.print(
         f"{safe(str(path))}: {report.usable} usable rows of {safe(report.task)} in "
         f"{report.clusters} clusters ({report.rows} rows, {len(report.bad)} bad, "
@@ -429,7 +495,7 @@ def _print_check(path: Path, report: Checked) -> None:
     say_bad(report.bad)
 
 
-def _warn_renamed(task: str, renamed: Renamed) -> None:
+def _warn_renamed(task: str, renamed: RenamedRows) -> None:
     first, second = map(safe, renamed.example)
     err.print(
         f"warning: {renamed.rows} rows in {renamed.clusters} clusters of {safe(task)} are equal up "

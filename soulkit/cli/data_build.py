@@ -16,15 +16,15 @@ from soulkit.cli.console import (
     print_json,
     progress,
     safe,
-    say_unsealed,
     starting,
+    warn_unsealed,
 )
 from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from soulkit.eval.building import Build, Built
-    from soulkit.tasks.base import Task
+    from soulkit.eval.drafted_rows import Build, BuildResult
+    from soulkit.tasks.kit.base import Task
 
 SHOWN = 20
 """Records without a readable answer that are named; outcomes.jsonl has all of them."""
@@ -93,7 +93,7 @@ def build(
     1 when some got no answer.
     """
     from soulkit.cli.data import own_options, write_original
-    from soulkit.tasks.imports import build_rows
+    from soulkit.tasks.kit.importing import build_rows
 
     live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
     asking: Asking = {
@@ -125,7 +125,7 @@ def _draft(
 ) -> None:  # fmt: skip
     from soulkit.cli.plan import show_plan
     from soulkit.data.files import check_target, refuse_same
-    from soulkit.eval.building import Build, BuildConfig, build_drafted
+    from soulkit.eval.drafted_rows import Build, BuildConfig, build_drafted_rows
 
     target = output or Path(f"{task.name}_{path.stem}.jsonl")
     refuse_same(path, target)
@@ -140,7 +140,7 @@ def _draft(
         show_plan(build.plan(), as_json)
         return
     _say_bad(build)
-    done = build_drafted(
+    done = build_drafted_rows(
         build,
         folder,
         bars=lambda n: progress(n, "build"),
@@ -148,20 +148,20 @@ def _draft(
         ask_user=ask_user(),
         starts=starting,
     )
-    say_unsealed()
+    warn_unsealed()
     _write(done, target, as_json)
     if build.drafts.bad:
         raise typer.Exit(2)
 
 
-def _write(done: Built, target: Path, as_json: bool) -> None:
+def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     """The rows, and beside them where they are from; exit code 1 and no rows where answers lack."""
     from soulkit.cli.data import say_next_of
     from soulkit.data.files import write_rows
-    from soulkit.eval.building import unread_of
+    from soulkit.eval.drafted_rows import unreadable_records
     from soulkit.runs.jsonl import write_json
 
-    lines = unread_of(done.run.path)
+    lines = unreadable_records(done.run.path)
     for line in lines[:SHOWN]:
         _say(line)
     if len(lines) > SHOWN:
@@ -186,7 +186,7 @@ def _write(done: Built, target: Path, as_json: bool) -> None:
         say_next_of(done.report["task"], target)
 
 
-def _print(done: Built, target: Path) -> None:
+def _print(done: BuildResult, target: Path) -> None:
     from soulkit.play.costs import dollars
 
     report, counts = done.report, done.report["counts"]

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import console, duration, err, print_json, progress, say_unsealed, table
-from soulkit.cli.onward import say_next
+from soulkit.cli.console import (
+    console,
+    duration,
+    err,
+    print_json,
+    print_next,
+    progress,
+    table,
+    warn_unsealed,
+)
 from soulkit.errors import MissingPackage
 
 if TYPE_CHECKING:
-    from soulkit.train.state.lines import StepLine
+    from soulkit.train.state.metrics import StepLine
 
 OUT, SCRIPTED_OUT = Path("runs/demo"), Path("runs/demo-scripted")
 
@@ -52,7 +60,7 @@ def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
     demo = Demo(out, seed, steps)
     with _Stages() as stages:
         results = demo.run(stages.begin)
-    say_unsealed()
+    warn_unsealed()
     results["report"] = _page(out, *ON_THE_RESULTS)
     demo.write_summary(results)
     if as_json:
@@ -61,7 +69,7 @@ def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
     _print(results, ON_THE_RESULTS)
     before, after = (_shell_path(out / name) for name in ("before", "after"))
     show = f"soul show {_shell_path(out / 'train')} --improved"
-    say_next(show, f"soul compare {before} {after}")
+    print_next(show, f"soul compare {before} {after}")
 
 
 def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
@@ -82,12 +90,12 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
     console().print(WHAT_IT_IS)
     err.print(f"open the report: {report}", soft_wrap=True)
     careless, careful = (_shell_path(out / name) for name in names)
-    say_next(f"soul show {careless} --worst 3", f"soul compare {careless} {careful}")
+    print_next(f"soul show {careless} --worst 3", f"soul compare {careless} {careful}")
 
 
 def _page(out: Path, *notes: str) -> str:
-    from soulkit.report.html import write_page
     from soulkit.report.load import load_runs
+    from soulkit.report.pages import write_page
 
     return str(write_page(load_runs([out]), out / "report" / "index.html", notes=notes))
 
@@ -135,7 +143,7 @@ def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
 
 
 def _shell_path(path: Path) -> str:
-    from soulkit.report.hints import shell_path
+    from soulkit.report.episode_search import shell_path
 
     return shell_path(path)
 

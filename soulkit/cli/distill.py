@@ -19,14 +19,14 @@ from soulkit.cli.console import (
     print_json,
     progress,
     safe,
-    say_unsealed,
     starting,
+    warn_unsealed,
     working,
 )
-from soulkit.cli.derive import build_command, options_for, settings_from
+from soulkit.cli.options import build_command, options_for, settings_from
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.option_texts import row_sources
 from soulkit.runs.folder import default_run_path
-from soulkit.written import row_sources
 
 if TYPE_CHECKING:
     from soulkit.distill.config import DistillConfig, Stage
@@ -121,7 +121,7 @@ def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str
         starts=starting,
     )  # fmt: skip
     result = distill(config, out, stages, watcher, trust=values["trust"])
-    say_unsealed()
+    warn_unsealed()
     if result is None:
         _say(f"distillation folder {out}")
         return
@@ -131,9 +131,9 @@ def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str
 
 
 def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
-    from soulkit.cli.onward import say_next
+    from soulkit.cli.console import print_next
     from soulkit.report.distillation import distillation_parts, write_distillation_page
-    from soulkit.report.hints import shell_path
+    from soulkit.report.episode_search import shell_path
 
     page = write_distillation_page(result, out / "report")
     if as_json:
@@ -147,18 +147,18 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
     if not as_json:
         base, weights = Path(result.base), out / "generalist" / "model"
         model = f"--model {shell_path(base)} --adapter {shell_path(weights)}"
-        say_next(f"soul report {shell_path(out)}", f"soul eval local {model} --task …")
+        print_next(f"soul report {shell_path(out)}", f"soul eval local {model} --task …")
 
 
 def _dry_run(
     config: DistillConfig, out: Path, stages: Sequence[Stage], *, as_json: bool, trust: bool
 ) -> None:
+    from soulkit.distill.expert_rows import with_rows_and_players
     from soulkit.distill.experts import find_experts
-    from soulkit.distill.material import with_material
     from soulkit.distill.planning import distillation_plan
     from soulkit.distill.run import checked_gates, stages_of
 
-    experts = with_material(config, find_experts(config), trust=trust)
+    experts = with_rows_and_players(config, find_experts(config), trust=trust)
     checked_gates(config, experts)
     plans = distillation_plan(config, experts, out, stages_of(config, stages))
     show_stage_plans(plans, as_json=as_json)

@@ -1,8 +1,11 @@
-"""`soul doctor`: look, print, and say by the exit code whether something is wrong."""
+"""Everything that is looked at without asking a model: this machine, and what settings need.
+
+`soul doctor`: look, print, and say by the exit code whether something is wrong.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +14,40 @@ import typer
 from soulkit.cli.console import ask_user, console, err, print_json, safe
 from soulkit.cli.console import table as new_table
 from soulkit.cli.options import Json, Trust
+from soulkit.doctor.access import hub_line, key_lines, rows_lines
+from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
+from soulkit.tasks.kit.registry import load_registry
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from soulkit.doctor.checkup import CheckLine, Checkup, PlayerCheck
+    from soulkit.doctor.machine import Checkup, PlayerCheck
     from soulkit.doctor.needs import Needs
+
+
+def settings_needs(
+    path: Path, intended: str | None, *, yes: bool, trust: bool, vllm_python: str | None = None
+) -> Needs:
+    """What the settings of `path`, a file or a run's folder, need; see `needs_of`."""
+    from soulkit.doctor.needs import needs_of, settings_file
+
+    flags: dict[str, Any] = {"yes": True if yes else None, "vllm_python": vllm_python}
+    return needs_of(settings_file(path), flags, intended, trust=trust)
+
+
+def check_lines(needs: Needs | None = None, vllm_python: str | None = None) -> Iterator[CheckLine]:
+    """Lines about what is here, and about what `needs` are not met."""
+    yield from package_lines(needs.extras if needs else ())
+    named = needs.config.vllm_python if needs and needs.config else None
+    yield vllm_line(vllm_python or named)
+    yield from machine_lines(connections=needs.connections if needs else 0)
+    yield from key_lines(needs.keys if needs else ())
+    yield hub_line()
+    if needs is None:
+        yield from rows_lines(load_registry())
+    else:
+        yield from needs.lines
+
 
 STYLES = {"ok": "green", "note": "yellow", "problem": "red"}
 
@@ -51,15 +82,16 @@ def command(
 
     Nothing is written or downloaded. Exit code 1: something that is needed is wrong.
     """
-    from soulkit.doctor.checkup import Checkup
-    from soulkit.doctor.look import look_around, settings_needs
+    from soulkit.doctor.machine import Checkup
+
+    pass
 
     needs = (
         None
         if config is None
         else settings_needs(config, intended, yes=yes, trust=trust, vllm_python=vllm_python)
     )
-    checkup = Checkup(lines=list(look_around(needs, vllm_python)))
+    checkup = Checkup(lines=list(check_lines(needs, vllm_python)))
     if not as_json:
         _print_lines(checkup.lines)
     if needs is not None:
@@ -124,6 +156,6 @@ def _health(health: str) -> str:
 
 
 def _with_way(words: str, way: str) -> Any:
-    from soulkit.keys import printable
+    from soulkit.api_keys import printable
 
     return safe(printable(words + (f"\n→ {way}" if way else "")))

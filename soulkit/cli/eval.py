@@ -16,17 +16,23 @@ from soulkit.cli.console import (
     print_json,
     progress,
     safe,
-    say_unsealed,
     starting,
+    warn_unsealed,
     working,
 )
-from soulkit.cli.derive import Derived, build_command, options_for, settings_from, tasks_in
-from soulkit.cli.mistakes import CommandTable
-from soulkit.written import row_sources
+from soulkit.cli.options import (
+    GroupFromSettings,
+    build_command,
+    options_for,
+    settings_from,
+    tasks_in,
+)
+from soulkit.cli.parse_errors import CommandTable
+from soulkit.option_texts import row_sources
 
 if TYPE_CHECKING:
     from soulkit.eval.config import EvalConfig
-    from soulkit.eval.summary import Summary
+    from soulkit.eval.results.summary import Summary
     from soulkit.runs.folder import Run
 
 KINDS = {
@@ -35,7 +41,7 @@ KINDS = {
 }
 
 
-class Kinds(Derived):
+class Kinds(GroupFromSettings):
     """The two kinds of models that are scored."""
 
     def sentences(self) -> Mapping[str, str]:
@@ -49,7 +55,7 @@ class Kinds(Derived):
         options = options_for(EvalConfig, frozenset({"eval", "plays", name}))
 
         def body(values: dict[str, Any]) -> None:
-            from soulkit.eval.runner import load_config
+            from soulkit.eval.run.runner import load_config
 
             file = values["config"]
             flags = settings_from(options, values, row_sources, tasks_in(file))
@@ -76,9 +82,9 @@ def group() -> None:
 
 def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.cli.plan import show_plan
-    from soulkit.eval.batching import batch_words
     from soulkit.eval.planning import evaluation_plan
-    from soulkit.eval.runner import prepare
+    from soulkit.eval.run.api_batches import batch_words
+    from soulkit.eval.run.runner import prepare
 
     config, work = prepare(config, _say, asking=False)
     show_plan(evaluation_plan(config, work), as_json)
@@ -87,13 +93,13 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
 
 
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
-    from soulkit.eval.runner import run_eval
+    from soulkit.eval.run.runner import run_eval
 
     run, summary = run_eval(
         config, folder, bars=lambda n: progress(n, "eval"), say=_say, ask=ask_user(),
         waiting=lambda what: working("eval", what, alone=True), starts=starting,
     )  # fmt: skip
-    say_unsealed()
+    warn_unsealed()
     if as_json:
         print_json(run.read_summary())
     else:
@@ -110,7 +116,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
 
 def _silent(summary: Summary) -> str:
     """What to say of tasks in which the model never said anything; else empty."""
-    from soulkit.eval.remarks import silent_tasks
+    from soulkit.eval.results.warnings import silent_tasks
 
     tasks = ", ".join(f"{name} ({n} of {n})" for name, n in silent_tasks(summary.limits).items())
     why = "look at what the server sends, and whether its text stands outside the content"
@@ -119,7 +125,7 @@ def _silent(summary: Summary) -> str:
 
 def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:
     """What to say where more episodes are unscored or truncated than may be; else empty."""
-    from soulkit.eval.remarks import truncated_total
+    from soulkit.eval.results.warnings import truncated_total
 
     unscored, cut = summary.n - summary.n_scored, truncated_total(summary.statuses)
     if (unscored + cut) / max(summary.n, 1) <= config.max_unscored:
@@ -144,8 +150,8 @@ def _say(remark: str) -> None:
 def _print_run(run: Run, config: EvalConfig) -> None:
     from soulkit.eval.config import eval_registry
     from soulkit.report.load import load_runs
+    from soulkit.report.pages import ReportView
     from soulkit.report.suites import suite_table
-    from soulkit.report.views import ReportView
 
     runs = load_runs([run.path], episodes=False)
     suite = suite_table(runs, config.suite, eval_registry(config)) if config.suite else None
@@ -154,22 +160,22 @@ def _print_run(run: Run, config: EvalConfig) -> None:
 
 
 def _say_next(run: Run, summary: Summary) -> None:
-    from soulkit.cli.onward import say_next
-    from soulkit.report.hints import shell_path, show_command
+    from soulkit.cli.console import print_next
+    from soulkit.report.episode_search import shell_path, show_command
 
     name = shell_path(run.path)
     shown = "--worst 10" if summary.n_scored else "--status unscored"
-    say_next(f"{show_command(run.path)} {shown}", f"soul report {name} --format html",
+    print_next(f"{show_command(run.path)} {shown}", f"soul report {name} --format html",
              f"soul compare OTHER {name}")  # fmt: skip
 
 
 def _say_failures(run: Run, summary: Summary) -> None:
     """Statuses other than ok, replies that ran into their limit, settings that servers refused, and
     the first failure of each kind in its own words."""
-    from soulkit.eval.controls import unscored_controls
-    from soulkit.eval.remarks import dropped_text, limits_text, truncation_text
-    from soulkit.eval.runner import failures
-    from soulkit.report.hints import odd_cells
+    from soulkit.eval.results.warnings import dropped_text, limits_text, truncation_text
+    from soulkit.eval.run.controls import unscored_controls
+    from soulkit.eval.run.runner import failures
+    from soulkit.report.episode_search import odd_cells
     from soulkit.runs.records import load_records
 
     for task, statuses in summary.statuses.items():

@@ -15,12 +15,12 @@ import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.console import table as new_table
-from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.options import Json
+from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import RunError
 
 if TYPE_CHECKING:
-    from soulkit.models.ledger.view import Findings, Group, Stored
+    from soulkit.models.ledger.view import CallTotals, LedgerFindings, StoredCall
 
 app = CommandTable(
     rich_markup_mode=None, help="Look at paid replies: totals, single calls, damage."
@@ -38,7 +38,7 @@ RoleName = Annotated[str | None, typer.Option("--role", help="actor, partner, ju
 
 def ledger_path(where: Path) -> Path:
     """The ledger of a run folder, or the file itself; RunError when the run keeps none."""
-    from soulkit.eval.rescore import ledger_of
+    from soulkit.eval.results.rescore import ledger_of
     from soulkit.runs.folder import is_run, read_config
 
     if not where.is_dir():
@@ -62,10 +62,10 @@ def ledger_path(where: Path) -> Path:
 @app.command()
 def stats(where: Where, as_json: Json = False) -> None:
     """Calls, tokens, cost and latency by role, model and purpose."""
-    from soulkit.models.ledger.view import View
+    from soulkit.models.ledger.view import LedgerView
 
     path = ledger_path(where)
-    with View(path) as view:
+    with LedgerView(path) as view:
         groups, version = view.groups(), view.version
     if as_json:
         size = path.stat().st_size
@@ -75,7 +75,7 @@ def stats(where: Where, as_json: Json = False) -> None:
         _print_stats(groups)
 
 
-def _print_stats(groups: list[Group]) -> None:
+def _print_stats(groups: list[CallTotals]) -> None:
     several = any(g.purpose for g in groups)
     heads = ("role", *(("purpose",) if several else ()), "model", ">calls", ">attempts",
              ">prompt tokens", ">reply tokens", ">cost", ">priced", ">p50", ">p95", "first (UTC)",
@@ -118,9 +118,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Single calls: who asked what, and what was answered."""
-    from soulkit.models.ledger.view import View
+    from soulkit.models.ledger.view import LedgerView
 
-    with View(ledger_path(where)) as view:
+    with LedgerView(ledger_path(where)) as view:
         entries = list(view.entries(example=example, role=role, key=key, limit=limit))
     if not entries:
         raise RunError(
@@ -135,7 +135,7 @@ def show(
         _print_entry(stored)
 
 
-def _print_entry(stored: Stored) -> None:
+def _print_entry(stored: StoredCall) -> None:
     from soulkit.models.ledger.ledger import call_words
 
     entry, call = stored.entry, stored.entry.call
@@ -155,7 +155,7 @@ def _print_entry(stored: Stored) -> None:
         out.print(safe(text), soft_wrap=True)
 
 
-def _texts(stored: Stored) -> list[tuple[str, str]]:
+def _texts(stored: StoredCall) -> list[tuple[str, str]]:
     """(who, words) of the prompt and the reply."""
     request, answer = stored.request, stored.answer()
     if request is None:
@@ -181,9 +181,9 @@ def export(
     ] = None,
 ) -> None:
     """Print or write all calls as JSON lines, one entry each."""
-    from soulkit.models.ledger.view import View, write_export
+    from soulkit.models.ledger.view import LedgerView, write_export
 
-    with View(ledger_path(where)) as view:
+    with LedgerView(ledger_path(where)) as view:
         lines = (_line(stored) for stored in view.entries(example=example, role=role))
         if file is None:
             for line in lines:
@@ -193,7 +193,7 @@ def export(
     err.print(safe(f"{count} entries in {file}"), soft_wrap=True)
 
 
-def _line(stored: Stored) -> str:
+def _line(stored: StoredCall) -> str:
     return json.dumps(stored.as_dict(), ensure_ascii=True, allow_nan=False)
 
 
@@ -206,9 +206,9 @@ def verify(where: Where, as_json: Json = False) -> None:
 
     Every scored episode must have its calls. Exit code 1 when something was found.
     """
-    from soulkit.models.ledger.view import View
+    from soulkit.models.ledger.view import LedgerView
 
-    with View(ledger_path(where)) as view:
+    with LedgerView(ledger_path(where)) as view:
         findings = view.verify()
         if where.is_dir() and not findings.counts.get("file"):
             _check_run(where, view, findings)
@@ -220,11 +220,11 @@ def verify(where: Where, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _check_run(folder: Path, view: Any, findings: Findings) -> None:
-    from soulkit.eval.rescore import CHANGES
+def _check_run(folder: Path, view: Any, findings: LedgerFindings) -> None:
+    from soulkit.eval.results.rescore import CHANGES
     from soulkit.models.ledger.view import check_controls, check_episodes
     from soulkit.runs.folder import is_run, read_config
-    from soulkit.runs.packing import has_lines
+    from soulkit.runs.jsonl import has_lines
     from soulkit.runs.records import load_controls, load_records
 
     if not is_run(folder) or not has_lines(folder / "episodes.jsonl"):
@@ -249,7 +249,7 @@ def _over_http(settings: dict[str, Any]) -> bool:
     return bool(kinds) and all(k == "endpoint" or (k == "actor" and actor_too) for k in kinds)
 
 
-def _print_findings(findings: Findings) -> None:
+def _print_findings(findings: LedgerFindings) -> None:
     for line in findings.lines():
         out.print(safe(one_line(line)), soft_wrap=True)
     runs = "" if findings.episodes is None else f", calls of {findings.episodes} scored episodes"

@@ -1,17 +1,42 @@
-"""Options that several commands share: their sentences, how tasks and rows are written, and what
-their values are completed from.
+"""Options of the commands: those that several share, and those that are made from settings.
+
+A command made from settings is a Settings class and the traits that select its fields (`only` of
+`setting`). From these come its options with help, defaults, choices and sections, and from what is
+written on the command line the settings. Nothing is imported before the command is called, listed
+in full or completed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+from soulkit.cli.parse_errors import CommandTable, OnceCommand
+from soulkit.errors import ConfigError
+from soulkit.option_texts import (
+    ADAPTERS,
+    BY_TASK,
+    given_twice,
+    plain_parts,
+    settings_from_texts,
+    split_names,
+    text_form,
+)
 
 if TYPE_CHECKING:
-    from soulkit.tasks.registry import Registry
+    from pydantic import BaseModel
+
+    from soulkit.config import Settings
+    from soulkit.tasks.kit.registry import Registry
+
 
 OUT = "Run folder; the same command resumes it. [default: a new one under runs/]"
 CONFIG = "A YAML file with settings, a run's config.yaml for example; options win over it."
@@ -31,7 +56,7 @@ TaskFiles = Annotated[
 def registry_of(files: Sequence[Path] | None, *, trust: bool) -> Registry:
     """The tasks of soulkit and of one's own files; TrustError for a file in a run's folder, whose
     code nobody vouches for, unless `trust`."""
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.registry import load_registry
     from soulkit.trust import inside_runs, refuse_foreign
 
     for file in files or ():
@@ -56,13 +81,314 @@ def _names(kind: str) -> Sequence[str]:
 
         return ENGINES
     if kind == "methods":
-        from soulkit.train.objectives.registry import built_in
+        from soulkit.train.objectives.base import built_in
 
         return list(built_in())
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.registry import load_registry
 
     registry = load_registry()
     return list(registry.specs if kind == "tasks" else registry.suites)
 
 
 COMPLETERS = {kind: names_from(kind) for kind in ("tasks", "suites", "methods", "engines")}
+
+
+SECTIONS = (
+    "Comparison", "Task and model", "Check", "Rollouts", "Sampling", "Players", "Feedback",
+    "Objective", "Optimizer and memory", "Calls", "Machine", "Run",
+)  # fmt: skip
+"""The sections of a help text, in reading order."""
+
+Body = Callable[[dict[str, Any]], None]
+Rows = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how it is written, what it holds, which setting it sets."""
+
+    flag: str
+    kind: Any
+    help: str
+    section: str = "Run"
+    setting: str = ""
+    """Its dotted name; empty for what is no setting, such as --json."""
+    default: str = ""
+    """As help shows it."""
+    metavar: str | None = None
+    complete: str | None = None
+    required: bool = False
+    """Whether a command cannot do without it; a settings file may give it, too."""
+    form: str = ""
+    """How its texts are read together, as `text_form` says."""
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in Python."""
+        return self.flag.split("/")[0].lstrip("-").replace("-", "_")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
+
+
+COMMON = (
+    Option("--out", Path, OUT),
+    Option("--config", Path, CONFIG, metavar="FILE"),
+    Option("--set", list[str], SET, metavar="NAME=VALUE"),
+    Option("--trust", bool, TRUST),
+    Option("--dry-run", bool, DRY_RUN),
+    Option("--json", bool, JSON),
+)
+"""What every command has that makes a run folder from settings."""
+
+
+# --- from settings to options ---------------------------------------------------------------------
+
+
+def options_for(kind: type[Settings], traits: frozenset[str]) -> list[Option]:
+    """The options of the settings that matter to a command of these traits, by section."""
+    options = [*_settings_options(kind, traits), *COMMON]
+    return sorted(options, key=lambda option: SECTIONS.index(option.section))
+
+
+def _settings_options(
+    kind: type[BaseModel], traits: frozenset[str], under: str = ""
+) -> Iterator[Option]:
+    from soulkit.config import about, flag_of, nested_settings
+
+    for name, info in kind.model_fields.items():
+        facts = about(info)
+        if not _matters(kind, name, facts, traits):
+            continue
+        flag = flag_of(name, info, under)
+        if flag is None:
+            group = nested_settings(info.annotation)
+            if group is not None and not under:
+                yield from _settings_options(group, traits, name)
+            continue
+        setting = f"{under}.{name}" if under else name
+        value = kind_of(info.annotation, facts["metavar"])
+        metavar = facts["metavar"] if typing.get_origin(value) is not Literal else None
+        yield Option(
+            flag, value, info.description or "", facts["section"], setting,
+            default_text(info), metavar, facts["complete"], info.is_required(),
+            text_form(info.annotation, metavar),
+        )  # fmt: skip
+
+
+def _matters(
+    kind: type[BaseModel], name: str, facts: Mapping[str, Any], traits: frozenset[str]
+) -> bool:
+    """Whether a field is one of those: declared by `setting`, and for these commands or methods."""
+    if not facts or (facts["only"] and not traits & set(facts["only"])):
+        return False
+    owners = getattr(kind, "owners", None)
+    return owners is None or bool(traits & owners(name))
+
+
+def kind_of(annotation: Any, metavar: str | None) -> Any:
+    """What an option's text is read as: a choice, a number, a switch, a file, text, or several."""
+    parts = plain_parts(annotation)
+    if metavar in (BY_TASK, ADAPTERS):
+        return list[str]
+    if len(parts) == 1:
+        part = parts[0]
+        if typing.get_origin(part) is Literal or part in (bool, int, float):
+            return part
+        if typing.get_origin(part) in (dict, tuple, list):
+            return list[str]
+    return Path if metavar in ("FILE", "FOLDER") else str
+
+
+def default_text(info: Any) -> str:
+    """A field's default as help and documentation show it; empty where it is required."""
+    from soulkit.config import about
+
+    if info.is_required():
+        return ""
+    default = info.get_default(call_default_factory=True)
+    if default is None or default in ((), {}, []):
+        return str(about(info).get("unset") or "none")
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default.value if isinstance(default, Enum) else default)
+
+
+# --- from what was written to settings ------------------------------------------------------------
+
+
+def settings_from(
+    options: Sequence[Option], values: Mapping[str, Any], rows: Rows, tasks: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What was written, under the names of the settings; what was not is left out.
+
+    `rows` reads --data for the tasks that are named, else for `tasks`, those of a settings file.
+    """
+    settings: dict[str, Any] = {}
+    names = [text.partition(":")[0] for text in split_names(values.get("task"))] or list(tasks)
+    for option in options:
+        value = values.get(option.name)
+        if not option.setting or value is None or value == []:
+            continue
+        if option.setting == "data":
+            settings["data"] = rows(value, names)
+        elif option.setting == "eval_data":
+            settings["eval_data"] = rows(value, split_names(values.get("eval_task")))
+        else:
+            plain = str(value) if isinstance(value, Path) else value
+            settings |= settings_from_texts(option.setting, option.form, option.flag, plain)
+    assigned = assignments(values.get("set"))
+    for name in settings.keys() & assigned.keys():
+        raise given_twice(f"'{name}'", how="by its own option and by --set")
+    return settings | assigned
+
+
+def assignments(options: Sequence[str] | None) -> dict[str, Any]:
+    """NAME=VALUE settings, values read as YAML."""
+    import yaml
+
+    settings: dict[str, Any] = {}
+    for option in options or ():
+        name, equals, text = option.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"'{option}' is no setting.",
+                "Settings are given as NAME=VALUE.",
+                "Write --set kl_coef=0.01, for example.",
+            )
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"The value of --set {option} cannot be read.",
+                f"It is no YAML: {' '.join(str(error).split())}.",
+                f"Write --set '{name.strip()}=VALUE', in quotes where the shell needs them.",
+            ) from error
+        if name.strip() in settings:
+            raise given_twice(f"--set {name.strip()}")
+        settings[name.strip()] = value
+        if value is None:
+            raise ConfigError(
+                f"--set {option} gives no value.",
+                "On a command line an empty value is the same as none at all.",
+                f"Write '{name.strip()}: null' into a YAML file and give it with --config.",
+            )
+    return settings
+
+
+def tasks_in(file: Path | None) -> list[str]:
+    """The tasks that a settings file names."""
+    if file is None:
+        return []
+    from soulkit.config import read_settings_file
+
+    settings = read_settings_file(file)
+    tasks = settings.get("task") or settings.get("tasks")
+    names = split_names([tasks]) if isinstance(tasks, str) else tasks
+    return [str(n).partition(":")[0] for n in names] if isinstance(names, dict | list) else []
+
+
+def suite_in(file: Path | None) -> str:
+    """The suite that a settings file names; empty where it names none."""
+    if file is None:
+        return ""
+    from soulkit.config import read_settings_file
+
+    return str(read_settings_file(file).get("suite") or "")
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+class Sectioned(OnceCommand):
+    """A command whose help lists its options by section."""
+
+    sections: Mapping[str, str]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        listed: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            other = "Run" if parameter.param_type_name == "option" else "Arguments"
+            if record is not None:
+                title = self.sections.get(parameter.name or "", other)
+                listed.setdefault(title, []).append(record)
+        for title, records in listed.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class GroupFromSettings(TyperGroup):
+    """A group whose commands are made when they are called; a sentence is enough to list them."""
+
+    what = "command"
+
+    def sentences(self) -> Mapping[str, str]:
+        """Name → help of every command that is listed."""
+        raise NotImplementedError
+
+    def build(self, name: str) -> Any:
+        """The whole command; None for a name that is none."""
+        raise NotImplementedError
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self.sentences(), *self.commands]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        sentence = self.sentences().get(cmd_name)
+        if sentence is None:
+            return self.commands.get(cmd_name) or self.build(cmd_name)
+        return TyperCommand(name=cmd_name, help=sentence, rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, (self.build(name) if name and name in self.sentences() else command), rest
+
+
+def build_command(
+    name: str, help: str, options: Sequence[Option], body: Body,
+    argument: inspect.Parameter | None = None,
+) -> Any:  # fmt: skip
+    """The command `name`; `body` gets what was written as one mapping."""
+
+    def command(**values: Any) -> None:
+        body(values)
+
+    parameters = [*([argument] if argument else []), *(_parameter(option) for option in options)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    sections = {option.name: option.section for option in options}
+    single = CommandTable(add_completion=False, rich_markup_mode=None)
+    single.command(name, help=help, cls=type("Sectioned", (Sectioned,), {"sections": sections}))(
+        command
+    )
+    return typer.main.get_command(single)
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    switch = option.kind is bool and not option.setting
+    start = "required" if option.required else f"default: {option.default}"
+    shown = f"{option.help} [{start}]" if option.required or option.default else option.help
+    info = typer.Option(
+        option.flag, help=shown, metavar=metavar_of(option), show_default=False,
+        autocompletion=COMPLETERS.get(option.complete or ""),
+    )  # fmt: skip
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=False if switch else None,
+        annotation=Annotated[option.kind if switch else option.kind | None, info],
+    )  # fmt: skip
+
+
+def metavar_of(option: Option) -> str | None:
+    """What stands for the option's value: the same on every version of the parser."""
+    if option.metavar or option.kind is bool:
+        return option.metavar
+    if option.choices:
+        return "|".join(option.choices)
+    return {int: "N", float: "X", Path: "FOLDER"}.get(option.kind, "TEXT")
+
+
+def merged_options(lists: Sequence[Sequence[Option]]) -> list[Option]:
+    """The options of several commands together, each once, by section."""
+    options = {option.flag: option for one in lists for option in one}
+    return sorted(options.values(), key=lambda option: SECTIONS.index(option.section))

@@ -1,21 +1,27 @@
-"""`soul report RUN...`: what runs recorded, as a table, Markdown, LaTeX, CSV, JSON or one page."""
+"""`soul report`, `soul compare` and `soul runs`: results, differences and lists of runs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.options import COMPLETERS, TaskFiles, Trust
+from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import RunError
+from soulkit.text import one_line
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from soulkit.eval.comparison.compare import Comparison
+    from soulkit.report.listing import ListedFolder
     from soulkit.report.load import RunData
+    from soulkit.report.pages import ReportView
     from soulkit.report.suites import SuiteTable
-    from soulkit.report.views import ReportView
 
 
 class Format(StrEnum):
@@ -60,7 +66,7 @@ def command(
 ) -> None:  # fmt: skip
     """Show what runs recorded. Nothing is scored again."""
     from soulkit.report.load import folder_notes, load_runs
-    from soulkit.report.views import ReportView
+    from soulkit.report.pages import ReportView
 
     chosen = Format.json if as_json else format_
     if _of_distillation(runs, chosen, out):
@@ -73,7 +79,7 @@ def command(
     if chosen is Format.html:
         typer.echo(str(view.page(out or runs[0] / "report" / "index.html")))
     elif out is None and chosen in (Format.terminal, Format.table):
-        _print(view)
+        _print_report(view)
     else:
         _write_text(_text(view, chosen), out)
 
@@ -102,7 +108,7 @@ def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool
         for part in distillation_parts(result):
             console.print(part)
     else:
-        from soulkit.report.table import parts_text
+        from soulkit.report.tables import parts_text
 
         _write_text(parts_text(distillation_parts(result)), out)
     return True
@@ -140,9 +146,9 @@ def _text(view: ReportView, chosen: Format) -> str:
     return view.csv() if chosen is Format.csv else view.text()
 
 
-def _print(view: ReportView) -> None:
+def _print_report(view: ReportView) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.hints import odd_cells
+    from soulkit.report.episode_search import odd_cells
 
     for part in view.parts():
         out.print(part)
@@ -158,3 +164,143 @@ def _write_text(text: str, out: Path | None) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8", errors="replace")
     typer.echo(str(out))
+
+
+def compare_command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Run folder to compare with.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Run folder that may be better.")],
+    metric: Annotated[
+        str,
+        typer.Option(help="A metric as the task calls it, such as accuracy, or a break-down of it, "
+                     "accuracy/order=2; `headline`: what each task declares."),
+    ] = "headline",
+    suite: Annotated[
+        str,
+        typer.Option(metavar="SUITE", help="Only its tasks, with means over axes and all.",
+                     autocompletion=COMPLETERS["suites"]),
+    ] = "",
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GATE", help="TASK/METRIC>=NUMBER: exit with 1 unless the interval of "
+                     "B - A is there; may be repeated."),
+    ] = None,
+    force_mixed: Annotated[
+        bool, typer.Option("--force-mixed", help="Compare all the same, and say what differs.")
+    ] = False,
+    shared_rows: Annotated[
+        bool, typer.Option("--shared-rows", help="Compare on the rows that both evaluations have, "
+                           "with the same content.")
+    ] = False,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Compare two runs, paired example by example.
+
+    Prints B minus A for each task, with its interval, its p-value, and Holm's beside it.
+    """
+    from soulkit.cli.console import print_json
+    from soulkit.eval.comparison.compare import compare_runs
+    from soulkit.eval.comparison.gates import parse_gate
+
+    gates = [parse_gate(text) for text in gate or ()]
+    comparison = compare_runs(
+        a, b, metric, allow_mixed=force_mixed, suite=suite, gates=gates,
+        registry=registry_of(tasks, trust=trust), trust=trust,
+        only_shared_rows=shared_rows,
+    )  # fmt: skip
+    if as_json:
+        print_json(comparison.as_dict())
+    else:
+        _print_comparison(comparison)
+    if not comparison.passed:
+        raise typer.Exit(1)
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    from soulkit.cli.console import out
+    from soulkit.report.comparison import comparison_parts
+
+    for part in comparison_parts(comparison):
+        out.print(part)
+
+
+HEADLINES = 3
+"""Of one run that are shown; --json has all of them."""
+NAME_WIDTH = 36
+"""Columns in which names of runs stay whole, however narrow the terminal is."""
+WIDE, WIDE_ONLY = 100, ("command", "started")
+"""Columns of a terminal from which on these are shown; --json has them always."""
+STYLES = {"finished": "", "running": "green", "unfinished": "yellow", "damaged": "red"}
+
+
+def runs_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="A folder of runs.", show_default=False)
+    ] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs of a folder, the newest first: status, headline, cost.
+
+    A run is unfinished when its command was stopped; the same command takes it up again.
+    """
+    from soulkit.cli.console import print_json
+    from soulkit.report.listing import list_runs
+
+    runs = list_runs(folder)
+    if as_json:
+        print_json([run.as_dict() for run in runs])
+    else:
+        _print_runs(runs, folder)
+
+
+def _print_runs(runs: Sequence[ListedFolder], folder: Path) -> None:
+    from soulkit.cli.console import out, print_next, safe
+    from soulkit.report.episode_search import shell_path
+    from soulkit.report.load import EPISODES, JUDGEMENTS
+    from soulkit.runs.records import SAMPLES
+
+    if not runs:
+        out.print(f"no run in {safe(str(folder))}", soft_wrap=True)
+        print_next("soul demo")
+        return
+    show_runs(runs)
+    newest = next((run for run in runs if run.state != "damaged"), runs[0])
+    path = shell_path(newest.path)
+    files = [newest.path / name for name in (EPISODES, JUDGEMENTS, SAMPLES)]
+    # Nothing was played in some supervised trainings, and in what has just begun.
+    played = any(file.is_file() and file.stat().st_size for file in files)
+    print_next(f"soul report {path}", *([f"soul show {path}"] if played else []))
+
+
+def show_runs(runs: Sequence[ListedFolder]) -> None:
+    """Print the table of `soul runs`."""
+    from soulkit.cli.console import out, table
+
+    heads = ("run", "command", "model", "status", "headline", ">cost", "started")
+    shown = [i for i, head in enumerate(heads) if out.width >= WIDE or head not in WIDE_ONLY]
+    made = table(*(heads[i] for i in shown))
+    for column in made.columns:
+        column.overflow = "fold"
+    # A name in pieces cannot be copied into the next command.
+    made.columns[0].no_wrap = max(len(one_line(run.name)) for run in runs) <= NAME_WIDTH
+    for run in runs:
+        # No interval is cut in two: on a narrow terminal each begins a line.
+        cells = _run_cells(run, " [" if out.width >= WIDE else "\n[")
+        made.add_row(*(cells[i] for i in shown))
+    out.print(made)
+
+
+def _run_cells(run: ListedFolder, bracket: str) -> tuple[Text, ...]:
+    from rich.text import Text
+
+    from soulkit.report.listing import cost_text, headline_texts, started_text, state_text
+
+    names = (Text(one_line(text)) for text in (run.name, run.command, run.model))
+    return (
+        *names,
+        Text(one_line(state_text(run)), STYLES[run.state]),
+        Text("\n".join(headline_texts(run, HEADLINES)).replace(" [", bracket)),
+        Text(cost_text(run)),
+        Text(started_text(run)),
+    )

@@ -12,10 +12,10 @@ from soulkit.cli.options import DRY_RUN, Json, Trust
 from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from soulkit.eval.again import Recorded
-    from soulkit.eval.asking import Renewal
-    from soulkit.eval.rescore import Change, Rescored
-    from soulkit.models.roles.settings import RoleSettings
+    from soulkit.eval.results.recorded import RecordedRun
+    from soulkit.eval.results.rejudge import RejudgePlan
+    from soulkit.eval.results.rescore import Change, Rescored
+    from soulkit.models.players.settings import RoleSettings
 
 
 class Missing(StrEnum):
@@ -71,9 +71,9 @@ def command(
     Judges answer from the run's ledger. The scores go into a new run folder. With --ask, an edited
     prompt or another judge is put to the recorded episodes; the same command takes up its folder.
     """
-    from soulkit.cli.console import print_json, say_unsealed
-    from soulkit.eval.provenance import at_home
-    from soulkit.eval.rescore import rescore
+    from soulkit.cli.console import print_json, warn_unsealed
+    from soulkit.eval.results.rescore import rescore
+    from soulkit.eval.run.provenance import in_start_folder
 
     named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
              "--dry-run": dry_run, "--endpoints": endpoints}  # fmt: skip
@@ -82,21 +82,21 @@ def command(
     judges = _judges(judge, endpoints)
     run, here = run.resolve(), Path.cwd()
     out, prompts = (path.resolve() if path else None for path in (folder, prompts))
-    with at_home(run):
+    with in_start_folder(run):
         recorded = _recorded(run, trust)
         if not ask:
             done = rescore(recorded, out or _new_folder(recorded, here), missing.value)
         else:
-            from soulkit.eval.asking import renewal_of
+            from soulkit.eval.results.rejudge import rejudge_plan
 
-            renewal = renewal_of(
+            renewal = rejudge_plan(
                 recorded, judges, prompts, out, here / "runs", max_cost=max_cost, yes=yes
             )
             outcome = _asked(renewal, dry_run=dry_run, as_json=as_json)
             if outcome is None:
                 return
             done = outcome
-    say_unsealed()
+    warn_unsealed()
     if as_json:
         print_json(done.as_dict())
     else:
@@ -105,22 +105,22 @@ def command(
 
 
 def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettings, ...]:
-    from soulkit.eval.asking import judges_named
+    from soulkit.eval.results.rejudge import judges_named
 
     return judges_named(texts, str(endpoints) if endpoints else None) if texts else ()
 
 
-def _new_folder(recorded: Recorded, here: Path) -> Path:
+def _new_folder(recorded: RecordedRun, here: Path) -> Path:
     from soulkit.runs.folder import default_run_path
 
     return default_run_path("rescore", sorted({r.task for r in recorded.records}), here / "runs")
 
 
-def _asked(renewal: Renewal, *, dry_run: bool, as_json: bool) -> Rescored | None:
+def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:
     """Say what it costs, have that confirmed, and ask; None for a dry run."""
     from soulkit.cli.console import ask_user, err, progress, starting
     from soulkit.cli.plan import show_plan
-    from soulkit.eval.asking import renew, survey_of, survey_plan
+    from soulkit.eval.results.rejudge import rejudge, survey_of, survey_plan
     from soulkit.play.costs import confirm_cost
 
     def say(remark: str) -> None:
@@ -139,7 +139,7 @@ def _asked(renewal: Renewal, *, dry_run: bool, as_json: bool) -> Rescored | None
         say(server)
     recorded = renewal.recorded
     with progress(len(recorded.records) + len(recorded.controls), "rescore") as bar:
-        return renew(renewal, bar.advance, say=say, starts=starting)
+        return rejudge(renewal, bar.advance, say=say, starts=starting)
 
 
 def _needs_ask(option: str) -> ConfigError:
@@ -150,15 +150,15 @@ def _needs_ask(option: str) -> ConfigError:
     )
 
 
-def _recorded(run: Path, trust: bool) -> Recorded:
+def _recorded(run: Path, trust: bool) -> RecordedRun:
     from soulkit.errors import RunError
-    from soulkit.eval.rescore import command_of, recorded_eval
+    from soulkit.eval.results.rescore import command_of, recorded_eval
 
     command = command_of(run)
     if command.startswith("eval"):
         return recorded_eval(run, trust=trust)
     if command.startswith("train"):
-        from soulkit.train.state.recorded import recorded_training
+        from soulkit.train.rejudge import recorded_training
 
         return recorded_training(run, trust=trust)
     raise RunError(
@@ -190,10 +190,10 @@ def _print(done: Rescored, here: Path) -> None:
 
 
 def _say_next(old: Path, new: Path) -> None:
-    from soulkit.cli.onward import say_next
-    from soulkit.report.hints import shell_path
+    from soulkit.cli.console import print_next
+    from soulkit.report.episode_search import shell_path
 
-    say_next(f"soul report {shell_path(old)} {shell_path(new)}", f"soul show {shell_path(new)}")
+    print_next(f"soul report {shell_path(old)} {shell_path(new)}", f"soul show {shell_path(new)}")
 
 
 def _row(change: Change) -> tuple[str, ...]:

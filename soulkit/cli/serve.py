@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.console import err
-from soulkit.cli.mistakes import CommandTable
 from soulkit.cli.options import COMPLETERS, TaskFiles, Trust, registry_of
+from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from soulkit.serving.partner import Speak
-    from soulkit.tasks.registry import Registry
+    from soulkit.tasks.kit.registry import Registry
 
 SCRIPTED = ("partner", "environment")
 """Roles that a task's script may speak for."""

@@ -13,7 +13,7 @@ import typer
 from soulkit.cli.options import Json
 
 if TYPE_CHECKING:
-    from soulkit.report.lookup import EpisodePlace, Places, Selection
+    from soulkit.report.episode_search import EpisodePlace, Places, Selection
     from soulkit.report.transcript import PageBlock
     from soulkit.types import Record
 
@@ -64,10 +64,9 @@ def command(
     refined episode that its feedback led to are shown together. Of a supervised training it is how
     the model continued held-out conversations, beside what the person wrote.
     """
-    from soulkit.report.hints import show_command
-    from soulkit.report.lookup import Selection, episode_places, select
-    from soulkit.report.progress import EPISODES
-    from soulkit.runs.packing import has_lines
+    from soulkit.report.episode_search import Selection, episode_places, select, show_command
+    from soulkit.report.load import EPISODES
+    from soulkit.runs.jsonl import has_lines
     from soulkit.runs.records import DEV_EPISODES, SAMPLES
 
     folder = _one_run(run)
@@ -96,7 +95,7 @@ def command(
 def _one_run(path: Path) -> Path:
     """The run folder that is meant; RunError for a folder of several, naming some."""
     from soulkit.errors import RunError
-    from soulkit.report.hints import shell_path
+    from soulkit.report.episode_search import shell_path
     from soulkit.report.load import find_runs
 
     runs = find_runs(path)
@@ -112,7 +111,7 @@ def _one_run(path: Path) -> Path:
 
 def _print_json(file: Path, pairs: Sequence[Places]) -> None:
     from soulkit.cli.console import print_json
-    from soulkit.report.lookup import lines_at
+    from soulkit.report.episode_search import lines_at
 
     places = [place for pair in pairs for place in pair if place is not None]
     print_json(lines_at(file, places))
@@ -131,7 +130,7 @@ def _print_list(file: Path, pairs: Sequence[Places]) -> None:
     from rich.text import Text
 
     from soulkit.cli.console import out, table
-    from soulkit.report.lookup import records_at
+    from soulkit.report.episode_search import records_at
 
     places = [place for pair in pairs for place in pair if place is not None]
     records = records_at(file, places)
@@ -171,7 +170,7 @@ def _cells(record: Record, room: int) -> tuple[str, ...]:
 
 def _print_pages(file: Path, pairs: Sequence[Places], full: bool) -> None:
     from soulkit.cli.console import out
-    from soulkit.report.lookup import records_at
+    from soulkit.report.episode_search import records_at
     from soulkit.report.transcript import episode_blocks
 
     for number, pair in enumerate(pairs):
@@ -207,9 +206,8 @@ def _say_more(
 
     `show` is the command without its selection.
     """
-    from soulkit.cli.console import err
-    from soulkit.cli.onward import say_next
-    from soulkit.report.lookup import status_counts
+    from soulkit.cli.console import err, print_next
+    from soulkit.report.episode_search import status_counts
 
     counts = status_counts(places)
     if wish.empty:
@@ -220,6 +218,6 @@ def _say_more(
         ways += [f"{show} --worst 10"] if any(p.value is not None for p in places) else []
         ways += [f"{show} --status {odd}"] if odd else []
         ways += [f"{show} --improved"] if any(p.kind == "refined" for p in places) else []
-        say_next(*ways)
+        print_next(*ways)
     elif shown < total and not wish.worst:
         err.print(f"{shown:,} of {total:,} are shown; --limit {total} shows all", soft_wrap=True)

@@ -25,33 +25,33 @@ from soulkit.cli.console import (
     duration,
     err,
     print_json,
+    print_next,
     progress,
-    say_unsealed,
+    warn_unsealed,
     working,
 )
-from soulkit.cli.derive import (
-    Derived,
+from soulkit.cli.options import (
+    GroupFromSettings,
     Option,
     build_command,
+    merged_options,
     options_for,
     settings_from,
     suite_in,
     tasks_in,
-    union,
 )
-from soulkit.cli.mistakes import CommandTable
-from soulkit.cli.onward import say_next
+from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import ConfigError
+from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
-from soulkit.train.objectives.registry import built_in, from_packages, unknown_method
-from soulkit.written import row_sources, values_by_task
+from soulkit.train.objectives.base import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:
-    from soulkit.models.roles.settings import RoleSettings
-    from soulkit.train.ablate import Ended, Planned
+    from soulkit.models.players.settings import RoleSettings
+    from soulkit.train.ablate import EndedRun, PlannedRun
     from soulkit.train.config import TrainConfig
-    from soulkit.train.material.assemble import Material
-    from soulkit.train.state.lines import Rewards, StepLine
+    from soulkit.train.setup.data import TrainingData
+    from soulkit.train.state.metrics import Rewards, StepLine
     from soulkit.train.state.summary import TrainSummary
 
 TEN = (
@@ -78,7 +78,7 @@ COMPARISON = (
 """What `ablate` has beside the options of the methods."""
 
 
-class Methods(Derived):
+class Methods(GroupFromSettings):
     """A subcommand for every method; an unknown one is answered with the nearest known."""
 
     def sentences(self) -> Mapping[str, str]:
@@ -96,7 +96,7 @@ class Methods(Derived):
     def build(self, name: str) -> Any:
         if name == "ablate":
             return build_command(name, ABLATE, ablate_options(), _ablate)
-        from soulkit.train.objectives.registry import method_class
+        from soulkit.train.objectives.base import method_class
 
         sentence = method_class(name).names[name]
         return build_command(name, sentence, method_options(name), partial(_train, name))
@@ -113,7 +113,7 @@ class Methods(Derived):
 def method_options(method: str) -> list[Option]:
     """The options of one method."""
     from soulkit.train.config import settings_class
-    from soulkit.train.objectives.registry import method_class
+    from soulkit.train.objectives.base import method_class
 
     kind = method_class(method)
     options = options_for(settings_class(method), kind.traits(method))
@@ -122,9 +122,9 @@ def method_options(method: str) -> list[Option]:
 
 def ablate_options() -> list[Option]:
     """Those of every method that can be compared, and the comparison's own."""
-    from soulkit.train.objectives.registry import rollout_methods
+    from soulkit.train.objectives.base import rollout_methods
 
-    return union([COMPARISON, *(method_options(name) for name in rollout_methods())])
+    return merged_options([COMPARISON, *(method_options(name) for name in rollout_methods())])
 
 
 def settings_of(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,13 +170,12 @@ def group() -> None:
 def _train(method: str, values: Mapping[str, Any]) -> None:
     with working(f"train {method}", "starting"):
         from soulkit.train.config import TrainConfig
-        from soulkit.train.material.feasible import weightless
         from soulkit.train.more_steps import steps_before, with_more_steps
-        from soulkit.train.objectives.registry import overruled
-        from soulkit.train.rollouts.remarks import flat_total
+        from soulkit.train.objectives.base import overruled
         from soulkit.train.run import prepare_training, refuse_untrainable, train
-        from soulkit.train.state.lines import read_step_lines
-        from soulkit.train.state.stops import stop_flat
+        from soulkit.train.setup.feedback_check import zero_weight_remark
+        from soulkit.train.state.metrics import read_step_lines
+        from soulkit.train.state.stops import flat_total, stop_flat
 
     if remark := overruled(method):
         _say(remark)
@@ -187,7 +186,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         return
     names = [config.suite] if config.suite else list(config.tasks) or config.corpus_names
     out = values["out"] or default_run_path(f"train-{config.method}", names)
-    if remark := weightless(config):
+    if remark := zero_weight_remark(config):
         err.print(remark, markup=False, soft_wrap=True)
     config = with_more_steps(config, out)
     finished = (out / "summary.json").is_file() and steps_before(out) == config.steps
@@ -202,7 +201,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         _say(flat)
     if finished:  # said when it is known to be this very training
         _say(f"{out} was finished already: no step was left to train")
-    say_unsealed()
+    warn_unsealed()
     if values["json"]:
         print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
     else:
@@ -212,13 +211,13 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     """What `--dry-run` prints: the remarks of a start, and what the training would cost."""
     from soulkit.cli.plan import show_corpus_plan, show_plan
-    from soulkit.train.material.assemble import download_remark, gather_material
     from soulkit.train.planning import beside_plan, training_plan
     from soulkit.train.run import adapter_remark
+    from soulkit.train.setup.data import download_remark, load_training_data
     from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
     refuse_unfitting(config)
-    material = gather_material(config, say=_say)
+    material = load_training_data(config, say=_say)
     refuse_idle_players(material, values)
     remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
     for remark in filter(None, remarks):
@@ -238,7 +237,7 @@ PLAYERS = ("partner", "environment", "judge", "auditor", "judge_samples")
 """Options about those who play beside the actor."""
 
 
-def refuse_idle_players(material: Material, values: Mapping[str, Any]) -> None:
+def refuse_idle_players(material: TrainingData, values: Mapping[str, Any]) -> None:
     """ConfigError for players that were named to a supervised training which plays nothing."""
     idle = [f"--{name.replace('_', '-')}" for name in PLAYERS if values.get(name)]
     if idle and material.objective is None and material.measured is None:
@@ -277,9 +276,9 @@ def step_shower(bar: Bar, stop_flat: int | None = None) -> Callable[[StepLine], 
 def warn(line: StepLine, flat: int, stop_flat: int | None, who: str = "") -> int:
     """Say on stderr which canaries raise an alarm in this step, and what it did not learn from;
     the number of steps that had nothing to learn from, of which `flat` were before it."""
-    from soulkit.report.training_facts import alarm_text
-    from soulkit.train.rollouts.remarks import flat_groups, flat_words, step_remarks
-    from soulkit.train.rollouts.watched import FELL
+    from soulkit.report.training import alarm_text
+    from soulkit.train.rollouts.canaries import FELL
+    from soulkit.train.state.stops import flat_groups, flat_words, step_remarks
 
     for alarm in line.canaries.alarms:
         meaning = "the judge can be played; look at its verdicts"
@@ -311,8 +310,8 @@ def one_line_summary(line: StepLine) -> str:
 
 
 def _print(out: Path, summary: TrainSummary) -> None:
-    from soulkit.eval.remarks import dropped_text, limits_text, truncation_text
-    from soulkit.report.training_facts import (
+    from soulkit.eval.results.warnings import dropped_text, limits_text, truncation_text
+    from soulkit.report.training import (
         ability_text,
         canary_text,
         feedback_text,
@@ -321,7 +320,7 @@ def _print(out: Path, summary: TrainSummary) -> None:
         probe_text,
         task_lines,
     )
-    from soulkit.train.rollouts.remarks import alike_feedback
+    from soulkit.train.state.stops import alike_feedback
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
@@ -363,7 +362,7 @@ def _print(out: Path, summary: TrainSummary) -> None:
 
 def _say_next(out: Path, summary: TrainSummary) -> None:
     """Imitation plays nothing: there is to show of it how it continued held-out conversations."""
-    from soulkit.report.hints import shell_path, show_command
+    from soulkit.report.episode_search import shell_path, show_command
     from soulkit.runs.records import SAMPLES
 
     refined = summary.rewards.refined is not None
@@ -371,7 +370,7 @@ def _say_next(out: Path, summary: TrainSummary) -> None:
     which = "--improved" if refined else "--worst 10" if summary.n_scored else "--status unscored"
     shown = [f"{show_command(out)} {which}"] if played else []
     shown += [show_command(out)] if not played and (out / SAMPLES).is_file() else []
-    say_next(f"soul report {shell_path(out)}", *shown)
+    print_next(f"soul report {shell_path(out)}", *shown)
 
 
 def _gap(rewards: Rewards) -> str:
@@ -388,10 +387,10 @@ def _gap(rewards: Rewards) -> str:
 def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
-    from soulkit.report.hints import shell_path, show_command
+    from soulkit.report.episode_search import shell_path, show_command
     from soulkit.train.ablate import confirm_runs, parse_arms, plan_arms, run_all
-    from soulkit.train.ends import confirm_judge, judge_ends
     from soulkit.train.planning import comparison_plan
+    from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes
 
     arms = parse_arms(values["methods"] or TEN)
     common = settings_of(arms[0].method, values)
@@ -414,7 +413,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
         _say(remark)
     _say(f"{len(runs)} runs in {out}")
     if judge is not None:
-        confirm_judge(judge, runs[0].config, _say, ask_user())
+        confirm_final_judge(judge, runs[0].config, _say, ask_user())
     runs = confirm_runs(runs, _say, ask_user())
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
         _say(server)
@@ -425,8 +424,8 @@ def _ablate(values: Mapping[str, Any]) -> None:
             begin=lambda run, what: begin_on(bar, what, f"{_name(run)}: "),
         )  # fmt: skip
     if judge is not None:
-        judge_ends(runs, judge, _say, trust=values["trust"])
-    say_unsealed()
+        judge_final_episodes(runs, judge, _say, trust=values["trust"])
+    warn_unsealed()
     comparison = ablation.load_ablation(out)
     page = ablation.write_ablation(comparison, out / "report")
     if values["json"]:
@@ -436,19 +435,19 @@ def _ablate(values: Mapping[str, Any]) -> None:
             console().print(part)
     err.print(f"comparison {page}", markup=False, soft_wrap=True)
     if not values["json"]:
-        say_next(f"soul runs {shell_path(out)}", show_command(runs[-1].path))
+        print_next(f"soul runs {shell_path(out)}", show_command(runs[-1].path))
     failed = sum(run.status == "failed" for run in ended)
     if failed:
         err.print(f"{failed} of {len(ended)} runs failed; the same command tries them again")
         raise typer.Exit(1)
 
 
-def _name(run: Planned) -> str:
+def _name(run: PlannedRun) -> str:
     return f"{run.arm.spelling} seed {run.config.seed}"
 
 
 def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
-    from soulkit.eval.asking import judges_named
+    from soulkit.eval.results.rejudge import judges_named
 
     if not values["eval_judge"]:
         return None
@@ -456,20 +455,20 @@ def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
     return judges_named([values["eval_judge"]], str(endpoints) if endpoints else None)[0]
 
 
-def _watch(bar: Bar) -> tuple[Callable[[Planned, StepLine], None], Callable[[Ended], None]]:
+def _watch(bar: Bar) -> tuple[Callable[[PlannedRun, StepLine], None], Callable[[EndedRun], None]]:
     """What moves the bar over all runs: at every step, and to a run's end when it ends."""
     from soulkit.train.state.stops import stop_flat
 
     done: dict[Path, int] = {}
     flat: Counter[Path] = Counter()
 
-    def show(run: Planned, line: StepLine) -> None:
+    def show(run: PlannedRun, line: StepLine) -> None:
         note = f"{_name(run)}: {one_line_summary(line)}"
         bar.advance(line.step + 1 - done.get(run.path, 0), note)
         done[run.path] = line.step + 1
         flat[run.path] = warn(line, flat[run.path], stop_flat(run.config), f"{_name(run)}: ")
 
-    def ended(run: Ended) -> None:
+    def ended(run: EndedRun) -> None:
         bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")
         if run.status == "failed":
             err.print(f"{_name(run.planned)} failed: {run.reason}", markup=False, soft_wrap=True)

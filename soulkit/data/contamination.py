@@ -28,7 +28,7 @@ from typing import Any
 
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError, MissingPackage, did_you_mean
-from soulkit.metrics.diversity import jaccard
+from soulkit.metrics.text import jaccard
 
 THRESHOLD = 0.8
 SHINGLE = 3
@@ -78,7 +78,7 @@ class RowMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedEntity:
     """An entity that rows of both files name."""
 
     kind: str
@@ -101,7 +101,7 @@ class Overlap:
     """One for each training row that has any."""
     reached: Mapping[str, int]
     """Kind → evaluation rows that some training row gives away."""
-    shared: tuple[Shared, ...]
+    shared: tuple[SharedEntity, ...]
 
     def touched(self, kind: str) -> frozenset[str]:
         """Sources of the training rows with an overlap of `kind`."""
@@ -242,11 +242,13 @@ def _strength(match: RowMatch) -> tuple[bool, float]:
     return match.kind == "exact", match.similarity
 
 
-def _shared_entities(train: Sequence[Passage], evaluation: Sequence[Passage]) -> tuple[Shared, ...]:
+def _shared_entities(
+    train: Sequence[Passage], evaluation: Sequence[Passage]
+) -> tuple[SharedEntity, ...]:
     train_sources, eval_sources = _by_entity(train), _by_entity(evaluation)
     common = sorted(train_sources.keys() & eval_sources.keys())
     return tuple(
-        Shared(*key, tuple(train_sources[key]), tuple(eval_sources[key])) for key in common
+        SharedEntity(*key, tuple(train_sources[key]), tuple(eval_sources[key])) for key in common
     )
 
 
@@ -275,7 +277,7 @@ class RowTexts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Renamed:
+class RenamedRows:
     """Rows of different clusters that are equal up to names."""
 
     rows: int
@@ -287,7 +289,7 @@ class Renamed:
     """The sources of two rows that are equal up to names."""
 
 
-def find_renamed(rows: Sequence[RowTexts]) -> Renamed | None:
+def find_renamed(rows: Sequence[RowTexts]) -> RenamedRows | None:
     """The rows that equal a row of another cluster up to names; None without any.
 
     A name is a word that has a capital letter wherever `rows` use it, or a number directly after
@@ -311,7 +313,7 @@ def find_renamed(rows: Sequence[RowTexts]) -> Renamed | None:
     if not shared:
         return None
     first, second, *_ = clusters[shared[0]].values()
-    return Renamed(
+    return RenamedRows(
         rows=len(frozenset[str]().union(*(sources[form] for form in shared))),
         clusters=len({cluster for form in shared for cluster in clusters[form]}),
         distinct=len(shared),

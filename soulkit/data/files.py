@@ -1,4 +1,4 @@
-"""Row files: .jsonl, .json, .parquet, .csv and .tsv, read to plain Python and written aside.
+"""Row files: where they are, read to plain Python (.jsonl, .json, .parquet, .csv, .tsv), written.
 
 Every reader gives the same thing: good rows with their provenance, and bad ones with a reason, so
 that one broken line costs one row. Provenance is `file:number`; the number counts lines in .jsonl,
@@ -8,6 +8,9 @@ The released layout keeps the real row inside the struct `extra_info` (or its JS
 in it, as JSON or not) beside a dummy `prompt`; here it is flattened: the keys of `extra_info`
 become the fields, and `data_source` stays. A struct column of several files joined has the keys of
 all of them, None where a file had none: another reason why None means absent.
+
+Without `--data`, released files are looked for in one folder, which `soul data pull` fills:
+`$SOULKIT_DATA`, else `./data`. `tasks.yaml` names the files of a task, and each is read on its own.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ def read_rows(path: Path) -> tuple[list[RawRow], list[BadRow]]:
         except ValueError as error:
             bad.append(BadRow(source, str(error)))
     if not good and not bad:
-        raise empty(path)
+        raise empty_file(path)
     return good, bad
 
 
@@ -121,7 +124,7 @@ def numbered_row(path: Path, number: int | None) -> RawRow:
     )
 
 
-def empty(path: Path) -> UnusableFile:
+def empty_file(path: Path) -> UnusableFile:
     return UnusableFile(
         f"'{path}' holds no rows.",
         "A command on no rows would report numbers about nothing.",
@@ -154,10 +157,10 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise unreadable(path, str(error.strerror)) from error
+        raise unreadable_file(path, str(error.strerror)) from error
 
 
-def unreadable(path: Path, why: str) -> UnusableFile:
+def unreadable_file(path: Path, why: str) -> UnusableFile:
     return UnusableFile(
         f"'{path}' cannot be read.",
         f"The reader says: {' '.join(why.split()).rstrip('.')}.",
@@ -225,7 +228,7 @@ def _read_json(path: Path) -> Iterator[SourcedRow]:
     try:
         value = parse_row_json(read_bytes(path).decode("utf-8-sig"))
     except ValueError as error:
-        raise unreadable(path, f"not JSON: {error}") from error
+        raise unreadable_file(path, f"not JSON: {error}") from error
     rows = value.get("data") if isinstance(value, dict) else value
     if not isinstance(rows, list):
         raise UnusableFile(
@@ -255,14 +258,14 @@ def _read_parquet(path: Path) -> Iterator[SourcedRow]:
                         row | {name: parse_row_json(text) for name, text in texts.items()},
                     )
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise unreadable(path, f"not a sound Parquet file: {error}") from error
+        raise unreadable_file(path, f"not a sound Parquet file: {error}") from error
 
 
 def _read_csv(path: Path) -> Iterator[SourcedRow]:
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise unreadable(path, f"not UTF-8 text: {error}") from error
+        raise unreadable_file(path, f"not UTF-8 text: {error}") from error
     csv.field_size_limit(2**31 - 1)  # stories are longer than the module's own limit allows
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -317,7 +320,7 @@ def flatten(row: Any) -> dict[str, Any]:
     """A row without its released wrapping and without absent values. ValueError when it is none."""
     if not isinstance(row, Mapping):
         raise ValueError(f"it is no row of named fields but {_kind(row)}")
-    fields = present(row)
+    fields = without_absent(row)
     inner = fields.get("extra_info")
     if isinstance(inner, str):
         inner = _unpack(inner, must=set(fields) <= RELEASED)
@@ -327,7 +330,7 @@ def flatten(row: Any) -> dict[str, Any]:
     if "data_source" in fields:
         flat["data_source"] = fields["data_source"]
     # Files that mix both layouts keep their other columns; the wrapping itself is dropped.
-    return {**{k: v for k, v in fields.items() if k not in RELEASED}, **present(flat)}
+    return {**{k: v for k, v in fields.items() if k not in RELEASED}, **without_absent(flat)}
 
 
 def _with_raw(inner: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,15 +357,15 @@ def _unpack(text: str, must: bool) -> Mapping[str, Any] | None:
     return None
 
 
-def present(value: Any) -> Any:
+def without_absent(value: Any) -> Any:
     """`value` without what is None or NaN; inside lists those become None, so places stay."""
     if isinstance(value, str):  # by far the most
         return value
     if isinstance(value, Mapping):
-        values = {str(k): present(v) for k, v in value.items()}
+        values = {str(k): without_absent(v) for k, v in value.items()}
         return {k: v for k, v in values.items() if v is not None}
     if isinstance(value, list | tuple):
-        return [present(item) for item in value]
+        return [without_absent(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -443,7 +446,7 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
             if not file.tell():
-                raise empty(path)
+                raise empty_file(path)
 
     _write_aside(path, write, replace=False)
 
@@ -515,3 +518,56 @@ _WRITERS: dict[str, Writer] = {
     ".jsonl": _write_jsonl,
     ".parquet": _write_parquet,
 }
+
+
+DATA_FOLDER = "SOULKIT_DATA"
+"""The environment variable that names the folder with the released files."""
+DEFAULT_FOLDER = "data"
+
+
+def data_folder() -> Path:
+    """The folder that SOULKIT_DATA names, else `data` in the working folder; it may not exist."""
+    return Path(os.environ.get(DATA_FOLDER) or DEFAULT_FOLDER)
+
+
+def released_files(task: str, names: Sequence[str], folder: str | None = None) -> list[Path]:
+    """The released files `names` of a task, all of them or an empty list.
+
+    `folder` is the one that `--data` named. DataError when only some of the files are there: a
+    mean over a part would pass for a mean over all.
+    """
+    place = Path(folder) if folder is not None else data_folder()
+    paths = [place / name for name in names if (place / name).is_file()]
+    if paths and len(paths) < len(names):
+        absent = ", ".join(name for name in names if place / name not in paths)
+        raise DataError(
+            f"'{place}' holds only {len(paths)} of the {len(names)} files of the task '{task}'.",
+            f"Not there: {absent}. A result on a part of the rows would pass for one on all.",
+            f"Download the rest with: soul data pull --task {task}, or name one file with --data.",
+        )
+    return paths
+
+
+def data_files(task: str, names: Sequence[str], source: str | None) -> list[Path]:
+    """The one file that `--data` gave, or the `released_files` in the folder that it gave."""
+    if source is not None and not Path(source).is_dir():
+        return [Path(source)]
+    return released_files(task, names, source)
+
+
+def folder_note() -> str:
+    """The folder where pulled rows lie, and who says so."""
+    from_environment = bool(os.environ.get(DATA_FOLDER))
+    unset = f"the default, as {DATA_FOLDER} is not set"
+    origin = f"from {DATA_FOLDER}" if from_environment else unset
+    return f"the folder '{data_folder()}' ({origin})"
+
+
+def search_note(names: Sequence[str], folder: str | None = None) -> str:
+    """Where `released_files` looked for what, in words."""
+    place = f"the folder '{folder}'"
+    if folder is None:
+        place = f"no --data was given, and {folder_note()}"
+    if not names:
+        return f"{place} was not searched: the task has no released file to look for"
+    return f"{place} does not hold {' or '.join(names)}"

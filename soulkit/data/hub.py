@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
-from soulkit.data.files import ROW_SUFFIXES, unreadable
-from soulkit.data.transfer import Digests, Hub, Remote, digests, partial_path, size_of
+from soulkit.data.download import Digests, Hub, Remote, digests, partial_path, size_of
+from soulkit.data.files import ROW_SUFFIXES, unreadable_file
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.runs.jsonl import write_json
 
@@ -339,7 +339,7 @@ def _place(path: str, files: Sequence[Remote]) -> Remote | None:
 def _job(hub: Hub, request: FileRequest, place: Remote, lock: Lock, folder: Path) -> _Job:
     target, remote = folder / _checked_path(request.name), hub.completed(place)
     if target.is_dir():
-        raise unreadable(target, "a folder has the name of the file")
+        raise unreadable_file(target, "a folder has the name of the file")
     job = _Job(request, remote, target, digests(target) if target.is_file() else None)
     entry = lock.files.get(request.name)
     if job.have and not job.done and (entry is None or entry.sha256 != job.have.sha256):

@@ -1,9 +1,9 @@
-"""What a row is: its identity, its columns, the split that it belongs to.
+"""What a row is: its columns, its identity, the split that it belongs to.
 
 Identity is content. A row's id is a hash of what it says, so the same row has one id in a Parquet
 file, in JSON lines, and behind another order of rows; whether a row belongs to a `--limit` subset
 or to the dev split follows from hashes alone. Splits go by cluster: a story never stands on both
-sides.
+sides. A split by columns puts whole combinations of their values on one side.
 """
 
 from __future__ import annotations
@@ -14,15 +14,43 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from soulkit.data.files import present
+from pydantic import BaseModel, ConfigDict, Field
+
+from soulkit.data.files import RawRow, without_absent
 from soulkit.data.literals import literal_list, structure
-from soulkit.data.schema import Column
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.text import one_line
 from soulkit.types import Example
 from soulkit.types import row_id as row_id
+
+
+class Column(BaseModel):
+    """One field of a row: what it holds, what else it may be called, and who may see it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["text", "list", "int", "number", "bool", "any"] = "text"
+    """`list` also accepts a JSON or Python literal of a list (read without evaluating it)."""
+    required: bool = True
+    aliases: tuple[str, ...] = ()
+    """Other names under which files carry this column, tried in order after its own."""
+    audience: tuple[str, ...]
+    """Seats that may see it, or the readers `judge`, `coach`, `gold`; empty: bookkeeping only."""
+    identity: bool = True
+    """Whether the value is part of the content hash that names the row."""
+    max_words: int | None = Field(default=None, gt=0)
+    """Word budget: longer values are cut here, for every model alike, and the cut is recorded."""
+    train_words: int | None = Field(default=None, gt=0)
+    """The budget in training, where it is another one."""
+    keep: Literal["first", "last"] = "first"
+    """Which words of a longer value stay."""
+    entity: str = ""
+    """What kind of thing the value names (persona, character, scenario): training and evaluation
+    rows that share one are not independent, and `soul data contamination` says so."""
+
 
 T = TypeVar("T")
 PLACEHOLDER = "name_in_your_file"
@@ -88,7 +116,7 @@ def first_rows(items: Sequence[T], limit: int | None, id_of: Callable[[T], str])
 # -- columns -------------------------------------------------------------------------------------
 
 
-def bind(
+def bind_columns(
     row: Mapping[str, Any], columns: Mapping[str, Column], task: str, source: str
 ) -> dict[str, Any]:
     """The declared columns of a flat row, by their own names; None where an optional one is absent.
@@ -96,7 +124,7 @@ def bind(
     Other keys are dropped. Raises ColumnsError when required columns are missing, DataError when a
     value is not of its column's type.
     """
-    cells = present(row)
+    cells = without_absent(row)
     values = {name: _cell(cells, name, column) for name, column in columns.items()}
     missing = [n for n, column in columns.items() if column.required and values[n] is None]
     if missing:
@@ -107,7 +135,7 @@ def bind(
     }
 
 
-def unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> dict[str, Any]:
+def with_unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> dict[str, Any]:
     """`row` with the keys of the objects under `names` as its own; they may be JSON text.
 
     DataError for a value that is no object.
@@ -124,7 +152,7 @@ def unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> dict[
                 f"It holds {type(packed).__name__} {packed!r:.60}.",
                 "Mend the row, or leave it out.",
             )
-        opened |= present(inner)
+        opened |= without_absent(inner)
     return opened
 
 
@@ -327,3 +355,57 @@ def _group_of(example: Example, by: Sequence[str]) -> str:
                 did_you_mean(name, example.fields),
             )
     return group_key(example.fields, by)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSplit:
+    """The two parts of a file's rows, each in file order, with their numbers of groups."""
+
+    rest: tuple[RawRow, ...]
+    aside: tuple[RawRow, ...]
+    groups_rest: int
+    groups_aside: int
+
+
+def split_rows(rows: Sequence[RawRow], by: Sequence[str], share: float, seed: int = 0) -> RowSplit:
+    """Sets about `share` of the groups of equal values in the columns `by` aside.
+
+    Which groups follows from their values and the seed alone, not from the order of the rows, nor
+    from what else is in the file; a row without a column has no value there. ConfigError for a
+    share that is none and for columns that no row has, DataError where all rows are one group.
+    """
+    _refuse_unknown(rows, by)
+    keys = [group_key(row.fields, by) for row in rows]
+    chosen = groups_aside(keys, share, f"split/{seed}")
+    if len(set(keys)) < 2:
+        raise DataError(
+            f"All {len(rows)} rows have the same {_listed(by)}.",
+            "They are one group, and a group is never divided.",
+            "Name columns in which the rows differ.",
+        )
+    parts: tuple[list[RawRow], list[RawRow]] = ([], [])
+    for row, key in zip(rows, keys, strict=True):
+        parts[key in chosen].append(row)
+    rest, aside = parts
+    return RowSplit(tuple(rest), tuple(aside), len(set(keys) - chosen), len(chosen))
+
+
+def _refuse_unknown(rows: Sequence[RawRow], by: Sequence[str]) -> None:
+    columns = {name for row in rows for name in row.fields}
+    if not by:
+        raise ConfigError(
+            "No columns are named to split by.",
+            "Rows with equal values in them stay together; without any nothing says which.",
+            f"Name some: --by NAME,NAME. There are {', '.join(sorted(columns))}.",
+        )
+    for name in by:
+        if name not in columns:
+            raise ConfigError(
+                f"No row has a column '{name}'.",
+                "A group would be made by a column that is nowhere: all rows would be alike.",
+                did_you_mean(name, columns),
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))

@@ -1,31 +1,73 @@
-"""The road in seconds, without torch: two actors that are scripts, over HTTP like any model.
-
-They answer questions about stories and talk with a visitor who is a script as well, are scored by
-rules, and are compared on the same rows. What the page looks like and what a run holds is what a
-model would leave behind; what it says is about a few lines of code.
-"""
+"""The demo without torch: two scripted models behind an HTTP API; and the rows of both demos."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
-from soulkit.demo.rows import TASK, write_stories
+from soulkit.data.files import write_rows
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.runner import run_eval
-from soulkit.eval.summary import Cell, Summary, headline
+from soulkit.eval.results.summary import Cell, Summary, headline
+from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
 from soulkit.runs.jsonl import write_json
 from soulkit.serving.partner import Speak, make_server
-from soulkit.tasks.secret_keeper.visitor import visitor_line
+from soulkit.tasks.kit.made_rows import split_seed
+from soulkit.tasks.secret_keeper.task import visitor_line
+from soulkit.tasks.tom.events import Exit, decode
+from soulkit.tasks.tom.generate import synth_rows
+
+TASK: Final = "tomi"
+QUESTIONS = ("memory", "reality", "first_order_no_tom", "first_order_tom")
+BELIEFS = "first_order_.*"
+BELIEFS_PER_FACT = 2
+
+
+def write_stories(path: Path, count: int, seed: int, split: Literal["train", "test"]) -> None:
+    """Balanced rows out of `count` made ones, unless the file is there.
+
+    The splits share no story, but they share their wording: up to names, places and things there
+    are 28 different rows.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = synth_rows(TASK, count, split_seed(seed, split), world="small")
+    write_rows(path, _choose_rows(made), data_source=TASK)
+
+
+def _choose_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Some facts, and beliefs of the one who leaves: before the move as often as after it.
+
+    Most people in such stories know better, and the one who moves the object always does. Without
+    the balance, naming where the object really is would look like understanding.
+    """
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if not row["order"] or _leaver(row) in row["question"]:
+            kinds.setdefault(str(row["question_type"]), []).append(row)
+    beliefs = min(len(kinds[kind]) for kind in QUESTIONS)
+    chosen_rows = []
+    for kind in QUESTIONS:
+        size = beliefs if kind.startswith("first_order") else beliefs // BELIEFS_PER_FACT
+        # Drawn, not every k-th: stories take turns by type, and a stride would pick one type alone.
+        chosen_rows += random.Random(kind).sample(kinds[kind], size)
+    return chosen_rows
+
+
+def _leaver(row: dict[str, Any]) -> str:
+    """Who leaves the room in a row's story."""
+    return next(event.agent for event in decode(row["events"]) if isinstance(event, Exit))
+
 
 TALK = "secret_keeper"
 STORIES, TALKS = 1800, 40

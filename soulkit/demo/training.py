@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.demo.rows import BELIEFS, TASK, write_stories
+from soulkit.demo.scripted import BELIEFS, TASK, write_stories
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.runner import run_eval
-from soulkit.eval.summary import Cell, headline
+from soulkit.eval.results.summary import Cell, headline
+from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
 from soulkit.runs.folder import write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
-from soulkit.train.state.lines import StepLine, read_step_lines
+from soulkit.train.state.metrics import StepLine, read_step_lines
 
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "steps": 240, "sft_batch": 48, "lr": 2e-3,

@@ -1,13 +1,13 @@
-"""Which experts there are, as what lies beside their weights says: no folder's name counts.
+"""Experts: found by the files beside their weights, checked, and put on one base.
 
     DIR/…/soulkit.json            an adapter or a model that soulkit saved: its task stands there
     DIR/…/config.yaml …           a training run: its best/, else its model/
     TASK=FOLDER                   one of either, or any adapter of PEFT's, for that task
     TASK=endpoint:MODEL@URL       one that is served; of its base nothing is known
 
-Folders are looked for at any depth, symbolic links included; what lies inside a run or a model is
-part of it. Experts become one model only where they began as one: their bases are compared by
-weights or commit, their tokenizers by what they do to a text.
+Folders are searched at any depth, symbolic links included; their names do not count. What lies
+inside a run or a model is part of it. Experts become one model only if they began as one: their
+bases are compared by weights or commit, their tokenizers by what they do to a text.
 """
 
 from __future__ import annotations
@@ -20,16 +20,197 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.distill.bases import Base, adapters_base, named_base, noted_base, same_base
 from soulkit.distill.config import ANY, DistillConfig
-from soulkit.distill.places import SERVED, WEIGHTS, Candidate, expert_candidates
 from soulkit.errors import ConfigError, ModelLoadError, did_you_mean
-from soulkit.models.local.names import ADAPTER_CONFIG, NOTE, first_line
-from soulkit.models.roles.settings import RoleSettings, TaskPlayers
-from soulkit.tasks.registry import Registry, load_registry
+from soulkit.eval.run.provenance import weights_hash
+from soulkit.models.local.loading import (
+    ADAPTER_CONFIG,
+    NOTE,
+    adapter_folder,
+    first_line,
+    model_place,
+)
+from soulkit.models.players.settings import RoleSettings, TaskPlayers
+from soulkit.runs.folder import is_run, read_environment
+from soulkit.tasks.kit.registry import Registry, load_registry
 
 if TYPE_CHECKING:
-    from soulkit.distill.material import ExpertRows
+    from soulkit.distill.expert_rows import ExpertRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """A base as somebody named it."""
+
+    where: str
+    """An absolute folder, or the hub's id."""
+    revision: str = ""
+    """A commit of the hub; empty where it is not known, and of folders."""
+    weights: str = ""
+    """`weights_hash` when it was named; empty where nobody took one."""
+
+    @property
+    def name(self) -> str:
+        """As a model is named on the command line."""
+        return f"{self.where}@{self.revision}" if self.revision else self.where
+
+    @property
+    def is_folder(self) -> bool:
+        return Path(self.where).is_absolute()
+
+    @property
+    def here(self) -> Path | None:
+        """Its folder on this machine, or in the cache of the hub's client; None without one."""
+        if self.is_folder:
+            return Path(self.where) if Path(self.where).is_dir() else None
+        return _cached(self.where, self.revision or None)
+
+    def now(self) -> str:
+        """The print of the weights that lie there now; empty where none do."""
+        return "" if self.here is None else weights_hash(self.here)
+
+    @property
+    def proof(self) -> str:
+        """What tells it from another: the print of its weights, else its name."""
+        return self.weights or self.now() or self.name
+
+
+def named_base(name: str) -> Base:
+    """The base that a setting names, with the weights that lie there; ModelLoadError for a folder
+    that does not."""
+    place = model_place(name)
+    if not place.on_hub:
+        folder = Path(place.where).resolve()
+        return Base(where=str(folder), weights=weights_hash(folder))
+    return Base(where=place.where, revision=place.revision or "")
+
+
+def base_of_note(note: Mapping[str, Any]) -> Base:
+    """The base as `soulkit.json` has it: {"model": …, "revision" or "weights": …}."""
+    base = note.get("base")
+    base = base if isinstance(base, Mapping) else {}
+    return Base(
+        where=str(base.get("model") or ""), revision=str(base.get("revision") or ""),
+        weights=str(base.get("weights") or ""),
+    )  # fmt: skip
+
+
+def base_of_adapter(settings: Mapping[str, Any]) -> Base:
+    """The base as `adapter_config.json` has it."""
+    name = str(settings.get("base_model_name_or_path") or "")
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        return Base(where=str(folder.resolve()))
+    return Base(where=name, revision=str(settings.get("revision") or ""))
+
+
+def same_base(one: Base, other: Base) -> bool | None:
+    """Whether two bases have the same weights; None where nobody can tell."""
+    if one.revision and (one.where, one.revision) == (other.where, other.revision):
+        return True
+    weights = one.weights or one.now(), other.weights or other.now()
+    if all(weights):
+        return weights[0] == weights[1]
+    if one.where != other.where:
+        return None if one.is_folder != other.is_folder else False
+    return None if one.is_folder or one.revision != other.revision else True
+
+
+def _cached(where: str, revision: str | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        config = try_to_load_from_cache(where, "config.json", revision=revision)
+    except ValueError:  # no name of the hub's
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+SERVED = "endpoint:"
+"""What stands before the name of a served expert, in the place of a folder."""
+WEIGHTS = ("best", "model")
+"""Where a training run keeps what it ends with, the best by its dev score first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A folder with weights, and for which task it was named, if for one."""
+
+    folder: Path
+    task: str = ""
+    origin: str = ""
+    """The run that it is the outcome of."""
+
+
+def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
+    """Those that are named for a task, then those that are found and not named."""
+    named = {t: w for t, w in config.experts.items() if t != ANY and not w.startswith(SERVED)}
+    settled = [_weights_of(_folder(where), task) for task, where in named.items()]
+    yield from settled
+    if ANY in config.experts and not config.experts[ANY].startswith(SERVED):
+        root = Path(config.experts[ANY]).expanduser()
+        if not root.is_dir():
+            raise _no_folder(root)
+        taken = {one.folder.resolve() for one in settled}
+        taken |= {Path(one.origin).resolve() for one in settled if one.origin}
+        there = [one for one in _found_in(root, set()) if one.resolve() not in taken]
+        if not there and not config.experts.keys() - {ANY}:
+            raise _no_expert(root)
+        yield from (c for c in map(_weights_of, there) if c.folder.resolve() not in taken)
+
+
+def _folder(where: str) -> Path:
+    """A folder here, or an adapter of the hub, downloaded."""
+    place = model_place(where, "adapter")
+    return adapter_folder(where) if place.on_hub else Path(place.where)
+
+
+def _found_in(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Folders of runs and weights below `folder`, each place once, in order of their names."""
+    if folder.resolve() in seen:
+        return
+    seen.add(folder.resolve())
+    if is_run(folder):
+        if str(read_environment(folder).get("command", "")).startswith("train"):
+            yield folder
+    elif (folder / NOTE).is_file() or (folder / ADAPTER_CONFIG).is_file():
+        yield folder
+    else:
+        inner = (path for path in folder.iterdir() if not path.name.startswith("."))
+        for path in sorted(path for path in inner if path.is_dir()):
+            yield from _found_in(path, seen)
+
+
+def _weights_of(folder: Path, task: str = "") -> Candidate:
+    """A folder of weights as it is; of a run what it ended with."""
+    if not is_run(folder):
+        return Candidate(folder, task)
+    for name in WEIGHTS:
+        if (folder / name).is_dir():
+            return Candidate(folder / name, task, str(folder))
+    raise ConfigError(
+        f"The run '{folder}' has not ended: there is no model in it yet.",
+        "Without it its task would have no expert, and nobody would notice.",
+        "Let it end by giving its command again, move it elsewhere, or name a checkpoint: "
+        f"--experts TASK={folder}/checkpoints/STEP",
+    )
+
+
+def _no_folder(root: Path) -> ConfigError:
+    beside = [p.name for p in root.parent.iterdir() if p.is_dir()] if root.parent.is_dir() else []
+    return ConfigError(
+        f"There is no folder '{root}' with experts.",
+        "An expert is an adapter, a model or a training run, in a folder of its own.",
+        did_you_mean(root.name, beside) if beside else "Check the path.",
+    )
+
+
+def _no_expert(root: Path) -> ConfigError:
+    return ConfigError(
+        f"There is no expert in '{root}'.",
+        f"None of the folders below it is a training run, or holds {NOTE} or {ADAPTER_CONFIG}.",
+        "Train one with: soul train ditto --task TASK …; or name a folder: --experts TASK=FOLDER",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +326,7 @@ def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
     if not note and not candidate.task:
         raise _no_note(candidate.folder)
     settings = _read_object(folder / ADAPTER_CONFIG)
-    base = noted_base(note) if note else adapters_base(settings)
+    base = base_of_note(note) if note else base_of_adapter(settings)
     if not settings and not note:
         raise _no_weights(candidate.folder)
     if settings:
@@ -217,8 +398,8 @@ def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
     """Of a large vocabulary a second's work; `changed` is when its file was written."""
     from transformers import AutoTokenizer
 
+    from soulkit.models.local.chat_template import tokenizer_hash
     from soulkit.models.local.loading import quieten
-    from soulkit.models.local.tokenizing import tokenizer_print
 
     quieten()
     try:
@@ -230,7 +411,7 @@ def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
             "Save it there with save_pretrained, or leave its files out of the adapter's folder.",
         ) from error
     template = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
-    return tokenizer_print(tokenizer), template
+    return tokenizer_hash(tokenizer), template
 
 
 def _check_adapter(folder: Path) -> None:

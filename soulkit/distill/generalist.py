@@ -19,14 +19,18 @@ from soulkit.distill.config import SELECTED, DistillConfig
 from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.measure import GENERALIST
 from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.sample import open_roles_filled, training_work, work_aside
+from soulkit.distill.sample import (
+    open_roles_filled,
+    refuse_other_teachers,
+    training_work,
+    work_aside,
+)
 from soulkit.distill.select import SampleSelection
-from soulkit.distill.standing import refuse_other_teachers
 from soulkit.errors import ConfigError
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import Run, is_run
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.assemble import gather_material
+from soulkit.train.setup.data import load_training_data
 
 BATCH = 32
 """Samples an update at most, unless told otherwise."""
@@ -93,7 +97,7 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         "batch_size": config.batch_size, **_clean_rows(config, experts),
         "task_players": _players(config, experts),
     }  # fmt: skip
-    rows = len(gather_material(TrainConfig.model_validate({**settings, "steps": 1})).pool)
+    rows = len(load_training_data(TrainConfig.model_validate({**settings, "steps": 1})).pool)
     prompts = prompts_a_step(rows)
     steps = math.ceil(rows / prompts)
     update = max(1, (config.batch or BATCH) // config.samples)

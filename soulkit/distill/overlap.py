@@ -12,13 +12,12 @@ from itertools import chain
 from pathlib import Path
 
 from soulkit.data.contamination import Passage, RowMatch
+from soulkit.data.near_duplicates import row_matches
 from soulkit.distill.config import DistillConfig
-from soulkit.distill.near import row_matches
 from soulkit.errors import DataError
 from soulkit.play.plan import Work
-from soulkit.tasks.loading import NoRows, examples_for
-from soulkit.tasks.passages import passage_of
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.loading import NoRows, examples_to_play, passage_of
+from soulkit.tasks.kit.registry import load_registry
 
 SHOWN = 3
 """Rows that an error names of each task; the others are counted."""
@@ -70,7 +69,7 @@ def _evaluation_rows(config: DistillConfig, name: str) -> list[Passage]:
     task, passages = registry.task(name, config.protocol), []
     for source in dict.fromkeys([None, config.held_out_source(name)]):
         try:
-            loaded = examples_for(task, source, seed=config.seed)
+            loaded = examples_to_play(task, source, seed=config.seed)
         except NoRows:
             if source is not None:
                 raise

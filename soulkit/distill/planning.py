@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.distill.config import DistillConfig, Stage
+from soulkit.distill.expert_rows import rows_and_players_words
 from soulkit.distill.experts import Expert
 from soulkit.distill.generalist import generalist_config, imitation
-from soulkit.distill.material import material_words
 from soulkit.distill.measure import Measurement, measurements
 from soulkit.distill.sample import sample_config, samples_folder
 from soulkit.distill.select import SampleSelection, read_selection
 from soulkit.errors import RunError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
-from soulkit.eval.runner import prepare
-from soulkit.eval.summary import recorded_summary
+from soulkit.eval.results.summary import recorded_summary
+from soulkit.eval.run.runner import prepare
 from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Machine, Plan, Work, scaled
 from soulkit.runs.folder import is_run
 from soulkit.train.planning import imitation_machine, training_plan
@@ -46,7 +46,7 @@ def distillation_plan(
 ) -> list[StagePlan]:
     """The plan of every stage that plays or trains, without runs that are finished already."""
     plans: list[StagePlan] = []
-    remarks = tuple(material_words(config, experts))
+    remarks = tuple(rows_and_players_words(config, experts))
     sampled = [sample_config(config, expert) for expert in experts] if config.by == "sft" else []
     if "sample" in stages and sampled:
         left = [one for one, expert in zip(sampled, experts, strict=True)

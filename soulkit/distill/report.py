@@ -1,7 +1,15 @@
-"""What a distillation came to: gains, what is kept of them, and what was lost on the way.
+"""What a distillation came to: gains, how much of them is kept, regressions and gates.
 
 Only what the measurements recorded is read; nothing is scored here. The result stands in
-`OUT/summary.json`, under `distillation`, beside the cells that every summary has.
+`OUT/summary.json`, under `distillation`, beside the cells that every summary has. Gates are tested
+by the ends of intervals, as those of `soul compare` are:
+
+    TASK/retention>=0.6       the lower end of the share of the expert's gain that is kept
+    retention>=0.6            the same of every task
+    mean/retention>=0.8       the mean over the tasks
+    TASK>=-0.02               generalist minus base, in the headline
+    TASK/METRIC<=0.05         … in a metric beside it
+    regressions<=0            results that are surely worse than the base's
 """
 
 from __future__ import annotations
@@ -16,26 +24,35 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.distill.config import COMMAND, DistillConfig
+from soulkit.distill.expert_rows import rows_and_players_words
 from soulkit.distill.experts import Expert, common_base
-from soulkit.distill.gains import MeasuredSide, alike, difference, read_side, retained
-from soulkit.distill.gates import Gated, RetentionGate, gate_results
-from soulkit.distill.material import material_words
 from soulkit.distill.measure import (
     ABILITY,
     GENERALIST,
     SIDES,
+    MeasuredSide,
     Side,
+    alike,
+    difference,
     measured_folder,
     measured_tasks,
     measurements,
+    read_side,
+    retained_gain,
     unmeasured_words,
 )
 from soulkit.distill.select import TaskSelection, read_selection
-from soulkit.errors import DataError, RunError
-from soulkit.eval.conditions import read_conditions
-from soulkit.eval.gates import GateResult
-from soulkit.eval.likeness import condition_differences
-from soulkit.eval.summary import (
+from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
+from soulkit.eval.comparison.comparability import condition_differences
+from soulkit.eval.comparison.conditions import read_conditions
+from soulkit.eval.comparison.gates import (
+    ComparisonGate,
+    GateResult,
+    gate_result,
+    parse_gate,
+    unseen_interval,
+)
+from soulkit.eval.results.summary import (
     VALUE,
     Cell,
     Summary,
@@ -47,11 +64,90 @@ from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.runs.folder import Run, read_config
-from soulkit.runs.provenance import with_origin
-from soulkit.runs.schemas import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.spec import Metric
-from soulkit.train.state.lines import read_step_lines
+from soulkit.runs.provenance import with_provenance
+from soulkit.runs.stored import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.spec import Metric
+from soulkit.train.state.metrics import read_step_lines
+
+KEPT, MEAN, REGRESSIONS = "retention", "mean", "regressions"
+RetentionGate = ComparisonGate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gated:
+    """What gates may be about."""
+
+    kept: Mapping[str, Retention]
+    """Task → what is kept of its expert's gain."""
+    macro: Retention
+    differences: Mapping[str, Mapping[str, PairedDifference]]
+    """Task → metric (empty: the headline) → generalist minus base."""
+    regressions: tuple[str, ...]
+    spans: Mapping[str, Mapping[str, float]]
+    """Task → metric → width of its scale, where there is one."""
+
+
+def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGate, ...]:
+    """The gates that were written; ConfigError for one about what is not measured."""
+    gates = tuple(parse_gate(text) for text in texts)
+    targets = [*tasks, MEAN, KEPT, REGRESSIONS]
+    for gate in gates:
+        alone = gate.target in (KEPT, REGRESSIONS) and gate.metric
+        if gate.target not in targets or alone or (gate.target == MEAN and gate.metric != KEPT):
+            raise ConfigError(
+                f"The gate '{gate.text}' is about '{_about(gate)}', which is not measured here.",
+                "A gate names a task with held-out rows, mean/retention, retention or regressions.",
+                did_you_mean(gate.target, targets),
+            )
+    return gates
+
+
+def _about(gate: RetentionGate) -> str:
+    return f"{gate.target}/{gate.metric}" if gate.metric else gate.target
+
+
+def gate_results(gates: Sequence[RetentionGate], of: Gated) -> tuple[GateResult, ...]:
+    """What becomes of each."""
+    return tuple(_result(gate, of) for gate in gates)
+
+
+def _result(gate: RetentionGate, of: Gated) -> GateResult:
+    if gate.target == REGRESSIONS:
+        number = float(len(of.regressions))
+        return gate_result(gate, number, number, number, ", ".join(of.regressions))
+    if gate.target == KEPT:
+        return _every_task(gate, of.kept)
+    if gate.metric == KEPT:
+        kept = of.macro if gate.target == MEAN else of.kept.get(gate.target, Retention())
+        return _kept(gate, kept)
+    paired = of.differences.get(gate.target, {}).get(gate.metric)
+    if paired is None:
+        return gate_result(gate, None, None, None, "no such difference was measured")
+    why = f"{gate.metric or 'headline'}, {paired.n_shared} episodes"
+    low, high = paired.ci_low, paired.ci_high
+    if paired.difference is not None and paired.method == "no-spread" and paired.n_clusters > 1:
+        why = f"{gate.metric or 'headline'}: no spread in {paired.n_clusters} clusters"
+        if (span := of.spans.get(gate.target, {}).get(gate.metric)) is not None:
+            low, high = unseen_interval(paired.difference, paired.n_clusters, span)
+    return gate_result(gate, paired.difference, low, high, why)
+
+
+def _kept(gate: RetentionGate, kept: Retention) -> GateResult:
+    why = kept.why or f"{kept.n_shared} rows"
+    return gate_result(gate, kept.ratio, kept.ci_low, kept.ci_high, why)
+
+
+def _every_task(gate: RetentionGate, kept: Mapping[str, Retention]) -> GateResult:
+    """The worst of them: what fails before what is undecided before what passes."""
+    order = {"fail": 0, "undecided": 1, "pass": 2}
+    results = [(task, _kept(gate, one)) for task, one in kept.items()]
+    if not results:
+        return gate_result(gate, None, None, None, "no task was measured")
+    task, worst = min(results, key=lambda pair: order[pair[1].outcome])
+    return GateResult(gate=gate, outcome=worst.outcome, difference=worst.difference,
+                      low=worst.low, high=worst.high, why=f"{task}: {worst.why}")  # fmt: skip
+
 
 MEMBER = "distillation"
 """Under which `summary.json` says what only a distillation has."""
@@ -78,7 +174,7 @@ class Beside:
 
     @property
     def worse(self) -> bool:
-        return fell(self.paired, less_is_better=self.less_is_better)
+        return is_regression(self.paired, less_is_better=self.less_is_better)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +205,7 @@ class TaskResult:
     @property
     def worse(self) -> bool:
         """Whether the generalist is below the base, and surely so."""
-        return self.generalist_gain is not None and fell(self.generalist_gain)
+        return self.generalist_gain is not None and is_regression(self.generalist_gain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +235,7 @@ class Distillation:
         return all(result.outcome == "pass" for result in self.gates)
 
 
-def fell(paired: PairedDifference, *, less_is_better: bool = False) -> bool:
+def is_regression(paired: PairedDifference, *, less_is_better: bool = False) -> bool:
     """Whether a difference is on the wrong side of zero, and its interval with it; where nothing
     varied, its p from sign flips decides."""
     if paired.difference is None:
@@ -194,7 +290,7 @@ def _remarks(
 ) -> tuple[str, ...]:  # fmt: skip
     words = unmeasured_words(config, experts)
     learning = learning_words(config, out, tasks)
-    return (*filter(None, (learning, words)), *material_words(config, experts))
+    return (*filter(None, (learning, words)), *rows_and_players_words(config, experts))
 
 
 def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]) -> str:
@@ -264,7 +360,7 @@ def _task_result(
     return replace(
         result, expert_gain=difference(task, base, same[1]).paired,
         lost=difference(task, same[1], generalist).paired,
-        kept=retained(task, base, same[1], generalist),
+        kept=retained_gain(task, base, same[1], generalist),
     )  # fmt: skip
 
 
@@ -355,7 +451,7 @@ def write_distillation(run: Run, result: Distillation) -> None:
         tasks={one.task: _cells(one) for one in result.tasks},
     )  # fmt: skip
     run.write_summary(
-        with_origin(run.path, {**summary.to_json(), MEMBER: distillation_values(result)})
+        with_provenance(run.path, {**summary.to_json(), MEMBER: distillation_values(result)})
     )
 
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soulkit.distill.config import STAGES, DistillConfig, Stage, open_distillation
+from soulkit.distill.expert_rows import note_rows, rows_and_players_words, with_rows_and_players
 from soulkit.distill.experts import Expert, find_experts
-from soulkit.distill.gates import RetentionGate, parse_gates
 from soulkit.distill.generalist import generalist_config, generalist_folder, trained
-from soulkit.distill.material import material_words, note_rows, with_material
 from soulkit.distill.measure import (
     ABILITY,
     Measurement,
@@ -28,15 +27,27 @@ from soulkit.distill.measure import (
     unmeasured_words,
 )
 from soulkit.distill.planning import distillation_plan, whole_plan
-from soulkit.distill.report import Distillation, distilled, spent, write_distillation
-from soulkit.distill.sample import refuse_other_samples, release, sample, sample_config
+from soulkit.distill.report import (
+    Distillation,
+    RetentionGate,
+    distilled,
+    parse_gates,
+    spent,
+    write_distillation,
+)
+from soulkit.distill.sample import (
+    refuse_other_samples,
+    release,
+    sample,
+    sample_config,
+    shared_servers,
+)
 from soulkit.distill.select import read_selection, select_samples
-from soulkit.distill.serving import shared_servers
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.keeping import alone
-from soulkit.eval.runner import EvalBars, Waiting
-from soulkit.models.vllm.pool import Starts
+from soulkit.eval.run.run_lock import run_lock
+from soulkit.eval.run.runner import EvalBars, Waiting
+from soulkit.models.vllm.manager import Starts
 from soulkit.play.costs import AskUser, confirm_cost
 from soulkit.runs.folder import Run, is_run
 from soulkit.train.config import TrainConfig
@@ -76,8 +87,8 @@ def distill(
     or gates are not in order, and where a stage lacks what an earlier one makes. With `trust`
     settings of experts' runs that are not known to be the user's own act, too.
     """
-    experts = with_material(config, find_experts(config), trust=trust)
-    for line in material_words(config, experts):
+    experts = with_rows_and_players(config, find_experts(config), trust=trust)
+    for line in rows_and_players_words(config, experts):
         watcher.say(line)
     gates = checked_gates(config, experts)
     stages = stages_of(config, stages)
@@ -91,7 +102,7 @@ def distill(
     if not run.resumed:
         watcher.say(f"distillation folder {out}")
     config = agreed
-    with alone(run):
+    with run_lock(run):
         note_rows(out, experts)
         refuse_other_samples(out, experts)
         if "sample" in stages:

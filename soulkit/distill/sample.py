@@ -2,37 +2,114 @@
 
     OUT/samples/TASK/     config.yaml, episodes.jsonl, ledger.sqlite … as `soul eval` writes them
 
-So what holds of an evaluation holds here: a record is on disk as soon as its episode is scored,
-every paid reply before that, and whatever died is taken up by the same command. Experts are loaded
-one after the other, so that memory stays that of one model.
+A record is on disk as soon as its episode is scored, every paid reply before that, and the same
+command resumes what died. Experts are loaded one after the other, so that memory stays that of one
+model; vLLM servers are shared by experts of one base and stop before the generalist is trained,
+which needs their memory. Samples, teachers and measurements of other weights than those that are
+named now are refused: an expert that was trained on has the same name and is another model.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from soulkit.distill.config import SAMPLES, SELECTION, DistillConfig
 from soulkit.distill.experts import Expert
 from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.standing import refuse_other_weights, weights_of
-from soulkit.errors import DataError
+from soulkit.errors import DataError, ModelLoadError, RunError
 from soulkit.eval.config import EvalConfig, load_work
-from soulkit.eval.runner import EvalBars, Waiting, run_eval
-from soulkit.eval.standing import draft_keys
-from soulkit.eval.summary import summary_line
+from soulkit.eval.results.summary import summary_line
+from soulkit.eval.run.actor import eval_needs, on_vllm
+from soulkit.eval.run.provenance import read_provenance, weights_hash
+from soulkit.eval.run.resume import draft_keys
+from soulkit.eval.run.runner import EvalBars, Waiting, run_eval
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.vllm.pool import Servers
+from soulkit.models.vllm.manager import Starts, VllmServers, terms_of
+from soulkit.models.vllm.settings import interpreter, resolve_engine
 from soulkit.play.costs import AskUser
 from soulkit.play.plan import Work
 from soulkit.play.settings import OWN_OPTIONS, PlayConfig, configured_tasks
 from soulkit.runs.folder import is_run, plain_config, read_config, same_settings
-from soulkit.runs.packing import has_lines
+from soulkit.runs.jsonl import has_lines
 from soulkit.runs.records import scored_keys
-from soulkit.tasks.registry import Registry, load_registry
+from soulkit.tasks.kit.registry import Registry, load_registry
+
+ADAPTER, BASE = "adapter_weights", "weights"
+"""How a run's provenance calls what it says of its actor's weights."""
+
+
+def expert_weights(expert: Expert) -> dict[str, str]:
+    """What a run of the expert notes of its weights; empty of a served one."""
+    if expert.endpoint is not None:
+        return {}
+    return {BASE if expert.adapter is None else ADAPTER: expert.weights}
+
+
+def folder_weights(actor: Mapping[str, Any]) -> dict[str, str]:
+    """The same of a model and adapter that lie in folders here."""
+    from soulkit.models.local.loading import adapter_hash
+
+    if actor.get("kind") != "local":
+        return {}
+    adapter, model = actor.get("adapter"), Path(str(actor["model"])).expanduser()
+    there = {ADAPTER: adapter_hash(adapter)} if adapter and Path(adapter).is_dir() else {}
+    return {**there, **({BASE: weights_hash(model)} if model.is_dir() else {})}
+
+
+def refuse_other_weights(folder: Path, now: Mapping[str, str], name: str) -> None:
+    """RunError where the run in `folder` was played by other weights than those of `name` now."""
+    if is_run(folder):
+        _refuse_other(folder, read_provenance(folder).get("actor", {}), now, name)
+
+
+def refuse_other_teachers(folder: Path, adapters: Mapping[str, str]) -> None:
+    """RunError where the training in `folder` was taught by other weights than lie in `adapters`
+    now; task → adapter."""
+    for task, teacher in read_provenance(folder).get("teachers", {}).items():
+        now = folder_weights(
+            {"kind": "local", "model": teacher["model"], "adapter": adapters[task]}
+        )
+        _refuse_other(folder, teacher, now, f"the expert of {task}")
+
+
+def _refuse_other(
+    folder: Path, before: Mapping[str, Any], now: Mapping[str, str], name: str
+) -> None:
+    for kind, digest in now.items():
+        if before.get(kind) and digest and before[kind] != digest:
+            raise RunError(
+                f"'{folder}' was made with other weights than {name} has now.",
+                f"They were {before[kind]} and are {digest}: what was selected, learned and "
+                "measured before is of another model.",
+                "Distil anew with another --out, or bring the old weights back.",
+            )
+
+
+@contextmanager
+def shared_servers(
+    config: DistillConfig, configs: Sequence[EvalConfig], out: Path, say: Callable[[str], None],
+    starts: Starts | None,
+) -> Iterator[VllmServers | None]:  # fmt: skip
+    """Within it servers for the evaluations `configs`, started when one of these needs them; None
+    where none is sampled by vLLM. Servers that run already are each evaluation's own business."""
+    engine = resolve_engine(
+        config.engine_choice, python=interpreter(config.vllm_python), device=config.device
+    )
+    here = [one for one in configs if one.kind == "local"]
+    if not here or not on_vllm(engine) or engine.attached:
+        yield None
+        return
+    with VllmServers(out, terms_of(here[0]), say=say, starts=starts) as servers:
+        for one in here:
+            with suppress(ModelLoadError):  # an adapter that is not there: its own run says so
+                servers.expect(eval_needs(one, engine))
+        yield servers
+
 
 _OF_THE_EXPERT = frozenset(
     {"model", "adapter", "suite", "playable", "data", "option", "endpoints", "task_players"}
@@ -128,7 +205,7 @@ def _task_settings(config: DistillConfig, task: str, registry: Registry) -> dict
 
 def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work]:
     """The training rows of every expert's task. ConfigError or DataError for what is wrong."""
-    from soulkit.train.material.assemble import refuse_marked_rows
+    from soulkit.train.setup.data import refuse_marked_rows
 
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     configured_tasks(registry, [one.task for one in experts], config, training=True)
@@ -153,7 +230,7 @@ def work_aside(config: DistillConfig, experts: Sequence[Expert]) -> list[Work]:
 def sample(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *,
     bars: EvalBars | None = None, say: Callable[[str], None] | None = None,
-    ask: AskUser | None = None, waiting: Waiting | None = None, servers: Servers | None = None,
+    ask: AskUser | None = None, waiting: Waiting | None = None, servers: VllmServers | None = None,
 ) -> None:  # fmt: skip
     """Play what `out/samples` lacks, one expert after the other; finished runs are not loaded.
 
@@ -193,7 +270,7 @@ def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -
     same = same_settings(
         read_config(folder), plain_config(settings.identity()), settings.identity_defaults()
     )
-    refuse_other_weights(folder, weights_of(expert), expert.name)
+    refuse_other_weights(folder, expert_weights(expert), expert.name)
     scored = scored_keys(folder / "episodes.jsonl")
     every = set(draft_keys([part], settings.repeats))
     complete = scored.keys() == every and all(scored.values())
@@ -203,7 +280,7 @@ def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -
 def refuse_other_samples(out: Path, experts: Sequence[Expert]) -> None:
     """RunError where samples in `out` are of weights that an expert has no longer."""
     for expert in experts:
-        refuse_other_weights(samples_folder(out, expert.task), weights_of(expert), expert.name)
+        refuse_other_weights(samples_folder(out, expert.task), expert_weights(expert), expert.name)
 
 
 def _summed_up(folder: Path) -> bool:

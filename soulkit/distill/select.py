@@ -1,36 +1,277 @@
-"""SampleSelection as files: samples are read, what is learned of them is written.
+"""Which samples the generalist learns from, and the files that say so.
 
     OUT/samples/TASK/episodes.jsonl ──▶ OUT/selected.jsonl    rows as `soul train sft --data` reads
                                         OUT/selection.json    what became of the samples, by task
 
-Samples are read twice and never held: first what is known of each, then the turns of those that are
-taken. Both files are written aside and renamed, selection.json last, with the hash of the other; so
-whatever dies, the same samples give the same bytes.
+    scored, not cut, refused, forged or hacked ──▶ reward enough ──▶ distinct ──▶ best of a prompt
+
+* Reward enough is what --min-reward says. Without it: the full reward where a score is 0 or 1. A
+  graded score must lie above the mean of the samples of its prompt, so that an easy prompt does not
+  crowd out a hard one; where all samples of a prompt score alike, it must reach the mean of the
+  task. The full reward is always enough, and the least never is.
+* The best have the highest reward; of equal ones those of the form that was asked for, then the
+  higher score, then fewer tokens, then the smaller key.
+* A sample is a duplicate where its replies are those of one that is taken, or nearly, on the same
+  prompt or on one that says nearly the same. Two questions about one story are two prompts.
+* A quota is spread over the prompts: the best of each in turn, in an order by seed, then the second
+  best. What is chosen depends on the set of samples alone, not on the order in which they came.
+
+An episode becomes one conversation for each acted seat and sequence: a conversation grows while
+each turn saw what the turn before it saw and said. Every reply keeps the exact ids that the expert
+emitted. Samples are read twice and never held. Both files are written aside and renamed,
+selection.json last, with the hash of the other; the same samples give the same bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from soulkit.data.contamination import Words, folded_words
+from soulkit.data.near_duplicates import row_matches, same_words
+from soulkit.data.rows import share_of
 from soulkit.distill.config import SELECTED, SELECTION, STAGES, DistillConfig, stages_after
 from soulkit.distill.experts import Expert
-from soulkit.distill.lessons import lesson_lines
-from soulkit.distill.near import row_matches
 from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.rejection import Choice, Rules, Sampled, choose_samples, sampled
 from soulkit.distill.sample import refuse_other_samples, samples_folder, training_work, work_aside
 from soulkit.errors import DataError, RunError
-from soulkit.eval.standing import draft_keys
+from soulkit.eval.run.resume import draft_keys
 from soulkit.play.plan import Work
-from soulkit.runs.jsonl import write_aside, write_json
-from soulkit.runs.packing import has_lines
+from soulkit.runs.jsonl import has_lines, write_aside, write_json
 from soulkit.runs.records import stream_records
-from soulkit.tasks.passages import passage_of
+from soulkit.tasks.kit.loading import passage_of
+from soulkit.types import Record, Segment, Trace
+
+CUT = frozenset({"length", "content_filter", "refusal"})
+"""How a reply ends that nobody finished."""
+READABLE = ("ok", "salvaged")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFacts:
+    """What is known of one sample."""
+
+    key: str
+    example_id: str
+    reward: float | None
+    """None for a sample that is never learned from."""
+    value: float = 0.0
+    salvaged: bool = False
+    tokens: int = 0
+    replies: Words = ()
+    fault: str = ""
+    """Why it is never learned from: `unscored`, `hacked`, `truncated`, another status."""
+
+    @property
+    def rank(self) -> tuple[float, bool, float, int, str]:
+        """Smaller is better."""
+        return -(self.reward or 0.0), self.salvaged, -self.value, self.tokens, self.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a sample must be to be learned from."""
+
+    high: float
+    """The full reward."""
+    low: float
+    """The least."""
+    binary: bool
+    min_reward: float | None = None
+    keep_top: int = 1
+    quota: int | None = None
+    near: float = 0.8
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What became of the samples of a task."""
+
+    taken: tuple[SampleFacts, ...]
+    passed: int
+    duplicates: int
+    overlaps: int
+    faults: Mapping[str, int]
+    below: int
+    """Samples whose reward was not enough."""
+
+
+def sampled(record: Record) -> SampleFacts:
+    """What is known of a record."""
+    score = record.score
+    turns = [turn.completion for trace in record.episode.traces for turn in trace.turns]
+    texts = [turn.text for turn in turns]
+    # Words that are only signs count as they are written.
+    replies = tuple(w for text in texts for w in folded_words(text) or (text.strip(),))
+    fault = _fault(record, [turn.stop_reason for turn in turns])
+    return SampleFacts(
+        key=record.key, example_id=record.example_id, reward=None if fault else score.reward,
+        value=score.value or 0.0, salvaged=score.status == READABLE[1],
+        tokens=sum(len(turn.token_ids) or turn.usage.completion_tokens for turn in turns),
+        replies=replies, fault=fault,
+    )  # fmt: skip
+
+
+def _fault(record: Record, ends: Collection[str]) -> str:
+    score = record.score
+    if not score.scored or score.reward is None or not math.isfinite(score.reward):
+        return "unscored"
+    if score.status not in READABLE:
+        return score.status
+    if score.metrics.get("hacked"):
+        return "hacked"
+    if record.given is not None or record.kind != "draft":
+        return "conditioned"  # on feedback, that no prompt will hold
+    if not ends:
+        return "empty"
+    return "truncated" if CUT & set(ends) else ""
+
+
+# -- choosing ------------------------------------------------------------------------------------
+
+
+def choose_samples(
+    samples: Iterable[SampleFacts], rules: Rules, *, overlapping: Collection[str] = (),
+    alike: Mapping[str, Collection[str]] | None = None,
+) -> Choice:  # fmt: skip
+    """What of the samples of one task is learned, in a fixed order.
+
+    `overlapping`: rows that no sample may come from. `alike`: row → other rows that say nearly the
+    same.
+    """
+    every = sorted({one.key: one for one in samples}.values(), key=lambda one: one.key)
+    clean = [one for one in every if one.example_id not in overlapping]
+    usable = [one for one in clean if one.reward is not None]
+    passed = passing(usable, rules)
+    taken, duplicates = _distinct(passed, rules, alike or {})
+    return Choice(
+        taken=tuple(taken), passed=len(passed), duplicates=duplicates,
+        overlaps=len(every) - len(clean), below=len(usable) - len(passed),
+        faults=dict(sorted(Counter(one.fault for one in clean if one.fault).items())),
+    )  # fmt: skip
+
+
+def passing(samples: Sequence[SampleFacts], rules: Rules) -> list[SampleFacts]:
+    """The samples with reward enough; each has a reward."""
+    rewards: dict[str, list[float]] = {}
+    for one in samples:
+        rewards.setdefault(one.example_id, []).append(one.reward or 0.0)
+    task_mean = _mean([reward for several in rewards.values() for reward in several])
+    return [
+        one
+        for one in samples
+        if _enough(one.reward or 0.0, rewards[one.example_id], task_mean, rules)
+    ]
+
+
+def _enough(reward: float, row: Sequence[float], task_mean: float, rules: Rules) -> bool:
+    if rules.min_reward is not None:
+        return reward >= rules.min_reward
+    if reward >= rules.high or rules.binary:
+        return reward >= rules.high
+    if reward <= rules.low:
+        return False
+    return reward > _mean(row) if max(row) > min(row) else reward >= task_mean
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _distinct(
+    passed: Sequence[SampleFacts], rules: Rules, alike: Mapping[str, Collection[str]]
+) -> tuple[list[SampleFacts], int]:
+    """The best of each prompt that no other says already, and how many were set aside for that."""
+    waiting: dict[str, list[SampleFacts]] = {}
+    for one in sorted(passed, key=lambda one: one.rank, reverse=True):
+        waiting.setdefault(one.example_id, []).append(one)
+    order = sorted(waiting, key=lambda row: (share_of(f"quota/{rules.seed}", row), row))
+    taken: dict[str, list[SampleFacts]] = {}
+    count = duplicates = 0
+    for _ in range(rules.keep_top):
+        for row in order:
+            if count == rules.quota:
+                break
+            others = [o for near in (row, *alike.get(row, ())) for o in taken.get(near, ())]
+            while waiting[row]:
+                one = waiting[row].pop()
+                if not any(same_words(one.replies, o.replies, rules.near) for o in others):
+                    taken.setdefault(row, []).append(one)
+                    count += 1
+                    break
+                duplicates += 1
+    return [one for row in sorted(taken) for one in taken[row]], duplicates
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    segment: Segment
+    trained: bool
+
+    def as_json(self) -> dict[str, Any]:
+        segment = self.segment
+        ids = {"token_ids": list(segment.token_ids)} if segment.token_ids else {}
+        context = segment.role == "assistant" and not self.trained
+        return {
+            "role": segment.role, "content": segment.text, **ids,
+            **({"trained": False} if context else {}),
+        }  # fmt: skip
+
+
+def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
+    """The rows of selected.jsonl that one episode makes."""
+    for trace in record.episode.traces:
+        for messages in lesson_conversations(trace):
+            exact = any(message.segment.token_ids for message in messages)
+            tokenizer = {"tokenizer": expert.tokenizer_print} if exact else {}
+            yield {
+                "messages": [message.as_json() for message in messages],
+                "data_source": record.task, **tokenizer, "task": record.task,
+                "example_id": record.example_id, "rollout": record.rollout, "seat": trace.seat,
+                "value": record.score.value, "reward": record.score.reward,
+                "expert": expert.weights or expert.model,
+            }  # fmt: skip
+
+
+def lesson_conversations(trace: Trace) -> list[list[Message]]:
+    """The turns of one seat as conversations; each reply is learned in exactly one of them."""
+    done: list[list[Message]] = []
+    for turn in trace.turns:
+        context = [_without_feedback(segment) for segment in turn.context]
+        head = done[-1] if done and _goes_on(done[-1], context) else None
+        if head is None:
+            head = []
+            done.append(head)
+        head += [Message(segment, False) for segment in context[len(head) :]]
+        reply = Segment("assistant", turn.completion.text, token_ids=turn.completion.token_ids)
+        head.append(Message(reply, True))
+    return done
+
+
+def _goes_on(head: Sequence[Message], context: Sequence[Segment]) -> bool:
+    pairs = zip(head, context, strict=False)
+    return len(context) >= len(head) and all(_same(m.segment, segment) for m, segment in pairs)
+
+
+def _same(one: Segment, other: Segment) -> bool:
+    exact = bool(one.token_ids and other.token_ids)
+    same = one.token_ids == other.token_ids if exact else one.text == other.text
+    return one.role == other.role and same
+
+
+def _without_feedback(segment: Segment) -> Segment:
+    text = segment.text if segment.bare is None else segment.bare
+    return Segment(segment.role, text, token_ids=segment.token_ids)
+
 
 SCHEMA = "soulkit/selection@1"
 
@@ -159,10 +400,10 @@ def _settings(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any
 # -- reading samples -----------------------------------------------------------------------------
 
 
-def _samples(out: Path, part: Work, config: DistillConfig) -> list[Sampled]:
+def _samples(out: Path, part: Work, config: DistillConfig) -> list[SampleFacts]:
     """What is known of every sample of a task, each once; RunError where some are missing."""
     path = samples_folder(out, part.task.name) / "episodes.jsonl"
-    by_key: dict[str, Sampled] = {}
+    by_key: dict[str, SampleFacts] = {}
     for record in stream_records(path) if has_lines(path) else ():
         by_key[record.key] = sampled(record)
     every = draft_keys([part], config.samples)
@@ -216,7 +457,7 @@ def _lines_of(folder: Path, choice: Choice, expert: Expert) -> list[bytes]:
 
 
 def _counted(
-    part: Work, samples: Sequence[Sampled], choice: Choice, lines: Sequence[bytes]
+    part: Work, samples: Sequence[SampleFacts], choice: Choice, lines: Sequence[bytes]
 ) -> TaskSelection:
     eligible = len(samples) - choice.overlaps
     return TaskSelection(
@@ -238,7 +479,7 @@ def _words(task: str, part: TaskSelection) -> str:
 
 
 def _nothing(
-    expert: Expert, samples: Sequence[Sampled], choice: Choice, config: DistillConfig
+    expert: Expert, samples: Sequence[SampleFacts], choice: Choice, config: DistillConfig
 ) -> DataError:
     rewards = [one.reward for one in samples if one.reward is not None]
     best = f"the best reward is {max(rewards):g}" if rewards else "none has a reward"

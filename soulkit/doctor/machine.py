@@ -1,21 +1,214 @@
-"""What this machine has to offer: GPUs, cores, memory, disks, open files, ports.
+"""What this machine offers: packages, GPUs, cores, memory, disks, open files, ports.
 
-Files of the system are read and `nvidia-smi` is asked; torch would take seconds to say as much.
+Each check gives lines that are fine, worth a note, or a problem with its way out.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, Literal
 
-from soulkit.doctor.checkup import CheckLine, Health
-from soulkit.doctor.packages import installed_version
-from soulkit.models.api.pool import BESIDE, file_limits
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+
+from soulkit.errors import ConfigError, UserError
+from soulkit.extras import HOME, declared_requirements, install_line
+from soulkit.models.api.transport import BESIDE, file_limits
 from soulkit.models.local.threads import VARIABLE, allowed_cores, cpu_quota
+from soulkit.models.vllm.settings import NEWER, OLDEST, interpreter, vllm_version
+from soulkit.runs.stored import DOCTOR_SCHEMA, SCHEMA
+from soulkit.version import __version__
+
+Health = Literal["ok", "note", "problem"]
+"""`note`: nothing is wrong, and somebody may want to know; `problem`: what was asked for will not
+work as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckLine:
+    """One thing that was looked at."""
+
+    part: str
+    """What it belongs to: `packages`, `machine`, `outside`, `rows`, `settings`."""
+    name: str
+    health: Health
+    words: str
+    way: str = ""
+    """How to mend it, a command where there is one."""
+
+    @classmethod
+    def of_error(cls, part: str, name: str, error: UserError) -> CheckLine:
+        """The problem that an error tells of."""
+        words = f"{error.what} {error.why}"
+        return cls(part=part, name=name, health="problem", words=words, way=error.way_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayerCheck:
+    """What a player made of a real question, or why it was asked none."""
+
+    role: str
+    who: str
+    task: str
+    health: Health
+    words: str
+    way: str = ""
+    calls: int = 0
+    seconds: float = 0.0
+    """Of all calls together."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    """US dollars; None where no price is known."""
+    schema: Literal["", "held", "ignored", "refused"] = ""
+    """What its server made of the JSON Schema that came with the question; empty: none did."""
+
+
+@dataclass(kw_only=True)
+class Checkup:
+    """All lines, in the order in which they are shown."""
+
+    lines: list[CheckLine] = field(default_factory=list)
+    players: list[PlayerCheck] = field(default_factory=list)
+
+    @property
+    def problems(self) -> int:
+        return sum(one.health == "problem" for one in self._all())
+
+    def _all(self) -> Iterator[CheckLine | PlayerCheck]:
+        yield from self.lines
+        yield from self.players
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, of the schema `doctor-1.json`."""
+        lines, players = ([asdict(one) for one in several] for several in self._parts())
+        named = {SCHEMA: DOCTOR_SCHEMA, "problems": self.problems}
+        return {**named, "lines": lines, "players": players}
+
+    def _parts(self) -> tuple[Sequence[CheckLine], Sequence[PlayerCheck]]:
+        return self.lines, self.players
+
+
+PACKAGES = "packages"
+BRINGS = {
+    "train": "models on this machine, and training",
+    "report": "figures in reports",
+    "contamination": "near-duplicates in soul data contamination",
+    "metrics": "BLEU, ROUGE and other measures of texts",
+    "tensorboard": "--track tensorboard",
+    "trackio": "--track trackio",
+    "wandb": "--track wandb",
+}
+"""Extra → what a user gets from it."""
+ELSEWHERE = ("dev", "track", "vllm")
+"""Extras of those who change soulkit, that only gather others, and that may be installed for
+another interpreter (`vllm_line`)."""
+
+
+def package_lines(needed: Collection[str] = (), home: Path = HOME) -> Iterator[CheckLine]:
+    """Python, soulkit, and a line for each extra; one in `needed` may not be missing. `home` is the
+    package folder of the installation."""
+    pythons, core, extras = declared_requirements(home)
+    yield _package("soulkit", "ok", __version__)
+    here = platform.python_version()
+    if SpecifierSet(pythons).contains(here, prereleases=True):
+        yield _package("Python", "ok", here)
+    else:
+        yield _package("Python", "problem", f"{here}, and {pythons} is needed",
+                    f"make an environment with Python {pythons}")  # fmt: skip
+    yield from _core(core)
+    for extra, packages in extras.items():
+        if extra not in ELSEWHERE:
+            yield _extra(extra, packages, needed=extra in needed)
+
+
+def vllm_line(python: str | None = None) -> CheckLine:
+    """The vLLM of the interpreter `python` (None: this one); it is not imported."""
+    path = interpreter(python)
+    try:
+        install = vllm_version(path)
+    except ConfigError as error:
+        return CheckLine.of_error(PACKAGES, "vLLM", error)
+    whose = "" if path == sys.executable else f" of {path}"
+    if install is None:
+        words = f"not installed{whose or ' here'}; --engine local samples without it"
+        return _package("vLLM", "note", words, f"{install_line('vllm')}, or --vllm-python PATH")
+    words = f"{install.distribution} {install.version}{whose}, "
+    words += "on the GPU" if install.on_gpu else "on the CPU"
+    if install.supported:
+        return _package("vLLM", "ok", words)
+    way = f"install vLLM {'.'.join(map(str, OLDEST))} or newer, below {'.'.join(map(str, NEWER))}"
+    return _package("vLLM", "note", f"{words}: soulkit does not know this version", way)
+
+
+def _core(packages: list[str]) -> Iterator[CheckLine]:
+    """One line where all is as it should be, else one for each package that is not."""
+    wrong = [words for text in packages if (words := _wrong(text))]
+    if wrong:
+        yield _package("core", "problem", "; ".join(wrong), "install soulkit again")
+    elif packages:
+        yield _package("core", "ok", f"{len(packages)} packages within their ranges")
+
+
+def _extra(extra: str, packages: list[str], *, needed: bool) -> CheckLine:
+    name, brings = f"[{extra}]", BRINGS.get(extra, "")
+    here = {text: installed_version(text) for text in packages}
+    missing = [_name(text) for text, number in here.items() if number is None]
+    wrong = [words for text, number in here.items() if number and (words := _wrong(text))]
+    way = install_line(extra)
+    if missing and (needed or len(missing) < len(packages)):
+        shown = f"not installed: {', '.join(missing)}; {brings}"
+        return _package(name, "problem" if needed else "note", shown, way)
+    if missing:
+        return _package(name, "note", f"not installed; brings {brings}", way)
+    if wrong:
+        return _package(name, "problem", "; ".join(wrong), way)
+    return _package(
+        name, "ok", ", ".join(f"{_name(text)} {number}" for text, number in here.items())
+    )
+
+
+def installed_version(requirement: str) -> str | None:
+    """The version that is here of the package a requirement names; None without one."""
+    try:
+        return version(_name(requirement))
+    except PackageNotFoundError:
+        return None
+
+
+def _wrong(requirement: str) -> str:
+    """What is wrong with the version that is here; empty where it is within its range."""
+    number = installed_version(requirement)
+    try:
+        allowed = Requirement(requirement)
+    except InvalidRequirement:  # of a later standard: whoever installed it could read it
+        return ""
+    if number is None:
+        return f"{allowed.name} is not installed"
+    if allowed.specifier.contains(number, prereleases=True):
+        return ""
+    return f"{allowed.name} {number} is outside {allowed.specifier}"
+
+
+def _name(requirement: str) -> str:
+    try:
+        return Requirement(requirement).name
+    except InvalidRequirement:
+        return requirement.split()[0]
+
+
+def _package(name: str, health: Health, words: str, way: str = "") -> CheckLine:
+    return CheckLine(part=PACKAGES, name=name, health=health, words=words, way=way)
+
 
 PART = "machine"
 GB = 1e9

@@ -12,32 +12,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.doctor.checkup import CheckLine
+from soulkit.doctor.machine import CheckLine
 from soulkit.errors import ConfigError, MissingPackage, UserError, did_you_mean
-from soulkit.eval.actor import starts_servers
-from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_gaps
-from soulkit.models.api.address import checked_url
-from soulkit.models.roles.settings import RoleSettings
-from soulkit.play.gaps import (
-    WORDS,
-    Gap,
-    NotReady,
-    checkpoint_gaps,
-    engine_gaps,
-    key_gaps,
-    model_gaps,
-    role_gaps,
-    service_gaps,
-)
+from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_missing
+from soulkit.eval.run.actor import starts_servers
+from soulkit.models.api.addresses import checked_url
+from soulkit.models.players.settings import RoleSettings
+from soulkit.play.default_players import with_default_players
 from soulkit.play.plan import Work
-from soulkit.play.playable import left_out_lines
-from soulkit.play.seating import seated
+from soulkit.play.requirements import (
+    WORDS,
+    MissingRequirement,
+    RequirementsNotMet,
+    left_out_lines,
+    missing_checkpoints,
+    missing_engine,
+    missing_keys,
+    missing_model,
+    missing_roles,
+    missing_services,
+)
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import CONFIG
 
 if TYPE_CHECKING:
     from soulkit.train.config import TrainConfig
-    from soulkit.train.material.assemble import Material
+    from soulkit.train.setup.data import TrainingData
 
 PART = "settings"
 COMMANDS = ("eval api", "eval local", "train METHOD", "distill")
@@ -175,14 +175,14 @@ def _evaluation(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool)
 def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
     try:
         registry = eval_registry(config)
-        work, gaps = work_and_gaps(config, registry)
-        config = seated(config, work, registry, suite=config.suite)
+        work, gaps = work_and_missing(config, registry)
+        config = with_default_players(config, work, registry, suite=config.suite)
     except UserError as error:
         needs.lines.append(CheckLine.of_error(PART, "tasks", error))
         return
-    gaps += role_gaps(work, config) + service_gaps(work) + key_gaps(config)
-    gaps += checkpoint_gaps(config) + engine_gaps(config, actor=starts_servers(config))
-    gaps += model_gaps(config.model, config.adapter) if config.kind == "local" else []
+    gaps += missing_roles(work, config) + missing_services(work) + missing_keys(config)
+    gaps += missing_checkpoints(config) + missing_engine(config, actor=starts_servers(config))
+    gaps += missing_model(config.model, config.adapter) if config.kind == "local" else []
     needs.lines += gap_lines(gaps)
     needs.lines += _work_lines(work)
     for remark in left_out_lines(config.suite, left_out(config, work)) if config.playable else ():
@@ -209,7 +209,7 @@ def _first_rows(work: Sequence[Work]) -> tuple[Work, ...]:
     return tuple(replace(part, examples=part.examples[:1]) for part in work if part.examples)
 
 
-def gap_lines(gaps: Sequence[Gap]) -> Iterator[CheckLine]:
+def gap_lines(gaps: Sequence[MissingRequirement]) -> Iterator[CheckLine]:
     """A line for everything that is missing."""
     for gap in gaps:
         yield CheckLine(
@@ -242,19 +242,19 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
     needs.parts.append(TrialPart(config=played.config, work=work, coached=coached))
 
 
-def _material(needs: Needs, config: TrainConfig) -> Material | None:
+def _material(needs: Needs, config: TrainConfig) -> TrainingData | None:
     """What is trained on, with a line for all that is missing; None where not even the tasks, their
     rows and players are there."""
-    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.setup.data import load_training_data
 
     try:
-        return gather_material(config, asking=True)
-    except NotReady as error:
+        return load_training_data(config, asking=True)
+    except RequirementsNotMet as error:
         needs.lines += gap_lines(error.gaps)
     except UserError as error:
         needs.lines.append(CheckLine.of_error(PART, "training", error))
     try:
-        return gather_material(config)  # without a key or the model others may be asked
+        return load_training_data(config)  # without a key or the model others may be asked
     except UserError:
         return None
 

@@ -16,17 +16,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from soulkit.doctor.checkup import PlayerCheck
-from soulkit.doctor.loaded import LoadedModels
+from soulkit.doctor.machine import PlayerCheck
 from soulkit.doctor.needs import TrialPart
-from soulkit.doctor.seats import (
+from soulkit.doctor.players import (
     SPOKEN,
-    AwayModel,
+    AbsentModel,
     EnoughHeard,
-    NotedModel,
-    NotedPlayers,
-    RoundTable,
-    SeatNote,
+    LoadedModels,
+    PlayerReport,
+    ReportedModel,
+    ReportedPlayers,
+    TrialPlayers,
     quick,
     single_opinion,
 )
@@ -36,13 +36,13 @@ from soulkit.eval.planning import voice_of
 from soulkit.judge.leaks import read_blind
 from soulkit.judge.panel import judge_names
 from soulkit.models.base import Cast, ChatModel, Player
-from soulkit.models.roles.players import cast_of
-from soulkit.models.roles.settings import PANELS, RoleSettings
+from soulkit.models.players.players import cast_of
+from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.costs import AskUser, confirm_cost, is_paid, prices_of
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, Work, plan_work
 from soulkit.play.settings import PlayConfig
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.guarding import task_code
+from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks.kit.user_code import task_code
 from soulkit.text import one_line
 from soulkit.types import Episode, Example, Feedback, Sampling, Score
 
@@ -150,7 +150,7 @@ def ask_players(
     if not trials:
         return []
     confirm_cost(trial_plan(trials), trials[0].part.config, say, ask)
-    table = RoundTable(load=load)
+    table = TrialPlayers(load=load)
     for part in parts:
         here = [trial for trial in trials if trial.part is part]
         asks = load or attached(part)
@@ -171,7 +171,7 @@ class _TaskTrying:
     """Tries one task with the cast of its configuration."""
 
     trial: TaskTrial
-    table: RoundTable
+    table: TrialPlayers
     loaded: LoadedModels | None = None
     """None: nothing is loaded to be asked."""
     rollout: Rollout = field(default_factory=Rollout)
@@ -193,12 +193,12 @@ class _TaskTrying:
 
     # -- who is at the table -----------------------------------------------------------------------
 
-    def _made_players(self) -> NotedPlayers:
+    def _made_players(self) -> ReportedPlayers:
         config = self.trial.part.config
         calls = quick({**config.call_arguments(None), "concurrency": config.concurrency})
         served = self.trial.part.served_actor
         everybody = [*([served] if served else []), *config.settings_of_players()]
-        players = NotedPlayers(
+        players = ReportedPlayers(
             call_arguments=calls, settings_of_all=everybody, table=self.table, say=_unsaid,
             load=self.loaded.player if self.loaded else None,
             serve=self.loaded.served if self.loaded else None,
@@ -206,7 +206,7 @@ class _TaskTrying:
         players.actor = self._actor(players, served)
         return players
 
-    def _actor(self, players: NotedPlayers, served: RoleSettings | None) -> ChatModel:
+    def _actor(self, players: ReportedPlayers, served: RoleSettings | None) -> ChatModel:
         """The actor, or the script of a perfect one where it cannot be asked."""
         seat = self.table.seat("actor", _actor_name(self.trial.part))
         lines = [reply for _, reply in _scripted_turns(self.trial.task, self.trial.example)]
@@ -219,15 +219,15 @@ class _TaskTrying:
             seat.away = MADE_LATER if made_later else "it would have to be loaded (--load)"
         except UserError as error:
             seat.unusable = error
-        return AwayModel(seat.who, lines)
+        return AbsentModel(seat.who, lines)
 
     def _cast(self) -> Cast:
         config, task = self.trial.part.config, self.trial.task
         actor = self.players.actor
         assert actor is not None
-        if not isinstance(actor, AwayModel):
+        if not isinstance(actor, AbsentModel):
             seat = self.table.seat("actor", _actor_name(self.trial.part))
-            actor = NotedModel(actor, seat, self.table)
+            actor = ReportedModel(actor, seat, self.table)
         sampling = _actor_sampling(config, task)
         cast = cast_of(config, self.players, Player(actor, sampling), config.seed).in_task(
             task.name
@@ -242,7 +242,7 @@ class _TaskTrying:
         task, example = self.trial.task, self.trial.example
         speakers = frozenset(role for role in SPOKEN if role in task.calls(example))
         asked_for = {role for role, _ in self.trial.seats}
-        scripted = isinstance(cast.actor.model, AwayModel)
+        scripted = isinstance(cast.actor.model, AbsentModel)
         if not asked_for & set(SPOKEN) or (scripted and speakers <= {"actor"}):
             return None
         if empty := speakers - cast.filled():
@@ -310,14 +310,14 @@ class _TaskTrying:
         try:
             with task_code(self.trial.task, "leak_view"):
                 view = self.trial.task.leak_view(example)
-            if view is not None and not isinstance(reader.model, AwayModel):
+            if view is not None and not isinstance(reader.model, AbsentModel):
                 await read_blind(feedback, view, reader, [self.rollout.call("judge", example)])
         except CallError as error:
             self._note_break(error, ["blind_reader"])
 
     # -- what is noted -----------------------------------------------------------------------------
 
-    def _seats(self, role: str) -> list[SeatNote]:
+    def _seats(self, role: str) -> list[PlayerReport]:
         return [self.table.seat(*seat) for seat in self.trial.seats if seat[0] == role]
 
     def _note_break(self, error: CallError, roles: Sequence[str]) -> None:
@@ -332,7 +332,7 @@ class _TaskTrying:
 def note_verdicts(panel: Sequence[Player], score: Score, best: float) -> None:
     """Note what was read of each of a panel; where nothing was, why."""
     for name, player in zip(judge_names(panel), panel, strict=True):
-        seat = player.model.seat if isinstance(player.model, NotedModel) else None
+        seat = player.model.seat if isinstance(player.model, ReportedModel) else None
         if seat is None or not seat.calls:
             continue
         if seat.unread:
@@ -366,7 +366,7 @@ def _unsaid(remark: str) -> None:
 
 def _present(players: Sequence[Player]) -> tuple[Player, ...]:
     """Those who can be asked: a judge who is away would leave the others' verdicts without use."""
-    return tuple(one for one in players if not isinstance(one.model, AwayModel))
+    return tuple(one for one in players if not isinstance(one.model, AbsentModel))
 
 
 def _actor_sampling(config: PlayConfig, task: Task) -> Sampling:

@@ -5,7 +5,7 @@ was cut short by an impatient time-out may be finished with a longer one. Contro
 episodes and may be added later. Everything else must stay as it was, or the run folder refuses.
 
 Rows come from `data[task]` (a file, a folder with the released files, or `synth:N`), else from the
-folder of `soulkit.data.folder`: what SOULKIT_DATA names, or `data`.
+folder of `soulkit.data.files`: what SOULKIT_DATA names, or `data`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import MissingSetting, setting
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.models.api.access import checked_headers
-from soulkit.models.api.address import OPENAI_URL, addressed, checked_url
-from soulkit.models.ledger.mode import Mode
-from soulkit.models.roles.config import UNSAID
-from soulkit.models.roles.settings import PANELS, VERSION, RoleSettings
+from soulkit.models.api.addresses import OPENAI_URL, addressed, checked_headers, checked_url
+from soulkit.models.ledger.ledger import Mode
+from soulkit.models.players.config import UNSAID
+from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:  # the options of a command are made from this module: they need no tasks
-    from soulkit.play.gaps import Gap
     from soulkit.play.plan import Work
-    from soulkit.tasks.base import Task
-    from soulkit.tasks.registry import Registry
-    from soulkit.tasks.spec import TaskSpec
+    from soulkit.play.requirements import MissingRequirement
+    from soulkit.tasks.kit.base import Task
+    from soulkit.tasks.kit.registry import Registry
+    from soulkit.tasks.kit.spec import TaskSpec
 
 WHOLE_BENCHMARK = "soul-27"
 """The suite that is meant where a served model is evaluated and nothing else is named."""
@@ -309,7 +308,7 @@ def _first(*values: float | None) -> float:
 
 
 def eval_registry(config: EvalConfig) -> Registry:
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.registry import load_registry
 
     return load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
 
@@ -333,18 +332,20 @@ def load_work(config: EvalConfig) -> list[Work]:
     return [_work(task, config) for task in tasks.values()]
 
 
-def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], list[Gap]]:
+def work_and_missing(
+    config: EvalConfig, registry: Registry
+) -> tuple[list[Work], list[MissingRequirement]]:
     """The tasks that can be played, with their examples, and what is missing. A task whose rows
     are missing has no examples."""
-    from soulkit.play.gaps import Gap, unplayable_gaps
     from soulkit.play.plan import Work
-    from soulkit.tasks.loading import NoRows
+    from soulkit.play.requirements import MissingRequirement, unplayable_tasks
+    from soulkit.tasks.kit.loading import NoRows
 
     work: list[Work] = []
     names = _named_tasks(config, registry)
     if config.playable:
         return _playable_work(config, registry, names), []
-    gaps = unplayable_gaps(registry, names, config.suite)
+    gaps = unplayable_tasks(registry, names, config.suite)
     for name, task in _configured(registry, names, config).items():
         if registry.spec(name).rows_only:
             continue
@@ -352,7 +353,7 @@ def work_and_gaps(config: EvalConfig, registry: Registry) -> tuple[list[Work], l
             work.append(_work(task, config))
         except NoRows as error:
             work.append(Work(task, ()))
-            gaps.append(Gap("rows", name, error.way, error))
+            gaps.append(MissingRequirement("rows", name, error.way, error))
     return work, gaps
 
 
@@ -371,21 +372,21 @@ def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 
 def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
-    from soulkit.play.playable import sort_out
+    from soulkit.play.requirements import split_playable
 
     registry, played = eval_registry(config), {part.task.name for part in work}
     names = task_names(config, registry) if config.suite is not None else ()
     tasks = _configured(registry, names, config) if names else {}
     others = {name: task for name, task in tasks.items() if name not in played}
-    return sort_out(others, config, registry, lambda task: _work(task, config))[1]
+    return split_playable(others, config, registry, lambda task: _work(task, config))[1]
 
 
 def _playable_work(config: EvalConfig, registry: Registry, names: Sequence[str]) -> list[Work]:
-    from soulkit.play.playable import refuse_nothing, sort_out
+    from soulkit.play.requirements import refuse_empty_suite, split_playable
 
     tasks = _configured(registry, names, config)
-    work, reasons = sort_out(tasks, config, registry, lambda task: _work(task, config))
-    refuse_nothing(config, work, reasons)
+    work, reasons = split_playable(tasks, config, registry, lambda task: _work(task, config))
+    refuse_empty_suite(config, work, reasons)
     return work
 
 
@@ -407,9 +408,9 @@ def load_rows(config: EvalConfig) -> list[Work]:
 
 def _work(task: Task, config: EvalConfig) -> Work:
     from soulkit.play.plan import Work
-    from soulkit.tasks.loading import examples_for
+    from soulkit.tasks.kit.loading import examples_to_play
 
     source, split = config.rows_source(task.name), config.split
-    loaded = examples_for(task, source, split=split, limit=config.limit, seed=config.seed)
+    loaded = examples_to_play(task, source, split=split, limit=config.limit, seed=config.seed)
     rows = chosen_rows(loaded.examples, config, task.name)
     return Work(task, rows, loaded.bad, task.controls if config.controls else ())

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from soulkit.eval.actor import starts_servers
 from soulkit.eval.config import EvalConfig
+from soulkit.eval.run.actor import starts_servers
 from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.local.footprint import Footprint, device_speed, footprint
-from soulkit.models.roles.config import RolesConfig
-from soulkit.models.roles.settings import PANELS, RoleSettings
-from soulkit.play.controls import ControlJob, control_jobs
+from soulkit.models.local.memory import Footprint, device_speed, footprint
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.costs import is_paid, prices_of
+from soulkit.play.engine import ControlJob, control_jobs
 from soulkit.play.plan import (
     AGAIN,
     TOKENS_PER_WORD,
@@ -30,7 +30,7 @@ from soulkit.play.plan import (
     plan_controls,
     plan_work,
 )
-from soulkit.tasks.base import Task
+from soulkit.tasks.kit.base import Task
 from soulkit.types import MAX_TOKENS
 
 LOADED = ("local", "vllm")

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from soulkit.judge.panel import Opinion, pair_orders, pooled
-from soulkit.judge.questions import ask_several
+from soulkit.judge.panel import Opinion, ask_several, pair_orders, pooled
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
 from soulkit.models.base import Cast
 from soulkit.types import Episode, Verdict

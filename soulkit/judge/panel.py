@@ -4,6 +4,16 @@ A question says whom it is for, the judges or the auditors, and how many opinion
 a panel may say another number. All are asked at once. An opinion that could not be read is kept
 as its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean
 over the others would be the score of another panel.
+
+Several questions about one episode are asked at once, too (`ask_several`), each with its own
+samples and audience. By default an episode of which one question was answered by nobody is
+unscored; a task whose score is made otherwise names the questions that it can do without.
+
+    replies = await ask_several(cast, [rating, audit], episode, may_miss=["audit"])
+    readable(replies["audit"]) or "nobody could be read"
+
+`follow_up` asks each judge a further question about its own readable opinion: a critique first,
+then a decision with that critique at hand.
 """
 
 from __future__ import annotations
@@ -11,12 +21,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Generic, Literal, TypeVar
 
 from soulkit.errors import UnreadableVerdict
+from soulkit.judge.quoting import utterances
 from soulkit.judge.structured import JudgeQuestion, answer
 from soulkit.models.base import Cast, Player
 from soulkit.types import Call, Episode, Role, Verdict
@@ -86,7 +97,7 @@ async def all_opinions(
     role: Role = "auditor" if question.role == "auditor" and cast.auditors else "judge"
     names = judge_names(judges)
     requests = [
-        one_opinion(
+        ask_judge(
             name,
             judge.asked_times(times),
             question,
@@ -119,9 +130,7 @@ def judge_names(judges: Sequence[Player]) -> list[str]:
     return names
 
 
-async def one_opinion(
-    name: str, judge: Player, question: JudgeQuestion[T], call: Call
-) -> Opinion[T]:
+async def ask_judge(name: str, judge: Player, question: JudgeQuestion[T], call: Call) -> Opinion[T]:
     """What one judge, called `name` here, answers once; unreadable answers are opinions, too."""
     try:
         reply = await answer(judge, question, call)
@@ -201,3 +210,86 @@ def pair_orders(
         return True, False
     rng = random.Random(f"{key}/{episode.example_id}/{episode.rollout}/{episode.step}")
     return (not rng.getrandbits(1),)
+
+
+async def ask_several(
+    cast: Cast,
+    questions: Sequence[JudgeQuestion[Any]],
+    episode: Episode,
+    may_miss: Collection[str] = (),
+) -> dict[str, list[Opinion[Any]]]:
+    """Purpose → the opinions on it, in the order of the questions, judges and samples.
+
+    Everybody is waited for before anything is raised, so that what was paid for is on record. A
+    question in `may_miss` that nobody answered readably has no readable opinion: its list holds the
+    unreadable ones, each with its problem. But where the actor's own words pose as the answer, it
+    is missing all the same: no actor may talk itself out of a part of its score.
+
+    Raises UnreadableVerdict of the first other question that nobody answered (one with a reply
+    before one without: only a reply can be somebody's forgery), ConfigError where the cast has
+    nobody for a question, ValueError for two questions of one purpose or an unknown `may_miss`.
+    """
+    purposes = _purposes(questions, may_miss)
+    requests = [all_opinions(cast, question, episode) for question in questions]
+    outcomes = dict(
+        zip(purposes, await asyncio.gather(*requests, return_exceptions=True), strict=True)
+    )
+    replies: dict[str, list[Opinion[Any]]] = {}
+    missing: list[UnreadableVerdict] = []
+    for purpose, outcome in outcomes.items():
+        if isinstance(outcome, BaseException):
+            raise outcome
+        replies[purpose] = outcome
+        try:
+            refuse_silent_judges(outcome)
+        except UnreadableVerdict as error:
+            replies[purpose] = [opinion for opinion in outcome if opinion.answer is None]
+            if purpose not in may_miss or _forged(error, episode):
+                missing.append(error)
+    if missing:
+        raise next((error for error in missing if error.forgery is not None), missing[0])
+    return replies
+
+
+def _purposes(questions: Sequence[JudgeQuestion[Any]], may_miss: Collection[str]) -> list[str]:
+    purposes = [question.purpose for question in questions]
+    if len(set(purposes)) < len(purposes):
+        raise ValueError(f"two questions of one purpose: {', '.join(purposes)}")
+    if unknown := set(may_miss) - set(purposes):
+        raise ValueError(f"no question is called {', '.join(sorted(unknown))}")
+    return purposes
+
+
+def _forged(error: UnreadableVerdict, episode: Episode) -> bool:
+    return error.forgery is not None and any(map(error.forgery, utterances(episode)))
+
+
+U = TypeVar("U")
+
+
+async def follow_up(
+    cast: Cast,
+    first: Sequence[Opinion[T]],
+    then: Callable[[T], JudgeQuestion[U]],
+    episode: Episode,
+) -> list[Opinion[U]]:
+    """What the judges answer to `then` of their own readable opinions in `first`, in that order.
+
+    Raises UnreadableVerdict when some judge gave no readable answer at all.
+    """
+    panel = cast.panel_of("judge")
+    judges = dict(zip(judge_names(panel), panel, strict=True))
+    times = max((opinion.sample for opinion in first), default=0) + 1
+    requests = [
+        ask_judge(
+            one.judge,
+            judges[one.judge].asked_times(times),
+            then(one.answer),
+            judge_call(episode, one.sample, "judge", cast.purpose),
+        )
+        for one in first
+        if one.answer is not None
+    ]
+    later = list(await asyncio.gather(*requests))
+    refuse_silent_judges(later)
+    return later

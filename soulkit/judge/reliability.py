@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from soulkit.judge.pairwise import Ballot
 from soulkit.metrics import agreement as stats
-from soulkit.metrics.agreement import Level, Measured, Rating
+from soulkit.metrics.agreement import Level, Rating, Statistic
 from soulkit.metrics.intervals import Floats, estimate
 from soulkit.types import Score, Verdict
 
@@ -145,7 +145,7 @@ class _Ratings:
         `trust` is about its value, `at_worst` about the lower end of its interval.
         """
         statistics = {"alpha": self._with_interval(lambda t: stats.alpha(t, self.level), 2)}
-        statistics["exact"] = self._point_value(stats.exact)
+        statistics["exact"] = self._point_value(stats.exact_agreement)
         if self.level == "interval":
             statistics["icc"] = self._with_interval(stats.icc, self.values.shape[-1])
             statistics["spearman"] = self._with_interval(_over_pairs(stats.spearman), 2)
@@ -154,7 +154,10 @@ class _Ratings:
             statistics["mean_gap"] = self._point_value(stats.mean_gap)
         written = {name: value.as_dict() for name, value in statistics.items()}
         alpha = statistics["alpha"]
-        words = {"trust": stats.trust(alpha.value), "at_worst": stats.trust(alpha.low)}
+        words = {
+            "trust": stats.alpha_in_words(alpha.value),
+            "at_worst": stats.alpha_in_words(alpha.low),
+        }
         return {"n": self.n, **written, **words}
 
     @property
@@ -170,14 +173,14 @@ class _Ratings:
             return np.zeros(len(self.clusters), dtype=bool)
         return (~np.isnan(self.values)).sum(axis=1) >= least
 
-    def _with_interval(self, statistic: Callable[[Floats], Rating], least: int) -> Measured:
+    def _with_interval(self, statistic: Callable[[Floats], Rating], least: int) -> Statistic:
         rated = self._has_ratings(least)
         clusters = [c for c, is_rated in zip(self.clusters, rated, strict=True) if is_rated]
-        return stats.measured(self.values[rated], statistic, clusters)
+        return stats.with_interval(self.values[rated], statistic, clusters)
 
-    def _point_value(self, statistic: Callable[[Floats, Floats], Rating]) -> Measured:
+    def _point_value(self, statistic: Callable[[Floats, Floats], Rating]) -> Statistic:
         value = _over_pairs(statistic)(self.values) if self.values.size else None
-        return Measured(value=value, n=self.n, why="" if value is not None else "no spread")
+        return Statistic(value=value, n=self.n, why="" if value is not None else "no spread")
 
 
 def _over_pairs(statistic: Callable[[Floats, Floats], Rating]) -> Callable[[Floats], Rating]:
@@ -344,7 +347,9 @@ class Reliability:
             statistic: Callable[[Floats], Rating], *, smooth: bool = False
         ) -> dict[str, Any]:
             lacking = "scores or lengths do not vary"
-            return stats.measured(rows, statistic, of, lacking=lacking, smooth=smooth).as_dict()
+            return stats.with_interval(
+                rows, statistic, of, lacking=lacking, smooth=smooth
+            ).as_dict()
 
         return {
             "spearman": measured(lambda t: stats.spearman(t[:, 0], t[:, 1])),

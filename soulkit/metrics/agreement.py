@@ -32,7 +32,7 @@ Rating = float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Statistic:
     """A statistic with its 95 % interval; without a value `why` says what is lacking."""
 
     value: float | None
@@ -198,7 +198,7 @@ def mean_gap(a: Floats, b: Floats) -> float | None:
     return float(np.mean(np.abs(a - b))) if a.size else None
 
 
-def exact(a: Floats, b: Floats) -> float | None:
+def exact_agreement(a: Floats, b: Floats) -> float | None:
     """Share of pairs that are equal."""
     return float(np.mean(a == b)) if a.size else None
 
@@ -206,7 +206,7 @@ def exact(a: Floats, b: Floats) -> float | None:
 # -- statistics with intervals -------------------------------------------------------------------
 
 
-def measured(
+def with_interval(
     rows: Floats,
     statistic: Callable[[Floats], float | None],
     clusters: Sequence[Hashable],
@@ -214,7 +214,7 @@ def measured(
     lacking: str = "the values do not vary",
     smooth: bool = False,
     seed: int = 0,
-) -> Measured:
+) -> Statistic:
     """`statistic` of `rows` (one a unit) with its interval by clusters of rows.
 
     `smooth` statistics (slopes, ratios of sums) have the jackknife's; the others a percentile
@@ -226,14 +226,14 @@ def measured(
         raise ValueError("one cluster per unit is needed")
     value = statistic(rows) if len(rows) else None
     if value is None:
-        return Measured(value=None, n=len(rows), why=lacking if len(rows) else "no units")
+        return Statistic(value=None, n=len(rows), why=lacking if len(rows) else "no units")
     members = _members(clusters)
 
     def of_clusters(chosen: Sequence[int]) -> float | None:
         return statistic(rows[np.concatenate([members[i] for i in chosen])])
 
     low, high = _ends(of_clusters, len(members), smooth, seed)
-    return Measured(value=value, low=low, high=high, n=len(rows), n_clusters=len(members))
+    return Statistic(value=value, low=low, high=high, n=len(rows), n_clusters=len(members))
 
 
 def _ends(
@@ -267,7 +267,7 @@ RELIABLE, TENTATIVE = 0.8, 0.667
 from .667 on tentative ones."""
 
 
-def trust(value: float | None) -> str:
+def alpha_in_words(value: float | None) -> str:
     """What an alpha allows, in words."""
     if value is None:
         return "not measurable"

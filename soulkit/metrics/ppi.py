@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from soulkit.metrics.agreement import Measured
+from soulkit.metrics.agreement import Statistic
 from soulkit.metrics.intervals import Floats, Interval, estimate
 from soulkit.metrics.student import t_quantile
 
@@ -117,12 +117,12 @@ class PoweredMean:
     All in the unit of the values; an interval that the labels cannot support is None.
     """
 
-    corrected: Measured
-    judged: Measured
+    corrected: Statistic
+    judged: Statistic
     """The judge's own mean over all episodes; its interval knows nothing of the judge's errors."""
-    labelled: Measured
+    labelled: Statistic
     """The mean of the labels alone."""
-    bias: Measured
+    bias: Statistic
     """Judge minus people, over labelled episodes."""
     power: float
     """λ; 0: the judge adds nothing, and the labels stand alone."""
@@ -220,23 +220,23 @@ def _summed(
 
 def _plain_mean(
     values: Sequence[float], clusters: Sequence[Hashable], scale: Interval | None
-) -> Measured:
+) -> Statistic:
     """A mean over episodes with the interval of every mean."""
     if not values:
-        return Measured(value=None, why="no episodes")
+        return Statistic(value=None, why="no episodes")
     mean = estimate(values, clusters, scale=scale)
-    return Measured(
+    return Statistic(
         value=mean.mean, low=mean.ci_low, high=mean.ci_high, n=len(values),
         n_clusters=mean.n_clusters, why="" if mean.ci_low is not None else mean.method,
     )  # fmt: skip
 
 
-def _within(mean: CorrectedMean, scale: Interval | None, labelled: Measured) -> Measured:
+def _within(mean: CorrectedMean, scale: Interval | None, labelled: Statistic) -> Statistic:
     """A corrected mean with its interval, kept inside the scale."""
     low, high = scale or (-math.inf, math.inf)
     value = min(max(mean.value, low), high)
     ends = [min(max(mean.value + side * mean.half_width, low), high) for side in (-1, 1)]
-    cell = Measured(value=value, n=labelled.n, n_clusters=labelled.n_clusters)
+    cell = Statistic(value=value, n=labelled.n, n_clusters=labelled.n_clusters)
     if math.isnan(mean.half_width) or not ends[0] < ends[1]:
         return replace(cell, why="no-spread")
     return replace(cell, low=ends[0], high=ends[1])

@@ -1,6 +1,8 @@
-"""What a model is to the rest of the house: something that completes a context.
+"""Models as the rest of soulkit sees them: ChatModel, Player, Cast, and how long a reply may be.
 
-Local, vLLM and API models look the same to a task.
+Local, vLLM and API models look the same to a task. A reply may have min(limit, context − prompt)
+tokens. Where that is less than LEAST_ROOM tokens, or than the limit where the limit itself is
+lower, the row does not fit: a reply that is cut after a few tokens says nothing about the model.
 """
 
 from __future__ import annotations
@@ -17,12 +19,27 @@ from soulkit.errors import (
     ProviderError,
     UnreadableVerdict,
 )
-from soulkit.types import Call, Completion, Form, Role, Sampling, Segment
+from soulkit.types import LEAST_ROOM, Call, Completion, Form, Role, Sampling, Segment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from soulkit.models.ledger.ledger import Ledger
+
+
+def min_reply_tokens(limit: int) -> int:
+    """Tokens that must be left for a reply of at most `limit` tokens."""
+    return min(LEAST_ROOM, limit)
+
+
+def max_reply_tokens(prompt: int, limit: int, context: int | None) -> int:
+    """Tokens that the reply to `prompt` tokens may have; 0 when the row does not fit.
+
+    `context` is what the model holds in all; None: not known, and the limit is all there is.
+    """
+    room = limit if context is None else min(limit, context - prompt)
+    return room if room >= min_reply_tokens(limit) else 0
+
 
 _BLAME: dict[Role, type[CallError]] = {
     "partner": PartnerError,

@@ -14,10 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import ContextOverflow
-from soulkit.models.local.names import ModelPlace
-from soulkit.models.local.render import Renderer, SpliceReport, first_true, splice_report
-from soulkit.models.local.specials import END_OF_THINKING, START_OF_THINKING
-from soulkit.models.room import least_room, reply_room
+from soulkit.models.base import max_reply_tokens, min_reply_tokens
+from soulkit.models.local.chat_template import (
+    END_OF_THINKING,
+    START_OF_THINKING,
+    Renderer,
+    SpliceReport,
+    first_true,
+    splice_report,
+)
+from soulkit.models.local.loading import ModelPlace
 from soulkit.types import Completion, Sampling, Segment, Usage
 
 if TYPE_CHECKING:
@@ -88,11 +94,11 @@ class Codec:
 
     def room(self, prompt: int, limit: int) -> int:
         """Tokens that the reply to a prompt of so many may have; ContextOverflow for too few."""
-        room = reply_room(prompt, limit, self.context_limit)
+        room = max_reply_tokens(prompt, limit, self.context_limit)
         if not room:
             raise ContextOverflow(
-                f"The prompt has {prompt} tokens and its reply needs room for {least_room(limit)}; "
-                f"'{self.name}' holds {self.context_limit}."
+                f"The prompt has {prompt} tokens and its reply needs room for "
+                f"{min_reply_tokens(limit)}; '{self.name}' holds {self.context_limit}."
             )
         return room
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from soulkit.errors import ConfigError
-from soulkit.models.api.address import checked_url, is_loopback
+from soulkit.models.api.addresses import checked_url, is_loopback
 from soulkit.models.api.prices import load_prices, own_price
-from soulkit.models.roles.config import RolesConfig
-from soulkit.models.roles.settings import RoleSettings
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Plan
 
 AskUser = Callable[[str], bool]

@@ -6,24 +6,33 @@ concerns; anything else is a bug of soulkit and stops the run (what is recorded 
 
 Where a sampler in the cast is deterministic, the workers are fixed: each has its own share of the
 jobs and is a participant of the sampler's waves (`models/local/waves.py`) from start to end.
+
+Asking about controls: which there are of some rows, and what becomes of one.
+
+    drafts, all scored ──▶ one job for each control of each row or draft ──▶ ControlRecord
+
+A control of a draft that has no score is not asked about: the draft will be played again, and with
+other words perhaps. It is unscored for that reason, and so the records stay complete.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from soulkit.errors import CallError
 from soulkit.judge.leaks import LeakView, check_leak, read_blind
 from soulkit.models.base import Cast, Player
-from soulkit.models.local.waves import Participant, participants
-from soulkit.runs.messages import first_prompts
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.guarding import attempt, checked_episode, checked_feedback, task_code
+from soulkit.models.local.batching import Participant, participants
+from soulkit.play.plan import Work
+from soulkit.runs.record_lines import first_prompts
+from soulkit.tasks.kit.base import Control, Rollout, Task
+from soulkit.tasks.kit.user_code import checked_episode, checked_feedback, or_default, task_code
 from soulkit.text import one_line
 from soulkit.types import (
+    ControlRecord,
     Episode,
     Example,
     Failure,
@@ -33,6 +42,7 @@ from soulkit.types import (
     Record,
     Score,
     record_key,
+    unscored,
 )
 
 Sink = Callable[[Record], None]
@@ -283,5 +293,62 @@ def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Rec
         origin=job.example.origin,
         given=rollout.feedback,
         prompt=first_prompts(episode),
-        gold=attempt(job.task, "gold_text", lambda: job.task.gold_text(job.example), ""),
+        gold=or_default(job.task, "gold_text", lambda: job.task.gold_text(job.example), ""),
+    )
+
+
+NO_DRAFT = "unscored_draft"
+"""Why a control is unscored that nobody was asked about: its draft has no score."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlJob:
+    """One control that is to be asked about."""
+
+    task: Task
+    control: Control
+    example: Example
+    index: int = 0
+    """Rollout of the draft; 0 for a control of the row."""
+
+    @property
+    def key(self) -> str:
+        """That of its record."""
+        return self.record(unscored(Failure(""))).key
+
+    def record(self, score: Score) -> ControlRecord:
+        """The line of `controls.jsonl` for this score."""
+        return ControlRecord(
+            task=self.task.name, example_id=self.example.id, rollout=self.index,
+            name=self.control.name, score=score, cluster=self.example.cluster,
+        )  # fmt: skip
+
+
+def control_jobs(part: Work, repeats: int) -> list[ControlJob]:
+    """Every control of a task's rows, each with `repeats` drafts, in order."""
+    return [
+        ControlJob(part.task, control, example, index)
+        for control in part.controls
+        for example in part.examples
+        for index in range(repeats if control.per == "episode" else 1)
+    ]
+
+
+async def ask_control(job: ControlJob, episode: Episode | None, cast: Cast) -> ControlRecord:
+    """The record of a control; `episode` is the draft that a control of episodes is about, None
+    where that has no score."""
+    if job.control.per == "row":
+        episode = job.task.gold(job.example)
+    elif episode is None:
+        return job.record(unscored(Failure(NO_DRAFT), job.task.protocol))
+    score = await job.task.controlled(job.control.name, job.example, episode, cast)
+    return job.record(score)
+
+
+def control_names(work: Sequence[Work]) -> str:
+    """The controls that the tasks have, in words: `TASK (human_human, proxy_proxy)`."""
+    return ", ".join(
+        f"{part.task.name} ({', '.join(control.name for control in part.task.controls)})"
+        for part in work
+        if part.task.controls
     )

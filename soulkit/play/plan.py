@@ -1,25 +1,55 @@
-"""What a command will ask for, before anything starts: calls, tokens, cost, memory and time.
-
-Words are counted, not tokens, since an API model brings no tokenizer; TOKENS_PER_WORD turns them
-into tokens. Two figures stand beside each other wherever replies cost something: *about*, with
-replies of the usual length (`USUAL`) or as long as they were in an earlier run, and *at most*, with
-every reply as long as its limit and every dialogue as many turns as its task allows.
-"""
+"""What a command will ask for, before anything starts: calls, tokens, cost, memory and time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any, Literal
 
 from soulkit.data.files import BadRow
 from soulkit.judge.pairwise import purposes_asked
 from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.roles.settings import PANELS
-from soulkit.play.reading import opening_words, words_by_seat
-from soulkit.tasks.base import Task
-from soulkit.tasks.controls import Control
+from soulkit.models.players.settings import PANELS
+from soulkit.tasks.kit.base import Control, Task
 from soulkit.types import Example, Role
+
+PANEL_TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "judge": ("judge", "critic"),
+    "auditor": ("audit",),
+}
+"""Role → what the names of its templates begin with; those of a seat begin with the seat."""
+
+
+def words_by_seat(task: Task, example: Example) -> list[int]:
+    """Words of the first prompt of every acted seat."""
+    contexts = task.previews(example).values()
+    return [sum(len(segment.text.split()) for segment in context) for context in contexts]
+
+
+def opening_words(task: Task, example: Example, role: str) -> float | None:
+    """Words of a prompt to `role`, none of the actor's, without what was played: its mean template
+    and the fields that it may see. None where the task has no template of that name."""
+    seats = tuple(seat for seat, of_role in example.seats.items() if of_role == role)
+    starts = PANEL_TEMPLATES.get(role, seats)
+    sizes = task.prompts.sizes(*starts) if starts else {}
+    if not sizes:
+        return None
+    reader = "judge" if role in PANEL_TEMPLATES else seats[0]
+    fields, _ = task.within_budget(example.visible(reader))
+    return fmean(sizes.values()) + sum(map(words_of_value, fields.values()))
+
+
+def words_of_value(value: Any) -> int:
+    """Words of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value.split())
+    if isinstance(value, Mapping):
+        return sum(map(words_of_value, value.values()))
+    if isinstance(value, Sequence):
+        return sum(map(words_of_value, value))
+    return 0
+
 
 TOKENS_PER_WORD = 4 / 3
 USUAL = {"actor": 120, "partner": 120, "environment": 60, "judge": 500, "auditor": 250,

@@ -15,14 +15,14 @@ from pydantic import field_validator, model_validator
 from soulkit.config import setting
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.threads import MOST_THREADS
-from soulkit.models.roles.config import RolesConfig
+from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import ENGINES, HERE, EngineChoice, parse_engine
 from soulkit.runs.folder import UNREAD
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:
-    from soulkit.tasks.base import Task
-    from soulkit.tasks.registry import Registry
+    from soulkit.tasks.kit.base import Task
+    from soulkit.tasks.kit.registry import Registry
 
 OWN_OPTIONS = ("hack_penalty", "assistant")
 """Options of tasks that are settings of their own as well."""

@@ -1,4 +1,6 @@
-"""Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
+"""What the judge of all ends said of a method's end: one number a run, read from its folder.
+
+Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
 
 Read from what `soul train ablate` left: `ablation.json` and each run's metrics and summary. A
 number is a mean over seeds with a 95% interval, which stays on the scores' scale where the runs
@@ -19,9 +21,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from soulkit.errors import RunError
-from soulkit.eval.conditions import Conditions, read_conditions
-from soulkit.eval.likeness import condition_differences, grouped, likeness_remarks
-from soulkit.eval.summary import Cell
+from soulkit.eval.comparison.comparability import (
+    NOT_ALIKE,
+    condition_differences,
+    grouped_by_task,
+    likeness_remarks,
+)
+from soulkit.eval.comparison.conditions import Conditions, read_conditions
+from soulkit.eval.comparison.provenance_text import provenance_facts
+from soulkit.eval.results.summary import Cell, headline
 from soulkit.metrics.comparisons import auc, difference_of
 from soulkit.metrics.intervals import (
     DASH,
@@ -31,23 +39,36 @@ from soulkit.metrics.intervals import (
     number,
     signed,
 )
-from soulkit.report.alike import NOT_ALIKE
-from soulkit.report.fitting import FittingTable
-from soulkit.report.judged_ends import ENDS, judged_end
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.origins import origin_facts
-from soulkit.report.table import duration_text, plain_table
+from soulkit.report.narrow_tables import FittingTable
+from soulkit.report.tables import duration_text, plain_table
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
-from soulkit.runs.provenance import origin_of
+from soulkit.runs.provenance import provenance_of
 from soulkit.train.ablate import STATE, ListedRun
-from soulkit.train.ends import end_folder
-from soulkit.train.state.lines import StepLine
+from soulkit.train.rejudge import judging_folder
+from soulkit.train.state.metrics import StepLine
 from soulkit.train.state.summary import LAST_STEPS
 from soulkit.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+ENDS = "The judged end is the score that {} gave to what each method said last: its newest " \
+    "episodes on held-out rows, else its drafts of the last steps."  # fmt: skip
+
+
+def judged_end(run: Path, end: str) -> float | None:
+    """The mean over tasks of the headlines of the end in the folder `end`, of a judge whom
+    `end_folder` names; None where nobody judged it."""
+    folder = run / end
+    if not end or not (folder / "summary.json").is_file():
+        return None
+    (judged,) = load_runs([folder], episodes=False)
+    means = [headline(cells).mean for cells in judged.tasks.values()]
+    scored = [mean for mean in means if mean is not None]
+    return fmean(scored) if scored and len(scored) == len(means) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +206,7 @@ def load_ablation(out: Path) -> Ablation:
     sizes = {one.arm: one.group_size for one in listed}
     first = runs[arms[0]] if arms and arms[0] == listed[0].arm else {}
     judge = str(plan.get("eval_judge", ""))
-    end = end_folder(judge)
+    end = judging_folder(judge)
     rows = tuple(_row(arm, sizes[arm], runs[arm], first, forced, end) for arm in arms)
     missing = tuple(one for one in listed if one.status != "finished")
     return Ablation(rows, missing, tuple(_facts(out, listed)), forced, judge)
@@ -247,7 +268,7 @@ def _differences(
             beside += [
                 (task, line) for line in likeness_remarks(a, b, task, ("the first", "the other"))
             ]
-    return grouped(dict.fromkeys(mixed)), grouped(dict.fromkeys(beside))
+    return grouped_by_task(dict.fromkeys(mixed)), grouped_by_task(dict.fromkeys(beside))
 
 
 def _tasks(*runs: Conditions) -> list[str]:
@@ -341,7 +362,10 @@ def _facts(out: Path, listed: Sequence[ListedRun]) -> list[tuple[str, str]]:
     ]
     done = [out / one.path for one in listed if one.status == "finished"]
     if done:
-        config, facts = read_config(done[0]), [origin_facts(origin_of(path, {})) for path in done]
+        config, facts = (
+            read_config(done[0]),
+            [provenance_facts(provenance_of(path, {})) for path in done],
+        )
         shared = [("model", config["model"]), ("tasks", ", ".join(config["tasks"])), *shared]
         shared += [fact for fact in facts[0] if all(fact in others for others in facts)]
     return shared
@@ -481,7 +505,7 @@ def write_ablation(ablation: Ablation, folder: Path) -> Path:
     MissingPackage without matplotlib.
     """
     from soulkit.report.ablation_figures import draw_all
-    from soulkit.report.html import environment
+    from soulkit.report.pages import environment
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "comparison.json", as_json(ablation))

@@ -18,7 +18,7 @@ from typing import Any
 
 from soulkit.errors import MissingPackage
 from soulkit.report.ablation import CURVES, Ablation, Band, MethodRow, OverSeeds
-from soulkit.report.figures import GRID, INK, SERIES, themed
+from soulkit.report.training import GRID, INK, SERIES, themed
 
 IN_ONE_FRAME = 4
 """Curves with intervals that one frame can hold."""

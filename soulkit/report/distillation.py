@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.distill.gates import KEPT, REGRESSIONS
 from soulkit.distill.measure import SIDES
-from soulkit.distill.report import Distillation, TaskResult
+from soulkit.distill.report import KEPT, REGRESSIONS, Distillation, TaskResult
 from soulkit.errors import RunError
-from soulkit.eval.gates import GateResult
+from soulkit.eval.comparison.gates import GateResult
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.intervals import (
     DASH,
@@ -25,9 +24,9 @@ from soulkit.metrics.intervals import (
 )
 from soulkit.metrics.retention import Retention
 from soulkit.report.ablation_figures import Palette, Picture, dress, picture_of
-from soulkit.report.differences import gate_text
-from soulkit.report.fitting import FittingTable
-from soulkit.report.table import cell_text, literal_text, plain_table, task_label
+from soulkit.report.comparison import gate_text
+from soulkit.report.narrow_tables import FittingTable
+from soulkit.report.tables import cell_text, literal_text, plain_table, task_label
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -194,7 +193,7 @@ def write_distillation_page(result: Distillation, folder: Path) -> Path:
     MissingPackage without matplotlib.
     """
     from soulkit.distill.report import distillation_values
-    from soulkit.report.html import environment
+    from soulkit.report.pages import environment
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "distillation.json", distillation_values(result))
@@ -221,7 +220,7 @@ def read_for_report(folder: Path) -> Distillation | None:
     not come to its report yet."""
     from soulkit.distill.config import COMMAND
     from soulkit.distill.report import read_distillation
-    from soulkit.report.progress import command_in
+    from soulkit.report.load import command_in
 
     if command_in(folder) != COMMAND:
         return None

@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.errors import RunError, UserError
-from soulkit.eval.cells import named_with_origin
-from soulkit.eval.keeping import at_work
-from soulkit.eval.suites import suite_lines
-from soulkit.eval.summary import DEV, Cell, Summary, headline_name, headline_shown
+from soulkit.eval.results.cells import named_with_origin
+from soulkit.eval.results.suites import suite_lines
+from soulkit.eval.results.summary import DEV, Cell, Summary, headline_name, headline_shown
+from soulkit.eval.run.run_lock import is_locked
 from soulkit.metrics.intervals import number
-from soulkit.report.load import read_summary
-from soulkit.report.progress import (
+from soulkit.report.load import (
     EPISODES,
     JUDGEMENTS,
     METRICS,
     RunProgress,
     command_in,
     paid_so_far,
+    read_summary,
     run_progress,
 )
 from soulkit.report.suites import scales_of
-from soulkit.report.table import bounds_text, mean_text, task_label
+from soulkit.report.tables import bounds_text, mean_text, task_label
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import one_line
 from soulkit.train.state.summary import TrainSummary
 
@@ -148,7 +148,7 @@ def _read(path: Path, name: str) -> ListedFolder:
     line = read_summary(path / "summary.json") or {}
     settings = read_config(path) if is_run(path) else {}
     command = command_in(path) or str(line.get("command", ""))
-    running = at_work(path)
+    running = is_locked(path)
     summary = _summary(line, path, command) if line and not command.startswith("judge") else None
     unfinished = not line or running
     cost, unpriced = _cost(path, summary, line)

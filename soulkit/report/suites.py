@@ -1,34 +1,48 @@
-"""A suite as a table: its members a line each, axis means, the suite mean; runs side by side.
-
-Published columns stand beside them as context. The best of a line is marked within what may be
-compared: among the runs where they were measured the same way, and among the columns of one
-published table; never across.
-"""
+"""A suite as a table: a line for each member, axis means, the suite mean; runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from soulkit.errors import RunError
-from soulkit.eval.cells import missing_parts_text
-from soulkit.eval.suites import Scales, SuiteLine, suite_lines
-from soulkit.eval.summary import VALUE, headline, headline_name
-from soulkit.metrics.intervals import Interval
-from soulkit.report.alike import UnlikePair, unlike_pairs
-from soulkit.report.context import (
-    differences,
-    footnote,
+from soulkit.eval.comparison.comparability import UnlikePair, unlike_pairs
+from soulkit.eval.results.cells import missing_parts_text
+from soulkit.eval.results.suites import Scales, SuiteLine, suite_lines
+from soulkit.eval.results.summary import VALUE, Cell, headline, headline_name
+from soulkit.metrics.intervals import DASH, Interval, number
+from soulkit.report.load import RunData
+from soulkit.report.narrow_tables import FittingTable, InParts
+from soulkit.report.published import (
+    Publication,
     has_published,
     left_out_text,
-    other_rows,
+    publications,
+    published_differences,
+    published_footnote,
+    unpublished_rows,
     with_conditions,
 )
-from soulkit.report.load import RunData
-from soulkit.report.published import Publication, publications
-from soulkit.tasks.registry import Registry
-from soulkit.tasks.suites import Suite
+from soulkit.report.tables import (
+    bounds_text,
+    cell_text,
+    clusters_text,
+    dollar_text,
+    headline_label,
+    literal_text,
+    md_text,
+    mean_text,
+    plain_table,
+)
+from soulkit.tasks.kit.registry import Registry
+from soulkit.tasks.kit.spec import Suite
+from soulkit.text import one_line
 from soulkit.train.state.summary import TrainSummary
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +229,11 @@ def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published
     for table in publications():
         if table.name not in suite.published:
             continue
-        others[table.name] = other = other_rows(table, suite.tasks, sides)
+        others[table.name] = other = unpublished_rows(table, suite.tasks, sides)
         if other and played <= other.keys():
             continue
         shown = [task for task in suite.tasks if task not in other and task not in partial]
-        doubts = differences(table, shown, sides)
+        doubts = published_differences(table, shown, sides)
         columns += [
             ContextColumn(table=table, model=model, comparable=not doubts)
             for model in (table.models if every else table.highlight)
@@ -230,7 +244,7 @@ def _published(suite: Suite, runs: Sequence[RunData], every: bool) -> _Published
     left_out = left_out_text(others.values())
     return _Published(
         columns=tuple(columns), notes=(*notes, *([left_out] if left_out else [])),
-        footnote=footnote(differing), others=others,
+        footnote=published_footnote(differing), others=others,
     )  # fmt: skip
 
 
@@ -300,3 +314,202 @@ def _partial_notes(runs: Sequence[RunData], sides: Sequence[Sequence[SuiteLine]]
                 "where one is missing, only the bounds it could have"
             )
     return notes
+
+
+CONTEXT = "*"
+"""Behind the name of a published column that is no more than context."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """One text; `best` of its line among what it may be compared with."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridRow:
+    """One line; the first cell is its name."""
+
+    cells: tuple[GridCell, ...]
+    level: str
+    rule: bool = False
+    """Whether a rule stands above it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table of texts with a title and the sentences below it."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[GridRow, ...]
+    notes: tuple[str, ...]
+    n_published: int = 0
+    """How many of the columns, the last ones, are published elsewhere."""
+
+
+def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = False) -> Grid:
+    """The cells of the table: of one run with interval, clusters and bounds in columns of their
+    own, of several runs a column each."""
+    lines = table.shown(playable=playable, details=details)
+    single = len(table.runs) == 1
+    # A column that stays empty in a complete run would only take room from the others.
+    bounded = any(bounds_text(line.runs[0].cell) for line in lines)
+    costs = single and any(line_cost(table, line) is not None for line in lines)
+    head = ["task", *(_SINGLE[: 4 if bounded else 3] if single else _names(table))]
+    head += ["cost"] if costs else []
+    head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
+    return Grid(
+        title=table_title(table), head=tuple(head), notes=_notes(table),
+        n_published=len(table.context),
+        rows=tuple(_row(table, line, before, bounded, costs)
+                   for before, line in zip([None, *lines], lines, strict=False)),
+    )  # fmt: skip
+
+
+_SINGLE = ("mean [95% CI]", "scored", "clusters", "worst to best")
+
+
+def table_title(table: SuiteTable) -> str:
+    """`soul-23 (partial): The 23 rows …`; of runs without a suite, nothing."""
+    if not table.name:
+        return ""
+    partial = " (partial)" if table.partial else ""
+    title = f": {table.suite.title}" if table.suite.title else ""
+    return f"{table.name}{partial}{title}"
+
+
+def line_label(table: SuiteTable, line: TableLine) -> str:
+    """What stands at the head of a line: a task, a group, or a mean and what it is over."""
+    first = line.runs[0]
+    match line.level:
+        case "part":
+            return f"  {one_line(line.name)}"
+        case "group":
+            return f"{one_line(line.name)} (mean of {len(first.members)})"
+        case "axis":
+            return f"{line.name} mean ({_coverage(line)})"
+        case "suite":
+            return f"{table.name} mean ({_coverage(line)}{_files(table)})"
+    return headline_label(table.runs, line.name)
+
+
+def _coverage(line: TableLine) -> str:
+    """`4 of 5`; of several runs that differ in it, each one's."""
+    return ", ".join(dict.fromkeys(one.coverage for one in line.runs))
+
+
+def _files(table: SuiteTable) -> str:
+    """`; 27 of 27 tasks` where the tasks of groups are shown, too; of several runs the least."""
+    if not table.suite.parts:
+        return ""
+    tasks = table.suite.tasks
+    counts = [sum(headline(run.tasks.get(task, {})).whole for task in tasks) for run in table.runs]
+    return f"; {min(counts)} of {len(tasks)} tasks"
+
+
+def _names(table: SuiteTable) -> list[str]:
+    return [one_line(run.name, 40) for run in table.runs]
+
+
+def line_cost(table: SuiteTable, line: TableLine) -> float | None:
+    """US dollars that the only run of a table paid for a line's tasks; None where none is known."""
+    summary = table.runs[0].summary
+    members = line.runs[0].members if line.level in ("axis", "suite") else (line.name,)
+    tasks = [task for member in members for task in table.suite.tasks_of(member)]
+    costs = summary.costs if summary is not None else {}
+    sums = [one["cost"] for task in tasks for one in costs.get(task, {}).values()
+            if one.get("cost") is not None]  # fmt: skip
+    return sum(sums) if sums else None
+
+
+def _row(
+    table: SuiteTable, line: TableLine, before: TableLine | None, bounded: bool, costs: bool
+) -> GridRow:
+    single = len(table.runs) == 1
+    texts = _single(line.runs[0], bounded) if single else [_beside(c.cell) for c in line.runs]
+    texts += [dollar_text(line_cost(table, line))] if costs else []
+    bold = () if single else line.best_runs
+    cells = [GridCell(line_label(table, line))]
+    cells += [GridCell(text, i in bold) for i, text in enumerate(texts)]
+    cells += [GridCell(number(f), i in line.best_figures) for i, f in enumerate(line.figures)]
+    rule = before is not None and before.level != line.level and line.level in ("axis", "suite")
+    return GridRow(cells=tuple(cells), level=line.level, rule=rule)
+
+
+def _single(line: SuiteLine, bounded: bool) -> list[str]:
+    cell = line.cell
+    scored = f"{cell.n_scored}/{cell.n}" if cell.n else DASH
+    texts = [cell_text(cell), scored, clusters_text(cell, headed=True)]
+    return [*texts, bounds_text(cell)] if bounded else texts
+
+
+def _beside(cell: Cell) -> str:
+    bounds = bounds_text(cell)
+    return f"{_mean(cell)}, could be {bounds}" if bounds else _mean(cell)
+
+
+def _mean(cell: Cell) -> str:
+    """As everywhere; a dash alone for a task that was not played or that no row counts for."""
+    return mean_text(cell) if cell.n or cell.missing else DASH
+
+
+def _notes(table: SuiteTable) -> tuple[str, ...]:
+    marked = any(line.best_figures or line.best_runs for line in table.lines)
+    bold = "Bold: the best of a line, among the runs and within each published table apart."
+    caveat = [f"{CONTEXT} {table.footnote}"] if table.footnote else []
+    return (*table.notes, *([bold] if marked else []), *caveat)
+
+
+def grid_markdown(grid: Grid) -> str:
+    """The grid as a Markdown section, with its notes as a list."""
+    lines = ["| " + " | ".join(map(md_text, grid.head)) + " |", "|" + " --- |" * len(grid.head)]
+    lines += ["| " + " | ".join(map(_md_cell, row.cells)) + " |" for row in grid.rows]
+    title = f"## {md_text(grid.title)}\n\n" if grid.title else ""
+    notes = "\n".join(f"- {md_text(note)}" for note in grid.notes)
+    return title + "\n".join(lines) + "\n" + (f"\n{notes}\n" if notes else "")
+
+
+def _md_cell(cell: GridCell) -> str:
+    text = md_text(cell.text)
+    return f"**{text}**" if cell.best else text
+
+
+def grid_parts(grid: Grid) -> list[RenderableType]:
+    """The grid for a terminal: rich renderables, top to bottom."""
+    from rich.text import Text
+
+    title = [Text("\n" + one_line(grid.title), style="bold")] if grid.title else []
+    notes = [Text(one_line(note, 1000), style="dim") for note in grid.notes]
+    return [*title, _terminal_table(grid), *notes]
+
+
+def _terminal_table(grid: Grid) -> RenderableType:
+    """What is published stands beside the runs, or below them where a terminal is too narrow."""
+    columns = list(range(len(grid.head)))
+    own = len(columns) - grid.n_published
+    parts = [columns[:own], [0, *columns[own:]]] if grid.n_published else [columns]
+    return InParts(
+        _terminal_columns(grid, columns),
+        [FittingTable(_terminal_columns(grid, part)) for part in parts],
+    )
+
+
+def _terminal_columns(grid: Grid, columns: Sequence[int]) -> Table:
+    from rich.text import Text
+
+    table = plain_table()
+    for i in columns:
+        justify: Literal["left", "right"] = "left" if i == 0 else "right"
+        table.add_column(literal_text(grid.head[i]), justify=justify)
+    for row in grid.rows:
+        if row.rule:
+            table.add_section()
+        texts = [Text(row.cells[i].text, "bold" if row.cells[i].best else "") for i in columns]
+        table.add_row(*texts, style=_STYLES.get(row.level))
+    return table
+
+
+_STYLES = {"part": "dim", "suite": "bold"}

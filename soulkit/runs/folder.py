@@ -32,7 +32,7 @@ from typing import Any
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
-from soulkit.runs.seals import fits, seal_of
+from soulkit.runs.seals import seal_fits, seal_of
 from soulkit.version import __version__
 
 __all__ = [
@@ -207,7 +207,7 @@ def change_settings(run: Run, config: Mapping[str, Any], changed: Mapping[str, A
     """
     text, noted = _yaml_text(config).encode(), read_environment(run.path)
     old = config_bytes(run.path)
-    if fits(noted.get("seal"), run.path, run.command, old, parsed_config(run.path, old)):
+    if seal_fits(noted.get("seal"), run.path, run.command, old, parsed_config(run.path, old)):
         noted["seal"] = seal_of(run.path, run.command, text, config)
         write_json(run.path / ENVIRONMENT, noted)
     note_start(run.path, {"changed": dict(changed)})

@@ -22,10 +22,10 @@ from typing import Any
 
 from soulkit.errors import RunError
 from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
-from soulkit.runs.schemas import SCHEMA, SUMMARY_SCHEMA
+from soulkit.runs.stored import SCHEMA, SUMMARY_SCHEMA
 from soulkit.types import row_id
 
-Origin = dict[str, Any]
+SummaryProvenance = dict[str, Any]
 """The provenance of a run, as plain JSON values."""
 
 RECORD, MATERIAL, BATCHES = "provenance.json", "material.json", "batches.json"
@@ -34,10 +34,10 @@ SETTINGS = ("seed", "repeats", "steps")
 _VERSIONS = ("soulkit", "python", "commit", "packages")
 
 
-def with_origin(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+def with_provenance(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """A summary about to be written, with its schema, its provenance and the date of now."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    origin = origin_of(folder, summary)
+    origin = provenance_of(folder, summary)
     return {
         SCHEMA: SUMMARY_SCHEMA,
         **summary,
@@ -45,7 +45,7 @@ def with_origin(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:
+def provenance_of(folder: Path, summary: Mapping[str, Any]) -> SummaryProvenance:
     """The provenance of the run in `folder`, as far as its files tell; RunError when one is
     damaged. That which the summary holds goes before them: it was written with the numbers."""
     written = summary.get("provenance")
@@ -54,7 +54,7 @@ def origin_of(folder: Path, summary: Mapping[str, Any]) -> Origin:
     settings = read_config(folder) if (folder / CONFIG).is_file() else {}
     noted = read_environment(folder) if (folder / ENVIRONMENT).is_file() else {}
     record, material = _object(folder / RECORD), _object(folder / MATERIAL)
-    origin: Origin = {
+    origin: SummaryProvenance = {
         "command": str(noted.get("command", "")),
         "dates": {
             "started": noted.get("started"),
@@ -88,26 +88,28 @@ def _object(path: Path) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def _actor(settings: Mapping[str, Any]) -> Origin:
+def _actor(settings: Mapping[str, Any]) -> SummaryProvenance:
     names = ("kind", "model", "adapter", "base_url")
     return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
-def _base(material: Mapping[str, Any]) -> Origin:
+def _base(material: Mapping[str, Any]) -> SummaryProvenance:
     """The hashes of the model that a training started from."""
     model, adapter = material.get("model"), material.get("adapter")
     weights = {"weights": model["weights"]} if isinstance(model, Mapping) else {}
     return {**weights, **({"adapter_weights": adapter} if adapter else {})}
 
 
-def _batches(book: Mapping[str, Any]) -> list[Origin]:
+def _batches(book: Mapping[str, Any]) -> list[SummaryProvenance]:
     """The batches in which replies came. How they travelled is no part of what is compared."""
     names = ("batch_id", "model", "base_url", "requests", "status")
     return [{name: one.get(name) for name in names} for one in book.get("batches", ())]
 
 
-def _tasks(recorded: Mapping[str, Mapping[str, Any]], material: Mapping[str, Any]) -> Origin:
-    tasks: Origin = {name: _counted(entry) for name, entry in recorded.items()}
+def _tasks(
+    recorded: Mapping[str, Mapping[str, Any]], material: Mapping[str, Any]
+) -> SummaryProvenance:
+    tasks: SummaryProvenance = {name: _counted(entry) for name, entry in recorded.items()}
     for kind, label in (("training", "rows"), ("dev", "dev_rows")):
         for name, entry in (material.get(kind) or {}).items():
             count = {"n": entry.get("rows", 0), "sha256": entry.get("ids", "")}
@@ -115,14 +117,14 @@ def _tasks(recorded: Mapping[str, Mapping[str, Any]], material: Mapping[str, Any
     return tasks
 
 
-def _counted(entry: Mapping[str, Any]) -> Origin:
+def _counted(entry: Mapping[str, Any]) -> SummaryProvenance:
     """The entry of a task with its rows as one number and one hash."""
     rest = {name: value for name, value in entry.items() if name != "rows"}
     rows = entry.get("rows")
-    return {**rest, "rows": rows_print(rows)} if isinstance(rows, Mapping) else rest
+    return {**rest, "rows": count_and_hash(rows)} if isinstance(rows, Mapping) else rest
 
 
-def rows_print(rows: Mapping[str, str]) -> Origin:
+def count_and_hash(rows: Mapping[str, str]) -> SummaryProvenance:
     """Number of rows and sha256 over their ids and contents, in whatever order they were read."""
     text = json.dumps(sorted(rows.items()), separators=(",", ":"))
     return {"n": len(set(map(row_id, rows))), "sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -1,11 +1,8 @@
 """Records on disk: one JSON line an episode or control, read back as the dataclasses they were.
 
-Later lines with the same key replace earlier ones: an unscored episode that was played again, say.
-What a line looks like stands in `lines.py`. Lines that name no schema are of earlier versions, and
-hold whole dataclasses.
-
-Whoever only needs scores reads lightly: what turns saw, ids and log-probs are nearly all of a file,
-and most of the time and memory that reading takes. A light record is `without_tokens`.
+Later lines with the same key replace earlier ones: an unscored episode that was played again,
+say. Readers of scores alone read lightly: what turns saw, ids and log-probs are nearly all of a
+file, and most of the time and memory that reading takes.
 """
 
 from __future__ import annotations
@@ -21,9 +18,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError
-from soulkit.runs.contexts import whole_contexts
-from soulkit.runs.jsonl import JsonlWriter, parsed_object, placed_objects, placed_values
-from soulkit.runs.lines import (
+from soulkit.runs.jsonl import JsonlWriter, has_lines, parsed_object, placed_objects, placed_values
+from soulkit.runs.record_lines import (
     ControlLine,
     EpisodeHead,
     EpisodeLine,
@@ -31,8 +27,6 @@ from soulkit.runs.lines import (
     RecordFacts,
     RecordHead,
     RecordLine,
-)
-from soulkit.runs.messages import (
     cut_lines,
     cut_turns,
     first_prompts,
@@ -40,14 +34,38 @@ from soulkit.runs.messages import (
     whole_lines,
     whole_traces,
 )
-from soulkit.runs.packing import has_lines
-from soulkit.runs.schemas import (
-    CONTROLS_SCHEMA,
-    EPISODES_SCHEMA,
-    SCHEMA,
-    refuse_other_schema,
-)
-from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
+from soulkit.runs.stored import CONTROLS_SCHEMA, EPISODES_SCHEMA, SCHEMA, refuse_other_schema
+from soulkit.types import ControlRecord, Episode, Record, Segment, Trace, Turn
+
+SHARED = "shared"
+
+
+def whole_contexts(episode: Episode, line: Mapping[str, Any]) -> Episode:
+    """The episode of `line`, which was read from it, with its contexts whole.
+
+    Raises ValueError for a turn that shares more than the one before it has.
+    """
+    counts = [
+        [turn.get(SHARED, 0) for turn in trace.get("turns", ())] for trace in line.get("traces", ())
+    ]
+    if not any(map(any, counts)):
+        return episode
+    traces = (
+        Trace(trace.seat, tuple(_whole_turns(trace, shared)))
+        for trace, shared in zip(episode.traces, counts, strict=True)
+    )
+    return replace(episode, traces=tuple(traces))
+
+
+def _whole_turns(trace: Trace, shared: Sequence[Any]) -> Iterator[Turn]:
+    previous: tuple[Segment, ...] = ()
+    for number, (turn, count) in enumerate(zip(trace.turns, shared, strict=True)):
+        if not isinstance(count, int) or not 0 <= count <= len(previous):
+            raise ValueError(f"turn {number} of '{trace.seat}' shares {count!r} messages")
+        whole = Turn((*previous[:count], *turn.context), turn.completion)
+        previous = whole.context
+        yield whole
+
 
 DEV_EPISODES = "dev.jsonl"
 """Where a training keeps what it played on the rows it held out."""

@@ -42,11 +42,11 @@ def seal_of(folder: Path, command: str, config: bytes, settings: Mapping[str, An
         return ""
     try:
         return _digest(_key(), content)
-    except OSError:  # `unusable` says why
+    except OSError:  # `no_seal_reason` says why
         return ""
 
 
-def fits(
+def seal_fits(
     seal: object, folder: Path, command: str, config: bytes, settings: Mapping[str, Any]
 ) -> bool:
     """Whether `seal` was made of exactly this, by this user."""
@@ -60,7 +60,7 @@ def fits(
     return hmac.compare_digest(right.encode(), seal.encode("utf-8", "replace"))
 
 
-def unusable() -> str:
+def no_seal_reason() -> str:
     """Why no seal can be made here; empty when one can."""
     try:
         _key()

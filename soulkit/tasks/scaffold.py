@@ -1,12 +1,11 @@
-"""A folder for a new task: one of the examples under another name.
+"""Write the folder of a new task (`soul tasks new`): one of the examples under another name.
 
     choice     examples/my_task          a prompt, a reply, a right answer
     judged     examples/judged_task      a judge scores the reply
     dialogue   examples/dialogue_task    two parties take turns
     scene      examples/scene_task       one actor plays several people, a judge reads it
 
-The examples are the templates: in an installed package they lie beside this file, in a checkout at
-its root, so there is nothing that could differ.
+In an installed package the examples lie in `soulkit/tasks/templates/`, in a checkout at its root.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from pathlib import Path
 import yaml
 
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.tasks.home import BUILTIN
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.user_code import BUILTIN
 
 
 @dataclass(frozen=True, slots=True)

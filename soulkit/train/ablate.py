@@ -22,20 +22,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
+from soulkit.api_keys import printable
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
-from soulkit.eval.conditions import Conditions, conditions_of
-from soulkit.eval.likeness import condition_differences, grouped
-from soulkit.keys import printable
+from soulkit.eval.comparison.comparability import condition_differences, grouped_by_task
+from soulkit.eval.comparison.conditions import Conditions, conditions_of
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
-from soulkit.tasks.registry import NotForTraining, load_registry
+from soulkit.tasks.kit.registry import NotForTraining, load_registry
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.more_steps import identity_before, steps_before, with_more_steps
-from soulkit.train.objectives.registry import method_class, rollout_methods
+from soulkit.train.objectives.base import method_class, rollout_methods
 
 if TYPE_CHECKING:
-    from soulkit.train.state.lines import StepLine
+    from soulkit.train.state.metrics import StepLine
 
 BudgetMatch = Literal["rollouts", "prompts"]
 Status = Literal["waiting", "finished", "failed"]
@@ -63,7 +63,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """One run of the comparison: an arm with a seed."""
 
     arm: Arm
@@ -76,10 +76,10 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRun:
     """What became of a planned run; `reason` when it failed."""
 
-    planned: Planned
+    planned: PlannedRun
     status: Status
     reason: str = ""
     trace: str = ""
@@ -110,12 +110,12 @@ class ListedRun:
         return cls(**{one.name: line[one.name] for one in fields(cls) if one.name in line})
 
 
-ShowRun = Callable[["Planned", "StepLine"], None]
-BeginRun = Callable[["Planned", str], None]
+ShowRun = Callable[["PlannedRun", "StepLine"], None]
+BeginRun = Callable[["PlannedRun", str], None]
 """Hears what is under way in which run."""
 
 
-def nobody_hears_of(run: Planned, what: str) -> None:
+def nobody_hears_of(run: PlannedRun, what: str) -> None:
     """Nobody shows progress."""
 
 
@@ -183,7 +183,7 @@ def plan_arms(
     arms: Sequence[Arm], out: Path, file: Path | None,
     settings_of: Callable[[str], Mapping[str, Any]], *, seeds: int, match: str,
     trust: bool = False, force_mixed: bool = False, judged_alike: bool = False,
-) -> list[Planned]:  # fmt: skip
+) -> list[PlannedRun]:  # fmt: skip
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
     `settings_of` gives the common settings as far as a method knows them. ConfigError for settings
@@ -202,10 +202,10 @@ def plan_arms(
     for seed in range(first, first + seeds):
         for arm in arms:
             config = arm_config(arm, file, settings_of(arm.method), seed, match, trust=trust)
-            planned.append(Planned(arm, config, out / arm.slug / f"seed_{seed}"))
+            planned.append(PlannedRun(arm, config, out / arm.slug / f"seed_{seed}"))
     for run in planned:
         refuse_unplayable(run.config)
-    planned = seat_arms(planned)
+    planned = arms_with_players(planned)
     for run in planned:
         refuse_other_settings(run)
     if not force_mixed:
@@ -242,7 +242,7 @@ def refines(config: TrainConfig) -> bool:
     return "refined" in method_class(config.method).traits(config.method)
 
 
-def refuse_other_settings(run: Planned) -> None:
+def refuse_other_settings(run: PlannedRun) -> None:
     """RunError naming the settings that differ from those the folder was begun with; it may take
     more steps."""
     config = with_more_steps(run.config, run.path)
@@ -252,7 +252,7 @@ def refuse_other_settings(run: Planned) -> None:
         Run.open(run.path, f"train {run.config.method}", settings, defaults=defaults)
 
 
-def refuse_unlike(runs: Sequence[Planned], *, judged_alike: bool = False) -> None:
+def refuse_unlike(runs: Sequence[PlannedRun], *, judged_alike: bool = False) -> None:
     """ConfigError naming in what methods of one seed would be measured unlike the first.
 
     `judged_alike`: one judge scores the ends of all, so that those of the training may differ.
@@ -272,13 +272,13 @@ def refuse_unlike(runs: Sequence[Planned], *, judged_alike: bool = False) -> Non
         )
 
 
-def _unlike(runs: Sequence[Planned], *, judges: bool) -> list[str]:
+def _unlike(runs: Sequence[PlannedRun], *, judges: bool) -> list[str]:
     first, *others = runs
     reasons = []
     for run in others:
         a, b = _conditions(first), _conditions(run)
         tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
-        lines = grouped(
+        lines = grouped_by_task(
             (task, line)
             for task in tasks
             for line in condition_differences(a, b, task, judges=judges)
@@ -287,16 +287,16 @@ def _unlike(runs: Sequence[Planned], *, judges: bool) -> list[str]:
     return reasons
 
 
-def _conditions(run: Planned) -> Conditions:
+def _conditions(run: PlannedRun) -> Conditions:
     return conditions_of(plain_config(run.config.identity()), run.path)
 
 
 def run_all(
-    runs: Sequence[Planned], out: Path, show: ShowRun, ended: Callable[[Ended], None],
+    runs: Sequence[PlannedRun], out: Path, show: ShowRun, ended: Callable[[EndedRun], None],
     *, force_mixed: bool = False, eval_judge: str = "", begin: BeginRun = nobody_hears_of,
-) -> list[Ended]:  # fmt: skip
+) -> list[EndedRun]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
-    states = [Ended(run, "finished" if is_finished(run) else "waiting") for run in runs]
+    states = [EndedRun(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     note(out, states, force_mixed, eval_judge)
     for index, before in enumerate(states):
@@ -307,15 +307,15 @@ def run_all(
     return states
 
 
-def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
+def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """The runs with everybody in their seats; NoFeedback for an arm that can have none,
     NotForTraining for rows that nobody may train on, UnnamedModel for data without a default model.
 
     What else is wrong with an arm is its own, and recorded when its turn comes.
     """
-    from soulkit.train.material.assemble import UnnamedModel, download_remark, gather_material
-    from soulkit.train.material.feasible import NoFeedback
     from soulkit.train.run import adapter_remark
+    from soulkit.train.setup.data import UnnamedModel, download_remark, load_training_data
+    from soulkit.train.setup.feedback_check import NoFeedback
 
     seats: dict[str, dict[str, Any]] = {}
     remarks: dict[str, tuple[str, ...]] = {}
@@ -325,7 +325,7 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
         if spelling in seats:
             continue
         try:
-            material = gather_material(run.config)
+            material = load_training_data(run.config)
         except (NoFeedback, NotForTraining, UnnamedModel):
             raise
         except UserError:
@@ -345,8 +345,8 @@ def seat_arms(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def confirm_runs(
-    runs: Sequence[Planned], say: Callable[[str], None], ask: AskUser | None
-) -> list[Planned]:
+    runs: Sequence[PlannedRun], say: Callable[[str], None], ask: AskUser | None
+) -> list[PlannedRun]:
     """The runs that are left with their cost confirmed; CostUnconfirmed when nobody agrees."""
     from soulkit.train.planning import comparison_plan
 
@@ -356,12 +356,12 @@ def confirm_runs(
     return [replace(run, config=run.config.model_copy(update={"yes": True})) for run in runs]
 
 
-def is_finished(run: Planned) -> bool:
+def is_finished(run: PlannedRun) -> bool:
     there = is_run(run.path) and (run.path / "summary.json").is_file()
     return there and (steps_before(run.path) or 0) >= run.config.steps
 
 
-def run_one(run: Planned, show: ShowRun, begin: BeginRun = nobody_hears_of) -> Ended:
+def run_one(run: PlannedRun, show: ShowRun, begin: BeginRun = nobody_hears_of) -> EndedRun:
     """Train; whatever goes wrong is this run's own, and told."""
     from soulkit.train.run import train
 
@@ -370,15 +370,15 @@ def run_one(run: Planned, show: ShowRun, begin: BeginRun = nobody_hears_of) -> E
             run.config, run.path, lambda line: show(run, line), begin=lambda what: begin(run, what)
         )
     except UserError as error:
-        return Ended(run, "failed", printable(f"{error.what} {error.why} {error.way_out}"))
+        return EndedRun(run, "failed", printable(f"{error.what} {error.why} {error.way_out}"))
     except CallError as error:
-        return Ended(run, "failed", error.detail)
+        return EndedRun(run, "failed", error.detail)
     except Exception as error:  # noqa: BLE001 - recorded with its traceback; the others go on
         reason = one_line(printable(f"{type(error).__name__}: {error}"), 300)
-        return Ended(run, "failed", reason, printable(traceback.format_exc()))
+        return EndedRun(run, "failed", reason, printable(traceback.format_exc()))
     finally:
         free_memory()
-    return Ended(run, "finished")
+    return EndedRun(run, "finished")
 
 
 def free_memory() -> None:
@@ -390,14 +390,16 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def note(out: Path, runs: Sequence[Ended], force_mixed: bool = False, eval_judge: str = "") -> None:
+def note(
+    out: Path, runs: Sequence[EndedRun], force_mixed: bool = False, eval_judge: str = ""
+) -> None:
     """Write what was asked for and what became of it: what a comparison is made of."""
     lines = [_listed(out, run).to_json() for run in runs]
     judge = {"eval_judge": eval_judge} if eval_judge else {}
     write_json(out / STATE, {"runs": lines, "force_mixed": force_mixed, **judge})
 
 
-def _listed(out: Path, run: Ended) -> ListedRun:
+def _listed(out: Path, run: EndedRun) -> ListedRun:
     config = run.planned.config
     return ListedRun(
         arm=run.planned.arm.spelling,

@@ -1,4 +1,4 @@
-"""What a training run can be told. Defaults are the paper's, where it names one.
+"""Settings of a training run. The defaults are the paper's where it names one.
 
 What only one method reads is declared with the method, in `objectives/`; TrainConfig holds the
 settings of all built-in ones. A method of another package adds its own: `settings_class`.
@@ -16,18 +16,79 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import Settings, read_settings_file, setting
 from soulkit.errors import ConfigError
-from soulkit.models.roles.settings import Coach, RoleSettings
+from soulkit.models.players.settings import Coach, RoleSettings
+from soulkit.option_texts import BY_TASK, row_sources, values_by_task
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig
-from soulkit.train.beside import BesideSettings
+from soulkit.train.objectives.base import built_in, method_class
 from soulkit.train.objectives.ditto import DittoSettings
 from soulkit.train.objectives.erl import ErlSettings
 from soulkit.train.objectives.opd import OpdSettings
-from soulkit.train.objectives.registry import built_in, method_class
 from soulkit.train.objectives.sdpo import SdpoSettings
 from soulkit.train.objectives.sft import SftSettings
 from soulkit.train.presets import preset_settings
 from soulkit.types import LeakCheck
-from soulkit.written import BY_TASK, row_sources, values_by_task
+
+SFT = ("sft",)
+NOTHING_TO_PLAY = (
+    "conversations have no rows to play: say which with --eval-task TASK --eval-data WHERE"
+)
+
+
+class MeasurementSettings(Settings):
+    """What is measured of the weights while, before and after they are trained."""
+
+    retention: bool = setting(
+        False,
+        help="Measure general ability (the suite `general`: forms of reply that rules can check) "
+        "before the first step and after the last.",
+    )  # fmt: skip
+    retention_tokens: int | None = setting(
+        None, gt=0, flag=None, unset="the tasks' own",
+        help="Limit of a reply there; a model that thinks needs more than one that answers.",
+    )  # fmt: skip
+    eval_task: tuple[str, ...] = setting(
+        (), only=SFT, complete="tasks", metavar="TASK", unset="the tasks that are imitated",
+        help="Tasks that are played greedily every --eval-every steps, on a dev split of their "
+        "training rows; the best weights are those that play best.",
+    )  # fmt: skip
+    eval_data: dict[str, str] = setting(
+        factory=dict, only=SFT, metavar="[TASK=]WHERE", unset="what was pulled",
+        help="Rows of --eval-task, as --data names those of a task; may be repeated.",
+    )  # fmt: skip
+    probe_every: int | None = setting(
+        None, gt=0, only=SFT, unset="never",
+        help="Steps between probes: a short reinforcement from a snapshot of the weights, measured "
+        "before and after, and thrown away.",
+    )  # fmt: skip
+    probe_steps: int = setting(5, gt=0, only=SFT, help="Steps of a probe.")
+    probe_method: str = setting("ditto", only=SFT, metavar="METHOD", help="What a probe trains by.")
+    probe_lr: float | None = setting(
+        None, gt=0, flag=None, only=SFT, unset="that of the method", help="Its learning rate."
+    )
+
+    @field_validator("eval_task", mode="before")
+    @classmethod
+    def _names(cls, names: Any) -> Any:
+        return [names] if isinstance(names, str) else names
+
+    @model_validator(mode="after")
+    def _about_what_is_played(self) -> Self:
+        """Settings that nothing would read are refused."""
+        method, tasks = getattr(self, "method", ""), getattr(self, "tasks", {})
+        if method != "sft" and (self.eval_task or self.eval_data or self.probe_every):
+            raise ValueError("--eval-task, --eval-data and --probe-every are for sft")
+        if self.eval_data and not self.eval_task:
+            raise ValueError("--eval-data has the rows of --eval-task TASK")
+        if strange := set(self.eval_data) - {*self.eval_task, "*"}:
+            raise ValueError(f"--eval-data has rows for '{min(strange)}', which is not evaluated")
+        if self.eval_task and not (getattr(self, "eval_every", None) or self.probe_every):
+            raise ValueError(
+                "--eval-task is played every --eval-every STEPS or --probe-every STEPS"
+            )
+        if self.probe_every and not (self.eval_task or tasks):
+            raise ValueError(NOTHING_TO_PLAY)
+        return self
+
 
 RL = ("rollouts",)
 MEASURED = ("rollouts", "sft")
@@ -248,7 +309,7 @@ class OptimizerSettings(Settings):
     )
 
 
-class KeepingSettings(Settings):
+class MonitoringSettings(Settings):
     """What is kept, measured and checked on the way."""
 
     checkpoint_every: int = setting(50, gt=0, help="Steps between checkpoints.")
@@ -324,7 +385,7 @@ class KeepingSettings(Settings):
 
 class TrainConfig(
     DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings,
-    RolloutSettings, LossSettings, OptimizerSettings, KeepingSettings, BesideSettings,
+    RolloutSettings, LossSettings, OptimizerSettings, MonitoringSettings, MeasurementSettings,
     PlayConfig,
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
@@ -365,7 +426,7 @@ class TrainConfig(
         suite = raw.get("suite") if isinstance(raw, Mapping) else None
         if not suite:
             return raw
-        members = dict.fromkeys(members_of(suite, raw.get("tasks_file")), 1.0)
+        members = dict.fromkeys(suite_members(suite, raw.get("tasks_file")), 1.0)
         tasks = dict(raw.get("tasks") or members)
         if tasks != members and not (raw.get("playable") and tasks.items() <= members.items()):
             raise ValueError(TASKS_OR_SUITE)
@@ -481,9 +542,9 @@ class TrainConfig(
         return "task" if self.protocol == "reference" else "all"
 
 
-def members_of(suite: str, tasks_file: str | None) -> tuple[str, ...]:
+def suite_members(suite: str, tasks_file: str | None) -> tuple[str, ...]:
     """The tasks of a suite; ConfigError when there is none of that name."""
-    from soulkit.tasks.registry import load_registry
+    from soulkit.tasks.kit.registry import load_registry
 
     return load_registry(*([Path(tasks_file)] if tasks_file else [])).suite(suite)
 

@@ -19,8 +19,8 @@ from soulkit.eval.planning import (
     together,
     voice_of,
 )
-from soulkit.models.local.footprint import Footprint, device_speed, footprint
-from soulkit.models.roles.settings import PANELS
+from soulkit.models.local.memory import Footprint, device_speed, footprint
+from soulkit.models.players.settings import PANELS
 from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import (
     TOKENS_PER_WORD,
@@ -33,22 +33,21 @@ from soulkit.play.plan import (
     plan_work,
     scaled,
 )
-from soulkit.tasks.base import Task
-from soulkit.train.ablate import Planned
+from soulkit.tasks.kit.base import Task
+from soulkit.train.ablate import PlannedRun
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
-from soulkit.train.material.assemble import Material, gather_material
-from soulkit.train.material.general import general_rows, general_settings
-from soulkit.train.material.sampling import TaskRows
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
+from soulkit.train.setup.data import TrainingData, load_training_data
+from soulkit.train.setup.rows import TaskRows, general_rows, general_settings
 
 EACH = {"coach": 1, "blind_reader": BLIND_READS}
 """Calls for every draft that gets feedback."""
 
 
-def training_plan(config: TrainConfig, material: Material | None = None) -> Plan:
+def training_plan(config: TrainConfig, material: TrainingData | None = None) -> Plan:
     """What the whole run of `config` will ask for."""
-    material = material or gather_material(config)
+    material = material or load_training_data(config)
     config = material.config
     work = work_of(material)
     if material.objective is None:
@@ -72,7 +71,7 @@ def training_plan(config: TrainConfig, material: Material | None = None) -> Plan
     return on_machine(whole, together(parts))
 
 
-def beside_plan(config: TrainConfig, material: Material) -> Plan | None:
+def beside_plan(config: TrainConfig, material: TrainingData) -> Plan | None:
     """What is played beside supervised training: dev scores, probes, general ability; None where
     nothing is."""
     measured = measured_plan(config, material.measured) if material.measured else None
@@ -102,7 +101,7 @@ def general_tasks(config: TrainConfig) -> tuple[TaskPlan, ...]:
     return scaled(plan, 1, "before and after").tasks
 
 
-def measured_plan(config: TrainConfig, measured: Material) -> Plan:
+def measured_plan(config: TrainConfig, measured: TrainingData) -> Plan:
     """What a supervised run's dev scores and probes will ask for; a probe's model stands beside the
     one that is trained."""
     probe = training_plan(measured.config, measured)
@@ -125,7 +124,7 @@ def _scorings(config: TrainConfig) -> int:
     return sum(any((step + 1) % every == 0 for every in turns) for step in range(config.steps))
 
 
-def comparison_plan(runs: Sequence[Planned]) -> Plan:
+def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
     """What `ablate` will ask for: its runs one after the other, by method."""
     arms = Counter(run.arm.spelling for run in runs)
     first = {run.arm.spelling: run.config for run in reversed(runs)}
@@ -153,7 +152,7 @@ def _learned(config: TrainConfig, objective: Objective, work: list[Work]) -> Pla
     return replace(drafts, tasks=(*drafts.tasks, *refined.tasks))
 
 
-def _dev(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
+def _dev(config: TrainConfig, material: TrainingData) -> tuple[TaskPlan, ...]:
     """The greedy dev scores of `eval_every`."""
     times = config.steps // config.eval_every if config.eval_every else 0
     if not times or not material.dev:
@@ -163,7 +162,7 @@ def _dev(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
     return scaled(plan_work(work, times, voices, concurrency=config.concurrency), 1, "dev").tasks
 
 
-def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
+def _canaries(config: TrainConfig, material: TrainingData) -> tuple[TaskPlan, ...]:
     """What the judges are asked about canaries; nobody plays them."""
     if config.canary_every is None:
         return ()
@@ -179,7 +178,7 @@ def _canaries(config: TrainConfig, material: Material) -> tuple[TaskPlan, ...]:
     ).tasks
 
 
-def work_of(material: Material) -> list[Work]:
+def work_of(material: TrainingData) -> list[Work]:
     """The training rows by task, as often as the mixture has them."""
     return _by_task(material.tasks, material.pool)
 

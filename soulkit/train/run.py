@@ -12,61 +12,57 @@ from functools import partial
 from pathlib import Path
 
 from soulkit.errors import ConfigError
-from soulkit.eval.batch import task_scales
-from soulkit.eval.costs import calls_by_task, costs_by_task
-from soulkit.eval.keeping import alone
-from soulkit.eval.provenance import ENGINE, keep_provenance, note_calls, teacher_print
-from soulkit.eval.remarks import with_calls
-from soulkit.eval.summary import summarise
+from soulkit.eval.results.batch_statistics import task_scales
+from soulkit.eval.results.calls import calls_by_task, costs_by_task
+from soulkit.eval.results.summary import summarise
+from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.run.provenance import ENGINE, note_calls, teacher_identity, write_provenance
+from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.base import ChatModel
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.journal import SAMPLED, Journal
-from soulkit.models.local.names import ADAPTER_CONFIG
+from soulkit.models.local.loading import ADAPTER_CONFIG
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.vllm.pool import Servers
+from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
-from soulkit.runs.provenance import with_origin
+from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
-from soulkit.train.forward.policy import Policy, load_policy
-from soulkit.train.forward.teacher import load_teacher, start_ema, teacher_of
-from soulkit.train.material.assemble import (
-    Material,
-    check_room,
+from soulkit.train.model.policy import Policy, load_policy
+from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
+from soulkit.train.more_steps import identity_before, take_more_steps, with_more_steps
+from soulkit.train.planning import training_plan
+from soulkit.train.rollouts.ability import ability_of, measure_ability
+from soulkit.train.rollouts.canaries import CanaryMonitor
+from soulkit.train.rollouts.feedback import FeedbackMonitor
+from soulkit.train.rollouts.play import Rollouts
+from soulkit.train.setup.data import (
+    TrainingData,
+    check_training_prompts,
     download_remark,
-    gather_material,
+    load_training_data,
     make_cast,
     make_players,
     make_reader,
 )
-from soulkit.train.material.sampling import TaskRows
-from soulkit.train.maths.measure import rewards_of
-from soulkit.train.more_steps import identity_before, take_more_steps, with_more_steps
-from soulkit.train.planning import training_plan
-from soulkit.train.pushes.engine import TrainingEngine, refuse_engine, training_engine
-from soulkit.train.pushes.travel import RolloutCheck
-from soulkit.train.rollouts.ability import ability_of, measure_ability
-from soulkit.train.rollouts.feedback import FeedbackWatch
-from soulkit.train.rollouts.play import Rollouts
-from soulkit.train.rollouts.watched import CanaryWatch
-from soulkit.train.sft.corpus_run import (
-    check_corpus,
-    words_of_corpus,
-)
-from soulkit.train.sft.lessons import check_lessons
+from soulkit.train.setup.rows import TaskRows
 from soulkit.train.sft.mixsd import check_facts, with_written
 from soulkit.train.sft.planning import refuse_unfitting
+from soulkit.train.sft.run import check_corpus, corpus_texts, supervise
 from soulkit.train.sft.samples import sample_line
-from soulkit.train.state.card import write_card
+from soulkit.train.sft.steps import check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
-from soulkit.train.state.fingerprint import check_material, deterministic, fingerprint
-from soulkit.train.state.held_out import with_dev, without_dev
-from soulkit.train.state.lines import StepLine, read_step_lines
+from soulkit.train.state.fingerprint import (
+    check_material,
+    deterministic,
+    fingerprint,
+    training_provenance,
+)
 from soulkit.train.state.loop import (
     LOADING,
     Begin,
@@ -75,25 +71,33 @@ from soulkit.train.state.loop import (
     Show,
     nobody_hears,
 )
-from soulkit.train.state.note import model_note
-from soulkit.train.state.players import training_provenance
-from soulkit.train.state.skips import Skips
-from soulkit.train.state.stops import stop_ended, with_stops
-from soulkit.train.state.summary import LAST_STEPS, TrainSummary, canary_totals, feedback_totals
+from soulkit.train.state.metrics import StepLine, read_step_lines
+from soulkit.train.state.model_card import model_note, write_card
+from soulkit.train.state.step_metrics import rewards_of
+from soulkit.train.state.stops import Skips, stop_ended, with_stops
+from soulkit.train.state.summary import (
+    LAST_STEPS,
+    TrainSummary,
+    canary_totals,
+    feedback_totals,
+    with_dev,
+    without_dev,
+)
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
-from soulkit.train.supervise import supervise
+from soulkit.train.weights.engine import TrainingEngine, refuse_engine, training_engine
+from soulkit.train.weights.rollout_check import RolloutCheck
 from soulkit.types import Record
 
 TINY_CONTEXT = 4096
 """Tokens that a tiny model holds: positions cost it no weights."""
-Parts = tuple[TrainConfig, Run, Policy, Policy | None, Material, TrainingEngine]
+Parts = tuple[TrainConfig, Run, Policy, Policy | None, TrainingData, TrainingEngine]
 """Everything that a training needs; the second policy is a teacher."""
 
 
 def train(
     config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None,
-    ready: Material | None = None, begin: Begin = nobody_hears,
+    ready: TrainingData | None = None, begin: Begin = nobody_hears,
 ) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
@@ -105,21 +109,23 @@ def train(
     gave; without it that is done here, where nobody can be asked whether the cost is right. `begin`
     hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
-    with _opened(config, out, say, ready, begin) as parts:
+    with _open_training(config, out, say, ready, begin) as parts:
         return run_coroutine(_train(*parts, show, say or _quiet, begin))
 
 
-async def train_beside(material: Material, out: Path, servers: Servers | None = None) -> None:
+async def train_probe(
+    material: TrainingData, out: Path, servers: VllmServers | None = None
+) -> None:
     """A training within another one, as `train` does it, with nobody to show it to; `servers` are
     those of the other one, which may have players there."""
-    with _opened(material.config, out, None, material, nobody_hears, servers) as parts:
+    with _open_training(material.config, out, None, material, nobody_hears, servers) as parts:
         await _train(*parts, _unseen, _quiet, nobody_hears)
 
 
 @contextmanager
-def _opened(
-    config: TrainConfig, out: Path, say: Callable[[str], None] | None, ready: Material | None,
-    begin: Begin, servers: Servers | None = None,
+def _open_training(
+    config: TrainConfig, out: Path, say: Callable[[str], None] | None, ready: TrainingData | None,
+    begin: Begin, servers: VllmServers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip
     """Everything that a training needs, checked, with its run folder locked and its servers up."""
     config = with_more_steps(config, out)
@@ -136,10 +142,10 @@ def _opened(
         policy = load_policy(config, base)
         policy.note = model_note(config, policy, material.corpus)
         begin("checking model and rows")
-        teacher = make_ready(config, policy, material)
+        teacher = prepare_models(config, policy, material)
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
-        with alone(run):
+        with run_lock(run):
             note_threads(run.path, threads)
             if say is not None and not threads.asked:
                 say(threads.words())
@@ -163,10 +169,10 @@ def _unseen(line: StepLine) -> None:
 def prepare_training(
     config: TrainConfig, out: Path, say: Callable[[str], None] | None = None,
     ask: AskUser | None = None,
-) -> Material:  # fmt: skip
+) -> TrainingData:  # fmt: skip
     """What a run trains on, with players that can be asked, and with its cost confirmed: by
     settings, or by `ask`."""
-    material = gather_material(config, asking=True, say=say)
+    material = load_training_data(config, asking=True, say=say)
     say = say or _quiet
     for remark in filter(None, (download_remark(config), *material.remarks())):
         say(remark)
@@ -178,7 +184,7 @@ def prepare_training(
 
 
 def _confirm(
-    material: Material, out: Path, say: Callable[[str], None], ask: AskUser | None
+    material: TrainingData, out: Path, say: Callable[[str], None], ask: AskUser | None
 ) -> None:
     """Have the cost of the steps that are left confirmed."""
     config, asking = with_more_steps(material.config, out), (material.measured or material).config
@@ -193,7 +199,7 @@ def _quiet(remark: str) -> None:
     """Nobody is told."""
 
 
-def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Policy | None:
+def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) -> Policy | None:
     """Check what needs the model, start its moving average, load the second model that teaches.
 
     The average is there before the loop resumes, which puts the kept one in its place.
@@ -206,7 +212,7 @@ def make_ready(config: TrainConfig, policy: Policy, material: Material) -> Polic
     if material.objective is None:
         check_lessons(policy, limit, material.pool)
         return None
-    check_room(policy, limit, material, config)
+    check_training_prompts(policy, limit, material, config)
     teacher = load_teacher(config, material.objective, policy)
     if config.teacher == "ema" and material.objective.reader == "self":
         start_ema(policy)
@@ -290,7 +296,7 @@ def refuse_untrainable(config: TrainConfig) -> None:
         )
 
 
-def base_model(config: TrainConfig, material: Material, out: Path) -> str:
+def base_model(config: TrainConfig, material: TrainingData, out: Path) -> str:
     """The folder of the base model; `tiny` is built from the words of the rows, once per run."""
     if config.model != TINY:
         return config.model
@@ -300,13 +306,13 @@ def base_model(config: TrainConfig, material: Material, out: Path) -> str:
     return str(folder)
 
 
-def _build_tiny(folder: Path, config: TrainConfig, material: Material) -> None:
+def _build_tiny(folder: Path, config: TrainConfig, material: TrainingData) -> None:
     corpus = material.corpus
-    texts = words_of_corpus(corpus) if corpus else words_of(material.pool)
+    texts = corpus_texts(corpus) if corpus else tiny_model_texts(material.pool)
     build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 
-def words_of(pool: TaskRows) -> list[str]:
+def tiny_model_texts(pool: TaskRows) -> list[str]:
     """Texts that hold every word a tiny model has to know: prompts, answers and feedback."""
     texts = set()
     for task, example in pool:
@@ -323,7 +329,7 @@ async def _train(
     run: Run,
     policy: Policy,
     teacher: Policy | None,
-    material: Material,
+    material: TrainingData,
     engine: TrainingEngine,
     show: Show,
     say: Callable[[str], None],
@@ -341,7 +347,7 @@ async def _train(
         await measure_ability(loop, "before")
         if material.objective is None:
             _say_adapter(config, say)
-            beside = partial(train_beside, servers=engine.servers)
+            beside = partial(train_probe, servers=engine.servers)
             summary = await supervise(loop, learned, show, say, beside, engine.player)
         else:
             summary = await _reinforce(loop, material, engine, teacher, show, say)
@@ -353,18 +359,20 @@ async def _train(
     best = export_best(run.path, run.checkpoints)
     if best is not None:
         summary = with_best(summary, run, best)
-    whole = with_origin(run.path, summary.to_json())
+    whole = with_provenance(run.path, summary.to_json())
     write_card(run.path / "model", config, material, policy, whole, loop.step)
     if best is not None:
         done = read_position(best).step
-        of_best = with_origin(run.path, best_summary(summary, run, done, material).to_json())
+        of_best = with_provenance(run.path, best_summary(summary, run, done, material).to_json())
         write_card(run.path / "best", config, material, policy, of_best, done)
     run.write_summary(whole)
     await asyncio.sleep(0)  # whoever stopped it now did not mean this run alone
     return summary
 
 
-def best_summary(summary: TrainSummary, run: Run, step: int, material: Material) -> TrainSummary:
+def best_summary(
+    summary: TrainSummary, run: Run, step: int, material: TrainingData
+) -> TrainSummary:
     """`summary` with what the best weights, those after `step`, scored: not what the last did."""
     measured = dev_after(run.path, step, light=True)
     before = replace(without_dev(summary), retention=None)  # that of the last weights, not of these
@@ -384,7 +392,7 @@ def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary
 
 
 async def _reinforce(
-    loop: Loop, material: Material, engine: TrainingEngine, teacher: Policy | None, show: Show,
+    loop: Loop, material: TrainingData, engine: TrainingEngine, teacher: Policy | None, show: Show,
     say: Callable[[str], None],
 ) -> TrainSummary:  # fmt: skip
     config, run, policy, objective = loop.config, loop.run, loop.policy, material.objective
@@ -393,8 +401,8 @@ async def _reinforce(
     players = make_players(config, sampler, run, engine.player)
     record = {**training_provenance(config, players, material, policy), ENGINE: engine.record()}
     record["actor"] = {**record["actor"], **engine.basis_record()}
-    keep_provenance(
-        run, {**record, **teacher_print(config.model_dump(), teacher)}, proven=engine.served
+    write_provenance(
+        run, {**record, **teacher_identity(config.model_dump(), teacher)}, proven=engine.served
     )
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     rollouts = Rollouts(
@@ -404,8 +412,8 @@ async def _reinforce(
     step = Step(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher),
         RolloutCheck.of(loop, sampler, say), recent,
-        canaries=CanaryWatch.of(config, material.pool, material.tasks, run.metrics),
-        watch=FeedbackWatch.of(config, objective, material.tasks, run.metrics),
+        canaries=CanaryMonitor.of(config, material.pool, material.tasks, run.metrics),
+        watch=FeedbackMonitor.of(config, objective, material.tasks, run.metrics),
         skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
@@ -444,7 +452,7 @@ def with_sample_lines(loop: Loop, measure: Measure, say: Callable[[str], None]) 
 
 
 def rollout_summary(
-    config: TrainConfig, loop: Loop, records: Sequence[Record], material: Material,
+    config: TrainConfig, loop: Loop, records: Sequence[Record], material: TrainingData,
     models: Sequence[ChatModel],
 ) -> TrainSummary:  # fmt: skip
     """Means over the last steps, the two rewards with the leave-one-out gap; feedback, calls and

@@ -6,7 +6,7 @@
     update      mini-batches of whole prompts, an optimizer step each
 
 A name's last letter is its axis: R rollouts of the step, S token sequences, M updates. What is
-sampled is in `rollouts/`, use in `objectives/`, arithmetic in `maths/`, the model in `forward/`.
+sampled is in `rollouts/`, use in `objectives/`, arithmetic in `loss/`, the model in `model/`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ import torch
 
 from soulkit.runs.records import without_tokens
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import prepare_step
-from soulkit.train.forward.teacher import Teacher
-from soulkit.train.forward.update import kl_to_base, take_updates
-from soulkit.train.maths.advantage import group_advantages, singleton_of
-from soulkit.train.maths.measure import feedback_of, member_of, rewards_of, with_groups
+from soulkit.train.loss.advantage import group_advantages, singleton_of
+from soulkit.train.model.policy import Policy
+from soulkit.train.model.prepare import prepare_step
+from soulkit.train.model.teacher import Teacher
+from soulkit.train.model.update import kl_to_base, take_updates
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
-from soulkit.train.pushes.travel import NOTHING_CHECKED, CheckedRollouts, RolloutCheck
-from soulkit.train.rollouts.checks import refuse_stale, silence
-from soulkit.train.rollouts.feedback import FeedbackWatch
-from soulkit.train.rollouts.play import Rollouts, feedback_slots
-from soulkit.train.rollouts.watched import CanaryWatch
-from soulkit.train.state.lines import Learned, StepLine
+from soulkit.train.rollouts.canaries import CanaryMonitor
+from soulkit.train.rollouts.feedback import FeedbackMonitor
+from soulkit.train.rollouts.play import Rollouts, feedback_slots, refuse_stale, silence
 from soulkit.train.state.loop import Loop
-from soulkit.train.state.skips import Skips
+from soulkit.train.state.metrics import Learned, StepLine
+from soulkit.train.state.step_metrics import feedback_of, member_of, rewards_of, with_groups
+from soulkit.train.state.stops import Skips
+from soulkit.train.weights.rollout_check import NOTHING_CHECKED, CheckedRollouts, RolloutCheck
 from soulkit.types import Record
 
 
@@ -52,8 +51,8 @@ class Step:
     check: RolloutCheck
     recent: deque[Sequence[Record]]
     """The records of the last steps, for the run's summary; without their tokens."""
-    canaries: CanaryWatch
-    watch: FeedbackWatch | None = None
+    canaries: CanaryMonitor
+    watch: FeedbackMonitor | None = None
     """Of what became of feedback, in methods that learn from it."""
     skips: Skips = field(default_factory=Skips)
     """Updates that could not be taken."""

@@ -15,12 +15,12 @@ from rich.console import Console
 from soulkit.cli import console
 from soulkit.cli.app import main
 from soulkit.errors import ModelLoadError
-from soulkit.eval.summary import Cell, Summary
+from soulkit.eval.results.summary import Cell, Summary
 from soulkit.models.local.loading import locate, quieten
 from soulkit.report.load import RunData
-from soulkit.report.table import terminal_text
+from soulkit.report.tables import terminal_text
 from soulkit.runs.folder import Run
-from soulkit.train.state.lines import Learned, StepLine
+from soulkit.train.state.metrics import Learned, StepLine
 
 
 def test_a_place_that_cannot_be_written_is_three_lines(tmp_path: Path, capsys) -> None:

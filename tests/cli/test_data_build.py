@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from soulkit.judge.fence import fence
+from soulkit.judge.quoting import fence
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.tasks.loading import examples_from
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.loading import examples_to_inspect
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.drafting import (
     built,
     by_content,
@@ -162,7 +162,7 @@ def test_rows_of_questions_have_drafted_intents_and_detours(tmp_path: Path) -> N
         with ScriptedServer(answer=drafts) as drafter, ScriptedServer(answer=kept) as judge:
             assert built("userllm", source, out, drafter, judge) == 0
         task = load_registry().task("userllm")
-        assert len(examples_from(task, str(out)).examples) == len(rows_in(out))
+        assert len(examples_to_inspect(task, str(out)).examples) == len(rows_in(out))
     detours = rows_in(searches.with_suffix(".rows.jsonl"))
     assert {row["assistant_suggestion_turn"] for row in detours} == {"Boats instead?"}
     assert all("template" not in row["provenance"] for row in detours)
@@ -189,7 +189,7 @@ def test_descriptions_are_drafted_and_words_stay_as_they_were(tmp_path: Path) ->
         assert built("mirrorbench", source, out, drafter, judge, "-n", 7, *QUICK) == 0
     rows = rows_in(out)
     task = load_registry().task("mirrorbench")
-    assert len(examples_from(task, str(out)).examples) == len(rows) == 7
+    assert len(examples_to_inspect(task, str(out)).examples) == len(rows) == 7
     talks = {line["id"]: line["messages"] for line in map(json.loads, source.open())}
     for row in rows:
         assert row["turns"] == talks[row["conversation_id"]]
@@ -202,7 +202,7 @@ def test_reactions_are_drafted_around_what_the_person_really_said(tmp_path: Path
         assert built("twinvoice", source, out, drafter, judge, "--per-person", 5, *QUICK) == 0
     rows = rows_in(out)
     task = load_registry().task("twinvoice")
-    assert len(examples_from(task, str(out)).examples) == len(rows) == 15
+    assert len(examples_to_inspect(task, str(out)).examples) == len(rows) == 15
     for row in rows:
         gold = row["answer_choices"][row["answer_idx"]]
         assert gold.startswith(f"blimey{row['user_id'][1:]}, that is number")

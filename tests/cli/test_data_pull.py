@@ -13,12 +13,12 @@ from rich.console import Console
 
 from soulkit.cli import app as cli
 from soulkit.cli import console
-from soulkit.data.folder import data_folder, released_files
+from soulkit.data.files import data_folder, released_files
 from soulkit.errors import DataError
 from soulkit.eval.config import EvalConfig, load_work
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.assemble import training_rows
+from soulkit.train.setup.data import training_rows
 from tests.support.hub import EVAL, EVALS, HITOM, HITOM_TRAIN, TRAIN, alone_with_the_hub, names_in
 from tests.support.servers.hub_server import HubServer, commit_of
 

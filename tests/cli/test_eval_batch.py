@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.models.api import batch_queue
+from soulkit.models.api import batches
 from tests.support.evaluation import (
     api,
     last_message,
@@ -33,7 +33,7 @@ BATCH = ("--batch", "--batch-poll", 0.02)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_queue, "TICK_S", 0.005)
+    monkeypatch.setattr(batches, "TICK_S", 0.005)
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:

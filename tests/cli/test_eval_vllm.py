@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from soulkit.extras import install_line
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.tiny import build_tiny
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import (
     examples,
     records,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from soulkit.cli import console
-from soulkit.eval.judging import human_labels
-from soulkit.tasks.registry import load_registry
+from soulkit.eval.judges.questions import human_labels
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import paid, soul, three_lines
 from tests.support.judged import TASKS, Body, essay, evaluated, judge, topic, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer

@@ -145,7 +145,7 @@ def test_another_seed_draws_others_and_the_same_command_the_same(
 
 
 def test_what_models_write_is_no_markup_and_their_name_is_gone(tmp_path: Path) -> None:
-    from soulkit.judge.sheets import blinded
+    from soulkit.judge.rating_sheets import blinded
 
     assert blinded("I am gpt-nine, GPT-nine!\x1b[31m", ["gpt-nine"]) == "I am [model], [model]!"
     run = tmp_path / "judged"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from soulkit.cli.app import main
-from soulkit.models.ledger import file as ledger_file
-from soulkit.models.ledger.view import View
+from soulkit.models.ledger import storage as ledger_file
+from soulkit.models.ledger.view import LedgerView
 from tests.support.evaluation import (
     ROOT,
     api,
@@ -265,7 +265,7 @@ def test_an_evaluation_on_a_full_disk_keeps_what_was_paid(tmp_path: Path) -> Non
     what, _, _ = three_lines("\n".join(done.stderr.splitlines()[-3:]))
     assert done.stdout.split()[-1] == "2"
     assert "full" in what or "cannot be read or written" in what
-    with View(copy / "ledger.sqlite") as view:
+    with LedgerView(copy / "ledger.sqlite") as view:
         findings = view.verify()
     assert findings.lines() == []
     assert 5 < findings.entries <= calls < 400

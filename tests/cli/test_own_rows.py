@@ -1,9 +1,13 @@
-"""Rows made of somebody's own file: they say of which, and whose each is, up to the report."""
+"""Rows made of somebody's own file: they say of which, and whose each is, up to the report.
+
+`soul data synth TASK --stories N`: stories of every kind with all their questions.
+"""
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,16 +15,16 @@ from typing import Any
 import pytest
 
 from soulkit.data.files import write_rows
-from soulkit.data.rows import dev_split
-from soulkit.data.schema import Column
+from soulkit.data.rows import Column, dev_split
 from soulkit.report.load import load_runs
 from soulkit.runs.records import load_records
-from soulkit.tasks.loading import examples_from
+from soulkit.tasks.kit.loading import examples_to_inspect
+from soulkit.tasks.tom.generate import rows_for_stories
 from soulkit.types import Example
 from tests.support.drafting import built, description, intent, reactions, review, rows_in, search
-from tests.support.evaluation import FAST, soul
+from tests.support.evaluation import FAST, soul, three_lines
 from tests.support.prism import conversation, utterances, write_conversations, write_lines
-from tests.support.road import import_rows, task_of
+from tests.support.road import import_rows, synth, task_of
 from tests.support.servers.openai_server import ScriptedServer
 
 PEOPLE, EACH = 3, 8
@@ -60,7 +64,7 @@ def own(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Pa
 
 
 def examples(task: str, path: Path) -> tuple[Example, ...]:
-    return examples_from(task_of(task), str(path)).examples
+    return examples_to_inspect(task_of(task), str(path)).examples
 
 
 # -- what a row says -----------------------------------------------------------------------------
@@ -277,3 +281,59 @@ def test_rows_of_several_own_files_alone_have_a_number_for_each(
     shown = capsys.readouterr().out
     assert "accuracy/origin=yours.jsonl" in shown and "value/" not in shown
     assert "twinvoice (mine.jsonl, yours.jsonl)" in " ".join(shown.split()), "each file once"
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_two_hundred_stories_of_every_kind_are_six_thousand_questions() -> None:
+    assert soul("data", "synth", "hitom", "--stories", 200, "--seed", 2) == 0
+    lines = Path("hitom_synth_6000_s2.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    kinds = Counter((r["question_order"], r["story_length"], r["deception"]) for r in rows)
+    assert len(rows) == 6000 and len(kinds) == 30 and set(kinds.values()) == {200}
+    stories = Counter(row["story"] for row in rows)
+    assert len(stories) == 1200 and set(stories.values()) == {5}
+    assert all(f". {row['correct_answer']}" in row["choices"] for row in rows)
+
+
+@pytest.mark.parametrize("task", ["tomi", "paratomi"])
+def test_story_types_and_questions_come_equally_often(task: str) -> None:
+    rows = synth(task, rows_for_stories(task, 2), 0)
+    assert len(rows) == 36 and set(Counter(r["story_type"] for r in rows).values()) == {12}
+    assert Counter(row["order"] for row in rows) == {0: 12, 1: 12, 2: 12}
+
+
+def test_paraphrased_stories_say_the_same_thing_in_many_ways() -> None:
+    rows = synth("paratomi", 180, 0)
+    words = Counter(s.split()[1] for row in rows for s in row["story"] if "strolled" not in s)
+    assert len(words) > 30
+    assert len({tuple(row["story"]) for row in rows}) == 180
+
+
+def test_fewer_stories_are_the_beginning_of_more() -> None:
+    assert (
+        synth("hitom", rows_for_stories("hitom", 1), 4)
+        == synth("hitom", rows_for_stories("hitom", 2), 4)[:30]
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("hitom", "--stories", "2", "-n", "5"), ("hitom", "--stories", "0"),
+     ("secret_keeper", "--stories", "2"), ("nothing", "--stories", "2")],
+)  # fmt: skip
+def test_what_has_no_stories_says_so(
+    arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert soul("data", "synth", *arguments) == 2
+    assert all(three_lines(capfd.readouterr().err))
+
+
+def test_only_stories_are_counted_in_kinds() -> None:
+    with pytest.raises(ValueError, match="not for 'coser'"):
+        rows_for_stories("coser", 1)  # type: ignore[arg-type]

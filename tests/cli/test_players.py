@@ -1,4 +1,7 @@
-"""Players by task, the auditor, the cost of a run before and after it: through the commands."""
+"""Players by task, the auditor, the cost of a run before and after it: through the commands.
+
+Every way to fill a role, through the commands: checkpoints, scripts, the actor itself, names.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.evaluation import api, oracle, soul, summary, three_lines
+from soulkit.runs.records import load_records
+from soulkit.tasks.secret_keeper.task import visitor_line
+from tests.support.evaluation import api, keeper, oracle, soul, summary, three_lines, visitor
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.verdicts import answer
+from tests.support.training import random_model
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +195,198 @@ def test_training_asks_before_anything_is_loaded(
     assert soul("train", "grpo", *command, "--dry-run") == 0
     assert ", cost unknown" in capsys.readouterr().out
     assert not server.requests
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=2048)
+
+
+def play(model: Path, out: Path, partner: str, *more: object) -> int:
+    return soul("eval", "local", "--model", model, "--task", "secret_keeper", "--data", "synth:2",
+                "--max-tokens", 8, "--max-unscored", 1, "--out", out, "--partner", partner,
+                *more)  # fmt: skip
+
+
+def script(folder: Path) -> Path:
+    file = folder / "visitor.yaml"
+    file.write_text(json.dumps({"name": "visitor", "replies": ["Hello.", "What is your job?"]}))
+    return file
+
+
+def test_a_scripted_partner(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "run"
+    assert play(model, out, f"scripted:{script(tmp_path)}") == 0
+    for record in load_records(out / "episodes.jsonl"):
+        questions = [line.text for line in record.episode.transcript if line.seat == "visitor"]
+        assert questions == ["Hello."] + ["What is your job?"] * (len(questions) - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["actor", "local"])
+def test_the_actor_and_another_checkpoint_as_partners(
+    tmp_path: Path, model: Path, who: str
+) -> None:
+    out = tmp_path / "run"
+    partner = "actor" if who == "actor" else f"local:{model}"
+    config = tmp_path / "config.yaml"
+    config.write_text(f"partner: {{kind: {who}, model: '{model}', max_tokens: 6}}\n")
+    code = soul(
+        "eval",
+        "local",
+        "--model",
+        model,
+        "--task",
+        "secret_keeper",
+        "--data",
+        "synth:2",
+        "--max-tokens",
+        8,
+        "--config",
+        config,
+        "--max-unscored",
+        1,
+        "--out",
+        out,
+    )
+    assert code == 0
+    lines = [line for r in load_records(out / "episodes.jsonl") for line in r.episode.transcript]
+    assert {line.seat for line in lines} <= {"visitor", "keeper"} and lines
+    again = tmp_path / "again"  # a greedy-free pair of samplers is drawn by seed all the same
+    assert play(model, again, partner, "--config", config) == 0
+
+
+def test_a_partner_by_name_with_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "sk-" + "abcdef0123456789" * 2
+    monkeypatch.setenv("PARTNER_KEY", secret)
+    answer = lambda body: visitor_line(body["messages"])  # noqa: E731
+    with (
+        ScriptedServer(answer=answer, require_key=secret) as partner,
+        ScriptedServer(answer=keeper) as server,
+    ):
+        book = tmp_path / "endpoints.yaml"
+        entry = {"model": "p", "base_url": partner.base_url, "api_key_env": "PARTNER_KEY"}
+        book.write_text(json.dumps({"endpoints": {"asker": entry}, "roles": {"partner": "asker"}}))
+        out = tmp_path / "run"
+        flags = ("--endpoints", book)
+        assert api(server.base_url, out, *flags, task="secret_keeper", n=2) == 0
+        assert api(server.base_url, out, *flags, "--partner", "asker", "--timeout", 5,
+                   task="secret_keeper", n=2) == 0  # the same run, more patient  # fmt: skip
+    for file in out.rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes(), file
+    assert "PARTNER_KEY" in (out / "config.yaml").read_text()
+
+
+def test_a_limit_on_the_cost_stops_the_run_and_a_larger_one_finishes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    prices = ("--price-in", 1000, "--price-out", 1000)
+    with visitor() as url, ScriptedServer(answer=keeper) as server:
+        book = tmp_path / "endpoints.yaml"
+        entry = {"model": "p", "base_url": url, "price_in": 0.0, "price_out": 0.0}
+        book.write_text(json.dumps({"endpoints": {"asker": entry}}))
+        options = ("--endpoints", book, "--partner", "asker", *prices, "--concurrency", 1)
+        small = api(server.base_url, out, *options, "--max-cost", 0.5, task="secret_keeper", n=4)
+        message = capsys.readouterr().err
+        assert small == 2 and "--max-cost" in message and "0.5" in message
+        before = len(server.requests)
+        assert 0 < before < 16
+        assert (
+            api(server.base_url, out, *options, "--max-cost", 500, task="secret_keeper", n=4) == 0
+        )
+        # The call that met the limit was never made, so nothing is asked twice.
+        assert len(server.requests) == 16
+    assert len(load_records(out / "episodes.jsonl")) == 4
+
+
+def test_a_cost_that_leaves_calls_out_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    with visitor() as url, ScriptedServer(answer=keeper) as server:
+        options = ("--partner", f"endpoint:p@{url}", "--price-in", 1, "--price-out", 1)
+        assert api(server.base_url, out, *options, task="secret_keeper", n=1) == 0
+        calls = len(server.requests)
+    numbers = json.loads((out / "summary.json").read_text())
+    assert numbers["cost"] > 0 and 0 < numbers["unpriced_calls"] <= calls
+    assert f"at least $0.00, {numbers['unpriced_calls']} calls" in capsys.readouterr().out
+
+
+def test_a_limit_without_a_price_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-nobody")
+    with ScriptedServer(answer=keeper, host="0.0.0.0") as server:  # no address of this machine
+        assert "//0.0.0.0:" in server.base_url
+        assert api(server.base_url, tmp_path / "run", "--max-cost", 1) == 2
+        assert server.requests == []
+    assert "price" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_on_this_machine_needs_no_price_under_a_limit(tmp_path: Path) -> None:
+    """A partner that nobody named a price of costs nothing; the actor's named price counts."""
+    out, prices = tmp_path / "run", ("--price-in", 1000, "--price-out", 1000)
+    with visitor() as url, ScriptedServer(answer=keeper) as server:
+        options = ("--partner", f"endpoint:p@{url}", *prices, "--concurrency", 1)
+        for limit, code, episodes in ((0.1, 2, 0), (500, 0, 1)):
+            words = (*options, "--max-cost", limit)
+            assert api(server.base_url, out, *words, task="secret_keeper", n=1) == code
+            assert len(load_records(out / "episodes.jsonl")) == episodes
+    free = tmp_path / "free"
+    with ScriptedServer(answer=oracle("tomi", 2)) as server:
+        assert api(server.base_url, free, "--max-cost", 0.001, n=2) == 0
+    assert len(load_records(free / "episodes.jsonl")) == 2
+    assert summary(free)["cost"] is None, "what nobody named is still not known"
+
+
+# --- replies of no use ----------------------------------------------------------------------------
+
+
+def test_a_reply_of_no_use_is_asked_for_again_and_stays_for_a_replay(tmp_path: Path) -> None:
+    out, well = tmp_path / "run", False
+
+    def partner(body: dict[str, Any]) -> str:
+        return visitor_line(body["messages"]) if well or len(body["messages"]) < 4 else "  "
+
+    with ScriptedServer(answer=partner) as other, ScriptedServer(answer=keeper) as server:
+
+        def played(folder: Path, *more: object) -> int:
+            options = ("--partner", f"endpoint:p@{other.base_url}", *more)
+            return api(server.base_url, folder, *options, task="secret_keeper", n=2)
+
+        assert played(out) == 1
+        lost = load_records(out / "episodes.jsonl")
+        assert {r.score.reason for r in lost} == {"partner_error"}
+        before = len(other.requests), len(server.requests)
+        again = ("--ledger", "replay", "--ledger-file", out / "ledger.sqlite")
+        assert played(tmp_path / "copy", *again) == 1
+        assert (len(other.requests), len(server.requests)) == before
+        well = True
+        assert played(out) == 0
+        # What was said before the empty line is paid for once.
+        assert (len(other.requests), len(server.requests)) == (2 * (4 + 1), 2 * 4)
+        assert soul("ledger", "verify", out) == 0
+        assert played(tmp_path / "whole", *again) == 0
+        assert len(server.requests) == 2 * 4
+
+
+def test_an_unreadable_verdict_is_asked_for_again(tmp_path: Path) -> None:
+    out, well = tmp_path / "run", False
+
+    def played(body: dict[str, Any]) -> str:
+        if body["model"] == "m":
+            return "hm, that is not what i meant"
+        return answer(body) if well else "hard to say"
+
+    with ScriptedServer(answer=played) as server:
+        judge = ("--judge", f"endpoint:j@{server.base_url}")
+        assert api(server.base_url, out, *judge, task="userllm") == 1
+        lost = [r for r in load_records(out / "episodes.jsonl") if not r.score.scored]
+        assert lost and {r.score.reason for r in lost} == {"judge_error"}
+        well = True
+        assert api(server.base_url, out, *judge, task="userllm") == 0
+        assert soul("ledger", "verify", out) == 0

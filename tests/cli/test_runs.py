@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.keeping import LOCK, alone, at_work
-from soulkit.eval.summary import Cell, Summary
+from soulkit.eval.results.summary import Cell, Summary
+from soulkit.eval.run.run_lock import LOCK, is_locked, run_lock
 from soulkit.report.listing import list_runs
-from soulkit.report.load import load_runs
-from soulkit.report.progress import run_progress
+from soulkit.report.load import load_runs, run_progress
 from soulkit.runs.folder import Run
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import FAST, api, oracle, records, soul, start, three_lines, value
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -183,18 +182,18 @@ def test_an_unfinished_training_counts_its_steps(
 
 def test_looking_at_a_run_does_not_keep_its_command_out(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", "eval api", {"model": "m"})
-    assert not at_work(run.path)
-    with alone(run):
-        assert at_work(run.path)
-    assert not at_work(run.path)
+    assert not is_locked(run.path)
+    with run_lock(run):
+        assert is_locked(run.path)
+    assert not is_locked(run.path)
     (run.path / LOCK).touch()
     with (run.path / LOCK).open() as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
         started = time.monotonic()
-        with pytest.raises(Exception, match="at work"), alone(run):
+        with pytest.raises(Exception, match="at work"), run_lock(run):
             raise AssertionError("the lock is another's")
         assert time.monotonic() - started < 5
-    with alone(run):
+    with run_lock(run):
         pass
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.report.lookup import Selection, episode_places, records_at, select
+from soulkit.report.episode_search import Selection, episode_places, records_at, select
 from soulkit.report.transcript import fold
 from soulkit.runs.records import RecordWriter, load_records
 from soulkit.types import Feedback

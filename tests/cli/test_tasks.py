@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 
 OWN = """\
 suites: {mine: [lights, tomi]}

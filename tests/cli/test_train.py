@@ -17,10 +17,10 @@ import pytest
 from soulkit.cli.train import _say_next, method_options, one_line_summary, settings_of
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
-from soulkit.train.objectives.registry import built_in
-from soulkit.train.state.lines import Learned, Rewards, StepLine
+from soulkit.option_texts import mixing_ratios, values_by_task
+from soulkit.train.objectives.base import built_in
+from soulkit.train.state.metrics import Learned, Rewards, StepLine
 from soulkit.train.state.summary import TrainSummary
-from soulkit.written import ratios, values_by_task
 from tests.support.evaluation import replaced, visitor
 from tests.support.training import policy_of, random_model, soul
 
@@ -395,13 +395,13 @@ def test_a_training_says_rank_and_alpha_of_the_adapter_it_trains(
 
 
 def test_ratios_and_pairs() -> None:
-    assert ratios("hitom, paratomi:0.5,") == {"hitom": 1.0, "paratomi": 0.5}
+    assert mixing_ratios("hitom, paratomi:0.5,") == {"hitom": 1.0, "paratomi": 0.5}
     assert values_by_task(["rows.jsonl"], "tomi") == {"tomi": "rows.jsonl"}
     assert values_by_task(["tomi=a", "hitom=b"], "tomi,hitom:2") == {"tomi": "a", "hitom": "b"}
     assert values_by_task(None, "tomi") == {}
     for wrong in ("tomi:0", "tomi:-1", "tomi:x", "tomi:nan", "tomi:inf"):
         with pytest.raises(ConfigError):
-            ratios(wrong)
+            mixing_ratios(wrong)
     with pytest.raises(ConfigError, match="which task"):
         values_by_task(["rows.jsonl"], "tomi,hitom")
 

@@ -12,7 +12,7 @@ import pytest
 
 from soulkit.data.hub import CORPORA, LOCK, FileRequest, corpus_files, pull_files, released
 from soulkit.errors import ConfigError, DataError
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.hub import (
     AGAIN,
     EVAL,

@@ -1,12 +1,17 @@
 """What a distillation came to, from runs that were really played against servers that know so much.
 
 No model is loaded: three served ones stand for base, expert and generalist.
+
+`soul distill` before anything is played: plans, costs, stages that come too early.
+
+Which weights played: a name may stand for others later, and one model plays after the other.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,24 +21,37 @@ import pytest
 
 from soulkit.cli.app import main
 from soulkit.distill.config import DistillConfig, open_distillation
-from soulkit.distill.experts import Expert
-from soulkit.distill.gates import Gated, gate_results, parse_gates
+from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.generalist import generalist_config, imitation, prompts_a_step
-from soulkit.distill.measure import measured_folder, measurements, unmeasured_words
+from soulkit.distill.measure import (
+    LastLoaded,
+    generalist_weights,
+    measure,
+    measured_folder,
+    measurements,
+    unmeasured_words,
+)
 from soulkit.distill.report import (
     Distillation,
+    Gated,
     distilled,
+    gate_results,
+    parse_gates,
     read_distillation,
     write_distillation,
 )
+from soulkit.distill.run import unread_words
+from soulkit.distill.sample import refuse_other_samples, refuse_other_teachers, sample
 from soulkit.errors import ConfigError, RunError
-from soulkit.eval.summary import recorded_summary
+from soulkit.eval.results.summary import recorded_summary
 from soulkit.metrics.comparisons import paired_difference
 from soulkit.metrics.retention import LOSS, NO_SPREAD, Retention
+from soulkit.models.local.loading import adapter_hash
 from soulkit.report.distillation import distillation_parts, remarks_of, write_distillation_page
-from soulkit.report.table import parts_text
-from soulkit.runs.folder import Run
-from soulkit.runs.schemas import schema_file
+from soulkit.report.tables import parts_text
+from soulkit.runs.folder import Run, write_json
+from soulkit.runs.stored import schema_file
+from tests.support.distilling import distillation, save_expert, small_base
 from tests.support.evaluation import Body, api, oracle
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -352,3 +370,185 @@ def test_few_samples_are_learned_in_more_and_smaller_updates() -> None:
     assert taken(207) == (6, 104) and taken(5000) == (32, 469)
     assert taken(20) == (4, 15) and taken(207, batch=32) == (32, 20)
     assert taken(207, epochs=6) == (6, 207)  # more epochs are more updates
+
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_base(tmp_path_factory.mktemp("base") / "model")
+
+
+def soul(base: Path, *words: object, where: str = "http://127.0.0.1:9/v1") -> int:
+    """`soul distill` with two served experts; nobody answers there unless said otherwise."""
+    experts = [f"--experts={task}=endpoint:expert@{where}" for task in ("hitom", "tomi")]
+    rows = ("--data", "synth:6", "--held-out", "synth:6", "--held-out-limit", 4)
+    options = ("--model", base, *experts, *rows, "--samples", 3, "--batch", 4, "--epochs", 6)
+    return main([str(word) for word in (*words, *options)])
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
+
+
+def test_a_plan_names_every_stage_and_sums_up(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert soul(base, "plan", "distill", "--out", out, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    stages: dict[str, Any] = {one["stage"]: one for one in plan["stages"]}
+    assert list(stages) == ["sample", "train", "report"] and not out.exists()
+    assert stages["sample"]["episodes"] == 2 * 6 * 3
+    assert stages["train"]["remarks"] == [
+        "18 steps over 12 selected samples, if every prompt gives all it may"
+    ]
+    # Base, expert and generalist, four rows of two tasks each.
+    assert stages["report"]["episodes"] == 3 * 2 * 4
+    assert plan["whole"]["episodes"] == 36 + 24
+    assert plan["whole"]["machine"]["memory"] == max(
+        one["machine"]["memory"] for one in plan["stages"] if one["machine"]
+    )
+    assert soul(base, "plan", "distill", "--out", out) == 0
+    assert "stage train" in capsys.readouterr().out
+
+
+def test_nothing_is_written_before_the_cost_is_agreed_to(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    out = tmp_path / "out"
+    paid = "https://experts.example/v1"
+    assert soul(base, "distill", "--out", out, where=paid) == 2
+    words = printed(capsys)
+    assert words.count("cost of this run") == 1 and "--yes" in words
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["select"], "sample"),
+        (["train"], "select"),
+        (["report"], "There is no generalist"),
+        (["sample", "--by", "opd"], "There is no stage 'sample' with --by opd"),
+        (["--gate", "fantom/retention>=0.6"], "which is not measured here"),
+    ],
+)
+def test_stages_that_come_too_early_and_gates_on_nothing(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], what: str
+) -> None:
+    assert soul(base, "distill", *words, "--out", tmp_path / "out") == 2
+    lines = [line for line in printed(capsys).splitlines() if line.startswith(("error:", "why:"))]
+    assert len(lines) == 2 and what in " ".join(lines)
+
+
+def test_a_changed_setting_is_refused_by_name(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with ScriptedServer(answer="<answer>A</answer>") as server:
+        assert soul(base, "distill", "select", "--out", out, where=server.base_url) == 2
+        printed(capsys)
+        (out / "selection.json").write_text("{}")
+        assert soul(base, "distill", "--out", out, "--near", 0.5, where=server.base_url) == 2
+        assert not server.requests
+    words = printed(capsys)
+    assert "near: 0.8 -> 0.5" in words and "select, train, report" in words
+
+
+TASKS = ("hitom", "tomi")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two experts, and another one that takes the place of the second in the tests."""
+    root = tmp_path_factory.mktemp("made")
+    base = small_base(root / "base")
+    for task in TASKS:
+        save_expert(root / "experts" / task, base, task)
+    save_expert(root / "other", base, "tomi", seed=1)
+    return root
+
+
+@pytest.fixture
+def config(made: Path, tmp_path: Path) -> DistillConfig:
+    for name in ("experts", "other"):
+        shutil.copytree(made / name, tmp_path / name)
+    return distillation(
+        tmp_path / "experts", data={"*": "synth:2"}, held_out={"*": "synth:2"}, samples=1,
+        max_tokens=2, batch_size=4, exclude_overlap=True,
+    )  # fmt: skip
+
+
+def replace_adapter(there: Path, tmp_path: Path) -> None:
+    name = "adapter_model.safetensors"
+    shutil.copy(tmp_path / "other" / name, there / name)
+
+
+def test_a_model_is_loaded_once_for_its_runs_and_never_beside_another(
+    config: DistillConfig, tmp_path: Path
+) -> None:
+    parts = measurements(config, find_experts(config), tmp_path / "out")
+    last = LastLoaded()
+    first = last.load(parts[0].config)
+    again = last.load(parts[1].config)
+    assert (parts[0].side, parts[1].side, parts[1].task) == ("base", "base", "tomi")
+    assert again is not first and again.model is first.model
+    weights = weakref.ref(first.model)
+    del first, again
+    expert = last.load(parts[2].config)
+    assert parts[2].side == "expert" and expert.policy_version and weights() is None
+
+
+@pytest.mark.slow
+def test_what_was_measured_of_other_weights_is_refused(
+    config: DistillConfig, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"held_out": {"tomi": "synth:1"}})
+    out = tmp_path / "out"
+    shutil.copytree(tmp_path / "experts" / "tomi", generalist_weights(out))
+    experts = find_experts(config)
+    measure(config, experts, out)
+    measure(config, experts, out)  # finished: the same weights are what they are
+    replace_adapter(generalist_weights(out), tmp_path)
+    with pytest.raises(RunError, match="made with other weights than the generalist has now"):
+        measure(config, experts, out)
+
+
+def test_samples_of_an_expert_that_was_trained_on_are_refused(
+    config: DistillConfig, tmp_path: Path
+) -> None:
+    """Also once something was selected from them: they would pass for those of the new weights."""
+    out = tmp_path / "out"
+    sample(config, find_experts(config), out)
+    (out / "selection.json").write_text("{}")
+    sample(config, find_experts(config), out)
+    replace_adapter(tmp_path / "experts" / "tomi", tmp_path)
+    with pytest.raises(RunError, match="made with other weights") as caught:
+        refuse_other_samples(out, find_experts(config))
+    assert "experts/tomi" in caught.value.what
+    with pytest.raises(RunError, match="made with other weights"):
+        sample(config, find_experts(config), out)
+
+
+def test_a_generalist_of_other_teachers_is_refused(config: DistillConfig, tmp_path: Path) -> None:
+    adapters = {task: str(tmp_path / "experts" / task) for task in TASKS}
+    prints = {
+        task: {"model": "base", "adapter_weights": adapter_hash(adapter)}
+        for task, adapter in adapters.items()
+    }
+    write_json(tmp_path / "provenance.json", {"players": {}, "tasks": {}, "teachers": prints})
+    refuse_other_teachers(tmp_path, adapters)
+    replace_adapter(tmp_path / "experts" / "tomi", tmp_path)
+    with pytest.raises(RunError, match="than the expert of tomi has now"):
+        refuse_other_teachers(tmp_path, adapters)
+
+
+def test_settings_that_the_road_does_not_read_are_named() -> None:
+    assert unread_words(distillation(Path("x"), by="opd", epochs=2, quota=3)) == (
+        "--by opd does not read: epochs, quota"
+    )
+    assert unread_words(distillation(Path("x"), by="opd")) == ""

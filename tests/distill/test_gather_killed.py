@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lessons import Lesson
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import find_experts
 from soulkit.distill.sample import sample, samples_folder
@@ -18,7 +18,7 @@ from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import RunError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.runs.folder import read_jsonl
-from soulkit.tasks.secret_keeper.visitor import visitor_line
+from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.objectives.sequences import emitted_spans
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.types import Segment
@@ -30,7 +30,7 @@ from tests.support.training import soul, warm_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 KILLS = 8
-"""Half of them in each stage; tests/distill/test_whole_killed.py kills twelve times more."""
+"""Half of them in each stage; tests/distill/test_whole_distillations.py kills twelve times more."""
 TASKS = ("tomi", "secret_keeper")
 
 

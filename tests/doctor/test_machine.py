@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.doctor.machine import disk_line, files_line, gpu_lines, memory_line
-from soulkit.doctor.packages import package_lines, vllm_line
+from soulkit.doctor.machine import (
+    disk_line,
+    files_line,
+    gpu_lines,
+    memory_line,
+    package_lines,
+    vllm_line,
+)
 from soulkit.extras import declared_requirements
 
 

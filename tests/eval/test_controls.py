@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.batch import calibrated
-from soulkit.eval.compare import compare_runs
-from soulkit.eval.controls import shared_controls
-from soulkit.models.ledger.view import View
+from soulkit.eval.comparison.compare import compare_runs
+from soulkit.eval.results.batch_statistics import calibrated
+from soulkit.eval.run.controls import shared_controls
+from soulkit.models.ledger.view import LedgerView
 from soulkit.runs.folder import read_config
 from soulkit.runs.records import CONTROLS, load_controls
-from soulkit.tasks.base import Task
-from soulkit.tasks.loading import load_examples
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.selfcheck import check_task
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.loading import load_examples
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.types import ControlRecord, Score
 from tests.support.evaluation import records, soul, start, summary, three_lines
 from tests.support.judged import essay, first_message, opinion, topic
@@ -125,7 +125,7 @@ def test_each_control_is_asked_as_often_as_it_says_and_the_plan_counts_it(
     assert by_task["anchored"]["calls"] == {"actor": 12, "judge": 24}
     assert by_task["anchored controls"]["calls"] == {"judge": 2 * (12 + 24)}
     assert plan["episodes"] == 12
-    with View(out / "ledger.sqlite") as view:
+    with LedgerView(out / "ledger.sqlite") as view:
         purposes = Counter(stored.entry.call.purpose for stored in view.entries())
     assert purposes == {"": 24, "control/human_human": 12, "control/proxy_proxy": 24}
     made = load_controls(out)

@@ -15,24 +15,28 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.batch import PARTS, LeaveOneOut, parts_remark, summary_terms
-from soulkit.eval.cells import missing_parts_text, named_with_origin
-from soulkit.eval.compare import compare_runs
-from soulkit.eval.gates import parse_gate
-from soulkit.eval.suites import suite_lines
-from soulkit.eval.summary import Cell, Summary, cluster_of, headline, summarise
+from soulkit.eval.comparison.compare import compare_runs
+from soulkit.eval.comparison.gates import parse_gate
+from soulkit.eval.results.batch_statistics import (
+    MAX_PARTS,
+    LeaveOneOut,
+    parts_remark,
+    summary_terms,
+)
+from soulkit.eval.results.cells import missing_parts_text, named_with_origin
+from soulkit.eval.results.suites import suite_lines
+from soulkit.eval.results.summary import Cell, Summary, cluster_of, headline, summarise
 from soulkit.metrics.intervals import estimate, suite_mean, wilson
 from soulkit.metrics.student import t_quantile
 from soulkit.report.load import load_runs
 from soulkit.report.suites import scales_of
-from soulkit.report.table import markdown
+from soulkit.report.tables import markdown
 from soulkit.runs.records import drafts
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM
-from soulkit.train.material.assemble import gather_material
-from soulkit.train.state.held_out import with_dev
-from soulkit.train.state.summary import TrainSummary
+from soulkit.train.setup.data import load_training_data
+from soulkit.train.state.summary import TrainSummary, with_dev
 from soulkit.types import (
     BatchMetric,
     Completion,
@@ -232,7 +236,7 @@ def test_a_plan_and_a_training_say_beforehand_which_part_has_no_rows(
     assert words in " ".join(capsys.readouterr().err.split())
     settings = config(tasks={"userllm": 1.0}, data={"userllm": str(csqa)}, dev_share=0.3,
                       eval_every=1)  # fmt: skip
-    remarks = gather_material(settings).remarks()
+    remarks = load_training_data(settings).remarks()
     assert "dev score of userllm: mean of CSQA; NQ and PRISM have no rows" in remarks
 
 
@@ -359,7 +363,7 @@ def test_perfect_parts_leave_the_headline_as_unsure_as_the_smallest() -> None:
                  for name in "abc"}  # fmt: skip
         return {name: mean_of(values, "rows") for name, values in sides.items() if values}
 
-    from soulkit.tasks.parts import with_declared_means
+    from soulkit.tasks.kit.scoring import with_declared_means
 
     declared = {"all": {name.upper(): name for name in "abc"}}
     records = [row(CSQA, i, 1.0, tags={"part": "aaaabbbbcc"[i // 10]}) for i in range(100)]
@@ -423,7 +427,7 @@ def test_parts_of_the_same_rows_go_together() -> None:
     assert part.mean == 1.0 and wider.variance == pytest.approx(seen + (part.variance or 0) / 9)
 
 
-@pytest.mark.parametrize("many", [12, 2 * PARTS])
+@pytest.mark.parametrize("many", [12, 2 * MAX_PARTS])
 def test_the_clusters_of_a_number_are_found_however_many_there_are(many: int) -> None:
     rows = [*quizzes(many, many + 5), *searches(3, 7), *chats(20)]
     batch = LeaveOneOut(task_of("userllm").batch_metrics, rows, cluster_of)

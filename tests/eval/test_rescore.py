@@ -44,9 +44,9 @@ tasks:
 MODULE = """
 from pydantic import Field
 from soulkit.judge import panel
-from soulkit.judge.fence import fence
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
-from soulkit.tasks.choice import ChoiceTask
+from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.types import Score, unscored
 
 

@@ -14,13 +14,13 @@ import pytest
 
 from soulkit.data.files import write_rows
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
-from soulkit.eval import keeping, runner
 from soulkit.eval.config import EvalConfig, load_work
+from soulkit.eval.run import run_lock, runner
 from soulkit.models.base import Cast, Player
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
-from soulkit.tasks.made import split_seed
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.made_rows import split_seed
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Call, Completion, Record, Sampling, Segment, Usage
 from tests.support.evaluation import examples, summary
 from tests.support.road import synth
@@ -123,20 +123,20 @@ def test_rows_that_changed_are_refused(tmp_path: Path) -> None:
 
 def test_the_clock_adds_up_over_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
-    first = keeping.Clock(tmp_path / "c.json")
+    monkeypatch.setattr(run_lock.time, "monotonic", lambda: now[0])
+    first = run_lock.RunClock(tmp_path / "c.json")
     now[0] += 4
     first.tick()
     assert not (tmp_path / "c.json").exists()
     now[0] += 2
     first.tick()  # a kill now costs nothing
     now[0] += 500
-    second = keeping.Clock(tmp_path / "c.json")
+    second = run_lock.RunClock(tmp_path / "c.json")
     now[0] += 3
     assert second.seconds == 9
     (tmp_path / "c.json").write_text("{}")
     with pytest.raises(RunError):
-        keeping.Clock(tmp_path / "c.json")
+        run_lock.RunClock(tmp_path / "c.json")
 
 
 def test_the_keeper_writes_in_groups_and_loses_nothing(
@@ -146,14 +146,14 @@ def test_the_keeper_writes_in_groups_and_loses_nothing(
     work = load_work(settings)
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
     groups: list[int] = []
-    real = keeping.RecordWriter.write
+    real = run_lock.RecordWriter.write
 
-    def slow(writer: keeping.RecordWriter, *records: Record) -> None:
+    def slow(writer: run_lock.RecordWriter, *records: Record) -> None:
         time.sleep(0.02)
         groups.append(len(records))
         real(writer, *records)
 
-    monkeypatch.setattr(keeping.RecordWriter, "write", slow)
+    monkeypatch.setattr(run_lock.RecordWriter, "write", slow)
     play(run, work, settings)
     assert sum(groups) == 40 > len(groups)
     assert len({r.key for r in load(run)}) == 40
@@ -163,10 +163,10 @@ def test_a_disk_that_fails_stops_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     settings = config()
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
 
-    def full(writer: keeping.RecordWriter, *records: Record) -> None:
+    def full(writer: run_lock.RecordWriter, *records: Record) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(keeping.RecordWriter, "write", full)
+    monkeypatch.setattr(run_lock.RecordWriter, "write", full)
     with pytest.raises(OSError, match="no space left"):
         play(run, load_work(settings), settings)
     assert not run.summary_path.exists()
@@ -195,9 +195,9 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
     settings = config()
     run = Run.open(tmp_path / "r", settings.command, settings.identity())
     hold = (
-        "import sys; from pathlib import Path; from soulkit.eval.keeping import alone;"
+        "import sys; from pathlib import Path; from soulkit.eval.run.run_lock import run_lock;"
         "from soulkit.runs.folder import Run; run = Run(Path(sys.argv[1]), 'eval api', False)\n"
-        "with alone(run):\n    print('held', flush=True); sys.stdin.read()"
+        "with run_lock(run):\n    print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", hold, str(run.path)],
@@ -207,11 +207,11 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(RunError, match="Another process"), keeping.alone(run):
+    with pytest.raises(RunError, match="Another process"), run_lock.run_lock(run):
         pass
     holder.kill()
     holder.communicate()
-    with keeping.alone(run):  # a killed process holds nothing
+    with run_lock.run_lock(run):  # a killed process holds nothing
         pass
 
 
@@ -274,7 +274,7 @@ def test_patience_is_no_part_of_the_identity() -> None:
 
 
 def unfinished(settings: EvalConfig, root: Path) -> Path | None:
-    return keeping.unfinished(
+    return run_lock.find_resumable(
         settings.command, settings.identity(), settings.identity_defaults(), root
     )
 

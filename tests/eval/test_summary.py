@@ -1,17 +1,40 @@
-"""Records in, the fixed shape of summary.json out."""
+"""Records in, the fixed shape of summary.json out.
+
+Which number of a task is its headline, and how surely a number over a batch is known.
+
+A run's tasks as a suite: groups, axis means, the suite mean, and what is missing.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.eval.summary import Cell, Summary, summarise, unscored_share
+from soulkit.eval.results.batch_statistics import MAX_PARTS, LeaveOneOut, summary_terms
+from soulkit.eval.results.suites import SuiteLine, suite_lines
+from soulkit.eval.results.summary import (
+    NO_ROW_COUNTS,
+    Cell,
+    Cells,
+    Summary,
+    cluster_of,
+    headline,
+    headline_name,
+    summarise,
+    unscored_share,
+)
 from soulkit.metrics.intervals import estimate, suite_mean
-from soulkit.runs.records import load_records
+from soulkit.metrics.student import t_quantile
+from soulkit.runs.records import drafts, load_records
+from soulkit.tasks.kit.scoring import mean_of
+from soulkit.tasks.kit.spec import Suite
 from soulkit.types import (
     BatchMetric,
     Completion,
@@ -24,6 +47,7 @@ from soulkit.types import (
     Turn,
     record_key,
 )
+from tests.support.road import synth_examples, task_of
 
 
 def record(
@@ -212,3 +236,274 @@ def test_a_cell_of_an_earlier_version_has_no_clusters() -> None:
     assert (cell.n_clusters, cell.variance, cell.scale, cell.events) == (0, None, None, None)
     assert cell.to_json() == line
     assert Cell.from_json({**line, "scale": [0.0], "events": "many"}).scale is None
+
+
+Metrics = Mapping[str, BatchMetric]
+
+
+def spread(records: Sequence[Record]) -> Metrics:
+    """Highest less lowest score: it exists only over a batch."""
+    values = [r.score.value for r in drafts(records) if r.score.value is not None]
+    value = max(values) - min(values) if values else None
+    n = len(drafts(records))
+    return {"spread": BatchMetric(value, n, len(values), "replies", 0.0, 1.0)}
+
+
+def mean(records: Sequence[Record]) -> Metrics:
+    values = [r.score.value for r in records if r.score.value is not None]
+    return {"mean": BatchMetric(fmean(values) if values else None, len(records), len(values))}
+
+
+def summary(records: list[Record], **terms: object) -> Summary:
+    return summarise(
+        records, command="eval api", model="m", protocol="paper", seconds=1.0, cost=None, **terms
+    )  # type: ignore[arg-type]
+
+
+def rows(*values: float | None) -> list[Record]:
+    return [record(f"e{i}", value) for i, value in enumerate(values)]
+
+
+def test_the_declared_headline_is_marked_and_nothing_else_is() -> None:
+    terms = {"batch": {"tomi": spread}, "headlines": {"tomi": "spread"}}
+    cells = summary(rows(0.0, 0.5, 1.0), **terms).tasks["tomi"]
+    assert [name for name, cell in cells.items() if cell.headline] == ["spread"]
+    assert headline(cells).mean == 1.0 and (headline(cells).unit, headline(cells).n) == (
+        "replies", 3,
+    )  # fmt: skip
+    cells = summary(rows(0.0, 0.5, 1.0), batch={"tomi": spread}).tasks["tomi"]
+    assert headline_name(cells) == "value" and headline(cells).mean == 0.5
+
+
+def test_a_summary_of_an_earlier_version_has_value_for_its_headline() -> None:
+    cells = {"value": Cell(mean=0.25, n=4), "all_correct": Cell(mean=0.5, n=4, method="batch")}
+    assert headline_name(cells) == "value" and headline(cells).mean == 0.25
+    assert cells["all_correct"].of_batch and not cells["value"].of_batch
+    assert headline_name({"loss": Cell(mean=2.0)}) == "" and headline({}) == Cell()
+
+
+def test_a_headline_survives_the_file() -> None:
+    terms = {"batch": {"tomi": spread}, "headlines": {"tomi": "spread"}}
+    whole = replace(
+        summary(rows(0.0, 0.5, 1.0, None), **terms), suite="mine", left_out={"hitom": "no rows"}
+    )
+    again = Summary.from_json(json.loads(json.dumps(whole.to_json())))
+    assert again == replace(whole, prompts=again.prompts, statuses=again.statuses)
+    assert again.left_out == {"hitom": "no rows"} and headline(again.tasks["tomi"]).worst == 0.0
+
+
+def test_a_declared_headline_that_cannot_be_computed_is_no_other_number() -> None:
+    lost = [record("a", 1.0), record("b", None)]
+    cells = summary(lost, headlines={"tomi": "joint"}).tasks["tomi"]
+    assert headline_name(cells) == "joint" and cells["value"].mean == 1.0
+    assert headline(cells) == Cell(n=2, unscored={"judge_error": 1, "undefined": 1}, headline=True)
+
+
+@pytest.mark.parametrize("words", ["none of these rows asks for it", ""])
+def test_a_headline_over_no_row_says_why_and_nothing_is_missing(words: str) -> None:
+    """A row that could have counted and has no score is missing, though."""
+
+    def joint(records: Sequence[Record]) -> Metrics:
+        return {"joint": BatchMetric(None, 0, 0, not_applicable=words)}
+
+    terms = {"batch": {"tomi": joint}, "headlines": {"tomi": "joint"}}
+    whole = summary(rows(0.0, 1.0), **terms)
+    cell = headline(Summary.from_json(json.loads(json.dumps(whole.to_json()))).tasks["tomi"])
+    assert cell == headline(whole.tasks["tomi"]) and cell.headline
+    assert cell.not_applicable == (words or NO_ROW_COUNTS)
+    assert (cell.mean, cell.n, cell.n_scored, cell.n_clusters, cell.unscored) == (None, 0, 0, 0, {})
+    played_nothing = summary([], **terms).tasks["tomi"]
+    assert headline(played_nothing).not_applicable == ""
+    missing = {"joint": lambda records: {"joint": BatchMetric(None, 2, 0, not_applicable=words)}}
+    lost = summary(rows(0.0, 1.0), batch={"tomi": missing["joint"]}, headlines={"tomi": "joint"})
+    assert headline(lost.tasks["tomi"]).not_applicable == ""
+
+
+def test_a_mean_over_the_batch_has_the_interval_of_its_clusters() -> None:
+    """The jackknife of a plain mean over equal clusters is the variance of their means."""
+    values = (0.1, 0.4, 0.35, 0.8, 0.6)
+    cell = summary(rows(*values), batch={"tomi": mean}).tasks["tomi"]["mean"]
+    centre = fmean(values)
+    variance = sum((v - centre) ** 2 for v in values) / (5 * 4)
+    assert cell.variance == pytest.approx(variance) and cell.n_clusters == 5
+    half = t_quantile(4.0) * math.sqrt(variance)
+    assert (cell.ci_low, cell.ci_high) == pytest.approx((centre - half, centre + half))
+
+
+def test_a_number_with_units_missing_could_lie_anywhere_on_its_scale() -> None:
+    cell = summary(rows(0.25, 0.5, None), batch={"tomi": spread}).tasks["tomi"]["spread"]
+    assert (cell.worst, cell.best, cell.n_scored, cell.n) == (0.0, 1.0, 2, 3)
+    # Two texts without a score more would make the interval no narrower.
+    more = summary(rows(0.25, 0.5, None, None, None), batch={"tomi": spread})
+    assert more.tasks["tomi"]["spread"].variance == cell.variance and cell.n_clusters == 2
+    assert cell.unscored == {"undefined": 1} and cell.scale == (0.0, 1.0)
+
+
+def test_a_mean_over_units_has_the_bounds_of_a_mean() -> None:
+    made = {"rows": mean_of([0.25, 0.75, None, None], "rows")}
+    cell = summary(rows(0.5), batch={"tomi": lambda batch: made}).tasks["tomi"]["rows"]
+    assert (cell.mean, cell.worst, cell.best) == (0.5, 0.25, 0.75)
+    none = {"rows": mean_of([None, None], "rows", (-1.0, 1.0))}
+    lost = summary(rows(0.5), batch={"tomi": lambda batch: none}).tasks["tomi"]["rows"]
+    assert (lost.mean, lost.worst, lost.best) == (None, -1.0, 1.0)
+
+
+def test_a_large_batch_is_asked_a_bounded_number_of_times() -> None:
+    asked: list[int] = []
+
+    def counted(records: Sequence[Record]) -> Metrics:
+        asked.append(len(records))
+        return mean(records)
+
+    many = rows(*(i % 7 / 7 for i in range(MAX_PARTS + 50)))
+    cell = summary(many, batch={"tomi": counted}).tasks["tomi"]["mean"]
+    assert (
+        len(asked) == MAX_PARTS + 1
+        and max(asked) == MAX_PARTS + 50
+        and min(asked) == MAX_PARTS + 48
+    )
+    assert cell.n_clusters == MAX_PARTS + 50 and cell.df == MAX_PARTS - 1
+    plain = summary(many).tasks["tomi"]["value"]
+    assert cell.variance == pytest.approx(plain.variance, rel=0.25)
+
+
+def test_a_jackknife_leaves_out_no_more_than_one() -> None:
+    batch = LeaveOneOut(mean, rows(0.0, 0.5, 1.0), cluster_of)
+    assert batch.value("mean", [0, 1, 2]) == 0.5 and batch.value("mean", [1, 2]) == 0.75
+    assert batch.value("other", [0, 1, 2]) is None
+    with pytest.raises(ValueError, match="one part at a time"):
+        batch.value("mean", [0])
+
+
+def test_reference_has_the_mean_of_its_scores_for_its_headline() -> None:
+    paper, reference = task_of("alignx_demo"), task_of("alignx_demo", "reference")
+    assert summary_terms([paper])["headlines"] == {"alignx_demo": paper.spec.metric.headline}
+    assert summary_terms([reference])["headlines"] == {}
+    examples = synth_examples("alignx_demo", 4)
+    values = [1.0, 0.0] * len(examples)
+    records = [
+        replace(record(example.id, value), task="alignx_demo")
+        for example, value in zip(examples, values, strict=False)
+    ]
+    assert reference.headline(records) == pytest.approx(fmean(values[: len(records)]))
+    declared = paper.batch_metrics(records)[paper.spec.metric.headline].value
+    assert paper.headline(records) == declared
+    assert reference.headline([]) is None
+
+
+SUITE = Suite(
+    members=("a", "b", "both", "d"),
+    groups={"both": ("c1", "c2")},
+    axes={"X": ("a", "both"), "Y": ("b", "d")},
+    average="macro",
+)
+MEANS = {"a": 0.2, "b": 0.4, "c1": 0.5, "c2": 0.9, "d": 0.6}
+
+
+def cell(mean: float | None, *, n: int = 20, scored: int | None = None, **more: object) -> Cell:
+    counted = n if scored is None else scored
+    return Cell(
+        mean=mean, n=n, n_scored=counted, n_clusters=n, variance=0.01, df=19.0, scale=(0.0, 1.0),
+        headline=True, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def played(**changes: Cell | None) -> Cells:
+    cells = {name: cell(mean) for name, mean in MEANS.items()} | changes
+    return {name: {"value": one} for name, one in cells.items() if one is not None}
+
+
+def lines(tasks: Cells, suite: Suite = SUITE) -> dict[str, SuiteLine]:
+    return {line.name: line for line in suite_lines(suite, tasks, lambda task: (0.0, 1.0))}
+
+
+def test_lines_stand_in_published_order_with_the_means_behind_them() -> None:
+    rows = suite_lines(SUITE, played(), lambda task: None)
+    assert [(row.name, row.level) for row in rows] == [
+        ("a", "task"), ("b", "task"), ("both", "group"), ("c1", "part"), ("c2", "part"),
+        ("d", "task"), ("X", "axis"), ("Y", "axis"), ("all", "suite"),
+    ]  # fmt: skip
+    assert [row.axis for row in rows[:6]] == ["X", "Y", "X", "X", "X", "Y"]
+
+
+def test_every_member_counts_alike() -> None:
+    rows = lines(played(a=cell(0.2, n=1000)))
+    both = fmean((0.5, 0.9))
+    assert rows["both"].cell.mean == pytest.approx(both)
+    assert rows["X"].cell.mean == pytest.approx(fmean((0.2, both)))
+    assert rows["all"].cell.mean == pytest.approx(fmean((0.2, 0.4, both, 0.6)))
+    assert (rows["all"].cell.n_scored, rows["all"].cell.n) == (1080, 1080)
+    assert rows["all"].coverage == "4 of 4" and rows["all"].missing == ()
+    assert rows["all"].cell.worst is None and rows["all"].cell.best is None
+
+
+def test_tasks_are_strata() -> None:
+    """Variances are added: the group's is 0.01 / 2, the suite's the sum of four over 16."""
+    rows = lines(played())
+    assert rows["both"].cell.variance == pytest.approx(0.01 / 2)
+    assert rows["all"].cell.variance == pytest.approx((3 * 0.01 + 0.01 / 2) / 16)
+    low, high = rows["all"].cell.ci_low, rows["all"].cell.ci_high
+    assert low is not None and high is not None and rows["all"].cell.mean is not None
+    assert 0 < low < rows["all"].cell.mean < high < 1
+    half = math.sqrt((3 * 0.01 + 0.01 / 2) / 16)
+    assert 1.9 * half < (high - low) / 2 < 2.2 * half
+
+
+def test_without_a_member_there_is_no_average_only_bounds() -> None:
+    rows = lines(played(d=None))
+    assert rows["X"].cell.mean is not None and rows["X"].cell.worst is None
+    for name, known, total in (("Y", 0.4, 2), ("all", 0.2 + 0.4 + 0.7, 4)):
+        missing = rows[name].cell
+        assert missing.mean is None and missing.ci_low is None
+        assert (missing.worst, missing.best) == pytest.approx((known / total, (known + 1) / total))
+        assert rows[name].missing == ("d",)
+    assert rows["all"].coverage == "3 of 4" and rows["d"].cell == Cell()
+    assert (rows["all"].cell.n_scored, rows["all"].cell.n) == (80, 80)
+
+
+def test_a_group_without_one_of_its_tasks_has_no_mean() -> None:
+    rows = lines(played(c2=None))
+    assert rows["both"].cell.mean is None and rows["both"].missing == ("c2",)
+    assert (rows["both"].cell.worst, rows["both"].cell.best) == pytest.approx((0.25, 0.75))
+    assert rows["X"].missing == ("both",)
+    assert (rows["X"].cell.worst, rows["X"].cell.best) == pytest.approx((0.225, 0.475))
+
+
+def test_what_is_unscored_widens_the_bounds_and_leaves_the_mean() -> None:
+    lost = cell(0.6, n=20, scored=15, worst=0.45, best=0.7, unscored={"judge_error": 5})
+    rows = lines(played(d=lost))
+    whole = rows["all"].cell
+    assert whole.mean == pytest.approx(fmean((0.2, 0.4, 0.7, 0.6)))
+    assert (whole.worst, whole.best) == pytest.approx(
+        (fmean((0.2, 0.4, 0.7, 0.45)), fmean((0.2, 0.4, 0.7, 0.7)))
+    )
+    assert (whole.n_scored, whole.n, whole.unscored) == (95, 100, {"judge_error": 5})
+    nothing = lines(played(d=cell(None, scored=0, worst=0.0, best=1.0)))["all"].cell
+    assert nothing.mean is None and (nothing.n_scored, nothing.n) == (80, 100)
+    assert (nothing.worst, nothing.best) == pytest.approx((1.3 / 4, 2.3 / 4))
+
+
+def test_what_is_truncated_widens_the_bounds_though_it_is_scored() -> None:
+    whole = lines(played(d=cell(0.6, worst=0.6, best=0.9)))["all"].cell
+    assert whole.mean is not None and whole.n_scored == whole.n
+    assert (whole.worst, whole.best) == pytest.approx((whole.mean, whole.mean + 0.3 / 4))
+
+
+def test_the_scale_of_the_run_goes_before_the_declared_one() -> None:
+    wide = Cell(mean=None, n=3, scale=(-5.0, 5.0), headline=True)
+    bounds = lines(played(d=wide))["Y"].cell
+    assert (bounds.worst, bounds.best) == pytest.approx((-2.3, 2.7))
+    nowhere = suite_lines(SUITE, played(d=None), lambda task: None)[-1].cell
+    assert nowhere.mean is None and nowhere.worst is nowhere.best is None
+
+
+def test_means_of_an_older_summary_have_no_interval() -> None:
+    old = {name: {"value": Cell(mean=mean, n=4, n_scored=4)} for name, mean in MEANS.items()}
+    rows = lines(old)
+    assert rows["all"].cell.mean == pytest.approx(fmean((0.2, 0.4, 0.7, 0.6)))
+    assert rows["all"].cell.ci_low is None and rows["all"].cell.variance is None
+
+
+def test_a_plain_list_has_no_mean() -> None:
+    rows = suite_lines(Suite(members=("a", "b")), played(), lambda task: None)
+    assert [row.level for row in rows] == ["task", "task"]

@@ -1,4 +1,7 @@
-"""The model coach over HTTP: its words, or an error, and never an error in place of words."""
+"""The model coach over HTTP: its words, or an error, and never an error in place of words.
+
+What the auditor is shown, and what several audits come to.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 import pytest
 
 from soulkit.errors import CallError, UnreadableVerdict
-from soulkit.judge.coach import MAX_COACH_WORDS, ask_coach
+from soulkit.judge.coach import MAX_COACH_WORDS, Audit, agreed_risk, ask_coach, auditable_texts
+from soulkit.judge.structured import read_shape
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.tasks.sotopia.scores import DIMENSIONS
@@ -141,3 +145,35 @@ def test_feedback_of_a_model_names_what_was_judged() -> None:
     draft = sotopia.record(feedback=FeedbackPolicy(), coach="Ask what stands in the way.")
     assert draft.received is not None and draft.received.dimensions == tuple(DIMENSIONS)
     assert critique("Ask who was there.")[0].received.dimensions == ("accuracy",)
+
+
+SAID = ["Hello there.", "  ", '{"goal": 10}', "[I win]", "score(10)", "I paid (all of it)."]
+
+
+def test_the_reference_hides_what_looks_like_data_and_paper_shows_it():
+    assert auditable_texts(SAID, "reference") == ["Hello there.", "I paid (all of it)."]
+    assert auditable_texts(SAID, "paper") == [s for s in SAID if s.strip()]
+
+
+@pytest.mark.parametrize(
+    ("levels", "agreed"),
+    [
+        (["low"], "low"),
+        (["low", "high"], "high"),
+        (["low", "low", "high"], "low"),
+        (["high", "medium", "low"], "medium"),
+    ],
+)
+def test_several_opinions_agree_on_the_middle_one(levels, agreed):
+    assert agreed_risk(levels) == agreed
+
+
+def test_no_opinion_is_no_risk():
+    with pytest.raises(ValueError):
+        agreed_risk([])
+
+
+@pytest.mark.parametrize("reply", ['{"risk_level": "none", "reason": ""}', '{"risk_level": "low"}'])
+def test_an_audit_has_one_of_three_levels_and_a_reason(reply):
+    with pytest.raises(UnreadableVerdict):
+        read_shape(reply, Audit)

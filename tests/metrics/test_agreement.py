@@ -139,21 +139,21 @@ def test_raters_who_always_agree_reach_one(values):
         assert agreement.alpha(rows) == pytest.approx(1)
         assert agreement.icc(rows) == pytest.approx(1)
         assert agreement.kappa(*rows.T) == pytest.approx(1)
-        assert agreement.exact(*rows.T) == 1
+        assert agreement.exact_agreement(*rows.T) == 1
         assert agreement.mean_gap(*rows.T) == 0
 
 
 def test_noise_has_an_alpha_around_zero_whose_interval_holds_it():
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 11, size=(200, 3)).astype(float)
-    measured = agreement.measured(rows, agreement.alpha, range(200))
+    measured = agreement.with_interval(rows, agreement.alpha, range(200))
     assert measured.low is not None and measured.high is not None
     assert measured.low < 0 < measured.high and abs(measured.value or 0) < 0.1
 
 
 def test_draws_that_all_give_the_same_are_no_interval():
     rows = agreement.rating_table([[i, i] for i in range(6)])
-    measured = agreement.measured(rows, agreement.alpha, range(6))
+    measured = agreement.with_interval(rows, agreement.alpha, range(6))
     assert measured.value == pytest.approx(1) and measured.low is None and measured.high is None
 
 
@@ -162,8 +162,8 @@ def test_intervals_draw_clusters_not_rows():
     base = rng.normal(size=(20, 2))
     rows, clusters = np.repeat(base, 10, axis=0), [i // 10 for i in range(200)]
     statistic = agreement.columns(agreement.pearson)
-    apart = agreement.measured(rows, statistic, range(200))
-    together = agreement.measured(rows, statistic, clusters)
+    apart = agreement.with_interval(rows, statistic, range(200))
+    together = agreement.with_interval(rows, statistic, clusters)
     assert apart.value == together.value
     assert None not in (apart.low, apart.high, together.low, together.high)
     assert together.high - together.low > 2 * (apart.high - apart.low)  # type: ignore[operator]
@@ -171,11 +171,11 @@ def test_intervals_draw_clusters_not_rows():
 
 def test_too_few_units_have_a_value_and_no_interval():
     rows = agreement.rating_table([[1, 1], [2, 3], [4, 4]])
-    measured = agreement.measured(rows, agreement.alpha, "abc")
+    measured = agreement.with_interval(rows, agreement.alpha, "abc")
     assert measured.value is not None and measured.low is None
-    empty = agreement.measured(agreement.rating_table([]), agreement.alpha, ())
+    empty = agreement.with_interval(agreement.rating_table([]), agreement.alpha, ())
     assert empty.value is None and empty.why == "no units"
-    flat = agreement.measured(agreement.rating_table([[1, 1]] * 9), agreement.alpha, range(9))
+    flat = agreement.with_interval(agreement.rating_table([[1, 1]] * 9), agreement.alpha, range(9))
     assert flat.as_dict()["why"] == "the values do not vary"
 
 
@@ -190,4 +190,4 @@ def test_too_few_units_have_a_value_and_no_interval():
     ],
 )
 def test_trust_in_words(value, words):
-    assert agreement.trust(value) == words
+    assert agreement.alpha_in_words(value) == words

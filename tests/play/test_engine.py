@@ -17,8 +17,8 @@ from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast, Player
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.secret_keeper.visitor import visitor_line
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.types import Call, Completion, Example, Feedback, Record, Sampling, Segment, Usage
 from tests.support.evaluation import examples
 

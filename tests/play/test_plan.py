@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.local.footprint import Speed, device_speed, footprint
+from soulkit.models.local.memory import Speed, device_speed, footprint
 from soulkit.play.plan import (
     AGAIN,
     USUAL,
@@ -19,11 +19,11 @@ from soulkit.play.plan import (
     plan_work,
     scaled,
 )
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.assemble import gather_material
 from soulkit.train.planning import training_plan
 from soulkit.train.rollouts.canaries import canaries_of
+from soulkit.train.setup.data import load_training_data
 from tests.support.evaluation import examples, soul
 from tests.support.training import random_model
 
@@ -283,7 +283,7 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     bare = training_plan(TrainConfig.load(env={}, flags=flags))
     assert [task.task for task in bare.tasks] == ["sotopia drafts"]
     config = TrainConfig.load(env={}, flags={**flags, "eval_every": 2, "canary_every": 2})
-    material = gather_material(config)
+    material = load_training_data(config)
     drafts, dev, canaries = training_plan(config, material).tasks
     assert (drafts.task, dev.task, canaries.task) == (
         "sotopia drafts", "sotopia dev", "sotopia canaries"

@@ -12,11 +12,11 @@ import pytest
 
 from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.models.base import Cast, Player
-from soulkit.models.roles.scripted import Script, ScriptedModel
+from soulkit.models.stand_ins import Script, ScriptedModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, with_draft
 from soulkit.play.plan import Work, plan_work
-from soulkit.tasks.loading import Loaded
-from soulkit.tasks.selfcheck import check_task
+from soulkit.tasks.kit.loading import LoadedExamples
+from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.types import Feedback, Record
 from tests.support.evaluation import FAST, records, soul, summary
 from tests.support.road import player
@@ -113,9 +113,9 @@ def test_the_environment_reads_nobodys_thoughts(
 
 
 def test_a_turn_of_the_environment_has_a_seed_and_an_entry_for_each_purpose(run: Path) -> None:
-    from soulkit.models.ledger.view import View
+    from soulkit.models.ledger.view import LedgerView
 
-    with View(run / "ledger.sqlite") as view:
+    with LedgerView(run / "ledger.sqlite") as view:
         calls = [stored.entry.call for stored in view.entries()]
         groups = {(group.role, group.purpose): group.calls for group in view.groups()}
     assert groups == {
@@ -156,7 +156,7 @@ def test_pages_show_what_every_seat_saw(run: Path, tmp_path: Path, capfd) -> Non
 
 def test_a_row_is_shown_with_the_prompt_of_every_seat(tmp_path: Path, capfd) -> None:
     task, _ = dinner(1)
-    from soulkit.tasks.made import make_rows
+    from soulkit.tasks.kit.made_rows import make_rows
 
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(make_rows(task, 1, 0)[0]))
@@ -214,7 +214,7 @@ def test_a_draft_that_is_shown_with_feedback_has_no_thoughts_in_it() -> None:
 
 def test_the_check_renders_and_plays_every_seat() -> None:
     task, examples = dinner(ROWS)
-    report = check_task(task, Loaded(examples=examples))
+    report = check_task(task, LoadedExamples(examples=examples))
     assert report.passed and not report.breaks and not report.unrendered
 
 

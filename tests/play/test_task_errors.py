@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from soulkit.errors import ConfigError, PartnerError
-from soulkit.eval.summary import summarise
+from soulkit.eval.results.summary import summarise
 from soulkit.models.base import Cast, Player
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.runs.records import RecordWriter, load_records
-from soulkit.tasks.base import Task
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.grouped import with_group_rewards
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.rewards import with_group_rewards
 from soulkit.types import BatchMetric, Record, Score
 from tests.play.test_engine import Voice, voice
 from tests.support.evaluation import examples

@@ -1,7 +1,15 @@
-"""Reports of real records: an evaluation, a training run, and the two around it."""
+"""Reports of real records: an evaluation, a training run, and the two around it.
+
+What a reader of `soul report` learns beside the headline, task by task, on the whole road.
+
+Tables keep the names of their rows and every number, however narrow the terminal is.
+
+A judge that tells nothing apart is named in every report.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
@@ -9,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,14 +26,16 @@ from typer.testing import CliRunner
 
 from soulkit.cli import report as cli
 from soulkit.errors import DataError, MissingPackage, RunError
-from soulkit.eval.summary import Cell, Summary, summarise
+from soulkit.eval.results.summary import Cell, Summary, summarise
 from soulkit.extras import install_line
-from soulkit.report import html, table
-from soulkit.report.episodes import TEXT_LIMIT, choose, clean
-from soulkit.report.figures import learning_curves
-from soulkit.report.load import load_runs
+from soulkit.report import pages, tables
+from soulkit.report.load import RunData, load_runs
+from soulkit.report.narrow_tables import FittingTable
 from soulkit.report.published import CAVEAT, publications, published_for
-from soulkit.tasks.registry import load_registry
+from soulkit.report.tables import literal_text, plain_table
+from soulkit.report.training import learning_curves
+from soulkit.report.transcript import TEXT_LIMIT, choose, clean
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
     Completion,
     Episode,
@@ -40,8 +51,10 @@ from soulkit.types import (
     record_key,
     unscored,
 )
+from tests.support import judged
 from tests.support.browser import BROWSER, browser
-from tests.support.evaluation import soul
+from tests.support.evaluation import api, oracle, soul, summary
+from tests.support.servers.openai_server import Body, ScriptedServer
 
 EVIL = (
     "<script>alert('x')</script> \"onload=\"alert(1) </p></details></script>"
@@ -165,13 +178,13 @@ def test_feedback_is_told_per_coach(tmp_path: Path) -> None:
     (folder / "summary.json").write_text(json.dumps(summary))
     runs = load_runs([folder])
     feedback = "symbolic 512, 3 dropped (2 gold_text, 1 answerable); coach failed 1 time"
-    assert ("feedback", feedback) in table.facts(runs[0])
-    told = dict(table.facts(runs[0]))["leak check"]
+    assert ("feedback", feedback) in tables.facts(runs[0])
+    told = dict(tables.facts(runs[0]))["leak check"]
     assert "compares words" in told and "does not notice" in told and "a code" in told
-    page = html.render(runs)
+    page = pages.render(runs)
     assert feedback in page and told in page
-    assert "symbolic 512, 3 dropped" in table.markdown(runs)
-    assert "leak check" not in dict(table.facts(load_runs([folder.with_name("before")])[0]))
+    assert "symbolic 512, 3 dropped" in tables.markdown(runs)
+    assert "leak check" not in dict(tables.facts(load_runs([folder.with_name("before")])[0]))
 
 
 def test_how_answers_could_be_read_is_told_where_some_could_not(tmp_path: Path) -> None:
@@ -179,12 +192,12 @@ def test_how_answers_could_be_read_is_told_where_some_could_not(tmp_path: Path) 
     summary = json.loads((folder / "summary.json").read_text())
     counts = {"salvaged": 2, "ok": 30, "no_tag": 1, "unscored": 4}
     clean = {"tomi": {"ok": 5, "unscored": 2}}
-    assert table.answers_text(Summary(statuses=clean)) == table.answers_text(Summary()) == ""
+    assert tables.answers_text(Summary(statuses=clean)) == tables.answers_text(Summary()) == ""
     summary["statuses"] = {"tomi": counts, "hitom": {"ok": 5, "unscored": 2}}
     (folder / "summary.json").write_text(json.dumps(summary))
     runs = load_runs([folder])
-    assert ("answers", "tomi 30 ok, 1 no_tag, 2 salvaged") in table.facts(runs[0])
-    assert "30 ok, 1 no_tag, 2 salvaged" in table.terminal_text(runs)
+    assert ("answers", "tomi 30 ok, 1 no_tag, 2 salvaged") in tables.facts(runs[0])
+    assert "30 ok, 1 no_tag, 2 salvaged" in tables.terminal_text(runs)
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
@@ -198,36 +211,36 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
 
 def test_a_mean_never_stands_alone() -> None:
     cell = Cell(mean=0.7, ci_low=0.6, ci_high=0.78, n_scored=98, n=100)
-    assert table.mean_text(cell) == "0.700 [0.600, 0.780] (98/100)"
+    assert tables.mean_text(cell) == "0.700 [0.600, 0.780] (98/100)"
     clustered = replace(cell, n_clusters=32, events=29.4)
-    assert table.mean_text(clustered) == "0.700 [0.600, 0.780] (98/100, 32 clusters, few events)"
+    assert tables.mean_text(clustered) == "0.700 [0.600, 0.780] (98/100, 32 clusters, few events)"
     few = replace(cell, n_clusters=7)
-    assert table.mean_text(few) == "0.700 [0.600, 0.780] (98/100, 7 clusters: few)"
+    assert tables.mean_text(few) == "0.700 [0.600, 0.780] (98/100, 7 clusters: few)"
     held_by_few = Cell(mean=0.96, ci_low=0.93, ci_high=0.99, n_scored=400, n=400, n_clusters=40,
                        variance=0.0002, df=30.0, scale=(0.0, 1.0), method="wilson-t")  # fmt: skip
-    assert table.mean_text(held_by_few).endswith("(400/400, 40 clusters: few)")
-    assert table.mean_text(replace(held_by_few, df=39.0)).endswith("(400/400, 40 clusters)")
+    assert tables.mean_text(held_by_few).endswith("(400/400, 40 clusters: few)")
+    assert tables.mean_text(replace(held_by_few, df=39.0)).endswith("(400/400, 40 clusters)")
     flat = Cell(mean=0.7, n_scored=4, n=4, n_clusters=4, method="no-spread")
-    assert table.mean_text(flat) == "0.700 (4/4, no spread in 4 clusters)"
-    assert table.mean_text(Cell(n=4)) == "\u2013 (0/4)"
-    assert table.number(float("nan")) == "\u2013"
-    assert table.number(-0.5) == "\u22120.500"
+    assert tables.mean_text(flat) == "0.700 (4/4, no spread in 4 clusters)"
+    assert tables.mean_text(Cell(n=4)) == "\u2013 (0/4)"
+    assert tables.number(float("nan")) == "\u2013"
+    assert tables.number(-0.5) == "\u22120.500"
 
 
 def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
     runs = load_runs([story(tmp_path)], episodes=False)
-    expected = table.scored_text(runs[2].tasks["hitom"]["value"])
-    plain = table.terminal_text(runs)
+    expected = tables.scored_text(runs[2].tasks["hitom"]["value"])
+    plain = tables.terminal_text(runs)
     assert expected in plain
-    assert table.md_text(expected) in table.markdown(runs)
+    assert tables.md_text(expected) in tables.markdown(runs)
     assert "unfinished" not in plain
     assert "leave-one-out gap" in plain
-    assert CAVEAT in table.markdown(runs)
+    assert CAVEAT in tables.markdown(runs)
 
 
 def test_a_narrow_terminal_keeps_the_means_whole(tmp_path: Path) -> None:
     runs = load_runs([story(tmp_path) / "after"], episodes=False)
-    assert table.scored_text(runs[0].tasks["hitom"]["value"]) in table.terminal_text(runs, 80)
+    assert tables.scored_text(runs[0].tasks["hitom"]["value"]) in tables.terminal_text(runs, 80)
 
 
 def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
@@ -239,7 +252,7 @@ def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
     names = ("financial_and_material_benefits", "social_rules")
     tasks = {"sotopia": {"value": cell, **dict.fromkeys(names, cell)}}
     wide = replace(run, summary=replace(run.summary, tasks=tasks))
-    shown = table.terminal_text([wide], 80)
+    shown = tables.terminal_text([wide], 80)
     assert "social_rules" in shown and "sotopia" in shown and "events" in shown
     assert (
         "\u22126.500 [\u22128.169, \u22124.359]" in shown and "\u22127.000 to \u22126.000" in shown
@@ -249,7 +262,7 @@ def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("details", [False, True])
 def test_a_run_is_whole_at_sixty_columns(details: bool, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [record(i, 0.0) for i in range(10)], "eval")
-    shown = table.terminal_text(load_runs([path]), 60, details=details)
+    shown = tables.terminal_text(load_runs([path]), 60, details=details)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 60
     words = shown.split()
@@ -273,13 +286,13 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
     path = story(tmp_path) / "train"
     (path / "summary.json").unlink()
     (run,) = load_runs([path])
-    assert "unfinished" in table.terminal_text([run])
-    assert "Unfinished" in html.render([run])
-    assert table.merged([run])["runs"]["train"]["finished"] is False
+    assert "unfinished" in tables.terminal_text([run])
+    assert "Unfinished" in pages.render([run])
+    assert tables.runs_as_json([run])["runs"]["train"]["finished"] is False
 
 
 def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
-    page = Page(html.render(load_runs([story(tmp_path)])))
+    page = Page(pages.render(load_runs([story(tmp_path)])))
     loading = {"src", "href", "action", "data", "poster", "srcset", "xlink:href"}
     addresses = {(n, v) for _, n, v in page.attributes if n in loading}
     assert all(v is not None and v.startswith(("data:", "#")) for _, v in addresses)
@@ -291,7 +304,7 @@ def test_the_policy_holds_the_hash_of_the_script(tmp_path: Path) -> None:
     import base64
     import hashlib
 
-    text = html.render(load_runs([story(tmp_path)]))
+    text = pages.render(load_runs([story(tmp_path)]))
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in text.replace("&#39;", "'").replace("&#43;", "+")
@@ -304,9 +317,9 @@ def test_what_models_write_is_text_and_nothing_else(tmp_path: Path) -> None:
         record(2, None, task="hitom", text=EVIL),
     ]
     run = load_runs([write_run(tmp_path / "run", evil, "train", steps=5)])
-    text = html.render(run)
+    text = pages.render(run)
     page = Page(text)
-    harmless = Page(html.render(load_runs([write_run(
+    harmless = Page(pages.render(load_runs([write_run(
         tmp_path / "plain",
         [record(1, 0.0, task="a", feedback="b", step=1),
          record(1, 1.0, task="a", feedback="b", kind="refined", step=1), record(2, None)],
@@ -315,7 +328,7 @@ def test_what_models_write_is_text_and_nothing_else(tmp_path: Path) -> None:
     assert not any(n.startswith("on") for _, n, _ in page.attributes)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
     assert "&lt;script&gt;" in text and "{{ 7*7 }}" in text
-    for shown in (table.terminal_text(run), table.markdown(run)):
+    for shown in (tables.terminal_text(run), tables.markdown(run)):
         assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", shown)
 
 
@@ -323,7 +336,7 @@ def test_a_hostile_task_name_in_the_evaluation_lines_is_text(tmp_path: Path) -> 
     path = story(tmp_path) / "train"
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 20, "eval/<script>$x^$": 0.5}) + "\n")
-    assert Page(html.render(load_runs([path]))).tags.count("script") == 1
+    assert Page(pages.render(load_runs([path]))).tags.count("script") == 1
 
 
 def test_figures_follow_the_scheme_of_the_page(tmp_path: Path) -> None:
@@ -350,7 +363,7 @@ def test_a_mixture_has_a_line_for_every_task(tmp_path: Path) -> None:
     figures = {figure.title: figure for figure in learning_curves(run)}
     assert list(figures) == ["Rewards", "Rewards by task", "Leave-one-out gap by task"]
     assert [label for label, _ in figures["Rewards by task"].legend] == ["a", "b"]
-    rows = {label: values for label, *values in table.step_rows(run)}
+    rows = {label: values for label, *values in tables.step_rows(run)}
     assert rows["draft reward, b"] == ["0.300", "0.700"]
     assert rows["draft reward, a"] == ["0.100", "0.400 (step 1)"]
     assert rows["leave-one-out gap, a"] == ["0.100 (step 1)", "0.100 (step 1)"]
@@ -362,7 +375,7 @@ def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None
     (path / "metrics.jsonl").write_text('{"step": 1, "reward/draft": 0.2, "gap/loo": null}\n')
     (run,) = load_runs([path])
     assert [f.title for f in learning_curves(run)] == ["Rewards"]
-    assert "draft reward" in table.terminal_text([run])
+    assert "draft reward" in tables.terminal_text([run])
 
 
 def test_a_draft_and_its_refined_twin_are_one_unit(tmp_path: Path) -> None:
@@ -381,7 +394,7 @@ def test_the_choice_of_episodes_is_even_and_repeatable(tmp_path: Path) -> None:
     for u in units:
         counts[u.run, u.task] += 1
     assert set(counts.values()) == {10}
-    assert "50 of 270 episodes" in html.render(runs, cap=50)
+    assert "50 of 270 episodes" in pages.render(runs, cap=50)
 
 
 def test_long_texts_say_how_much_is_missing() -> None:
@@ -400,8 +413,8 @@ def test_dialogues_are_shown_whole() -> None:
 
 def test_training_means_stand_beside_no_published_figure(tmp_path: Path) -> None:
     (run,) = load_runs([story(tmp_path) / "train"])
-    assert CAVEAT not in html.render([run])
-    assert CAVEAT not in table.terminal_text([run], 400)
+    assert CAVEAT not in pages.render([run])
+    assert CAVEAT not in tables.terminal_text([run], 400)
 
 
 def test_published_figures() -> None:
@@ -445,6 +458,153 @@ def test_without_matplotlib_the_way_out_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     path = story(tmp_path)
     with pytest.raises(MissingPackage) as caught:
-        html.render(load_runs([path / "train"]))
+        pages.render(load_runs([path / "train"]))
     assert install_line("report") in caught.value.way_out
-    assert "<svg" not in html.render(load_runs([path / "before"]))  # no curves, no need for it
+    assert "<svg" not in pages.render(load_runs([path / "before"]))  # no curves, no need for it
+
+
+TYPES = ("true_belief", "false_belief", "second_order_false_belief")
+EXPECTED = {
+    "hitom": (
+        *(f"value/order={order}" for order in range(5)),
+        *(f"joint_order_{order}" for order in range(5)),
+        *(f"value/length={length}" for length in (1, 2, 3)),
+        "value/deception=False",
+        "value/deception=True",
+    ),
+    "paratomi": (
+        *(f"value/story={kind}" for kind in TYPES),
+        *(f"value/order={order}" for order in range(3)),
+        "value/question=memory",
+        "value/question=reality",
+    ),
+    "tomi": (
+        *(f"value/story={kind}" for kind in TYPES),
+        *(f"value/order={order}" for order in range(3)),
+        "value/question=memory",
+        "value/question=reality",
+    ),
+    "mmtom": tuple(f"value/type={t}" for t in (1.1, 1.2, 1.3, 2.1, 2.2, 2.3, 2.4)),
+    "socsci210": (
+        *(f"value/type={kind}" for kind in ("binary", "categorical", "ordinal")),
+        *("exact", "shift", "study_macro", "constant_best", "constant_middle"),
+    ),
+}
+
+
+@pytest.mark.parametrize("task", EXPECTED)
+def test_the_report_shows_every_break_down(
+    task: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run = tmp_path / "run"
+    with ScriptedServer(answer=oracle(task, 30)) as server:
+        assert api(server.base_url, run, task=task, n=30) == 0
+    cells = summary(run)["tasks"][task]
+    assert cells["value"]["mean"] == 1.0
+    capfd.readouterr()
+    assert soul("report", run, "--details") == 0
+    shown = capfd.readouterr().out
+    for name in EXPECTED[task]:
+        assert cells[name]["n_scored"] > 0, name
+        assert name.removeprefix("value/") in shown, name
+
+
+def test_what_belongs_beside_a_headline_stands_there() -> None:
+    cell = Cell(mean=1.0, n_scored=2, n=2)
+    metrics = {
+        "believability": cell, "secret": replace(cell, beside=True), "value": cell,
+        "value/side=a": cell,
+    }  # fmt: skip
+    order = [name for name, _ in tables.in_order(metrics)]
+    assert order == ["value", "secret", "value/side=a", "believability"]
+    summary = Summary(
+        command="eval api", model="m", protocol="paper", seconds=1.0, tasks={"t": metrics}
+    )
+    runs = [RunData(name=n, path=Path(n), kind="eval", summary=summary) for n in ("one", "two")]
+    assert tables.extra_cells(runs, "t") == [("secret", [replace(cell, beside=True)] * 2)]
+    assert "secret" in pages.render(runs) and "believability" in pages.render(runs)
+    lines = [line.split() for line in tables.terminal_text(runs).splitlines() if line.strip()]
+    heads = [line[0] for line in lines]
+    assert heads.index("secret") == heads.index("t") + 1  # also where runs stand side by side
+
+
+HEADS = ("task", "A", "B \u2212 A", "95% CI", "p (Holm)", "shared", "clusters")
+ROWS = (
+    ("alignx_arbitrary row_accuracy", "0.500", "\u22120.150", "\u22120.284 to \u22120.016",
+     "0.4733", "440", "no spread in 11"),
+    ("all (suite)", "0.519", "\u22120.115", "\u22120.202 to \u22120.012", "\u2013", "200",
+     "9: few"),
+)  # fmt: skip
+
+
+def printed(width: int) -> str:
+    from rich.console import Console
+
+    table = plain_table()
+    for head in HEADS:
+        table.add_column(head, justify="left" if head == "task" else "right")
+    for row in ROWS:
+        table.add_row(*map(literal_text, row))
+    screen = Console(file=io.StringIO(), width=width, highlight=False)
+    screen.print(FittingTable(table))
+    text = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    return str(text)
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 72, 60, 40, 24])
+def test_every_word_is_there(width: int) -> None:
+    words = printed(width).split()
+    for row in ROWS:
+        assert all(words.count(word) >= 1 for text in row for word in text.split()), width
+    assert "\u2026" not in printed(width)
+
+
+def test_it_is_one_line_a_row_where_there_is_room() -> None:
+    lines = [line for line in printed(120).splitlines() if line.strip()]
+    assert len(lines) == 2 + len(ROWS) and "\u22120.284 to \u22120.016" in lines[2]
+
+
+def test_without_room_each_row_is_a_paragraph() -> None:
+    lines = printed(40).splitlines()
+    at = lines.index(ROWS[0][0])
+    assert lines[at + 1].strip().startswith("A 0.500 · B \u2212 A \u22120.150")
+    assert ROWS[1][0] in lines
+
+
+def test_names_of_break_downs_fold_nowhere() -> None:
+    """The space before such a name is a part of it."""
+    from rich.console import Console
+
+    shown = plain_table()
+    for head in ("metric", "clusters"):
+        shown.add_column(head)
+    shown.add_row(*map(literal_text, (" secret=surprise", "11 of these, few events")))
+    screen = Console(file=io.StringIO(), width=30)
+    screen.print(FittingTable(shown))
+    assert "secret=surprise" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("differs", "n"), [(False, 12), (True, 12), (False, 4)])
+def test_a_judge_that_gives_every_episode_the_same_verdict_is_named(
+    differs: bool, n: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its reasons may differ; a few equal verdicts say nothing yet."""
+    seen = count(1)
+
+    def says(body: Body) -> str:
+        nth = next(seen)
+        quality = {"reasoning": f"it is number {nth}", "score": 9 if differs and nth == 3 else 7}
+        return json.dumps({"quality": quality, "style": "plain"})
+
+    rows = judged.write_rows(tmp_path / "rows.jsonl", n)
+    with ScriptedServer(answer=says) as server:
+        run = judged.evaluated(tmp_path / "run", rows, server.base_url)
+    page = tmp_path / "page.html"
+    assert soul("report", run, "--format", "html", "--out", page) == 0
+    capfd.readouterr()
+    assert soul("report", run) == 0
+    words = f"the same verdict on all of {n} episodes (j: "
+    for shown in (page.read_text(), capfd.readouterr().out):
+        assert (words in " ".join(shown.split())) == (not differs and n == 12)

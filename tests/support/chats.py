@@ -10,9 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from soulkit.data.corpora.lesson import Lesson
-from soulkit.data.corpora.making import LessonShape, lesson_from
-from soulkit.data.corpora.messages import conversation_of
+from soulkit.data.corpora.lessons import Lesson, LessonShape, conversation_of, lesson_from
 
 Row = dict[str, Any]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
-from soulkit.tasks.coser.flaws import ASPECTS
-from soulkit.tasks.coser.scripts import scripted_verdict
+from soulkit.tasks.coser.coach import scripted_verdict
+from soulkit.tasks.coser.scoring import ASPECTS
 from soulkit.tasks.coser.task import Coser
 from soulkit.types import Example, Record
 from tests.support.road import player, run, task_of

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from soulkit.tasks.tau_usi.features import STOP
-from soulkit.tasks.tau_usi.survey import SURVEY
+from soulkit.tasks.tau_usi.index import STOP, SURVEY
 
 Body = dict[str, Any]
 _WHO = re.compile(r"I am (\w+ \w+), (M\d+)")

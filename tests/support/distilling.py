@@ -12,7 +12,7 @@ from typing import Any
 
 from soulkit.distill.config import DistillConfig
 from soulkit.models.local.tiny import build_tiny
-from tests.support.road import made_rows
+from tests.support.road import synth_rows
 
 TASKS = ("secret_keeper", "tomi")
 
@@ -20,14 +20,14 @@ TASKS = ("secret_keeper", "tomi")
 def small_base(folder: Path, seed: int = 0, words: Sequence[str] = ()) -> Path:
     """A model with random weights that knows the words of some rows."""
     texts = [
-        json.dumps(dict(row.fields)) for t in TASKS for row in made_rows(t, "synth:6", 0, "test")
+        json.dumps(dict(row.fields)) for t in TASKS for row in synth_rows(t, "synth:6", 0, "test")
     ]
     return build_tiny(folder, [*texts, *words], seed=seed)
 
 
 def save_expert(folder: Path, base: Path, *tasks: str, **settings: Any) -> Path:
     """An adapter on `base` as a training on `tasks` leaves it."""
-    from soulkit.train.state.note import model_note
+    from soulkit.train.state.model_card import model_note
     from tests.support.training import config, policy_of
 
     plain = config(tasks=dict.fromkeys(tasks, 1.0), lora={"r": 2, "alpha": 4}, **settings)

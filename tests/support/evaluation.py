@@ -17,12 +17,12 @@ from soulkit.cli.app import main
 from soulkit.data.files import RawRow
 from soulkit.runs.records import load_records
 from soulkit.serving.partner import make_server
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.loading import to_examples
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.secret_keeper.visitor import visitor_line
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.loading import to_examples
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.types import Example, Record
-from tests.support.road import made_rows, synth
+from tests.support.road import synth, synth_rows
 
 ROOT = Path(__file__).parents[2]
 Body = dict[str, Any]
@@ -31,7 +31,7 @@ FAST = ("--backoff", "0", "--max-unscored", "0")
 
 def examples(task: str, n: int, seed: int = 0) -> tuple[Example, ...]:
     """The rows that `--data synth:n` stands for."""
-    rows = made_rows(task, f"synth:{n}", seed, "test")
+    rows = synth_rows(task, f"synth:{n}", seed, "test")
     return to_examples(load_registry().task(task), rows).examples
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from soulkit.data.download import Hub
 from soulkit.data.hub import RELEASES, FileRequest
-from soulkit.data.transfer import Hub
 from tests.support.road import synth
 from tests.support.servers.hub_server import HubServer
 

@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from soulkit.models.ledger.file import Request
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
+from soulkit.models.ledger.storage import Request
 from soulkit.types import Call, Sampling
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
-from soulkit.train.objectives.registry import make_objective
+from soulkit.train.model.policy import Policy
+from soulkit.train.objectives.base import make_objective
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.types import (
     Completion,

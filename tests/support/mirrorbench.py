@@ -11,8 +11,8 @@ from typing import Any
 
 from soulkit.models.base import Cast, Panel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.mirrorbench.task import MirrorBench
-from soulkit.tasks.registry import load_registry
 from soulkit.types import Example, Record
 from tests.support.road import player
 from tests.support.servers.openai_server import ScriptedServer

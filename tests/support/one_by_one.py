@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from soulkit.train.forward.packing import Pack
-from soulkit.train.forward.policy import Policy
+from soulkit.train.model.packing import Pack
+from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span
 from tests.support.training import gradients
 

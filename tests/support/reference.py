@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from soulkit.judge.verdict import remove_think
-from soulkit.tasks.budgets import first_words
+from soulkit.tasks.kit.prompting import first_words
 
 
 def split_think(text: str) -> tuple[str, str]:

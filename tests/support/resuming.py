@@ -22,7 +22,7 @@ import torch
 
 from soulkit.cli.app import main
 from soulkit.runs.folder import read_jsonl
-from soulkit.tasks.secret_keeper.visitor import visitor_line
+from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.state.checkpoint import checkpoints, damage
 from tests.support.servers.openai_server import Fault
 from tests.support.training import lines_of

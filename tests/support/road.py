@@ -13,12 +13,12 @@ from soulkit.data.files import RawRow
 from soulkit.errors import DataError
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Player
-from soulkit.tasks import imports, made
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.importing import Imported
-from soulkit.tasks.made import Split, make_rows
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit import importing
+from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.importing import Imported
+from soulkit.tasks.kit.made_rows import Split, made_rows, make_rows
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Completion, Episode, Example, Line, Record, Sampling, Score, Trace, Turn
 from tests.support.servers import openai_server as scripted
 
@@ -49,19 +49,21 @@ def importable() -> list[str]:
     return load_registry().with_hook("importer")
 
 
-def made_rows(name: str, spec: str, seed: int, split: Split) -> list[RawRow]:
+def synth_rows(name: str, spec: str, seed: int, split: Split) -> list[RawRow]:
     """What `synth:N` stands for, for a built-in task."""
-    return made.made_rows(task_of(name), spec, seed, split)
+    return made_rows(task_of(name), spec, seed, split)
 
 
 def build_rows(name: str, path: Path, names: Path | None = None) -> Imported:
     """Rows of a built-in task from several original files."""
-    return imports.build_rows(task_of(name), path, {} if names is None else {"--names": str(names)})
+    return importing.build_rows(
+        task_of(name), path, {} if names is None else {"--names": str(names)}
+    )
 
 
 def import_rows(name: str, path: Path, half: str | None = None) -> Imported:
     """The rows of an original file of a built-in task."""
-    return imports.import_rows(task_of(name), path, {} if half is None else {"--half": half})
+    return importing.import_rows(task_of(name), path, {} if half is None else {"--half": half})
 
 
 def task_of(name: str, protocol: str = "paper") -> Any:

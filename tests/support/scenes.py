@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.tasks.base import Task
-from soulkit.tasks.loading import to_examples
-from soulkit.tasks.made import made_rows
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.loading import to_examples
+from soulkit.tasks.kit.made_rows import made_rows
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Example
 
 TASKS = Path(__file__).parent / "scene_task" / "tasks.yaml"

@@ -9,9 +9,10 @@ import re
 import string
 from collections.abc import Iterator
 
-from soulkit.tasks.tom.stories.explain import TEXTS
-from soulkit.tasks.tom.stories.read import Story, read_sentences, story_lines
-from soulkit.tasks.tom.stories.render import (
+from soulkit.tasks.tom.coach import TEXTS
+from soulkit.tasks.tom.events import Beliefs
+from soulkit.tasks.tom.generate import CHAPTERS, LARGE, SMALL, WAITING, World
+from soulkit.tasks.tom.sentences import (
     ATTITUDES,
     FIRST,
     MEMORY,
@@ -22,10 +23,11 @@ from soulkit.tasks.tom.stories.render import (
     SIGHTS,
     STARTED_THERE,
     THINGS,
+    Story,
     paraphrase,
+    read_sentences,
+    story_lines,
 )
-from soulkit.tasks.tom.stories.tracker import Beliefs
-from soulkit.tasks.tom.stories.world import CHAPTERS, LARGE, SMALL, WAITING, World
 
 WORD = re.compile(r"[A-Za-z_]+|\d+|[^\w\s]")
 """How a text falls into words: letters with underscores, a number, or one punctuation mark."""

@@ -6,9 +6,8 @@ import random
 
 from hypothesis import strategies as st
 
-from soulkit.tasks.tom.stories.events import Event
-from soulkit.tasks.tom.stories.plans import STORY_TYPES, chapter_plan, two_room_plan
-from soulkit.tasks.tom.stories.world import LARGE
+from soulkit.tasks.tom.events import Event
+from soulkit.tasks.tom.generate import LARGE, STORY_TYPES, chapter_plan, two_room_plan
 
 seeds = st.integers(0, 2**32)
 

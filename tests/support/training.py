@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soulkit.models.local.tiny import build_tiny
-from soulkit.tasks.base import Task
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy, load_policy
-from soulkit.train.material.assemble import gather_material
+from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.sequences import Part, Span, TrainSequence
-from soulkit.train.run import words_of
+from soulkit.train.run import tiny_model_texts
+from soulkit.train.setup.data import load_training_data
 from soulkit.types import Example
 
 # Two threads of one machine that others use are slower than one; runs read the variable.
@@ -40,7 +40,7 @@ def config(**settings: Any) -> TrainConfig:
 def rows(name: str, count: int) -> tuple[Task, list[Example]]:
     """Generated rows of a task."""
     settings = config(method="sft", tasks={name: 1.0}, data={name: f"synth:{count}"})
-    pool = gather_material(settings).pool
+    pool = load_training_data(settings).pool
     return load_registry().task(name), [example for _, example in pool]
 
 
@@ -48,7 +48,7 @@ def random_model(folder: Path, max_context: int = 1024) -> Path:
     """A model with random weights that knows the words of tomi and secret_keeper."""
     data = {"tomi": "synth:40", "secret_keeper": "synth:30"}
     settings = config(method="sft", tasks={"tomi": 1.0, "secret_keeper": 1.0}, data=data)
-    build_tiny(folder, words_of(gather_material(settings).pool), max_context=max_context)
+    build_tiny(folder, tiny_model_texts(load_training_data(settings).pool), max_context=max_context)
     weights = load_file(folder / "model.safetensors")
     sharp = {k: v * SHARP if v.ndim == 2 else v for k, v in weights.items()}
     save_file(sharp, folder / "model.safetensors", metadata={"format": "pt"})

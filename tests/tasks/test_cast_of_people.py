@@ -15,9 +15,9 @@ import pytest
 from soulkit.errors import ConfigError, DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast, Player
-from soulkit.tasks.base import Task
-from soulkit.tasks.made import make_rows
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.made_rows import make_rows
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Completion, Example, Score
 from tests.support.evaluation import ROOT, soul
 
@@ -141,7 +141,7 @@ def test_a_reply_of_other_length_is_a_bad_row(people: Task) -> None:
 
 @pytest.mark.torch
 def test_dev_rows_of_a_training_are_combinations_that_it_never_shows() -> None:
-    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.setup.data import load_training_data
     from tests.support.training import config
 
     settings: dict[str, Any] = {
@@ -153,16 +153,16 @@ def test_dev_rows_of_a_training_are_combinations_that_it_never_shows() -> None:
         ({"dev_by": "job,town,pet"}, CUES),
         ({"dev_by": "job"}, CUES[:1]),
     ):
-        material = gather_material(config(**settings, **own))
+        material = load_training_data(config(**settings, **own))
         trained, held_out = (
             {tuple(example.fields[name] for name in columns) for _, example in pool}
             for pool in (material.pool, material.dev)
         )
         assert held_out and not trained & held_out, own
-    usual = gather_material(config(**settings))
+    usual = load_training_data(config(**settings))
     assert {e.fields["job"] for _, e in usual.dev} & {e.fields["job"] for _, e in usual.pool}
     with pytest.raises(ConfigError) as refusal:
-        gather_material(config(**settings, dev_by="job,twon"))
+        load_training_data(config(**settings, dev_by="job,twon"))
     assert "no field 'twon'" in refusal.value.what and "'town'" in refusal.value.way_out
 
 

@@ -19,9 +19,9 @@ from soulkit.data.contamination import (
 )
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
-from soulkit.metrics.diversity import jaccard
-from soulkit.tasks.passages import entity_kinds, passage, passages
-from soulkit.tasks.registry import load_registry
+from soulkit.metrics.text import jaccard
+from soulkit.tasks.kit.loading import entity_kinds, passage, passages
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.road import synth
 
 OWN = """\
@@ -29,7 +29,7 @@ tasks:
   survey:
     title: Survey
     summary: What would this person say?
-    module: soulkit.tasks.tom.tomi:ToMi
+    module: soulkit.tasks.tom.task:ToMi
     seats: {guest: actor}
     columns:
       persona: {audience: [guest], entity: persona}

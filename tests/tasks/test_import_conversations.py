@@ -18,10 +18,9 @@ from soulkit.cli import app as cli
 from soulkit.data.contamination import find_overlap
 from soulkit.data.files import RawRow, read_rows
 from soulkit.errors import DataError
-from soulkit.tasks.loading import Loaded, examples_from, to_examples
-from soulkit.tasks.mirrorbench.subsets import subset_of, topic_of
-from soulkit.tasks.passages import passages
-from soulkit.tasks.sim_arena.importer import boxed
+from soulkit.tasks.kit.loading import LoadedExamples, examples_to_inspect, passages, to_examples
+from soulkit.tasks.mirrorbench.conversations import subset_of, topic_of
+from soulkit.tasks.sim_arena.data import boxed
 from tests.support.road import import_rows, task_of
 
 DATA = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
@@ -46,7 +45,7 @@ def array(folder: Path, rows: Any, name: str = "rows.json") -> Path:
     return path
 
 
-def loaded(name: str, rows: Sequence[dict[str, Any]]) -> Loaded:
+def loaded(name: str, rows: Sequence[dict[str, Any]]) -> LoadedExamples:
     raw = [RawRow(row, f"row:{i}") for i, row in enumerate(rows)]
     return to_examples(task_of(name), raw)
 
@@ -403,7 +402,7 @@ def test_originals_are_looked_at_without_importing_them_first() -> None:
         ("qulac/qulac_sample_200.json", 187, 13),
         ("clariq/dev.tsv", 2161, 152),
     ):
-        loaded_rows = examples_from(task_of("mirrorbench"), str(DATA / file))
+        loaded_rows = examples_to_inspect(task_of("mirrorbench"), str(DATA / file))
         assert (len(loaded_rows.examples), len(loaded_rows.bad)) == (rows, bad)
 
 

@@ -12,9 +12,9 @@ import pytest
 from soulkit.cli import app as cli
 from soulkit.data.files import RawRow, flatten, read_rows, write_rows
 from soulkit.errors import DataError
-from soulkit.tasks.humanual.importer import TASKS as HUMANUAL
-from soulkit.tasks.loading import load_examples, to_examples
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.humanual.data import TASKS as HUMANUAL
+from soulkit.tasks.kit.loading import load_examples, to_examples
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.road import import_rows
 
 REAL = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")

@@ -12,9 +12,9 @@ import pytest
 
 from soulkit.data.files import RawRow, write_rows
 from soulkit.errors import DataError
-from soulkit.tasks.importing import Imported
-from soulkit.tasks.loading import load_examples, to_examples
-from soulkit.tasks.twinvoice.importer import PROFILES
+from soulkit.tasks.kit.importing import Imported
+from soulkit.tasks.kit.loading import load_examples, to_examples
+from soulkit.tasks.twinvoice.data import PROFILES
 from tests.support.road import NO_ONE, import_rows, task_of
 
 GOLD = "答案\nANSWER"

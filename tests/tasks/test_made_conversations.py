@@ -15,10 +15,10 @@ from soulkit.cli import app as cli
 from soulkit.data.files import read_rows, write_rows
 from soulkit.data.rows import dev_split
 from soulkit.errors import DataError
-from soulkit.tasks.loading import load_examples
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.sim_arena.fields import features
-from soulkit.tasks.voices import VOICES
+from soulkit.tasks.kit.loading import load_examples
+from soulkit.tasks.kit.made_rows import VOICES
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.sim_arena.judging import features
 from tests.support.road import synth, synth_examples, task_of
 
 TASKS = ("mirrorbench", "sim_doc", "sim_math")

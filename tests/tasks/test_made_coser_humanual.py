@@ -12,11 +12,11 @@ import pytest
 
 from soulkit.cli import app as cli
 from soulkit.data.files import flatten, write_rows
-from soulkit.tasks.coser.rows import ENVIRONMENT, SCENES
-from soulkit.tasks.humanual.rows import HABITS, PER_PERSON
-from soulkit.tasks.humanual.rows import TASKS as HUMANUAL
-from soulkit.tasks.loading import load_examples
-from soulkit.tasks.made import split_seed
+from soulkit.tasks.coser.data import ENVIRONMENT, SCENES
+from soulkit.tasks.humanual.data import HABITS, PER_PERSON
+from soulkit.tasks.humanual.data import TASKS as HUMANUAL
+from soulkit.tasks.kit.loading import load_examples
+from soulkit.tasks.kit.made_rows import split_seed
 from tests.support.road import synth, synth_examples, task_of
 
 NAMES = ("coser", *HUMANUAL)

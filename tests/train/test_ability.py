@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.report.training_facts import ability_text
+from soulkit.report.training import ability_text
 from soulkit.runs.records import load_records
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.general import general_rows
 from soulkit.train.planning import training_plan
-from soulkit.train.state.ability import AbilityTotals, ability_totals
+from soulkit.train.setup.rows import general_rows
+from soulkit.train.state.summary import AbilityTotals, ability_totals
 from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.resuming import count, fork_context, stop_after
 from tests.support.training import lines_of, soul

@@ -1,25 +1,35 @@
-"""Group and distillation advantages: worked examples, invariants, a naive second implementation."""
+"""Group and distillation advantages: worked examples, invariants, a naive second implementation.
+
+Group advantages against the conformance vectors.
+
+Distillation advantages against the conformance vectors.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from soulkit.errors import ConfigError
-from soulkit.train.maths.advantage import (
+from soulkit.errors import ConfigError, UserError
+from soulkit.train.loss.advantage import (
     GroupMember,
+    Singleton,
+    StdMode,
     combine,
     distill_advantages,
     group_advantages,
     group_stats,
     spread_over_tokens,
 )
+from tests.support.vectors import Vector, assert_tensor, load_vectors
 
 
 def entries(*rows: tuple[str, str, float | None]) -> list[GroupMember]:
@@ -250,3 +260,120 @@ def test_combine_without_a_taught_row_changes_nothing() -> None:
     mixed, metrics = combine(advantages, torch.zeros(1, 2), torch.ones(1, 2), taught=[0])
     assert mixed.tolist() == advantages.tolist()
     assert metrics == {"samples": 0.0, "grpo_adv_abs_mean": 1.5}
+
+
+BUILT = {"grpo", "grpo_vectorized", "foldgrpo"}
+ADVANTAGE_QUIRKS: dict[str, str] = {}
+
+
+def spread_group_advantages(
+    rewards: Tensor,
+    mask: Tensor,
+    *,
+    prompts: Sequence[str],
+    rollouts: Sequence[str] | None,
+    roles: Sequence[str | None] | None,
+    epsilon: float,
+    std: StdMode,
+    singleton: Singleton,
+) -> Tensor:
+    """Group advantages of token-level rewards, spread over the trained tokens: [batch][token].
+
+    A row's reward is the sum over all its tokens, trained or not: it belongs
+    to the sequence, wherever it was written. The group key is (prompt, role), no role and an empty
+    one being the same; without `rollouts` every row is its own rollout.
+    """
+    rollouts = rollouts if rollouts is not None else [str(i) for i in range(len(prompts))]
+    roles = roles if roles is not None else [None] * len(prompts)
+    totals: list[float] = rewards.detach().sum(-1).tolist()
+    entries = [
+        GroupMember((prompt, role or ""), str(rollout), total)
+        for prompt, role, rollout, total in zip(prompts, roles, rollouts, totals, strict=True)
+    ]
+    values = group_advantages(entries, epsilon=epsilon, std=std, singleton=singleton)
+    return spread_over_tokens(values, mask.to(rewards.dtype))
+
+
+@pytest.mark.parametrize(
+    "vector", load_vectors("train.advantage", fns=BUILT, differ=ADVANTAGE_QUIRKS)
+)
+def test_advantage(vector: Vector) -> None:
+    data = vector.input
+    dtype = getattr(torch, data["dtype"])
+    rollouts = data.get("gen_uid") if data["estimator"] == "foldgrpo" else None
+    advantages = spread_group_advantages(
+        torch.tensor(data["token_level_rewards"], dtype=dtype),
+        torch.tensor(data["response_mask"]),
+        prompts=data["index"],
+        rollouts=rollouts,
+        roles=data.get("agent_role"),
+        epsilon=data["epsilon"],
+        std="group" if data["norm_adv_by_std"] else "none",
+        singleton="raw",
+    )
+    assert advantages.dtype == dtype
+    assert_tensor(advantages, vector.expected["advantages"], data["dtype"])
+
+
+DISTILLATION_QUIRKS = {
+    "discount-underflow": "the recursion has no power of gamma to divide by",
+    "group-normalisation-crashes": "a group without taught tokens has nothing to subtract",
+}
+METRICS = {
+    "opd/n_opd_samples": "samples",
+    "opd/adv_mean": "adv_mean",
+    "opd/adv_abs_mean": "adv_abs_mean",
+    "opd/adv_std": "adv_std",
+    "opd/adv_max": "adv_max",
+    "opd/adv_min": "adv_min",
+    "opd/alpha_adv_abs_mean": "weighted_adv_abs_mean",
+    "opd/grpo_adv_abs_mean": "grpo_adv_abs_mean",
+}
+CONFIG = {
+    "opd_clip": "clip",
+    "opd_estimator": "estimator",
+    "opd_discount": "discount",
+    "opd_window": "window",
+    "opd_normalize": "normalize",
+}
+
+
+@pytest.mark.parametrize("vector", load_vectors("train.opd", differ=DISTILLATION_QUIRKS))
+def test_opd(vector: Vector) -> None:
+    check = _combine if vector.family == "combine" else _plain
+    if vector.raises:
+        with pytest.raises(UserError):
+            check(vector)
+    else:
+        check(vector)
+
+
+def _distilled(data: Any, **options: Any) -> torch.Tensor:
+    dtype = getattr(torch, data["dtype"])
+    return distill_advantages(
+        torch.tensor(data["teacher_log_prob"], dtype=dtype),
+        torch.tensor(data["student_log_prob"], dtype=dtype),
+        torch.tensor(data["response_mask"]),
+        groups=data.get("index"),
+        taught=data["opd_mask"],
+        singleton="raw",
+        **options,
+    )
+
+
+def _plain(vector: Vector) -> None:
+    names = ("estimator", "clip", "discount", "window", "normalize")
+    result = _distilled(vector.input, **{n: vector.input[n] for n in names})
+    assert_tensor(result, vector.expected["advantages"], vector.input["dtype"])
+
+
+def _combine(vector: Vector) -> None:
+    data, config = vector.input, vector.input["config"]
+    distilled = _distilled(data, **{CONFIG[k]: v for k, v in config.items() if k in CONFIG})
+    advantages = torch.tensor(data["advantages"], dtype=distilled.dtype)
+    weight = {"weight": config["opd_alpha"]} if "opd_alpha" in config else {}
+    mask = torch.tensor(data["response_mask"])
+    result, metrics = combine(advantages, distilled, mask, taught=data["opd_mask"], **weight)
+    assert_tensor(result, vector.expected["advantages"], data["dtype"])
+    expected = {METRICS[k]: v for k, v in vector.expected["metrics"].items()}
+    assert_tensor(metrics, expected, data["dtype"], at="metrics")

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy, load_policy
-from soulkit.train.material.conversations import gather_corpus
+from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.sft.corpus import Validation
-from soulkit.train.sft.corpus_run import encoded, encoder_for, unmeasured
+from soulkit.train.setup.conversations import gather_corpus
 from soulkit.train.sft.encode import LessonEncoder
+from soulkit.train.sft.run import encoded, encoder_for, unmeasured
+from soulkit.train.sft.steps import Validation
 from soulkit.train.state.checkpoint import Position, read_position
-from soulkit.train.state.lines import StepLine
 from soulkit.train.state.loop import merit
+from soulkit.train.state.metrics import StepLine
 from tests.support.evaluation import replaced
 from tests.support.people import chats_file, person_chat, write_rows
 from tests.support.resuming import assert_same, fork_context, stop_after

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import soul, three_lines
 from tests.support.road import synth
 from tests.support.servers.openai_server import ScriptedServer

@@ -12,10 +12,9 @@ import yaml
 from soulkit.runs.folder import same_settings
 from soulkit.runs.records import load_records
 from soulkit.train.rollouts.feedback import STEPS_IN_VAIN
-from soulkit.train.rollouts.remarks import flat_groups
-from soulkit.train.state.lines import Learned, StepLine
 from soulkit.train.state.loop import Loop
-from soulkit.train.state.stops import stop_flat
+from soulkit.train.state.metrics import Learned, StepLine
+from soulkit.train.state.stops import flat_groups, stop_flat
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import Fault, ScriptedServer
 from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach
@@ -203,7 +202,7 @@ def test_refined_rollouts_without_a_score_are_of_no_use(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:
     from soulkit.errors import ProviderError
-    from soulkit.tasks.choice import ChoiceTask
+    from soulkit.tasks.kit.choice import ChoiceTask
 
     play = ChoiceTask.play
 
@@ -260,7 +259,7 @@ def test_full_marks_need_no_feedback_whatever_was_said(tmp_path: Path, model: Pa
 def test_gated_steps_leave_the_count_as_it_is(tmp_path: Path, model: Path, capfd: Any) -> None:
     out, options = tmp_path / "run", [*scripted(tmp_path, "kind"), "--feedback-for", "task"]
     with pytest.MonkeyPatch.context() as patch:
-        from soulkit.tasks.base import Task
+        from soulkit.tasks.kit.base import Task
 
         patch.setattr(Task, "gate", lambda self, score, step: step != 1)
         assert train("ditto", model, out, *options, "--steps", 6) == 2

@@ -13,7 +13,7 @@ import yaml
 
 from soulkit.errors import ConfigError
 from soulkit.train.config import TrainConfig, settings_class
-from soulkit.train.objectives.registry import built_in, method_class
+from soulkit.train.objectives.base import built_in, method_class
 from tests.support.training import random_model, soul
 
 PLUGIN = '''

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from soulkit.runs.folder import read_jsonl
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import CHUNK, Policy
-from soulkit.train.forward.prepare import prepare_step
-from soulkit.train.forward.teacher import Teacher, start_ema
-from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import mini_batches, update
-from soulkit.train.objectives.registry import rollout_methods
+from soulkit.train.model.policy import CHUNK, Policy
+from soulkit.train.model.prepare import prepare_step
+from soulkit.train.model.teacher import Teacher, start_ema
+from soulkit.train.model.update import Tally, mini_batches, update
+from soulkit.train.objectives.base import rollout_methods
 from soulkit.train.run import train
 from soulkit.train.step import learn, with_advantages
 from soulkit.types import Record

@@ -17,13 +17,12 @@ import pytest
 import torch
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.packing import Pack, in_tries
-from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import Prepared, prepare_step
-from soulkit.train.forward.teacher import Teacher, start_ema
-from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import update
-from soulkit.train.objectives.registry import rollout_methods
+from soulkit.train.model.packing import Pack, in_tries
+from soulkit.train.model.policy import Policy
+from soulkit.train.model.prepare import Prepared, prepare_step
+from soulkit.train.model.teacher import Teacher, start_ema
+from soulkit.train.model.update import Tally, update
+from soulkit.train.objectives.base import rollout_methods
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.step import with_advantages
 from soulkit.types import Record

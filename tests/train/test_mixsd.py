@@ -21,15 +21,14 @@ from safetensors.torch import load_file, save_file
 from soulkit.data.corpora.settings import SourceSettings
 from soulkit.data.corpora.stream import read_lessons
 from soulkit.errors import DataError
-from soulkit.models.local.mixed import expert_turns
+from soulkit.models.local.chat_template import tokenizer_hash
+from soulkit.models.local.sampler import expert_turns
 from soulkit.models.local.tiny import build_tiny
-from soulkit.models.local.tokenizing import tokenizer_print
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy, load_policy
-from soulkit.train.material.conversations import gather_corpus, lesson_print
-from soulkit.train.objectives.registry import method_class
-from soulkit.train.sft.corpus import HELD_OUT
+from soulkit.train.model.policy import Policy, load_policy
+from soulkit.train.objectives.base import method_class
+from soulkit.train.setup.conversations import gather_corpus, lesson_print
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.mixsd import (
     CUT,
@@ -43,6 +42,7 @@ from soulkit.train.sft.mixsd import (
     prompts_of,
     read_written,
 )
+from soulkit.train.sft.steps import HELD_OUT
 from soulkit.types import Segment
 
 NAMES = ("Bora", "Deki", "Fila", "Guno", "Kalo", "Mira", "Nesu")
@@ -107,7 +107,7 @@ def write(
         sampler.codec.end_ids = sampler.codec.end_ids | frozenset(
             range(3, len(policy.tokenizer), 9)
         )
-        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), shown.append,
+        writer = Writer(config, sampler, tokenizer_hash(policy.tokenizer), shown.append,
                         held_out)  # fmt: skip
         source = SourceSettings.model_validate(config.corpora[0])
         try:

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from soulkit.errors import RunError
 from soulkit.runs.folder import Run, change_settings, read_config, read_environment
-from soulkit.runs.seals import fits
+from soulkit.runs.seals import seal_fits
 from soulkit.train.ablate import is_finished, parse_arms, plan_arms, refuse_other_settings
-from soulkit.train.state.lines import read_step_lines
+from soulkit.train.state.metrics import read_step_lines
 from tests.support.evaluation import soul, three_lines
 
 USUAL = ("train", "sft", "--model", "tiny", "--full", "--task", "tomi", "--data", "synth:16",
@@ -62,7 +62,7 @@ def test_a_longer_run_is_as_if_it_had_been_that_long(
 
 def is_sealed(run: Path) -> bool:
     noted, text = read_environment(run), (run / "config.yaml").read_bytes()
-    return fits(noted.get("seal"), run, noted["command"], text, read_config(run))
+    return seal_fits(noted.get("seal"), run, noted["command"], text, read_config(run))
 
 
 @pytest.mark.slow

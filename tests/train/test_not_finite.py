@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from soulkit.runs.folder import read_jsonl
-from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import prepare_step
-from soulkit.train.forward.teacher import start_ema
-from soulkit.train.forward.update import take_updates
+from soulkit.train.model.policy import Policy
+from soulkit.train.model.prepare import prepare_step
+from soulkit.train.model.teacher import start_ema
+from soulkit.train.model.update import take_updates
 from soulkit.train.objectives.sequences import TrainSequence
-from soulkit.train.rollouts.remarks import step_remarks
-from soulkit.train.sft.lessons import imitate
-from soulkit.train.state.lines import StepLine, read_line
-from soulkit.train.state.skips import MOST_SKIPS, Skips, too_many_skips
+from soulkit.train.sft.steps import imitate
+from soulkit.train.state.metrics import StepLine, read_line
+from soulkit.train.state.stops import MOST_SKIPS, Skips, step_remarks, too_many_skips
 from soulkit.train.step import learn, with_advantages
 from tests.support.training import config, policy_of, random_model, soul, step_of
 

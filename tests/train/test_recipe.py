@@ -16,8 +16,8 @@ from soulkit.runs.folder import Run, read_config
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.ablate import parse_arms, plan_arms
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.assemble import Material, gather_material
 from soulkit.train.planning import training_plan
+from soulkit.train.setup.data import TrainingData, load_training_data
 from tests.support.evaluation import three_lines
 from tests.support.training import soul
 
@@ -45,7 +45,7 @@ def paper(**flags: Any) -> TrainConfig:
     return TrainConfig.load(PAPER, {}, {"method": "ditto", "data": {"*": "synth:6"}} | flags)
 
 
-def shares(material: Material) -> Counter[str]:
+def shares(material: TrainingData) -> Counter[str]:
     return Counter(task.name for task, _ in material.pool)
 
 
@@ -66,18 +66,18 @@ def test_the_recipe_of_the_paper_is_what_the_paper_says() -> None:
 
 
 def test_its_plan_names_what_cannot_be_played_here() -> None:
-    material = gather_material(paper())
+    material = load_training_data(paper())
     assert set(material.left_out) == JUDGED | COACHED
     assert all("no key in OPENAI_API_KEY" in why for why in material.left_out.values())
     assert {name for name, why in material.left_out.items() if "--coach symbolic" in why} == COACHED
-    assert set(gather_material(paper(coach="symbolic")).left_out) == JUDGED
+    assert set(load_training_data(paper(coach="symbolic")).left_out) == JUDGED
     assert set(material.config.tasks) == set(paper().tasks) - JUDGED - COACHED
     whole: Plan = training_plan(material.config, material)
     assert {part.task.partition(" ")[0] for part in whole.tasks} == set(material.config.tasks)
 
 
 def test_every_task_has_the_same_share_and_repeats_are_even() -> None:
-    material = gather_material(paper(rows_per_task=20, eval_every=None))
+    material = load_training_data(paper(rows_per_task=20, eval_every=None))
     assert set(shares(material).values()) == {20}
     by_task = {
         task.name: Counter(row.id for owner, row in material.pool if owner is task)
@@ -93,8 +93,10 @@ def test_rows_are_drawn_by_seed_and_a_ratio_is_one_of_the_share() -> None:
     flags = {"method": "grpo", "model": "m", "data": {"*": "synth:40"}, "rows_per_task": 10}
     tasks = {"tomi": 1.0, "hitom": 0.5}
 
-    def drawn(seed: int) -> Material:
-        return gather_material(TrainConfig.load(None, {}, {**flags, "tasks": tasks, "seed": seed}))
+    def drawn(seed: int) -> TrainingData:
+        return load_training_data(
+            TrainConfig.load(None, {}, {**flags, "tasks": tasks, "seed": seed})
+        )
 
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert shares(first) == {"tomi": 10, "hitom": 5} and first.remarks() == []
@@ -120,14 +122,14 @@ def test_a_task_without_rows_or_class_is_left_out_only_if_that_was_asked_for(
     flags = {"method": "sft", "model": "tiny", "suite": "mixed", "tasks_file": str(file),
              "data": {"tomi": "synth:6"}}  # fmt: skip
     with pytest.raises(UserError, match="attic"):
-        gather_material(TrainConfig.load(None, {}, flags))
-    material = gather_material(TrainConfig.load(None, {}, {**flags, "playable": True}))
+        load_training_data(TrainConfig.load(None, {}, flags))
+    material = load_training_data(TrainConfig.load(None, {}, {**flags, "playable": True}))
     assert set(material.tasks) == {"tomi"} == set(material.config.tasks)
     assert material.left_out["attic"] == "this version cannot play it"
     assert "no training data" in material.left_out["secret_keeper"]
     nowhere = {**flags, "playable": True, "data": {"secret_keeper": str(tmp_path / "gone.jsonl")}}
     with pytest.raises(UserError, match=r"gone\.jsonl"):
-        gather_material(TrainConfig.load(None, {}, nowhere))
+        load_training_data(TrainConfig.load(None, {}, nowhere))
 
 
 @pytest.mark.parametrize(
@@ -215,13 +217,13 @@ def test_a_resume_that_could_play_more_names_the_task(
     file.write_text(TASKS)
     flags = {"method": "grpo", "model": "m", "suite": "judged", "playable": True,
              "tasks_file": str(file), "data": {"*": "synth:6"}}  # fmt: skip
-    begun = gather_material(TrainConfig.load(None, {}, flags)).config
+    begun = load_training_data(TrainConfig.load(None, {}, flags)).config
     run = Run.open(tmp_path / "run", "train grpo", begun.identity())
     assert set(begun.tasks) == {"tomi"}
-    same = gather_material(TrainConfig.load(run.path / "config.yaml", {}, {}, trust=True)).config
+    same = load_training_data(TrainConfig.load(run.path / "config.yaml", {}, {}, trust=True)).config
     assert Run.open(run.path, "train grpo", same.identity()).resumed
     monkeypatch.setenv("OPENAI_API_KEY", "a-key-that-came-later")
-    more = gather_material(TrainConfig.load(None, {}, flags)).config
+    more = load_training_data(TrainConfig.load(None, {}, flags)).config
     assert set(more.tasks) == {"tomi", "sotopia"}
     with pytest.raises(RunError, match="sotopia"):
         Run.open(run.path, "train grpo", more.identity())

@@ -17,10 +17,10 @@ import torch
 
 from soulkit.report import ablation
 from soulkit.report.load import load_runs
-from soulkit.report.table import markdown
+from soulkit.report.tables import markdown
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.state.fingerprint import machine_print
-from soulkit.train.state.lines import OLD_GROUPS, OLD_NAMES, read_line, read_step_lines, renamed
+from soulkit.train.state.metrics import OLD_GROUPS, OLD_NAMES, read_line, read_step_lines, renamed
 from soulkit.train.state.summary import TrainSummary
 from tests.support.training import soul
 

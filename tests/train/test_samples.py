@@ -9,7 +9,7 @@ import pytest
 
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
-from soulkit.train.state.lines import read_step_lines
+from soulkit.train.state.metrics import read_step_lines
 from tests.support.people import chats_file, person_chat
 from tests.support.training import soul
 

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError
-from soulkit.report.training_facts import probe_text
+from soulkit.report.training import probe_text
 from soulkit.runs.folder import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.assemble import gather_material
-from soulkit.train.material.measured import measured_settings
 from soulkit.train.planning import training_plan
+from soulkit.train.setup.data import load_training_data, measured_settings
 from tests.support.evaluation import replaced
 from tests.support.resuming import files, fork_context, reply, states, stop_after
 from tests.support.servers.openai_server import ScriptedServer
@@ -68,14 +67,14 @@ def test_what_is_measured_has_the_settings_of_a_reinforcement() -> None:
 
 
 def test_dev_rows_are_learned_by_nobody() -> None:
-    material = gather_material(config(**PROBES, eval_every=2, dev_limit=5))
+    material = load_training_data(config(**PROBES, eval_every=2, dev_limit=5))
     measured = material.measured
     assert measured is not None and measured.config.method == "grpo"
     dev = {example.id for _, example in measured.dev}
     assert len(dev) == 5
     assert not dev & {example.id for pool in (material.pool, measured.pool) for _, example in pool}
     with pytest.raises(ConfigError, match="evaluation-only"):
-        gather_material(config(eval_every=2, eval_task="instructions"))
+        load_training_data(config(eval_every=2, eval_task="instructions"))
 
 
 def test_the_plan_counts_dev_scores_and_probes() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.train.state.lines import Learned, StepLine
+from soulkit.train.state.metrics import Learned, StepLine
 from soulkit.train.state.tracking import TRACKING, MetricsTracker, make_tracker
 from tests.support.training import lines_of, random_model, soul
 
@@ -58,7 +58,7 @@ def trackio_folder(tmp_path: Path) -> dict[str, str]:
 PLAY = """
 import sys
 from pathlib import Path
-from soulkit.keys import remember
+from soulkit.api_keys import remember
 from tests.train.test_tracking import SECRET, log_all
 from soulkit.train.state.tracking import make_tracker
 package, run, first, last = sys.argv[1:5]

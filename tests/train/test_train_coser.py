@@ -9,9 +9,9 @@ import pytest
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import build_tiny
 from soulkit.runs.records import load_records
-from soulkit.tasks.coser.scripts import surroundings
+from soulkit.tasks.coser.coach import scripted_environment
 from soulkit.train.objectives.sequences import copied_spans, emitted_spans
-from soulkit.train.run import words_of
+from soulkit.train.run import tiny_model_texts
 from soulkit.types import Record
 from tests.support.coser import Body, critics
 from tests.support.servers.openai_server import ScriptedServer
@@ -24,14 +24,14 @@ def served(body: Body) -> str:
     """Critics who like longer words, and the scripted surroundings."""
     if body["model"] == "judge":
         return critics({**WEAK, "character_fidelity": len(str(body)) % 9})(body)
-    return surroundings(body["messages"])
+    return scripted_environment(body["messages"])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     task, examples = rows("coser", 8)
-    texts = words_of([(task, example) for example in examples])
+    texts = tiny_model_texts([(task, example) for example in examples])
     build_tiny(folder, [*texts, served({"model": "environment", "messages": []})], max_context=8192)
     return folder
 

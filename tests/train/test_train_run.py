@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from soulkit.eval.keeping import alone
+from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.local.sampler import LocalModel
 from soulkit.report.load import load_runs
-from soulkit.report.table import markdown
+from soulkit.report.tables import markdown
 from soulkit.runs.folder import Run, read_jsonl
 from soulkit.runs.records import load_records, measured_records, newest_dev
-from soulkit.tasks.secret_keeper.visitor import visitor_line
-from soulkit.train.forward.policy import load_policy
-from soulkit.train.forward.prepare import log_probs
+from soulkit.tasks.secret_keeper.task import visitor_line
+from soulkit.train.model.policy import load_policy
+from soulkit.train.model.prepare import log_probs
 from soulkit.train.objectives.sequences import emitted_spans
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.state.checkpoint import load_checkpoint
@@ -121,10 +121,10 @@ def test_episodes_hold_the_feedback_on_both_sides(ditto: Path) -> None:
 def test_dev_rows_are_never_trained_on(ditto: Path) -> None:
     from soulkit.config import read_settings_file
     from soulkit.train.config import TrainConfig
-    from soulkit.train.material.assemble import gather_material
+    from soulkit.train.setup.data import load_training_data
 
     settings = TrainConfig.model_validate(read_settings_file(ditto / "config.yaml"))
-    material = gather_material(settings)
+    material = load_training_data(settings)
     held, training = ({e.cluster for _, e in pool} for pool in (material.dev, material.pool))
     assert held and not held & training
     played = {r.cluster for r in load_records(ditto / "episodes.jsonl")}
@@ -180,7 +180,7 @@ def test_a_folder_that_is_trained_in_is_left_alone(
              "--checkpoint-every", 2, "--eval-every", 2, "--set", "dev_limit=10",
              "--set", "mini_batch_prompts=2")  # fmt: skip
     run = Run(path=ditto, command="train ditto", resumed=True)
-    with alone(run):
+    with run_lock(run):
         assert soul(*again) == 2
     assert "Another process" in capsys.readouterr().err
 

@@ -1,8 +1,14 @@
-"""The update equals a naive one: every sequence alone, the formulas written out."""
+"""The update equals a naive one: every sequence alone, the formulas written out.
+
+The two forms of a batch: token after token, and a row for each sequence.
+
+The distance to the base is measured on a fixed number of drafts, however many a step has.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,17 +19,21 @@ import torch
 from torch import Tensor
 
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
-from soulkit.train.forward.prepare import (
-    correction_of,
-    lost_twins,
-    prepare_step,
-    sampler_ratios,
+from soulkit.train.loss.losses import kl_penalty
+from soulkit.train.model.policy import Policy
+from soulkit.train.model.prepare import correction_of, lost_twins, prepare_step, sampler_ratios
+from soulkit.train.model.update import (
+    NotFinite,
+    Tally,
+    Update,
+    _Rows,
+    kl_to_base,
+    log_probs,
+    mini_batches,
+    update,
 )
-from soulkit.train.forward.terms import Tally
-from soulkit.train.forward.update import NotFinite, Update, mini_batches, update
 from soulkit.train.objectives.sequences import Span, TrainSequence
-from soulkit.train.state.lines import SamplerCorrection, SamplerGap
+from soulkit.train.state.metrics import SamplerCorrection, SamplerGap
 from soulkit.train.step import learn, with_advantages
 from soulkit.types import Completion, Segment, Trace, Turn
 from tests.support.methods import Numbers, batch_of, play
@@ -35,6 +45,7 @@ from tests.support.training import (
     policy_of,
     random_model,
     sequence,
+    span,
     step_of,
 )
 
@@ -591,3 +602,60 @@ def test_tokens_without_an_advantage_are_tokens_that_were_not_clipped(folder: Pa
     update(policy, still(policy), replace(prepared, old=old), range(len(old)), settings, later)
     assert later.means().ratio == pytest.approx(math.exp(-1.0), rel=1e-4)
     assert later.means().clipped == pytest.approx(negative / tokens)
+
+
+def test_a_batch_has_a_row_for_each_sequence_and_comes_back_as_it_was() -> None:
+    owner = torch.tensor([0, 0, 0, 1, 2, 2])
+    rows, flat = _Rows(owner, 3), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    square = rows.square(flat)
+    assert square.tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0], [5.0, 6.0, 0.0]]
+    assert torch.equal(rows.flat(square), flat)
+
+
+LORA = {"lora": {"r": 4, "alpha": 8}}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    return policy_of(random_model(tmp_path_factory.mktemp("models") / "tiny"), **LORA)
+
+
+def drafts(count: int) -> list[TrainSequence]:
+    """Drafts of different prompts, three trained tokens each."""
+    rng = random.Random(3)
+    spans = [span(rng, [rng.randrange(300, 400) for _ in range(4)], [3]) for _ in range(count)]
+    return [sequence(one, "draft", f"x{i}", 0, 0.5) for i, one in enumerate(spans)]
+
+
+def kl_by_hand(policy: Policy, sequences: list[TrainSequence]) -> list[float]:
+    """The k3 estimate of each sequence, a mean over its tokens."""
+    budget = config(**LORA).tokens_per_batch
+    spans = [one.span for one in sequences]
+    now = log_probs(policy, spans, budget)
+    with policy.base():
+        base = log_probs(policy, spans, budget)
+    return [float(kl_penalty(a, b, "k3").mean()) for a, b in zip(now, base, strict=True)]
+
+
+def test_the_distance_is_that_of_the_first_sixty_four_drafts(policy: Policy) -> None:
+    sequences = drafts(66)
+    each = kl_by_hand(policy, sequences)
+    measured = kl_to_base(policy, sequences, config(**LORA))
+    means = {n: sum(each[:n]) / n for n in (63, 64, 65, 66)}
+    assert measured == pytest.approx(means[64], rel=1e-5)
+    others = [mean for n, mean in means.items() if n != 64]
+    assert all(abs(mean - means[64]) > 1e-4 * means[64] for mean in others)
+
+
+def test_copies_and_refined_rollouts_are_not_measured(policy: Policy) -> None:
+    sequences = drafts(2)
+    other = [sequence(one.span, "refined", "y", i, 0.5) for i, one in enumerate(drafts(4)[2:])]
+    assert kl_to_base(policy, other, config(**LORA)) is None
+    both = kl_to_base(policy, [*other, *sequences], config(**LORA))
+    assert both == pytest.approx(sum(kl_by_hand(policy, sequences)) / 2, rel=1e-5)
+
+
+def test_a_model_that_is_its_own_base_has_no_distance(policy: Policy) -> None:
+    full = config(full=True)
+    assert kl_to_base(policy, drafts(2), full) is None
+    assert torch.is_grad_enabled()

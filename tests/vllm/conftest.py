@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import examples
 from tests.vllm.rows import CHOICE_TASKS, ROWS
 

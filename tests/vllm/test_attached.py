@@ -23,11 +23,11 @@ from soulkit.models.vllm.adapters import (
     push_adapter,
     serve_adapter,
 )
-from soulkit.models.vllm.attach import NotAttachable, probe_fleet, probe_ids
+from soulkit.models.vllm.capabilities import IncompatibleServer, probe_ids, probe_servers
 from soulkit.models.vllm.client import Address, VllmClient
-from soulkit.models.vllm.fleet import Fleet
+from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.server import free_port
-from soulkit.models.vllm.verify import compare_weights, compared_prompts, read_folder
+from soulkit.models.vllm.weights_check import compare_weights, compared_prompts, read_folder
 
 if TYPE_CHECKING:
     from soulkit.models.vllm.server import VllmServer
@@ -87,8 +87,8 @@ def answers(url: str) -> bool:
         return False
 
 
-def fleet(*addresses: Address, say: Any = lambda _: None) -> Fleet:
-    return Fleet([VllmClient(address) for address in addresses], in_flight=16, say=say)
+def fleet(*addresses: Address, say: Any = lambda _: None) -> Replicas:
+    return Replicas([VllmClient(address) for address in addresses], in_flight=16, say=say)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def listed(server: Address) -> list[str]:
 def test_a_server_that_soulkit_started_lacks_nothing(
     address: Address, tiny_model: Path, codec: Codec
 ) -> None:
-    abilities = asyncio.run(probe_fleet(fleet(address), str(tiny_model), codec))
+    abilities = asyncio.run(probe_servers(fleet(address), str(tiny_model), codec))
     assert abilities.prompt_ids and abilities.adapters and abilities.remarks == ()
     assert abilities.logprobs == "processed" and abilities.max_context == codec.context_limit
     assert abilities.version.startswith("0.")
@@ -175,7 +175,7 @@ def test_served_weights_are_compared_with_a_folders(
         ):  # fmt: skip
             line = await compare_weights(servers, name, prompts, own)
             assert address.url in line and "16-bit" not in line
-            with pytest.raises(NotAttachable, match=address.url):
+            with pytest.raises(IncompatibleServer, match=address.url):
                 await compare_weights(servers, name, prompts, other)
         await served.unload(servers)
         await servers.close()
@@ -207,8 +207,8 @@ def test_another_models_tokenizer_is_refused(
     from soulkit.models.local.tiny import tiny_tokenizer
 
     codec = Codec(tiny_tokenizer(["apple", "where", "box", "nobody"]))
-    with pytest.raises(NotAttachable, match="another tokenizer"):
-        asyncio.run(probe_fleet(fleet(address), str(tiny_model), codec))
+    with pytest.raises(IncompatibleServer, match="another tokenizer"):
+        asyncio.run(probe_servers(fleet(address), str(tiny_model), codec))
 
 
 # -- two servers -----------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ def test_another_models_tokenizer_is_refused(
 def test_a_server_started_by_hand_is_looked_through(
     address: Address, plain: Plain, tiny_model: Path, tiny_adapter: Path, codec: Codec
 ) -> None:
-    alone = asyncio.run(probe_fleet(fleet(plain.address), str(tiny_model), codec))
+    alone = asyncio.run(probe_servers(fleet(plain.address), str(tiny_model), codec))
     assert alone.logprobs == "raw" and not alone.adapters
     assert "--logprobs-mode processed_logprobs" in alone.remarks[0]
-    both = asyncio.run(probe_fleet(fleet(address, plain.address), str(tiny_model), codec))
+    both = asyncio.run(probe_servers(fleet(address, plain.address), str(tiny_model), codec))
     assert both.logprobs == "raw" and both.max_context == 512
     with pytest.raises(AdapterNotServed, match="takes no adapters while it runs") as caught:
         asyncio.run(push_adapter(fleet(address, plain.address), tiny_adapter, "policy"))
@@ -240,7 +240,7 @@ def test_one_of_two_is_killed_half_way_and_the_replies_are_those_of_one(
         for n in range(200)
     ]  # fmt: skip
 
-    async def asking(servers: Fleet, kill_at: int) -> list[list[int]]:
+    async def asking(servers: Replicas, kill_at: int) -> list[list[int]]:
         done = 0
 
         async def one(body: dict[str, Any]) -> list[int]:

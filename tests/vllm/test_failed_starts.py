@@ -9,7 +9,7 @@ import pytest
 
 from soulkit.models.vllm.command import ServerSpec
 from soulkit.models.vllm.server import ServerFailed, VllmServer
-from soulkit.models.vllm.version import vllm_version
+from soulkit.models.vllm.settings import vllm_version
 from tests.support.servers.groups import children
 
 pytestmark = pytest.mark.vllm

@@ -13,8 +13,8 @@ import pytest
 
 from soulkit.models.codec import Codec
 from soulkit.models.vllm.client import Address, VllmClient
-from soulkit.models.vllm.fleet import Fleet
 from soulkit.models.vllm.model import VllmModel
+from soulkit.models.vllm.replicas import Replicas
 from soulkit.types import Call, Completion, Form, Sampling, Segment, Usage
 from tests.models.vllm.test_model import Truths
 
@@ -29,7 +29,7 @@ EXACT = 1e-4
 
 
 def behind(server: VllmServer, model: Path, **more: Any) -> VllmModel:
-    fleet = Fleet([VllmClient(Address(server.url, server.key))], in_flight=64)
+    fleet = Replicas([VllmClient(Address(server.url, server.key))], in_flight=64)
     settings = {"abilities": Truths(), **more}
     return VllmModel(fleet, Codec.load(model), name="tiny", served=server.served, **settings)
 

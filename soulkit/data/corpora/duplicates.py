@@ -1,29 +1,43 @@
-"""Conversations that a source holds twice: word for word, or nearly so.
+"""Conversations that a source holds twice, and those that give rows to evaluate on away.
 
-`exact` are rows whose messages have the same words under the same roles; case and punctuation
-aside. `near` are rows that share at least `threshold` of the word triples of what is said (Jaccard)
-with one that stays; system prompts, which rows of one collection share, do not count there. Of
-equal rows the first stays.
+Duplicates: `exact` are rows whose messages have the same words under the same roles; case and
+punctuation aside. `near` are rows that share at least `threshold` of the word triples of what is
+said (Jaccard) with one that stays; system prompts, which rows of one collection share, do not count
+there. Of equal rows the first stays. Near pairs are proposed by banded minwise hashes, and
+confirmed by counting in a second pass over the rows concerned.
 
-Near pairs are proposed by banded minwise hashes, and confirmed by counting in a second pass over
-the rows concerned. In memory stay some 300 bytes a row, and the checksums of the triples of rows
-that may be near another.
+Leaks: what counts is how much of one stands in the other, because a conversation may hold a whole
+story beside much else. System prompts count: a persona or a scene may stand there.
+
+* `holds`: the conversation has at least `threshold` of the triples of the evaluation row, or of
+  what was recorded for it (the history that it continues, its answer): beside those may stand an
+  aim or a persona that was written for the row, and that no conversation has;
+* `part`: the evaluation row has at least `threshold` of the triples of the conversation, a longer
+  one than a greeting.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from soulkit.data.contamination import THRESHOLD, check_threshold, folded_words, shingles
-from soulkit.data.corpora.messages import ChatRow, Unusable, conversation_of
+from soulkit.data.contamination import (
+    THRESHOLD,
+    Passage,
+    RowMatch,
+    check_threshold,
+    folded_words,
+    shingles,
+)
+from soulkit.data.corpora.file_rows import source_rows
+from soulkit.data.corpora.lessons import ChatRow, Unusable, conversation_of
 from soulkit.data.corpora.settings import AnySource, source_settings
-from soulkit.data.corpora.store import source_rows
-from soulkit.data.files import BadRow
+from soulkit.data.files import BadRow, SourcedRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -200,3 +214,102 @@ def _nearest(
         if union and common / union >= threshold:
             return other, common / union
     return None
+
+
+LEAST_TRIPLES = 8
+"""Of a row; a shorter one is common speech, and stands in many conversations by chance."""
+LEAST_OF_A_CHAT = 20
+"""Triples of a conversation that may be `part` of a row."""
+
+
+@dataclass(slots=True)
+class ChatLeaks:
+    """What a corpus gives away."""
+
+    chats: int = 0
+    evaluation_rows: int = 0
+    short: int = 0
+    """Evaluation rows with too few words to be looked for."""
+    matches: list[RowMatch] = field(default_factory=list)
+    """For each conversation that gives something away, the row that it gives away most of."""
+    evaluations: set[str] = field(default_factory=set)
+    """Sources of every row that some conversation gives away."""
+    bad: list[BadRow] = field(default_factory=list)
+
+    def left_out(self) -> frozenset[str]:
+        """The keys of the rows that a clean file does not have."""
+        return frozenset([m.train for m in self.matches] + [bad.source for bad in self.bad])
+
+
+def find_leaks(
+    rows: Iterable[SourcedRow], evaluation: Sequence[Passage], threshold: float = THRESHOLD
+) -> ChatLeaks:
+    """Every conversation in `rows` that gives a row of `evaluation` away.
+
+    ConfigError unless 0 < threshold <= 1.
+    """
+    check_threshold(threshold, "A leak is at least this part of the word triples of a row.")
+    report = ChatLeaks(evaluation_rows=len(evaluation))
+    texts = _Texts(evaluation)
+    report.short = len(evaluation) - len(set(texts.sources))
+    for key, row in rows:
+        report.chats += 1
+        try:
+            triples = _triples(key, row)
+        except Unusable as error:
+            report.bad.append(BadRow(key, str(error)))
+            continue
+        _compare(key, triples, texts, threshold, report)
+    return report
+
+
+class _Texts:
+    """The texts of evaluation rows that are long enough to be looked for, by number."""
+
+    def __init__(self, evaluation: Sequence[Passage]) -> None:
+        self.sources: list[str] = []
+        """Text → the row that it is of."""
+        self.sizes: list[int] = []
+        """Text → its triples."""
+        self.holders: dict[int, list[int]] = defaultdict(list)
+        """Triple → the texts that have it."""
+        for passage in evaluation:
+            for text in ((passage.words,), *passage.recorded):
+                self._add(passage.source, {n for w in text for n in triples_of(w).tolist()})
+
+    def _add(self, source: str, triples: set[int]) -> None:
+        if len(triples) < LEAST_TRIPLES:
+            return
+        for triple in triples:
+            self.holders[triple].append(len(self.sources))
+        self.sources.append(source)
+        self.sizes.append(len(triples))
+
+
+def _triples(key: str, row: Any) -> list[int]:
+    if isinstance(row, BadRow):
+        raise Unusable(row.why)
+    conversation = conversation_of(row, key)
+    return list(triples_of(folded_words([u.text for u in conversation.utterances])).tolist())
+
+
+def _compare(
+    key: str, triples: Sequence[int], texts: _Texts, threshold: float, report: ChatLeaks
+) -> None:
+    common: Counter[int] = Counter()
+    for triple in triples:
+        common.update(texts.holders.get(triple, ()))
+    best: RowMatch | None = None
+    for text, count in common.items():
+        held = count / texts.sizes[text]
+        part = count / len(triples) if len(triples) >= LEAST_OF_A_CHAT else 0.0
+        share = max(held, part)
+        if share < threshold:
+            continue
+        source = texts.sources[text]
+        report.evaluations.add(source)
+        if best is None or share > best.similarity:
+            kind = "holds" if held >= threshold else "part"
+            best = RowMatch(kind, key, source, round(share, 4))
+    if best is not None:
+        report.matches.append(best)

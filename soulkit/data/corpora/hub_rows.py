@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from soulkit.data.corpora.places import CorpusPart
-from soulkit.data.corpora.windows import Window
+from soulkit.data.corpora.file_rows import Window
+from soulkit.data.corpora.settings import CorpusPart
 from soulkit.data.files import SourcedRow
 from soulkit.errors import DataError, MissingPackage
 

@@ -1,24 +1,98 @@
-"""One source of a stream: its windows in the order of a pass, and its rows as lessons."""
+"""One source of a stream: its windows in the order of a pass, its rows as lessons, its share.
+
+Sources take turns by their weights: row k of a source with weight w is due at (k + phase) / w, and
+whatever is due first comes next. So over any stretch every source has its share to within a row,
+whatever the seed; the seed only sets the phases.
+
+A ratio below 1 is a fixed part of the rows: of every thousand in file order the same ones, drawn by
+the seed, in every pass. A ratio above 1 needs no draw: passes follow one another.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, Self
 
-from soulkit.data.corpora.lesson import Lesson
-from soulkit.data.corpora.making import LessonShape, lesson_from
-from soulkit.data.corpora.messages import LAYOUTS, Unusable, conversation_of, nearest_layout
-from soulkit.data.corpora.mixing import Part
-from soulkit.data.corpora.places import CorpusPart, hub_address, source_files
-from soulkit.data.corpora.settings import SourceSettings
-from soulkit.data.corpora.table import ASSISTANT, HUMAN, listed_rule, rule_for
-from soulkit.data.corpora.windows import Window
+from soulkit.data.corpora.file_rows import Window
+from soulkit.data.corpora.lessons import (
+    LAYOUTS,
+    Lesson,
+    LessonShape,
+    Unusable,
+    conversation_of,
+    lesson_from,
+    nearest_layout,
+)
+from soulkit.data.corpora.settings import (
+    ASSISTANT,
+    HUMAN,
+    CorpusPart,
+    SourceSettings,
+    hub_address,
+    listed_rule,
+    rule_for,
+    source_files,
+)
 from soulkit.data.files import BadRow, SourcedRow
 from soulkit.errors import ConfigError, DataError
 from soulkit.text import one_line
+
+BLOCK_ROWS = 1000
+
+
+class SourceTurns:
+    """The endless order of sources with these weights; `taken` rows of each are out already."""
+
+    def __init__(self, weights: Sequence[float], seed: int, taken: Sequence[int] = ()) -> None:
+        rng = random.Random(f"{seed}/turns")
+        self._weights = list(weights)
+        self._phases = [rng.random() for _ in weights]
+        self.taken = list(taken) or [0] * len(weights)
+
+    def next(self) -> int:
+        """The place of the source whose row comes next."""
+        due = [
+            (count + phase) / weight
+            for count, phase, weight in zip(self.taken, self._phases, self._weights, strict=True)
+        ]
+        place = due.index(min(due))
+        self.taken[place] += 1
+        return place
+
+
+class RowShare:
+    """The fixed part of a source that a ratio below 1 leaves; everything from 1 on."""
+
+    def __init__(self, ratio: float, span: int | None, salt: str) -> None:
+        """Ordinals lie below `span`, None where nobody knows; `salt` tells sources and seeds apart.
+
+        Among ordinals that no row has (the end of a window with blank lines) a block's part may
+        hold a few rows more or fewer.
+        """
+        self._ratio, self._span, self._salt = ratio, span, salt
+
+    def __contains__(self, ordinal: int) -> bool:
+        """Whether the row at this place (from 0) of the source is in it."""
+        if self._ratio >= 1:
+            return True
+        block, place = divmod(ordinal, BLOCK_ROWS)
+        first = block * BLOCK_ROWS
+        known = self._span is not None and ordinal < self._span
+        rest = min((self._span or 0) - first, BLOCK_ROWS) if known else BLOCK_ROWS
+        quota = int((first + rest) * self._ratio) - int(first * self._ratio)
+        if block == 0:  # a part of few rows is never empty
+            quota = max(quota, 1)
+        return place in _drawn(self._salt, block, rest, quota)
+
+
+@lru_cache(maxsize=256)
+def _drawn(salt: str, block: int, rows: int, quota: int) -> frozenset[int]:
+    return frozenset(random.Random(f"{salt}/{block}").sample(range(rows), quota))
+
 
 SPEAKERS = 12
 """Names that an error lists."""
@@ -71,7 +145,7 @@ class LessonSource:
         """Why rows were left out → how many; rows of the first pass alone, so each once."""
         self._store, self._window_rows = store, window
         self._salt = f"{seed}/{label}"
-        self._part = Part(settings.ratio, store.span, f"{self._salt}/part")
+        self._part = RowShare(settings.ratio, store.span, f"{self._salt}/part")
         self._shapes: dict[str, LessonShape] = {}
         self._speakers: set[str] = set()
         self._odd: tuple[str, Any] | None = None
@@ -90,7 +164,7 @@ class LessonSource:
 
         `window` rows and about `limit` bytes are read at once. DataError when there is nothing.
         """
-        from soulkit.data.corpora.store import FileStore
+        from soulkit.data.corpora.file_rows import FileStore
 
         if window < 1:
             raise ConfigError(

@@ -20,11 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from soulkit.data.corpora.lesson import Lesson
-from soulkit.data.corpora.mixing import Turns
-from soulkit.data.corpora.places import CorpusPart
-from soulkit.data.corpora.settings import AnySource, SourceSettings, source_settings
-from soulkit.data.corpora.source import Announcement, LessonSource, source_labels
+from soulkit.data.corpora.lessons import Lesson
+from soulkit.data.corpora.settings import AnySource, CorpusPart, SourceSettings, source_settings
+from soulkit.data.corpora.source import Announcement, LessonSource, SourceTurns, source_labels
 from soulkit.errors import ConfigError, DataError
 
 WINDOW = 10_000
@@ -80,10 +78,10 @@ class LessonStream:
         ]  # fmt: skip
         return cls(opened, seed, window)
 
-    def _new_turns(self, taken: Sequence[int]) -> Turns:
+    def _new_turns(self, taken: Sequence[int]) -> SourceTurns:
         alone = len(self._sources) == 1  # its turn comes anyway
         weights = [1.0 if alone else s.ratio * s.count() for s in self._sources]
-        return Turns(weights, self._seed, taken)
+        return SourceTurns(weights, self._seed, taken)
 
     # -- lessons ---------------------------------------------------------------------------------
 

@@ -2,11 +2,11 @@
 
     POST /files (purpose batch)    POST /batches    GET /batches/{id}    GET /files/{id}/content
 
-Each request is made once. Where it may help to ask again, `ServiceSilent` is raised, and the caller
-decides; whatever else a service says is a `UserError`. An unreadable answer to a new file or batch
-means that there is no such service; about a batch that may exist it is asked for again. A batch
-carries a mark in its metadata, so that one whose creation was not heard of is found again instead
-of being made, and paid for, twice.
+Each request is made once, by the openai package on the HTTP client of `transport.py`. Where it may
+help to ask again, `ServiceSilent` is raised, and the caller decides; anything else a service says
+is a `UserError`. An unreadable answer to a new file or batch means that there is no such service;
+about a batch that may exist it is asked for again. A batch carries a mark in its metadata, so that
+one whose creation was not confirmed is found again instead of being made, and paid for, twice.
 """
 
 from __future__ import annotations
@@ -19,16 +19,61 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from soulkit.api_keys import masked_json
 from soulkit.errors import ModelLoadError, UserError
-from soulkit.keys import masked_json
-from soulkit.models.api.access import Access
-from soulkit.models.api.faults import NO_CREDIT, clean_detail
-from soulkit.models.api.sdk import make_sdk
+from soulkit.models.api import transport
+from soulkit.models.api.addresses import ACCOUNT, Access
+from soulkit.models.api.replies import NO_CREDIT, clean_detail
 from soulkit.models.api.wire import json_or_none, rate_limit_wait, retry_after
 
 if TYPE_CHECKING:
+    from httpx2 import Request
     from openai import AsyncOpenAI
     from openai.types import Batch
+
+
+CONNECTIONS = 4
+CUSTOM = "OPENAI_CUSTOM_HEADERS"
+"""Headers for every request of the package, whatever the host. Here they are named with
+--headers."""
+
+
+def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
+    """A client for the server of `access` that retries nothing: a request that was sent twice might
+    be paid for twice.
+
+    ModelLoadError when no connection can be prepared.
+    """
+    from openai import AsyncOpenAI, Omit
+
+    # By itself the package would tell every host what the environment says of OpenAI's account.
+    named = {name.lower() for name in access.headers}
+    silent: dict[str, Any] = {name: Omit() for name in ACCOUNT if name.lower() not in named}
+    silent |= {name: Omit() for name in _headers_of_environment()}
+    client = transport.make_client(access.base_url, timeout_s, CONNECTIONS)
+    if "authorization" not in named:
+        client.event_hooks = {"request": [_unsigned]}
+    return AsyncOpenAI(
+        api_key="unused",  # the headers hold the real one, in whatever form the server wants it
+        base_url=access.base_url,
+        default_headers={**silent, **access.headers},
+        default_query={"api-version": access.api_version} if access.api_version else None,
+        timeout=timeout_s,
+        max_retries=0,
+        http_client=client,
+    )
+
+
+def _headers_of_environment() -> list[str]:
+    """Names of the headers that the package would add from its variable, as it spells them."""
+    lines = os.environ.get(CUSTOM, "").split("\n")
+    return [line.partition(":")[0].strip() for line in lines if ":" in line]
+
+
+async def _unsigned(request: Request) -> None:
+    """The package insists on an Authorization; Azure wants its key elsewhere, and only there."""
+    request.headers.pop("Authorization", None)
+
 
 PATH: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 """What every line of a batch asks, whatever stands before it in the server's address."""

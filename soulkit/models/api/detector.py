@@ -20,11 +20,11 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from soulkit.api_keys import masked_json
 from soulkit.errors import UnreadableVerdict
-from soulkit.keys import masked_json
-from soulkit.models.api import http
-from soulkit.models.api.address import checked_url, is_loopback, read_key
-from soulkit.models.api.faults import clean_detail, connection_fault
+from soulkit.models.api import transport
+from soulkit.models.api.addresses import checked_url, is_loopback, read_key
+from soulkit.models.api.replies import clean_detail, connection_fault
 from soulkit.models.api.wire import Unreadable, parse_reply
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
 from soulkit.types import Call, Sampling
@@ -117,7 +117,7 @@ class Detector:
             return "", f"no answer within {self.timeout_s:g} s", True
         except errors.HTTPError as error:
             return "", clean_detail(connection_fault(error).detail), True
-        except http.TooLong:
+        except transport.TooLong:
             return "", f"the reply is longer than {MAX_BYTES} bytes", False
         raw = masked_json(received.text)
         if received.status != 200:
@@ -129,11 +129,11 @@ class Detector:
             return raw, error.detail, True
         return raw, "", False
 
-    async def _receive(self, text: str, secret: str) -> http.Received:
+    async def _receive(self, text: str, secret: str) -> transport.Received:
         headers = {self.header: secret} if secret else {}
         url = checked_url(self.url)
-        async with http.make_client(url, self.timeout_s, 1) as client:
-            return await http.post(client, url, headers, {"text": text}, MAX_BYTES)
+        async with transport.make_client(url, self.timeout_s, 1) as client:
+            return await transport.post(client, url, headers, {"text": text}, MAX_BYTES)
 
     def _share(self, raw: str) -> float:
         """How human the reply says; UnreadableVerdict when it does not say it in [0, 1]."""

@@ -55,35 +55,37 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ContextOverflow, ProviderError
-from soulkit.models.api import http
-from soulkit.models.api.access import open_access
-from soulkit.models.api.address import OPENAI_URL, PATH, is_loopback
-from soulkit.models.api.breaker import Breaker
-from soulkit.models.api.budget import Budget
-from soulkit.models.api.engines import FILLED, Server, ServerDefaults, defaults_line
-from soulkit.models.api.faults import (
-    Fault,
-    clean_detail,
-    connection_fault,
-    oversize_fault,
-    read_received,
-    timeout_fault,
-)
+from soulkit.models.api import transport
+from soulkit.models.api.addresses import OPENAI_URL, PATH, is_loopback, open_access
 from soulkit.models.api.limits import (
+    Breaker,
+    Budget,
     CallGate,
-    Down,
     Patience,
+    ServerDown,
+    SharedLimits,
     Ticket,
-    Traffic,
     bucket,
     check_numbers,
 )
-from soulkit.models.api.paying import CallRequest, Keep, PaidReply
-from soulkit.models.api.pool import ClientPool
 from soulkit.models.api.prices import PriceTable, cost_of, own_price, unpriced_model
-from soulkit.models.api.probe import TIMEOUT_S, Answer, Outcome, Undecided, probe
-from soulkit.models.api.reading import overflow_words, read_completion, read_older_completion
-from soulkit.models.api.schema_question import ask_schema
+from soulkit.models.api.probing import TIMEOUT_S, Answer, Outcome, Undecided, ask_schema, probe
+from soulkit.models.api.replies import (
+    BilledReply,
+    CallRequest,
+    Fault,
+    Keep,
+    clean_detail,
+    connection_fault,
+    overflow_words,
+    oversize_fault,
+    read_completion,
+    read_older_completion,
+    read_received,
+    timeout_fault,
+)
+from soulkit.models.api.server_defaults import FILLED, ServerDefaults, ServerKind, defaults_line
+from soulkit.models.api.transport import ClientPool
 from soulkit.models.api.wire import (
     RUNGS,
     Unreadable,
@@ -94,14 +96,14 @@ from soulkit.models.api.wire import (
     to_messages,
     without,
 )
+from soulkit.models.base import min_reply_tokens
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
-from soulkit.models.room import least_room
 from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient as Client
 
-    from soulkit.models.api.roll_call import RollCall
+    from soulkit.models.api.probing import Preflight
 
 __all__ = ["OPENAI_URL", "Endpoint"]
 
@@ -117,7 +119,7 @@ class _Session:
 
     pool: ClientPool
     gate: CallGate
-    under_way: set[asyncio.Task[PaidReply | Fault]] = field(default_factory=set)
+    under_way: set[asyncio.Task[BilledReply | Fault]] = field(default_factory=set)
     """Requests that are paid for whether their callers wait or not."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of asking the server what it is."""
@@ -179,7 +181,7 @@ class Endpoint:
         ledger: Ledger | None = None,
         headers: Mapping[str, str] | None = None,
         api_version: str | None = None,
-        roll_call: RollCall | None = None,
+        roll_call: Preflight | None = None,
     ) -> None:
         check_numbers(
             positive={"timeout_s": timeout_s, "requests_per_minute": requests_per_minute,
@@ -207,7 +209,7 @@ class Endpoint:
         self._defaults = ServerDefaults(model, self.access, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
-        self._traffic = Traffic(
+        self._traffic = SharedLimits(
             self._breaker(down_after_s), bucket(requests_per_minute), bucket(tokens_per_minute)
         )
         self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
@@ -303,7 +305,7 @@ class Endpoint:
         return outcome
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> ServerKind | None:
         """What is known of the server; None where this process had no reason to ask it."""
         return self._defaults.found
 
@@ -355,7 +357,7 @@ class Endpoint:
     async def _ask(
         self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
     ) -> LedgerEntry:
-        settings, least = parameters(sampling, call), least_room(sampling.max_tokens)
+        settings, least = parameters(sampling, call), min_reply_tokens(sampling.max_tokens)
         if least <= self._longest < sampling.max_tokens:
             settings["max_tokens"] = int(self._longest)
         tokens = estimated_tokens(messages, sampling.max_tokens)
@@ -366,7 +368,7 @@ class Endpoint:
             requests += 1
             request = CallRequest(messages, settings, settings, call, requests, keep, sampling)
             outcome = await self._attempt(request, tokens, attempts, patience)
-            if isinstance(outcome, PaidReply):
+            if isinstance(outcome, BilledReply):
                 return outcome.entry
             if outcome.refused:
                 # This ends: every round sends one parameter less, or the same in another way.
@@ -403,12 +405,12 @@ class Endpoint:
 
     async def _attempt(
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
-    ) -> PaidReply | Fault:
+    ) -> BilledReply | Fault:
         """One request, when its turn has come."""
         session = self._session()
         try:
             ticket = await session.gate.enter(tokens)
-        except Down as down:
+        except ServerDown as down:
             raise ProviderError(str(down)) from None
         try:
             outcome = await self._request(session, request)
@@ -418,11 +420,11 @@ class Endpoint:
         return self._report(session.gate, ticket, outcome, attempts, patience)
 
     def _report(
-        self, gate: CallGate, ticket: Ticket, outcome: PaidReply | Fault, attempts: int,
+        self, gate: CallGate, ticket: Ticket, outcome: BilledReply | Fault, attempts: int,
         patience: Patience,
-    ) -> PaidReply | Fault:  # fmt: skip
+    ) -> BilledReply | Fault:  # fmt: skip
         """Tell the gate what the request came to; a failed probe is marked as one."""
-        if isinstance(outcome, PaidReply):
+        if isinstance(outcome, BilledReply):
             self._defaults.answered()
             self._say_unknown()
             gate.answered(ticket, outcome.tokens)
@@ -449,7 +451,7 @@ class Endpoint:
         if self._roll_call is not None and server is not None and server.unknown:
             self._roll_call.warn(defaults_line(self.name, self.base_url))
 
-    async def _request(self, session: _Session, request: CallRequest) -> PaidReply | Fault:
+    async def _request(self, session: _Session, request: CallRequest) -> BilledReply | Fault:
         """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
         if self._budget is None:
             return await self._pay(session, request)
@@ -471,7 +473,7 @@ class Endpoint:
         # Only now: while it waited, others may have learnt what the server refuses.
         return replace(request, settings=settings, sent=without(settings, self._refused))
 
-    async def _pay(self, session: _Session, request: CallRequest) -> PaidReply | Fault:
+    async def _pay(self, session: _Session, request: CallRequest) -> BilledReply | Fault:
         request = await self._prepare(session, request)
         started = time.perf_counter()
         outcome = await self._receive(session.pool, request)
@@ -482,7 +484,7 @@ class Endpoint:
     def _reply(
         self, raw: str, answer: WireReply, request: CallRequest, seconds: float,
         way: Mapping[str, Any] | None = None,
-    ) -> PaidReply:  # fmt: skip
+    ) -> BilledReply:  # fmt: skip
         """A reply that was paid for, counted and kept; `way` says how it came."""
         entry = self._entry(raw, answer, request, seconds)
         if self._budget is not None:
@@ -490,7 +492,7 @@ class Endpoint:
         beside = {name: request.sent[name] for name in FILLED if name in request.sent}
         if request.settings["max_tokens"] != request.sampling.max_tokens:
             beside["max_tokens"] = request.settings["max_tokens"]
-        return PaidReply(request.keep(entry, {**beside, **(way or {})}), answer)
+        return BilledReply(request.keep(entry, {**beside, **(way or {})}), answer)
 
     def _cost_limit(self, request: CallRequest) -> float:
         """What a reply is taken to have cost, for the budget alone: a server on this machine that
@@ -514,13 +516,15 @@ class Endpoint:
             fault = timeout_fault(self.timeout_s)
         except errors.HTTPError as error:
             fault = connection_fault(error)
-        except http.TooLong:
+        except transport.TooLong:
             fault = oversize_fault(MAX_BYTES)
         return replace(fault, detail=clean_detail(fault.detail))
 
-    async def _post(self, client: Client, request: CallRequest) -> http.Received:
+    async def _post(self, client: Client, request: CallRequest) -> transport.Received:
         body = {"model": self.name, "messages": request.messages, **request.sent}
-        return await http.post(client, self.access.url(PATH), self.access.headers, body, MAX_BYTES)
+        return await transport.post(
+            client, self.access.url(PATH), self.access.headers, body, MAX_BYTES
+        )
 
     def _remember(self, refused: str) -> None:
         if refused not in self._refused:
@@ -573,7 +577,7 @@ class Endpoint:
         return session
 
     def _client(self, connections: int) -> Client:
-        return http.make_client(self.base_url, self.timeout_s, connections)
+        return transport.make_client(self.base_url, self.timeout_s, connections)
 
 
 def _unstored(entry: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:

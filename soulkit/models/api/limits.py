@@ -1,10 +1,9 @@
-"""The gate of an endpoint: how many calls go at once, how fast, and what happens when it is busy.
+"""Limits of calls to one server: concurrency, rates, a circuit breaker, and a budget for the run.
 
-Calls pass one after the other, in the order in which they came; only the first of them waits for a
-condition, the others wait for their turn, so a crowd costs no more than a queue. To pass, a call
-needs all of
+Calls pass a gate one after the other, in the order in which they came; only the first of them
+waits for a condition, the others wait for their turn. To pass, a call needs all of
 
-* **the server** (breaker.py): up, or the call is the probe;
+* **the server**: up, or the call is the probe;
 * **no pause**: a 429 stops all calls for as long as the server asks. After it the calls leave with
   random gaps, spread over about as long again, so that the crowd does not come back as one. One
   call waits for rate limits only so long in all (`Patience`);
@@ -14,9 +13,26 @@ needs all of
 * **the rates**: requests and tokens per minute. A call takes its estimate of tokens beforehand and
   is corrected by the real usage afterwards.
 
-The rates have buckets of their own: aiolimiter (MIT, kept up) cannot give capacity back, allows a
-whole minute's worth in one burst, refuses an amount above it and belongs to one event loop, whereas
-an endpoint serves several in turn.
+The circuit breaker knows whether a server is up; callers tell it the time and sleep:
+
+    closed ── `after` failures in a row, over all calls ──▶ open ── `down_after_s` ──▶ down
+       ▲                                                     │                          │
+       └────────────── any answer of the server ─────────────┴──────────────────────────┘
+
+* **closed**: every call may ask.
+* **open**: all calls wait, but for one probe at a time, with pauses that double up to
+  `max_pause_s`. Waiting spends no attempt, so a short outage costs no episode.
+* **down**: no call waits any longer; it fails at once and says so. A probe may still go when it
+  is due, so a server that comes back is found.
+
+A failure is a broken connection, a time-out or a 5xx. Anything else, a 429 too, shows that the
+server is up. But a server that answers every call with a 429 for `down_after_s` counts as down.
+
+One `Budget` serves all endpoints of a run. What a reply costs is known only when it is there, so
+a run may pass the limit by what was in flight at that moment; those replies are kept in the ledger.
+
+The rates have buckets of their own: aiolimiter (MIT) cannot give capacity back, allows a whole
+minute's worth in one burst, refuses an amount above it and belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -24,12 +40,178 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
 
-from soulkit.errors import ConfigError
-from soulkit.models.api.breaker import Breaker, May
+from soulkit.errors import ConfigError, UserError
+
+AFTER = 8
+"""Failures in a row that open it: more than one call has attempts, so that a single call that
+cannot be answered does not stop the others."""
+
+NEVER_ANSWERED_S = 30.0
+"""Seconds to wait for a server that has never answered anything: more likely a wrong address."""
+
+
+class Decision(Enum):
+    """What a call may do now."""
+
+    GO = "go"
+    PROBE = "probe"
+    WAIT = "wait"
+    FAIL = "fail"
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Breaker:
+    """The state of one server, shared by all calls to it. Times are seconds of one clock.
+
+    Args:
+        down_after_s: seconds from opening after which waiting calls give up; NEVER_ANSWERED_S at
+            most while the server has not answered anything yet.
+        after: failures in a row that open it.
+        pause_s: seconds before the first probe.
+        max_pause_s: no pause is longer.
+        jitter: draws of [0, 1).
+        wall: tells the date and time, for messages.
+    """
+
+    def __init__(
+        self,
+        down_after_s: float,
+        *,
+        after: int = AFTER,
+        pause_s: float = 1.0,
+        max_pause_s: float = 30.0,
+        jitter: Callable[[], float] = random.random,
+        wall: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self.down_after_s, self.after = down_after_s, after
+        self.pause_s, self.max_pause_s = pause_s, max_pause_s
+        self._jitter, self._wall = jitter, wall
+        self.failures = 0
+        """In a row."""
+        self.since: datetime | None = None
+        """When the first failure of the row was seen."""
+        self.last = ""
+        """The last failure in words."""
+        self.gave_up = 0
+        """Calls that failed because the server is down, in this outage."""
+        self._opened: float | None = None
+        self._probe_at = 0.0
+        self._pause = pause_s
+        self._in_line = 0
+        self._busy_since: float | None = None
+        self._patience_s = 0.0
+        self._has_answered = False
+        self.probing = False
+
+    @property
+    def give_up_after_s(self) -> float:
+        """Seconds from opening after which waiting calls give up."""
+        return self.down_after_s if self._has_answered else min(self.down_after_s, NEVER_ANSWERED_S)
+
+    @property
+    def closed(self) -> bool:
+        return self._opened is None
+
+    def may(self, now: float) -> Decision:
+        """What a call that comes at `now` may do; a PROBE is given to one call until it reports."""
+        if self._opened is None:
+            return Decision.GO
+        if not self.probing and now >= self._probe_at:
+            self.probing = True
+            return Decision.PROBE
+        return Decision.FAIL if now >= self._opened + self.give_up_after_s else Decision.WAIT
+
+    def hopeless(self, now: float) -> bool:
+        """Whether a call that comes at `now` would fail."""
+        if self._opened is None or now < self._opened + self.give_up_after_s:
+            return False
+        return self.probing or now < self._probe_at
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until a call that has to wait should ask again, unless something happens."""
+        if self._opened is None:
+            return 0.0
+        end = self._opened + self.give_up_after_s
+        return max(0.0, (end if self.probing else min(end, self._probe_at)) - now)
+
+    def answered(self) -> None:
+        """The server said something: it is up."""
+        self.failures, self.since, self.last = 0, None, ""
+        self._opened, self._pause, self.probing, self.gave_up = None, self.pause_s, False, 0
+        self._busy_since, self._has_answered, self._patience_s = None, True, 0.0
+
+    def failed(self, now: float, why: str, *, probe: bool = False) -> None:
+        """A call failed; `probe` when it was the probe."""
+        self.failures += 1
+        self.last, self._patience_s = why, 0.0
+        if self.since is None:
+            self.since = self._wall()
+        if self._opened is None:
+            if self.failures >= self.after:
+                self._opened = now
+                self._probe_at = now + self._next_pause()
+        elif probe:
+            self.probing = False
+            self._probe_at = now + self._next_pause()
+
+    def busy(self, now: float, why: str, *, probe: bool = False, patience_s: float = 0.0) -> None:
+        """The server turned a call away for the time being; `probe` when it was the probe.
+        `patience_s` is how long calls wait for rate limits, where the server states a wait."""
+        first = now if self._busy_since is None else self._busy_since
+        since = self.since if self._busy_since is not None else None
+        self._patience_s = patience_s
+        if now - first < max(self.down_after_s, patience_s):
+            self.answered()
+            self._busy_since, self.since, self.last = first, since or self._wall(), why
+            return
+        self._busy_since, self.last = first, why
+        self.since = self.since or self._wall()
+        if self._opened is None:
+            self._opened = now - self.down_after_s
+            self._probe_at = now + self._next_pause()
+        elif probe:
+            self.probing = False
+            self._probe_at = now + self._next_pause()
+
+    def abandoned(self) -> None:
+        """The probe was cancelled without an answer: another call may probe at once."""
+        self.probing = False
+
+    def gives_up(self, line: int) -> None:
+        """A call gives up, one of `line` that wait: the first one counts the whole line, so that
+        all who waited together tell the same number."""
+        if self.gave_up == 0:
+            self.gave_up, self._in_line = line, line - 1
+        elif self._in_line > 0:
+            self._in_line -= 1
+        else:
+            self.gave_up += 1
+
+    def _next_pause(self) -> float:
+        pause, self._pause = self._pause, min(self.max_pause_s, 2 * self._pause)
+        return pause * (0.5 + 0.5 * self._jitter())
+
+    def story(self, name: str) -> str:
+        """What happened to the server called `name`, for the error of whoever gives up."""
+        since = f"{self.since:%H:%M:%S} UTC" if self.since else "an unknown time"
+        calls = "1 call" if self.gave_up == 1 else f"{self.gave_up} calls"
+        patience = (
+            f"; calls wait {self._patience_s:g} s for rate limits (--rate-limit-wait)"
+            if self._patience_s
+            else ""
+        )
+        return f"{name} is down since {since} ({self.last}{patience}); {calls} gave up"
+
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +254,7 @@ class Bucket:
 
 
 @dataclass
-class Traffic:
+class SharedLimits:
     """What the calls of an endpoint share, whichever event loop they run in."""
 
     breaker: Breaker
@@ -135,7 +317,7 @@ class Patience:
         )
 
 
-class Down(Exception):
+class ServerDown(Exception):
     """The server is down and the call gave up; the text says since when and why."""
 
 
@@ -152,7 +334,7 @@ class CallGate:
     def __init__(
         self,
         name: str,
-        traffic: Traffic,
+        traffic: SharedLimits,
         concurrency: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -183,14 +365,14 @@ class CallGate:
         await self._room(tokens)
         await self._gap()
         await self._room(tokens)
-        while (may := breaker.may(self.clock())) is May.WAIT:
+        while (may := breaker.may(self.clock())) is Decision.WAIT:
             await self._sleep(breaker.wait_s(self.clock()))
-        if may is May.FAIL:
+        if may is Decision.FAIL:
             raise self._gives_up()
         now = self.clock()
         self.traffic.take(tokens, now)
         self.inside += 1
-        return Ticket(now, tokens, may is May.PROBE)
+        return Ticket(now, tokens, may is Decision.PROBE)
 
     async def _room(self, tokens: float) -> None:
         while (wait := self._room_wait_s(tokens)) != 0.0:
@@ -219,9 +401,9 @@ class CallGate:
             raise self._gives_up()
         await self._sleep(seconds)
 
-    def _gives_up(self) -> Down:
+    def _gives_up(self) -> ServerDown:
         self.traffic.breaker.gives_up(self.waiting)
-        return Down(self.traffic.breaker.story(self.name))
+        return ServerDown(self.traffic.breaker.story(self.name))
 
     async def _sleep(self, seconds: float | None) -> None:
         self._changed.clear()
@@ -328,3 +510,78 @@ def check_numbers(
             "With such a value no request could be sent, or retries would never end.",
             "Set it to a value in range, or leave it out to use the default.",
         )
+
+
+class BudgetSpent(UserError):
+    """The limit is reached: no further request is made."""
+
+
+class Budget:
+    """US dollars that may be spent, and those that were.
+
+    Args:
+        max_cost: the limit, above 0.
+        spent: what the run cost before: the total of its ledger.
+
+    Raises:
+        ConfigError: the limit is not above 0.
+    """
+
+    def __init__(self, max_cost: float, spent: float = 0.0) -> None:
+        if not max_cost > 0:
+            raise ConfigError(
+                f"The cost limit of {max_cost} US dollars allows nothing.",
+                "Before each request the run compares what it has spent with its limit.",
+                "Set --max-cost to an amount above 0, or leave it out.",
+            )
+        self.max_cost = max_cost
+        self._spent, self._reserved, self._reservations = spent, 0.0, 0
+        self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> float:
+        return self._spent
+
+    @property
+    def reserved(self) -> float:
+        """What is under way in batches may cost so much at most."""
+        return self._reserved
+
+    def reserve(self, cost: float, *, sent: bool = False) -> bool:
+        """Whether `cost` fits into what is left; it is then kept free until `release`. What was
+        `sent` already is counted whether it fits or not."""
+        with self._lock:
+            fits = sent or self._spent + self._reserved + cost <= self.max_cost
+            if fits:
+                self._reserved, self._reservations = self._reserved + cost, self._reservations + 1
+        return fits
+
+    def release(self, cost: float) -> None:
+        """What was reserved is spent (`add` says how much of it) or will not be."""
+        with self._lock:
+            self._reservations = max(0, self._reservations - 1)
+            # Counted, since sums of fractions taken apart again leave something of themselves.
+            self._reserved = max(0.0, self._reserved - cost) if self._reservations else 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        return self._spent >= self.max_cost
+
+    def check(self) -> None:
+        """Raise BudgetSpent when nothing is left."""
+        if self.exhausted:
+            raise BudgetSpent(
+                f"The run has spent {self._spent:.4f} US dollars of the {self.max_cost:g} that it "
+                "may cost.",
+                "No further request is made; replies that were under way are in the ledger.",
+                "Run the same command with a larger --max-cost: what is done is not paid for "
+                "again.",
+            )
+
+    def add(self, cost: float) -> None:
+        """A reply cost this much."""
+        with self._lock:
+            self._spent += cost
+
+    def __repr__(self) -> str:
+        return f"Budget(max_cost={self.max_cost}, spent={self._spent:.6f})"

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from soulkit.api_keys import holds_key, masked, masked_json
 from soulkit.errors import SoulError
-from soulkit.keys import holds_key, masked, masked_json
 from soulkit.types import Call, Form, Sampling, Segment
 
 _FIELD_OF = {"max_completion_tokens": "max_tokens", "chat_template_kwargs": "thinking"}

@@ -7,13 +7,17 @@ rollout, kind, turn, sample, step, and seat and purpose where there are any), so
 of one example stay eight entries.
 
 The row holds the server's reply as it came; what was read from it is derived anew on every lookup,
-so a repaired reader also repairs old entries. Beside it stands what was asked (`ledger_file.py`):
+so a repaired reader also repairs old entries. Beside it stands what was asked (storage.py):
 messages, sampling and base URL, from which the key can be computed again. Headers and keys are
 never stored.
 
 Modes: `record` looks up first and stores what it had to ask for; `replay` answers from the file and
 raises `ReplayMiss` rather than touch the network; `off` keeps no reply, and counts the calls of
 this process.
+
+A `LayeredLedger` lies on top of another: what the lower one holds is copied with attempts and cost
+0, since nothing was paid for it here, and the lower one is never written to. A reply that was set
+aside as useless does not count as held: this ledger exists to ask for such again.
 """
 
 from __future__ import annotations
@@ -24,20 +28,22 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from soulkit.errors import RunError, UserError
-from soulkit.models.ledger.file import (
+from soulkit.models.ledger.storage import (
     ADDED,
     COLUMNS,
     WHO,
+    Damaged,
     Request,
     columns_of,
     keep_request,
     kept_settings,
+    load_request,
     open_to_read,
     open_to_write,
     seal,
@@ -45,8 +51,10 @@ from soulkit.models.ledger.file import (
     transaction,
     unusable_ledger,
 )
-from soulkit.models.ledger.mode import Mode
 from soulkit.types import Call, Sampling
+
+Mode = Literal["record", "replay", "off"]
+
 
 __all__ = ["Ledger", "LedgerEntry", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
 
@@ -421,3 +429,69 @@ def _sums(row: tuple[Any, ...]) -> RoleTotals:
     return RoleTotals(
         calls=calls, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost=cost
     )
+
+
+class LayeredLedger(Ledger):
+    """A ledger that records to `path` and looks at `below` as well.
+
+    In mode `replay` nothing is copied, and a call that neither file holds is a ReplayMiss. RunError
+    when a file cannot be opened.
+    """
+
+    def __init__(self, path: Path, below: Path | None = None, mode: Mode = "record") -> None:
+        super().__init__(path, mode, mends=mode == "record")
+        self._lower = None if below is None else _Lower(below)
+
+    def close(self) -> None:
+        """Close both files; closing twice is harmless."""
+        super().close()
+        if self._lower is not None:
+            self._lower.close()
+            self._lower = None
+
+    def _find(self, key: str) -> LedgerEntry | None:
+        entry = super()._find(key)
+        if entry is not None or self._lower is None:
+            return entry
+        stored = self._lower.stored(key)
+        if stored is None or self.mode == "replay":
+            return stored[0] if stored else None
+        entry, request = stored
+        return self.store(key, replace(entry, cost=0.0, attempts=0), request)
+
+    def _find_aside(self, key: str) -> LedgerEntry | None:
+        return None
+
+
+class _Lower:
+    """The entries of a file that is only read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._db = open_to_read(path)
+            self._columns = columns_of(self._db)
+        except (sqlite3.Error, OSError) as error:
+            raise unusable_ledger(path, str(error)) from error
+
+    def stored(self, key: str) -> tuple[LedgerEntry, Request | None] | None:
+        """The entry of a key and what was asked for it; None when the file does not hold it."""
+        sql = f"SELECT {','.join(self._columns)} FROM calls WHERE key = ?"
+        try:
+            row = self._db.execute(sql, (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise unusable_ledger(self.path, str(error)) from error
+        if row is None:
+            return None
+        entry, problem = read_row(self._columns, row)
+        if problem:
+            raise unusable_ledger(self.path, problem)
+        named = dict(zip(self._columns, row, strict=True))
+        try:
+            request = load_request(self._db, named.get("context"), named.get("settings"))
+        except Damaged as error:
+            raise unusable_ledger(self.path, str(error)) from error
+        return entry, request
+
+    def close(self) -> None:
+        self._db.close()

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from soulkit.models.api.wire import Unreadable, WireReply, parse_reply
-from soulkit.models.ledger.file import (
+from soulkit.models.ledger.ledger import ASIDE, LedgerEntry, read_row, request_key
+from soulkit.models.ledger.storage import (
     Damaged,
     Request,
     columns_of,
@@ -26,7 +27,6 @@ from soulkit.models.ledger.file import (
     unusable_ledger,
     version,
 )
-from soulkit.models.ledger.ledger import ASIDE, LedgerEntry, read_row, request_key
 from soulkit.types import CONTROL_PURPOSE, ControlRecord, Record, Role
 
 _NAMED = 5
@@ -39,7 +39,7 @@ EpisodeRole = tuple[str, str, int, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredCall:
     """An entry as it stands in the file."""
 
     key: str
@@ -68,7 +68,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CallTotals:
     """What the calls of one role to one model, for one purpose, came to."""
 
     role: str
@@ -93,7 +93,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Findings:
+class LedgerFindings:
     """What `verify` found: sentences, at most a few of each kind, and what was looked at."""
 
     version: int
@@ -127,7 +127,7 @@ class Findings:
         }
 
 
-class View:
+class LedgerView:
     """An open ledger file. RunError when there is none or it is no ledger."""
 
     def __init__(self, path: Path) -> None:
@@ -156,7 +156,7 @@ class View:
         role: str | None = None,
         key: str | None = None,
         limit: int | None = None,
-    ) -> Iterator[Stored]:
+    ) -> Iterator[StoredCall]:
         """Entries in the order of steps, examples, rollouts and time; a key may be cut short."""
         filters = {"example_id = ?": example, "role = ?": role, "substr(key, 1, ?) = ?": key}
         rules = [rule for rule, value in filters.items() if value is not None]
@@ -168,7 +168,7 @@ class View:
         for row in self._rows(sql, values):
             yield self._stored(row)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[CallTotals]:
         """Totals by role, model and purpose."""
         sql = (
             f"SELECT role, model, {self._purpose}, COUNT(*), SUM(attempts), SUM(prompt_tokens), "
@@ -185,10 +185,10 @@ class View:
         """The purpose of a call in SQL; files of older versions know none."""
         return "purpose" if "purpose" in self._columns else "''"
 
-    def _group(self, row: Sequence[Any]) -> Group:
+    def _group(self, row: Sequence[Any]) -> CallTotals:
         role, model, purpose, calls, attempts, prompt, reply, cost, priced, first, last = row
         times = self._seconds(role, model, purpose)
-        return Group(
+        return CallTotals(
             role=role, purpose=purpose, model=model, calls=calls, attempts=attempts,
             prompt_tokens=prompt, completion_tokens=reply, cost=cost, priced=priced,
             p50=quantile(times, 0.5), p95=quantile(times, 0.95), first=first, last=last,
@@ -217,9 +217,9 @@ class View:
         """Whether a call is about a control, in SQL."""
         return f"(substr({self._purpose}, 1, {len(CONTROL_PURPOSE)}) = '{CONTROL_PURPOSE}')"
 
-    def verify(self) -> Findings:
+    def verify(self) -> LedgerFindings:
         """Look at every page and every entry of the file."""
-        findings = Findings(version=self.version)
+        findings = LedgerFindings(version=self.version)
         try:
             for (line,) in self._db.execute("PRAGMA integrity_check").fetchall():
                 if line != "ok":
@@ -229,7 +229,7 @@ class View:
             findings.add("file", str(error))
         return findings
 
-    def _check_entries(self, findings: Findings) -> None:
+    def _check_entries(self, findings: LedgerFindings) -> None:
         # Without ORDER BY: a broken index must not hide the rows that can still be read.
         with closing(self._db.execute(f"SELECT {','.join(self._columns)} FROM calls")) as cursor:
             for row in cursor:
@@ -237,7 +237,7 @@ class View:
                 findings.entries += 1
                 _check_entry(stored, findings)
 
-    def _stored(self, row: Sequence[Any]) -> Stored:
+    def _stored(self, row: Sequence[Any]) -> StoredCall:
         entry, problem = read_row(self._columns, row)
         named, request = dict(zip(self._columns, row, strict=True)), None
         try:
@@ -246,7 +246,7 @@ class View:
             problem = problem or str(error)
         except sqlite3.Error as error:  # a page of the prompts: the replies can still be read
             problem = problem or f"its prompt cannot be read ({error})"
-        return Stored(key=str(named["key"]), entry=entry, request=request, problem=problem)
+        return StoredCall(key=str(named["key"]), entry=entry, request=request, problem=problem)
 
     def _seconds(self, role: str, model: str, purpose: str) -> list[float]:
         same = f"role = ? AND model = ? AND {self._purpose} = ?"
@@ -290,7 +290,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
-def _check_entry(stored: Stored, findings: Findings) -> None:
+def _check_entry(stored: StoredCall, findings: LedgerFindings) -> None:
     who = f"{stored.key[:12]} ({stored.entry.call.role}, example {stored.entry.call.example_id})"
     if stored.problem:
         findings.add("damaged entry", f"{who}: {stored.problem}")
@@ -309,7 +309,12 @@ def _check_entry(stored: Stored, findings: Findings) -> None:
 
 
 def check_episodes(
-    view: View, records: Sequence[Record], findings: Findings, *, actor: bool, judges: bool
+    view: LedgerView,
+    records: Sequence[Record],
+    findings: LedgerFindings,
+    *,
+    actor: bool,
+    judges: bool,
 ) -> None:
     """Look for the calls of every scored episode: a turn is a call of the actor, a verdict one of
     the judge. `actor` and `judges` say who was asked over HTTP; others leave nothing here.
@@ -329,7 +334,9 @@ def check_episodes(
         _check_calls(record, least_calls, counts, findings)
 
 
-def check_controls(view: View, controls: Sequence[ControlRecord], findings: Findings) -> None:
+def check_controls(
+    view: LedgerView, controls: Sequence[ControlRecord], findings: LedgerFindings
+) -> None:
     """Look for the calls of every scored control: a verdict is a call. For runs whose judges were
     asked over HTTP."""
     counts = view.control_calls()
@@ -347,7 +354,7 @@ def _check_calls(
     record: Record,
     least_calls: Mapping[Role, int],
     counts: Mapping[EpisodeRole, int],
-    findings: Findings,
+    findings: LedgerFindings,
 ) -> None:
     for role, least in least_calls.items():
         have = _asked(record, role, counts)

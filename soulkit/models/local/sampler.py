@@ -3,7 +3,7 @@
 Requests wait in a list. When the model is free, the dispatcher takes those that can share one batch
 (same sampling but for the seed), sorts them by their keys and runs them in a worker thread, one
 batch at a time. So a wave of coroutines becomes a few batches without anyone counting. With
-`deterministic`, what shares a batch is decided by waves (`waves.py`) and not by the clock.
+`deterministic`, what shares a batch is decided by waves (batching.py) and not by the clock.
 
 Every generation draws from a random stream of its own, keyed by who asks (`uniforms`). A result
 therefore does not depend on the batch it ran in, up to the rounding of the model's arithmetic.
@@ -12,6 +12,12 @@ with the draw as a logits processor. No tensor over steps x batch x vocabulary i
 
 A trainer may wrap the model that it trains (`LocalModel(model, tokenizer)`) and have it `take` the
 weights after each step; between batches nothing of the sampler touches the model.
+
+**Two contexts.** `complete_mixed` draws one reply from two contexts. The *expert* context holds
+something that the *naive* one lacks. Both are kept in step: every drawn token goes behind either
+prompt. Which of them draws the next token is a Bernoulli variable of a random stream of its own.
+The token's own number is the one that the call would have had in ordinary sampling: with a share of
+1 a reply is the one that the expert context gives alone, with 0 that of the naive one.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,10 +34,23 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from soulkit.errors import ProviderError
+from soulkit.errors import ConfigError, ProviderError
 from soulkit.models.base import TrainedWeights
 from soulkit.models.codec import Codec, least_limit
+from soulkit.models.local.batching import (
+    ExpertPrompt,
+    GenerationRequest,
+    Participant,
+    Queue,
+    batches_of,
+    current_participant,
+    fail,
+    loop_barrier,
+    participants,
+)
+from soulkit.models.local.chat_template import Renderer
 from soulkit.models.local.decode import (
     Decoder,
     Decodes,
@@ -43,15 +63,87 @@ from soulkit.models.local.decode import (
     uniforms,
     windows_of,
 )
-from soulkit.models.local.head import widen_head
+from soulkit.models.local.float32_head import widen_head
 from soulkit.models.local.journal import Journal, JournalKey
-from soulkit.models.local.loading import adapter_hash, load_adapter, load_base, locate, pick_device
-from soulkit.models.local.mixed import MixedDecoder, expert_turns, no_two_contexts
-from soulkit.models.local.names import adapter_folder
-from soulkit.models.local.queueing import ExpertPrompt, GenerationRequest, Queue, batches_of, fail
-from soulkit.models.local.render import Renderer
-from soulkit.models.local.waves import Participant, current_participant, loop_barrier, participants
+from soulkit.models.local.loading import (
+    adapter_folder,
+    adapter_hash,
+    load_adapter,
+    load_base,
+    locate,
+    pick_device,
+)
 from soulkit.types import Call, Completion, Sampling, Segment
+
+SWITCH = "switch"
+"""Purpose of the calls whose random numbers say who draws."""
+
+
+def expert_turns(seed: int | None, call: Call, share: float, n: int) -> np.ndarray:
+    """Of the first `n` tokens of a reply: whether the expert context draws them (bool [n]).
+
+    Each with probability `share`, and none depends on another.
+    """
+    return uniforms(seed, replace(call, purpose=f"{call.purpose}{SWITCH}"), n) < share
+
+
+class MixedDecoder:
+    """Two decoders of the same rows in lockstep; a row's logits are those of whoever draws."""
+
+    def __init__(
+        self,
+        model: Any,
+        windows: Windows,
+        prompts: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
+        turns: np.ndarray,
+        pad: int,
+    ) -> None:
+        """`prompts` are those of the naive and of the expert context, one a row each; `turns` is
+        bool [rows, steps], True where the expert draws."""
+        most = turns.shape[1]
+        self.naive, self.expert = (Decoder(model, windows, p, pad, most) for p in prompts)
+        self.turns, self.step = torch.from_numpy(turns).to(self.naive.device), 0
+
+    @property
+    def rows(self) -> list[int]:
+        return self.naive.rows
+
+    def first(self) -> Tensor:
+        """Computes both prompts; the logits [rows, vocabulary] of each row's first token."""
+        return self._choose(self.naive.first(), self.expert.first())
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """The logits [rows, vocabulary] after `tokens` [rows], in the order of `rows`."""
+        self.step += 1
+        ordered = tokens[self._places(self.rows, self.expert.rows)]
+        return self._choose(self.naive.next(tokens), self.expert.next(ordered))
+
+    def keep(self, alive: Sequence[bool]) -> None:
+        """Forget the rows that are not `alive` in both."""
+        lives = dict(zip(self.rows, alive, strict=True))
+        self.expert.keep([lives[row] for row in self.expert.rows])
+        self.naive.keep(alive)
+
+    def _choose(self, naive: Tensor, expert: Tensor) -> Tensor:
+        by_expert = self.turns[self.rows, self.step]
+        expert = expert[self._places(self.expert.rows, self.rows)]
+        return torch.where(by_expert[:, None], expert, naive)
+
+    def _places(self, before: Sequence[int], after: Sequence[int]) -> Tensor:
+        """Where each row of `after` stands in `before`."""
+        place = {row: index for index, row in enumerate(before)}
+        return torch.tensor([place[row] for row in after], device=self.naive.device)
+
+
+def no_two_contexts(name: str) -> ConfigError:
+    """The refusal of a model whose memory is not what `decode.py` expects."""
+    return ConfigError(
+        f"'{name}' cannot write from two contexts at once.",
+        "Its layers (recurrent states, kernels without masks) keep no memory that two prompts "
+        "could be kept in step with.",
+        "Take a model whose layers are all attention, or --objective nll.",
+    )
+
 
 _QUIET_TICKS = 3
 

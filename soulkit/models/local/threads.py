@@ -67,7 +67,7 @@ def choose_threads(asked: int | None, recorded: int | None, *, alike: bool) -> T
         return ThreadChoice(number, VARIABLE, asked=True)
     if recorded is not None:
         return ThreadChoice(recorded, "as this run began")
-    return ThreadChoice(1, "for equal sums") if alike else by_load()
+    return ThreadChoice(1, "for equal sums") if alike else idle_core_threads()
 
 
 def _of_variable(text: str) -> int | None:
@@ -79,7 +79,7 @@ def _of_variable(text: str) -> int | None:
 
 
 @cache
-def by_load() -> ThreadChoice:
+def idle_core_threads() -> ThreadChoice:
     """As many as cores are idle at the first call, at least one and at most torch's own number."""
     cores, idle = len(allowed_cores()), idle_cores()
     number = max(1, min(usual_threads(), math.floor(idle + ALMOST)))

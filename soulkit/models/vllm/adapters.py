@@ -27,12 +27,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from soulkit.errors import ModelLoadError, UserError
-from soulkit.models.local.loading import adapter_hash
-from soulkit.models.local.names import adapter_folder
+from soulkit.models.local.loading import adapter_folder, adapter_hash
 from soulkit.models.local.weights import ADAPTER_FILE
-from soulkit.models.vllm.client import ServerRefused
-from soulkit.models.vllm.fleet import Body, Fleet, NoServerLeft
-from soulkit.models.vllm.wire import PATH
+from soulkit.models.vllm.client import COMPLETIONS_PATH, ServerRefused
+from soulkit.models.vllm.replicas import Body, NoServerLeft, Replicas
 
 MODELS = "/v1/models"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -74,7 +72,7 @@ def unique_name(folder: str | Path, stem: str = "soulkit") -> str:
     return f"{stem}-{adapter_hash(folder)}-{secrets.token_hex(4)}"
 
 
-async def push_adapter(fleet: Fleet, folder: str | Path, name: str) -> None:
+async def push_adapter(fleet: Replicas, folder: str | Path, name: str) -> None:
     """Load an adapter folder on every living server under `name`, which must be new there.
 
     Raises AdapterNotServed; then, and where it is cancelled, it is taken away again wherever it was
@@ -100,7 +98,7 @@ async def push_adapter(fleet: Fleet, folder: str | Path, name: str) -> None:
     fleet.adapters.add(name)
 
 
-async def unload_adapter(fleet: Fleet, name: str) -> None:
+async def unload_adapter(fleet: Replicas, name: str) -> None:
     """Take an adapter away from every living server, when nothing is under way for it any more.
 
     Servers that do not have it are left alone; any other refusal raises ServerRefused.
@@ -171,14 +169,14 @@ class ServedAdapter:
     moves: float
     """How far it moves the log-probs of a prompt from the base's, in nats."""
 
-    async def unload(self, fleet: Fleet) -> None:
+    async def unload(self, fleet: Replicas) -> None:
         """Leave the servers as they were."""
         if self.lent:
             await unload_adapter(fleet, self.name)
 
 
 async def serve_adapter(
-    fleet: Fleet, base: str, folder: str | Path, prompt_ids: Sequence[int]
+    fleet: Replicas, base: str, folder: str | Path, prompt_ids: Sequence[int]
 ) -> ServedAdapter:
     """Have the adapter in `folder` served beside the model `base`, and prove that it is.
 
@@ -197,7 +195,7 @@ async def serve_adapter(
     return ServedAdapter(name, lent, await prove_adapter(fleet, base, name, folder, prompt_ids))
 
 
-async def _served_name(fleet: Fleet, folder: str | Path) -> str:
+async def _served_name(fleet: Replicas, folder: str | Path) -> str:
     """The name under which every server serves this folder already; empty for none."""
     path = str(adapter_folder(folder).resolve())
     names: list[set[str]] = []
@@ -257,7 +255,7 @@ class PromptReading:
 
 
 async def prompt_logprobs(
-    fleet: Fleet, name: str, prompt_ids: Sequence[int]
+    fleet: Replicas, name: str, prompt_ids: Sequence[int]
 ) -> dict[str, tuple[float, ...]]:
     """Address → log-probs of a prompt's tokens, as `read_prompt` has them."""
     readings = await read_prompt(fleet, name, prompt_ids, top=0)
@@ -265,7 +263,7 @@ async def prompt_logprobs(
 
 
 async def read_prompt(
-    fleet: Fleet, name: str, prompt_ids: Sequence[int], *, top: int = 1
+    fleet: Replicas, name: str, prompt_ids: Sequence[int], *, top: int = 1
 ) -> dict[str, PromptReading]:
     """Address → log-probs of a prompt's tokens but the first (nats, temperature 1), as every living
     server computes them for the model or adapter `name`, beside the `top` most likely tokens. Such
@@ -277,12 +275,12 @@ async def read_prompt(
         "model": name, "prompt": list(prompt_ids), "max_tokens": 1, "temperature": 0.0,
         "prompt_logprobs": top,
     }  # fmt: skip
-    replies = await fleet.everywhere(PATH, body)
+    replies = await fleet.everywhere(COMPLETIONS_PATH, body)
     return {url: _read_logprobs(url, reply, prompt_ids) for url, reply in replies.items()}
 
 
 async def prove_adapter(
-    fleet: Fleet, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
+    fleet: Replicas, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
 ) -> float:
     """How far an adapter moves the log-probs of a prompt from those of `base`, in nats, at least.
 
@@ -299,7 +297,7 @@ async def prove_adapter(
 
 
 async def _moves(
-    fleet: Fleet, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
+    fleet: Replicas, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
 ) -> float:
     plain = await prompt_logprobs(fleet, base, prompt_ids)
     again = await prompt_logprobs(fleet, base, prompt_ids)

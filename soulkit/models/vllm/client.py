@@ -1,11 +1,20 @@
-"""Requests to one vLLM server, for as long as it takes, and the news that it has died.
+"""Requests to one vLLM server: completions by ids, for as long as they take, and a server's death.
 
-A generation may take an hour, so no request has a time limit of its own. Instead the server is
-asked for its health while a request waits: one that refuses connections or says that its engine is
-dead is `ServerGone`, and so is one that has been silent for SILENT times in a row (a busy machine
-may miss one). What it refuses is `ServerRefused`. A broken connection to a server that lives, a
-status of trouble that passes, and a reply that is none are tried again, TRIES times in all; what is
-asked must therefore be such that asking twice does no harm.
+A server is prompted with ids and answers with ids, so that no text is tokenised twice; every
+setting of the sampling is sent, since a server takes what is left out from its own configuration.
+What cannot be read raises `Unreadable`.
+
+**Log-probs** are those of logits / temperature, before `top_p` cuts anything (`Completion`). A
+server gives either those of the distribution that it drew from (*processed*: after temperature and
+`top_p`) or those of the plain logits (*raw*). So they are asked for where one is the other, and
+nowhere else: `gives_logprobs` says where. A form masks the logits before both.
+
+**Health.** A generation may take an hour, so no request has a time limit of its own. Instead the
+server is asked for its health while a request waits: one that refuses connections or says that its
+engine is dead is `ServerGone`, and so is one that has been silent for SILENT times in a row. What
+it refuses is `ServerRefused`. A broken connection to a server that lives, a status of trouble that
+passes, and a reply that is none are tried again, TRIES times in all; what is asked must therefore
+be such that asking twice does no harm.
 
 Connections belong to one event loop; a client may be used from several in turn.
 """
@@ -13,21 +22,164 @@ Connections belong to one event loop; a client may be used from several in turn.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import SoulError
-from soulkit.models.api import http
-from soulkit.models.api.faults import clean_detail, connection_fault, error_of
-from soulkit.models.api.pool import ClientPool
-from soulkit.models.api.wire import ERROR_CHARS, error_message, json_or_none
+from soulkit.models.api import transport
+from soulkit.models.api.replies import clean_detail, connection_fault, error_of
+from soulkit.models.api.transport import ClientPool
+from soulkit.models.api.wire import (
+    ERROR_CHARS,
+    NEUTRAL,
+    Unreadable,
+    error_message,
+    json_or_none,
+    sent_seed,
+)
+from soulkit.types import Call, Sampling
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient as Client
+
+
+__all__ = [
+    "COMPLETIONS_PATH",
+    "LEAST_TEMPERATURE",
+    "Emission",
+    "LogprobsMode",
+    "Unreadable",
+    "completion_request",
+    "gives_logprobs",
+    "read_emission",
+]  # fmt: skip
+
+COMPLETIONS_PATH = "/v1/completions"
+LogprobsMode = Literal["processed", "raw", "none"]
+"""Of which distribution a server's log-probs are; none: it gives none that could be used."""
+LEAST_TEMPERATURE = 0.01
+"""A server takes any lower one, but for 0, for this one."""
+MOST_STOPS = 4
+"""Stop strings that a server takes. The codec cuts at all of them; the others end no sampling."""
+_MOST_ID = 2**31 - 1
+_ROUNDING = 1e-3
+"""Nats by which a rounded log-prob may be above zero."""
+_NO_SEED = -1
+"""Stands for a seed that nobody chose: such replies are repeatable as well."""
+_FINISHED = ("stop", "length")
+"""How a whole reply ends. Any other way the server gave the work up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one reply holds."""
+
+    prompt: tuple[int, ...]
+    """What the server says that it was prompted with; empty where it does not."""
+    ids: tuple[int, ...]
+    """Emitted ids, with the one that ended the turn or completed a stop string."""
+    logprobs: tuple[float, ...]
+    """One per id; empty where none were asked for."""
+    stopped: bool
+    """Whether the reply ended by itself, and not at its limit."""
+
+
+def gives_logprobs(sampling: Sampling, mode: LogprobsMode, *, form: bool) -> bool:
+    """Whether a server's log-probs are those of logits / temperature; `form`: it is held to one.
+
+    Greedily a server counts with temperature 1 and cuts nothing, as everybody here does.
+    """
+    if form or mode == "none":
+        return False
+    greedy = sampling.temperature == 0
+    if mode == "raw":
+        return greedy or sampling.temperature == 1
+    return greedy or (sampling.top_p >= 1 and sampling.temperature >= LEAST_TEMPERATURE)
+
+
+def completion_request(
+    served: str, prompt: Sequence[int], sampling: Sampling, call: Call, *, room: int,
+    end_ids: Iterable[int], logprobs: bool, form: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """The body of one request: at most `room` tokens after `prompt`, by the model that is called
+    `served` there.
+
+    `end_ids` end the reply, `logprobs` asks for those of the emitted tokens, and `form` holds it to
+    the sampling's form. Equal seeds and calls give equal bodies.
+    """
+    body: dict[str, Any] = {
+        "model": served,
+        "prompt": list(prompt),
+        "max_tokens": room,
+        "temperature": sampling.temperature,
+        **NEUTRAL,
+        "top_p": sampling.top_p,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": sent_seed(_NO_SEED if sampling.seed is None else sampling.seed, call),
+        "stop_token_ids": sorted(end_ids),
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+    }
+    stops = [text for text in sampling.stop if text]
+    if stops:
+        body["stop"] = stops[:MOST_STOPS]
+    if logprobs:
+        body["logprobs"] = 0
+    if form and sampling.form is not None:
+        body["structured_outputs"] = {"json": json.loads(sampling.form.schema)}
+    return body
+
+
+def read_emission(
+    body: Mapping[str, Any], prompt: Sequence[int] | None, *, logprobs: bool
+) -> Emission:
+    """What a reply to `prompt` (None: to whatever it says) emitted.
+
+    Raises Unreadable, also where a server read other ids than those that it was sent, or gave the
+    work up.
+    """
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        raise Unreadable("no choices")
+    read = choice.get("prompt_token_ids")
+    if isinstance(read, list) and prompt is not None and read != list(prompt):
+        raise Unreadable("the server read another prompt than it was sent")
+    ids = choice.get("token_ids")
+    if not isinstance(ids, list) or len(_ids(ids)) != len(ids):
+        raise Unreadable("no token ids: the server is none that answers with ids")
+    finish = choice.get("finish_reason")
+    if finish not in _FINISHED:
+        raise Unreadable(f"the server gave the reply up ({finish})")
+    notes = _logprobs_of(choice, len(ids)) if logprobs else ()
+    return Emission(_ids(read), tuple(ids), notes, finish == "stop")
+
+
+def _ids(values: object) -> tuple[int, ...]:
+    """The ids in a list, and nothing else of it."""
+    ids = values if isinstance(values, list) else []
+    return tuple(one for one in ids if type(one) is int and 0 <= one <= _MOST_ID)
+
+
+def _logprobs_of(choice: Mapping[str, Any], count: int) -> tuple[float, ...]:
+    holder = choice.get("logprobs")
+    notes = holder.get("token_logprobs") if isinstance(holder, dict) else None
+    if not isinstance(notes, list) or len(notes) != count:
+        raise Unreadable("no log-prob for every token")
+    # An integer beyond every float is compared here, and converted nowhere.
+    if not all(type(one) in (int, float) and abs(one) <= sys.float_info.max for one in notes):
+        raise Unreadable("a log-prob that is no number")
+    if any(one > _ROUNDING for one in notes):
+        raise Unreadable("a log-prob above zero: the server gives something else under that name")
+    return tuple(map(float, notes))
+
 
 HEALTH = "/health"
 HEALTH_S = 5.0
@@ -136,7 +288,7 @@ class VllmClient:
 
         try:
             received = await self._watched(asyncio.create_task(self._exchange(path, body)))
-        except http.TooLong:
+        except transport.TooLong:
             raise ServerRefused(200, f"a reply of more than {MAX_BYTES >> 20} MB") from None
         except errors.HTTPError as error:
             fault = connection_fault(error)
@@ -146,7 +298,7 @@ class VllmClient:
             raise _Trouble(self._gone(why)) from None
         return await self._answer(received)
 
-    async def _answer(self, received: http.Received) -> dict[str, Any]:
+    async def _answer(self, received: transport.Received) -> dict[str, Any]:
         """What came back as a value, or the error that it is."""
         status, body = received.status, json_or_none(received.text)
         if 200 <= status < 300:
@@ -160,7 +312,7 @@ class VllmClient:
             raise self._gone(f"HTTP {status} {message}")
         raise _Trouble(refused)
 
-    async def _watched(self, asking: asyncio.Task[http.Received]) -> http.Received:
+    async def _watched(self, asking: asyncio.Task[transport.Received]) -> transport.Received:
         """The reply, however long it takes a server that is well."""
         silent = 0
         try:
@@ -185,17 +337,17 @@ class VllmClient:
             return "silent"
         except errors.HTTPError as error:  # without a free file nothing is known of the server
             return "silent" if connection_fault(error).server == "unasked" else "dead"
-        except http.TooLong:
+        except transport.TooLong:
             return "dead"
         # Whatever else it answers, it answers: a gateway may know no such path.
         return "well" if received.status < 500 else "dead"
 
-    async def _exchange(self, path: str, body: Mapping[str, Any] | None) -> http.Received:
+    async def _exchange(self, path: str, body: Mapping[str, Any] | None) -> transport.Received:
         url, headers = f"{self.address.url}{path}", self.address.headers
         async with self._pool().client() as client:
             if body is None:
-                return await http.get(client, url, headers, MAX_BYTES)
-            return await http.post(client, url, headers, body, MAX_BYTES)
+                return await transport.get(client, url, headers, MAX_BYTES)
+            return await transport.post(client, url, headers, body, MAX_BYTES)
 
     def _gone(self, why: str) -> ServerGone:
         return ServerGone(f"The vLLM server at {self.address.url} is gone: {why}.")
@@ -212,4 +364,4 @@ class VllmClient:
 
 
 def _make_client(url: str, connections: int) -> Client:
-    return http.make_client(url, None, connections)
+    return transport.make_client(url, None, connections)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from soulkit.errors import ConfigError
-from soulkit.models.local.footprint import free_bytes
-from soulkit.models.vllm.version import VllmInstall
+from soulkit.models.local.memory import free_bytes
+from soulkit.models.vllm.settings import VllmInstall
 
 HOST = "127.0.0.1"
 BASE_NAME = "base"

@@ -32,31 +32,32 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from soulkit.api_keys import masked_json
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
-from soulkit.keys import masked_json
-from soulkit.models.api.reading import lacks_form
-from soulkit.models.api.schema_question import follows_schema, schema_question, schema_words
+from soulkit.models.api.probing import follows_schema, schema_question, schema_words
+from soulkit.models.api.replies import lacks_form
 from soulkit.models.api.wire import json_or_none, to_messages, too_long
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.ledger.ledger import LedgerEntry, Request, request_key, request_of
-from soulkit.models.vllm.client import ServerGone, ServerRefused
-from soulkit.models.vllm.fleet import ServerReply
-from soulkit.models.vllm.wire import (
+from soulkit.models.vllm.client import (
+    COMPLETIONS_PATH,
     LEAST_TEMPERATURE,
-    PATH,
     Emission,
     LogprobsMode,
+    ServerGone,
+    ServerRefused,
     Unreadable,
     completion_request,
     gives_logprobs,
     read_emission,
 )
+from soulkit.models.vllm.replicas import ServerReply
 from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
     from soulkit.models.base import TrainedWeights
     from soulkit.models.ledger.ledger import Ledger
-    from soulkit.models.vllm.attach import Basis
+    from soulkit.models.vllm.capabilities import Basis
 
 TRIES = 2
 """How often a reply is asked for that cannot be read: a server that ends gives work up."""
@@ -72,7 +73,7 @@ class AskedServers(Protocol):
     async def close(self) -> None: ...
 
 
-class ServerTruths(Protocol):
+class KnownCapabilities(Protocol):
     """What a look at the servers has shown (`attach.py`)."""
 
     @property
@@ -130,7 +131,7 @@ class VllmModel:
         *,
         name: str,
         served: str,
-        abilities: ServerTruths | Callable[[], Awaitable[ServerTruths]],
+        abilities: KnownCapabilities | Callable[[], Awaitable[KnownCapabilities]],
         policy_version: str = "",
         ledger: Ledger | None = None,
         ledger_name: str = "",
@@ -144,7 +145,7 @@ class VllmModel:
         self._fleet, self._ledger, self._push, self._say = fleet, ledger, push, say
         self._ledger_name = ledger_name or name
         self._look = abilities
-        self._truths: ServerTruths | None = None
+        self._truths: KnownCapabilities | None = None
         self._forms: bool | None = None
         self._expects_forms = False
         self._refused_forms: set[str] = set()
@@ -285,7 +286,7 @@ class VllmModel:
         problem: Exception | None = None
         for _ in range(TRIES):
             try:
-                body = await self._fleet.ask(PATH, dict(question.body))
+                body = await self._fleet.ask(COMPLETIONS_PATH, dict(question.body))
                 emission = _read(body, question)
             except (Unreadable, ServerGone) as error:
                 problem = error
@@ -341,7 +342,7 @@ class VllmModel:
                 if self._truths is None:
                     self._learn(await self._look())
 
-    def _learn(self, truths: ServerTruths) -> None:
+    def _learn(self, truths: KnownCapabilities) -> None:
         self._truths, self._forms = truths, truths.forms
         self.codec.context_limit = least_limit(self.codec.context_limit, truths.max_context)
 

@@ -1,10 +1,15 @@
-"""A vLLM server that soulkit starts, watches and stops.
+"""A vLLM server that soulkit starts, watches and stops, and what its log says when it fails.
 
 It listens on this machine alone, asks for a key that is made anew for every start, writes its log
-into the run's folder, and ends with soulkit whatever becomes of either (supervisor.py).
+into the run's folder, and ends with soulkit in every case. It runs with everything that it starts
+in one process group under supervisor.py. The two hold a pipe each way: soulkit's end closes when it
+goes, the supervisor's when it goes, and the one that is left kills the group.
 
 vLLM asks for its key below /v1 alone: what it serves beside that (/invocations, /adapters) is open
 to other users of the same machine.
+
+Logs hold whatever a model's files and a driver put there, so what is shown of them is sanitised,
+without keys, and short.
 """
 
 from __future__ import annotations
@@ -16,12 +21,17 @@ import re
 import secrets
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
-from soulkit import keys
+from soulkit import api_keys
+from soulkit.api_keys import printable
 from soulkit.errors import UserError
 from soulkit.models.vllm.command import (
     BASE_NAME,
@@ -30,9 +40,287 @@ from soulkit.models.vllm.command import (
     server_command,
     server_environment,
 )
-from soulkit.models.vllm.diagnosis import Diagnosis, diagnosis, last_line
-from soulkit.models.vllm.group import Supervised
-from soulkit.models.vllm.version import VllmInstall, vllm_version
+from soulkit.models.vllm.settings import VllmInstall, vllm_version
+from soulkit.models.vllm.supervisor import living, remove, shared_memory
+from soulkit.text import one_line
+
+TAIL_BYTES = 256_000
+"""Of a log that are read at most; a usage text of vLLM has 40,000."""
+_SHOWN = 3
+_WIDTH = 300
+
+_ORIGIN = re.compile(r"^\((?:\w+|\w+ )[^()]*pid=\d+\) ?")
+_STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)(?:: |$)"
+    r"|^\S+\.py: error: |^\S*/python[\d.]*: "
+)
+_WRAPPERS = re.compile(r"Engine core initialization failed|WorkerProc initialization failed")
+"""What vLLM raises because of an exception that stands further up."""
+
+
+class Cause(NamedTuple):
+    """A known reason for a server to end: how its log tells, and what helps."""
+
+    sign: re.Pattern[str]
+    way_out: str
+
+
+def _cause(sign: str, way_out: str) -> Cause:
+    return Cause(re.compile(sign, re.IGNORECASE), way_out)
+
+
+PORT_TAKEN = _cause(r"address already in use|errno 98\b", "Run the same command again.")
+CAUSES = (
+    _cause(
+        r"out of memory|outofmemory|no available memory for the cache|less than desired GPU memory"
+        r"|not enough memory|larger than the available KV cache|cannot allocate memory"
+        r"|exceeds available memory|memory .*is less than",
+        "Free memory, or ask for less: --max-context N, --vllm-arg gpu-memory-utilization=0.8; on "
+        "a CPU, VLLM_CPU_KVCACHE_SPACE=GIB.",
+    ),
+    PORT_TAKEN,
+    _cause(
+        r"unrecognized arguments|invalid choice|expected (?:one )?argument|ambiguous option"
+        r"|: error: argument ",
+        "Mend --vllm-arg: python -m vllm.entrypoints.openai.api_server --help lists the flags of "
+        "this version.",
+    ),
+    _cause(
+        r"no module named '?vllm|operator torchvision::\w+ does not exist|undefined symbol"
+        r"|cannot import name|no module named",
+        "The environment of vLLM is broken. Where it is the CPU build: pip uninstall torchvision "
+        "torchaudio torchcodec; else install vLLM anew, in an environment of its own.",
+    ),
+    _cause(
+        r"compiler|g\+\+|gcc\b|ninja",
+        "vLLM compiles parts of itself: install g++, or name another with CXX.",
+    ),
+    _cause(
+        r"max_model_len|max_position_embeddings",
+        "Ask for what the model has: --max-context N.",
+    ),
+    _cause(
+        r"does not recognize this architecture|architectures? .* (?:is |are )?not supported"
+        r"|no supported architecture|no model architectures",
+        "vLLM does not know this model: use --engine local, or a newer vLLM.",
+    ),
+    _cause(
+        r"safetensor",
+        "The model's weights are damaged: save them or download the folder again.",
+    ),
+    _cause(
+        r"no such file|not found|not a (?:local folder|valid model)|cannot find|couldn't connect"
+        r"|repository ?not ?found|gated|no config|offline",
+        "Check the model's name, and HF_TOKEN and the network where it is of the hub.",
+    ),
+    _cause(
+        r"\bcuda\b|nvidia|nccl|no cuda-capable|driver",
+        "Check the driver with nvidia-smi; several GPUs need NCCL to reach each other.",
+    ),
+)
+
+
+class LogLine(NamedTuple):
+    """A line without what vLLM writes before it."""
+
+    text: str
+    level: str
+    """INFO, ERROR …; empty where the line has none."""
+
+
+class Diagnosis(NamedTuple):
+    """What is to be said of a server that ended."""
+
+    lines: str
+    """What its log says, on one line."""
+    way_out: str
+    port_taken: bool
+    is_known: bool
+    """Whether the cause is one of CAUSES."""
+
+
+def diagnosis(log: Path, since: int = 0) -> Diagnosis:
+    """What `log` says from byte `since` on about an end."""
+    lines = list(plain_lines(log, since))
+    at = _root(lines)
+    tail = lines[-_SHOWN:] if at is None else _from(lines, at)
+    shown = [line.text for line in tail]
+    text = " ".join(shown)
+    cause = next((one for one in CAUSES if one.sign.search(text)), None)
+    return Diagnosis(
+        one_line(text, _WIDTH) or "Its log is empty.",
+        cause.way_out if cause else "Read the log; what it names first is the cause.",
+        cause is PORT_TAKEN,
+        cause is not None,
+    )
+
+
+def last_line(log: Path, since: int = 0) -> str:
+    """The newest line of a log in short; empty where it has none."""
+    lines = list(plain_lines(log, since, tail=4096))
+    return one_line(lines[-1].text, 120) if lines else ""
+
+
+def plain_lines(log: Path, since: int = 0, tail: int = TAIL_BYTES) -> Iterator[LogLine]:
+    """The last lines of a log without what vLLM writes before each; empty ones are left out."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(since, size - tail))
+            text = file.read(tail).decode("utf-8", "replace")
+    except OSError:
+        return
+    for line in printable(text).splitlines():
+        words = _ORIGIN.sub("", line)
+        stamp = _STAMP.match(words)
+        plain = words[stamp.end() if stamp else 0 :].rstrip()
+        if plain:
+            yield LogLine(plain, stamp["level"] if stamp else "")
+
+
+def _from(lines: list[LogLine], at: int) -> Iterator[LogLine]:
+    """The exception at `at` with the lines that belong to it."""
+    yield lines[at]
+    for line in lines[at + 1 : at + _SHOWN]:
+        if line.text.startswith("Traceback") or _EXCEPTION.match(line.text):
+            return
+        if line.level not in ("", lines[at].level):  # of something else
+            return
+        yield line
+
+
+def _root(lines: list[LogLine]) -> int | None:
+    """Where the exception stands that is behind the others: the last that wraps none."""
+    places = [n for n, line in enumerate(lines) if _EXCEPTION.match(line.text)]
+    telling = [n for n in places if not _WRAPPERS.search(lines[n].text)] or places
+    return telling[-1] if telling else None
+
+
+GRACE_S = 5.0
+"""From the request to end until the group is killed."""
+_SPARE_S = 5.0
+"""For a supervisor on a busy machine, before soulkit kills the group itself."""
+
+_links: set[int] = set()
+"""This process's ends of the pipes to its supervisors."""
+
+
+class Supervised:
+    """A running program; `group` is the id of its process group, from the start."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """Start `command`, whose output goes to the descriptor `output`."""
+        self.code: int | None = None
+        """How it ended: an exit code, or minus the number of a signal."""
+        self.process: int | None = None
+        """The program itself, without its supervisor and its children."""
+        self.failure = ""
+        """Why it could not be started at all."""
+        self._grace_s = grace_s
+        self._owner = os.getpid()
+        self._ended, self._gone = threading.Event(), threading.Event()
+        script = Path(__file__).with_name("supervisor.py")
+        words = [sys.executable, "-I", "-S", str(script), str(self._owner), str(grace_s), *command]
+        read_end, self._link = os.pipe()
+        _links.add(self._link)
+        self._status, write_end = os.pipe()
+        try:
+            self._supervisor = subprocess.Popen(
+                words, stdin=read_end, stdout=write_end, stderr=output, env=dict(environment),
+                start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            self._let_go()
+            os.close(self._status)
+            raise
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+        self.group = self._supervisor.pid
+        threading.Thread(target=self._listen, name="vllm-watch", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program, or what watches it, has ended."""
+        return self._ended.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for an end, at most so long; whether there was one."""
+        return self._ended.wait(seconds)
+
+    def stop(self, limit_s: float = 30.0) -> list[int]:
+        """End it: kindly, then by force. The processes that are left after `limit_s`; none, mostly.
+
+        In a process that was forked from the one that started it, nothing happens.
+        """
+        if os.getpid() != self._owner:
+            return []
+        end = time.monotonic() + limit_s
+        self._let_go()
+        try:
+            self._gone.wait(self._grace_s + _SPARE_S)
+        finally:  # also when somebody interrupts the waiting
+            if not self._gone.is_set():
+                kill_group(self.group)
+        while (left := living(self.group)) and time.monotonic() < end:
+            time.sleep(0.02)
+        return left
+
+    def _let_go(self) -> None:
+        if self._link in _links:
+            _links.remove(self._link)
+            os.close(self._link)
+
+    def _listen(self) -> None:
+        """Until the supervisor has gone: what it says. Then the group goes, before its id can be
+        anybody else's: the supervisor is waited for last."""
+        rest = b""
+        while chunk := os.read(self._status, 4096):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._hear(line.decode("utf-8", "replace"))
+        memory = shared_memory(self.group)
+        kill_group(self.group)
+        remove(memory)
+        self._ended.set()
+        self._supervisor.wait()
+        os.close(self._status)
+        self._gone.set()
+
+    def _hear(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "started":
+            self.process = int(rest)
+        elif word == "ended":
+            self.code = int(rest)
+            self._ended.set()
+        elif word == "failed":
+            self.failure = rest
+            self._ended.set()
+
+
+def kill_group(group: int) -> None:
+    """Kill every process of a group at once; one that is gone already is no error."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _close_links() -> None:
+    """In a forked process: it must not look like the soulkit that the supervisors wait for."""
+    while _links:
+        os.close(_links.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_links)
+
 
 START_S = 300.0
 """For a server to answer; the first start of an installation compiles for minutes."""
@@ -67,7 +355,7 @@ class VllmServer:
         self.port = port
         self.key = secrets.token_urlsafe(32)
         """The bearer token that it asks for."""
-        keys.remember(self.key)
+        api_keys.remember(self.key)
         self._model, self._stopped = spec.model, False
         command = server_command(spec, install, port)
         environment = server_environment(spec, install, self.key)

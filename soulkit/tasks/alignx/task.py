@@ -8,14 +8,17 @@ minutes, run one, six times.", "rejected": "Listen to your body!", "demographic"
 plans.", "icl_pairs": [{"prompt": ..., "chosen": ..., "rejected": ...}], "ugc": [{"prompt": ...,
 "comment": ...}], "n_icl": 2, "n_ugc": 2, "index": 7}.
 
-Which reply stands first matters to many models. `reference` has one order a row, drawn from the
-row's index. `paper` plays every row in both orders: two examples that differ in `flip` alone, whose
-ids share their beginning, so that a subset by id keeps them together. Over such pairs the summary
-says how consistent the picks are and which place they lean to.
+Which reply stands first matters to many models. `paper` plays every row in both orders: two
+examples that differ in `flip` alone, whose ids share their beginning, so that a subset by id keeps
+them together. Over such pairs the summary says how consistent the picks are and which place they
+lean to. `reference` has one order a row, drawn from the row's index; equal replies are played,
+items on the row's own post are shown, and only a capital letter alone between the tags is an
+answer.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,13 +28,11 @@ from soulkit.data.literals import structure
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import tagged_letter, tagged_text
-from soulkit.tasks.base import READABLE
-from soulkit.tasks.batches import ROWS, mean_of, row_mean, row_plays
-from soulkit.tasks.budgets import share_fairly
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.lessons import safest
-from soulkit.tasks.lettered import opening, read_state
+from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
+from soulkit.tasks.kit.base import READABLE
+from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson, opening, read_state
+from soulkit.tasks.kit.prompting import share_fairly
+from soulkit.tasks.kit.scoring import ROWS, mean_of, row_mean, row_plays
 from soulkit.types import BatchMetric, Episode, Example, Record, Score
 
 EVIDENCE = {"icl_pairs": ("prompt", "chosen", "rejected"), "ugc": ("prompt", "comment")}
@@ -163,7 +164,9 @@ class AlignX(ChoiceTask):
         )
         kinds = [_LESSONS[kind] for kind in ("persona", *EVIDENCE) if example.fields[kind]]
         # Of two very short replies, one may hold a word of a lesson: then less is said.
-        return safest(((begun, *kinds, _ORDER), (begun, _ORDER), (begun,)), self.leak_view(example))
+        return first_safe_lesson(
+            ((begun, *kinds, _ORDER), (begun, _ORDER), (begun,)), self.leak_view(example)
+        )
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         return self.within_budget(super().coach_view(example, episode, score))[0]
@@ -269,3 +272,28 @@ def _lean(pairs: Sequence[Sequence[Record]]) -> BatchMetric:
 
 def _pick(record: Record) -> str:
     return record.score.words if record.score.status in READABLE else ""
+
+
+_TAGGED = re.compile(r"<answer>\s*([AB])\s*</answer>")
+
+
+class AlignXReference(AlignX):
+    def examples(
+        self, row: Mapping[str, Any], *, source: str = "", split: str = "test"
+    ) -> tuple[Example, ...]:
+        return (self.example(row, source=source, split=split),)
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        check_texts(fields)
+
+    def _shown(
+        self, fields: Mapping[str, Any], column: str, count: int
+    ) -> tuple[dict[str, str], ...]:
+        return items_of(fields, column, count)
+
+    def drawn(self, fields: Mapping[str, Any]) -> bool:
+        return random.Random(int(fields.get("index") or 0)).random() < 0.5
+
+    def parse(self, text: str) -> tuple[str, str]:
+        match = _TAGGED.search(spoken(text, "reference"))
+        return (match.group(1), "ok") if match else ("", "no_tag")

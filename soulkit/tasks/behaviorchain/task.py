@@ -6,10 +6,16 @@ Example row: {"persona_name": "Ilka", "profile_text": "Ilka counts before she sp
 "options_dict": {"A": "...", "B": "..."}, "right_option_letter": "B"}. Released files keep it as
 JSON text under `extra_info.raw`. The behaviours before a node are the right ones, whatever a model
 chose there (teacher forcing), so nodes are single questions; `summarise` joins them to chains.
+
+Made rows have invented people with one way of acting in every kind of moment. The profile tells all
+of these habits but one; that one is shown in a chapter of the narrative instead, so that it pays to
+read both. Each chain has five nodes, one row a node, and the options of a node are the four ways
+that anybody could act in it, in other words than the profile's.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,14 +24,9 @@ from typing import Any
 from soulkit.data.literals import literal_list
 from soulkit.errors import DataError
 from soulkit.runs.records import drafts
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.lettered import (
-    LetteredTask,
-    gold_error,
-    opening,
-    read_options,
-    read_state,
-)
+from soulkit.tasks.kit.choice import LetteredTask, gold_error, opening, read_options, read_state
+from soulkit.tasks.kit.prompting import Texts
+from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Example, Record, Score
 
 Chain = tuple[float, ...]
@@ -222,3 +223,72 @@ def consecutive_accuracy(chain: Chain) -> float:
     if not chain:
         raise ValueError("a chain without nodes has no accuracy")
     return sum(runs(chain)) / (len(chain) * (len(chain) + 1) / 2)
+
+
+NODES = 5
+"""Rows of one chain."""
+
+
+TEXTS = Texts(__file__)
+
+_LAST = ("Brandt", "Okoye", "Lindqvist", "Marchetti", "Varga", "Halloran", "Sato", "Delacroix")
+_TRADES = ("bridge builder", "clockmaker", "ferry captain", "beekeeper", "organist", "bookbinder")
+_TOWNS = ("Halmstead", "Port Verity", "Ostrava Mill", "Lower Finch", "Saint Orlen")
+
+Way = tuple[str, str]
+"""A way to act: as a habit in words of a profile, and as it looks in one moment."""
+
+
+def rows(n: int, seed: int) -> list[dict[str, Any]]:
+    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    return [_made_row(i, seed) for i in range(n)]
+
+
+def _made_row(i: int, seed: int) -> dict[str, Any]:
+    chain, node = divmod(i, NODES)
+    rng = random.Random(f"behaviorchain/{seed}/{chain}")
+    name = f"{rng.choice(TEXTS['first'])} {rng.choice(_LAST)}"
+    every = TEXTS["habits"]
+    habits = {kind: rng.choice(habit["ways"]) for kind, habit in every.items()}
+    kinds = rng.sample(list(every), NODES)
+    shown = rng.choice(kinds)
+    picks = {kind: rng.randrange(2) for kind in every}
+    steps = [
+        {"context": _scene(kind, picks[kind], name), "behavior": f"{name} {habits[kind][1]}."}
+        for kind in kinds
+    ]
+    ways = list(every[kinds[node]]["ways"])
+    random.Random(f"behaviorchain/{seed}/{i}/order").shuffle(ways)
+    return {
+        "persona_name": name,
+        "profile_text": _made_profile(rng, name, habits, shown),
+        "history_truncated": _made_history(name, shown, 1 - picks[shown], habits[shown][0]),
+        "prior_chain": steps[:node],
+        "current_context": steps[node]["context"],
+        "options_dict": {"ABCD"[k]: f"{name} {act}." for k, (_, act) in enumerate(ways)},
+        "right_option_letter": "ABCD"[ways.index(habits[kinds[node]])],
+        "index": i,
+    }
+
+
+def _scene(kind: str, pick: int, name: str) -> str:
+    moment: str = TEXTS["habits"][kind]["moments"][pick]
+    return moment.format(name=name)
+
+
+def _made_profile(rng: random.Random, name: str, habits: dict[str, Way], shown: str) -> str:
+    """Who somebody is: trade, town, and every habit but the one that is shown elsewhere."""
+    kinds = [kind for kind in habits if kind != shown]
+    rng.shuffle(kinds)
+    first = f"{name} is a {rng.choice(_TRADES)} from {rng.choice(_TOWNS)}."
+    named = {kind: habit["named"] for kind, habit in TEXTS["habits"].items()}
+    return " ".join([first, *(f"{named[k]}, {name} {habits[k][0]}." for k in kinds)])
+
+
+def _made_history(name: str, shown: str, pick: int, way: str) -> list[dict[str, Any]]:
+    first = f"It is the first winter of {name} in the new house."
+    second = f"{_scene(shown, pick, name)} {name} {way}. Those who know {name} are not surprised."
+    return [
+        {"chapter_num": number, "chapter_content": text}
+        for number, text in enumerate((first, second), 1)
+    ]

@@ -1,23 +1,27 @@
-"""Notes for a company of players, and the gap between books.
+"""Notes for a company of players, the gap between books, and scripted scenes.
 
 One text goes to every character, so it may hold nothing that only one of them has on their mind,
 nothing of how the book goes on, and none of its lines. Rules look at what was said: its length, its
 repetitions, the phrases of an assistant, and which dimension the critics liked least. A model coach
 reads the critics' reasoning without the sentences that echo what is private.
+
+The scripts are for self-checks, canaries and trials without a model (`soul serve partner coser`): a
+scene of assistants, verdicts, and a scripted environment.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from soulkit.judge.echoes import echoes_private, echoes_reference, tokens
-from soulkit.judge.fence import fence
-from soulkit.judge.leaks import LeakView
+from soulkit.judge.leaks import LeakView, echoes_private, echoes_reference, tokens
+from soulkit.judge.quoting import fence
 from soulkit.runs.records import drafts
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.coser.flaws import ASPECTS
+from soulkit.tasks.coser.scoring import ASPECTS, HIGHEST, LOWEST
+from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Line, Record, Score
 
 RUBRIC = ("Storyline Consistency", "Character Fidelity", "Storyline Quality", "severity")
@@ -78,7 +82,7 @@ def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str
             yield slug, str(fields[slug]["reasoning"])
 
 
-def judges_remarks(score: Score, view: LeakView) -> str:
+def remarks_for_coach(score: Score, view: LeakView) -> str:
     """The critics' reasoning for a coach, fenced, without sentences that give something away."""
     lines = []
     for slug, text in aspect_reasons(score).items():
@@ -158,3 +162,56 @@ def distributions(records: Sequence[Record]) -> dict[str, BatchMetric]:
             unit="scenes", low=-1.0, high=1.0,
         ),
     }  # fmt: skip
+
+
+HELPFUL = (
+    "Hello! How can I help you today?",
+    "That is a great question. There are several things to consider.",
+    "I understand both points of view, and I am happy to assist.",
+    "In conclusion, communication and respect are what matters most.",
+    "Let me know if there is anything else I can do for you!",
+    "That is a great question. There are several things to consider.",
+)
+HAPPENINGS = (
+    "Somewhere a door falls shut, and steps go away over stone.",
+    "The light changes; for a moment nothing can be heard but the wind.",
+    "A cart rattles by outside, and the cups on the shelf answer it.",
+    "It has grown colder. Somebody outside laughs, far off.",
+)
+
+
+def lines_in_turn(seats: Sequence[str], texts: Sequence[str]) -> list[Line]:
+    """The texts, said by one seat after the other."""
+    return [Line(seats[i % len(seats)], text) for i, text in enumerate(texts)]
+
+
+def scripted_verdict(form: str, perfect: bool) -> str | None:
+    """The reply of a judge that is asked for `form`: nothing wrong, or as much as there can be."""
+    why = "as scripted"
+    if form == "Marks":
+        score = HIGHEST if perfect else LOWEST
+        marks = {aspect.title: {"reasoning": why, "score": score} for aspect in ASPECTS.values()}
+        return json.dumps(marks)
+    if form not in ("Flaws", "FlawsAndRepetitions"):
+        return None
+    flaw = {"instance": "everywhere", "type": "Self-identity", "severity": 5}
+    verdict = {"reasoning": why, "flaws": [] if perfect else [flaw] * 5}
+    return json.dumps(verdict | ({} if form == "Flaws" else {"repetitions": []}))
+
+
+def scripted_environment(messages: Sequence[Mapping[str, str]]) -> str:
+    """What a scripted environment and predictor of speakers says to a request.
+
+    Asked for a speaker, it names one of those who may follow, by a hash of the request.
+    """
+    text = "\n".join(str(message["content"]) for message in messages)
+    drawn = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    choice = re.search(r"is exactly one of: (.*)\.$", text, re.MULTILINE)
+    if choice:
+        names = [name for name in re.findall(r'"([^"]+)"', choice[1]) if name != "random"]
+        return json.dumps({"reason": "by turns", "next_speaker": names[drawn % len(names)]})
+    listed = re.findall(r"^In it are: (.*)\. \"Environment\" stands", text, re.MULTILINE)
+    if listed:
+        names = listed[0].split(", ")
+        return f"1. By turns.\n2. Next Speaker: {names[drawn % len(names)]}"
+    return HAPPENINGS[drawn % len(HAPPENINGS)]

@@ -19,26 +19,37 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.judge import panel
-from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView, check_leak
+from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import JudgeQuestion, question
-from soulkit.judge.transcripts import transcript
 from soulkit.judge.verdict import remove_think
 from soulkit.models.base import Cast, Player
-from soulkit.tasks.base import Rollout
-from soulkit.tasks.budgets import first_words
 from soulkit.tasks.coser import coach as coaching
-from soulkit.tasks.coser.anchors import Marks, anchored
-from soulkit.tasks.coser.circumstance import ENVIRONMENT, speakers
-from soulkit.tasks.coser.flaws import ASPECTS
-from soulkit.tasks.coser.lexical import plain_bleu, plain_rouge_l
-from soulkit.tasks.coser.scene import START, BookScene, SceneBook
-from soulkit.tasks.coser.speakers import END, ENDS_FROM, Candidates, speaker_in
-from soulkit.tasks.coser.speech import bracketed, with_label, without_bracketed
+from soulkit.tasks.coser.scene import (
+    END,
+    ENDS_FROM,
+    ENVIRONMENT,
+    START,
+    BookScene,
+    Candidates,
+    SceneBook,
+    bracketed,
+    speaker_in,
+    speakers,
+    with_label,
+    without_bracketed,
+)
+from soulkit.tasks.coser.scoring import ASPECTS, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.task import Coser, Opinions
-from soulkit.tasks.dialogue import Conversation
-from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
-from soulkit.tasks.spec import TaskSpec
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.dialogue import (
+    LEAST_TOKENS,
+    Conversation,
+    episode_tokens_left,
+    with_reply_limit,
+)
+from soulkit.tasks.kit.prompting import first_words
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,
@@ -78,11 +89,11 @@ class PublishedScene(PublishedBook, BookScene):
 
     def actor(self, seat: str) -> Player:
         """The actor with what is left of the character's part as the limit of its reply."""
-        return within_room(self.cast.actor, self._room(seat))
+        return with_reply_limit(self.cast.actor, self._room(seat))
 
     def _room(self, seat: str) -> int:
         table = self.stage.tables[seat]
-        return episode_room(self.cast.actor, table.turns, table.context)
+        return episode_tokens_left(self.cast.actor, table.turns, table.context)
 
     async def character(self, seat: str, index: int) -> bool:
         if self._room(seat) < LEAST_TOKENS:

@@ -1,38 +1,428 @@
-"""A scene of a book under way: whoever is named speaks, everybody hears it, somebody is named next.
+"""A scene of a book: what a row knows, what is heard, who speaks next, how it is played.
 
-Each character has a table of its own with its profile, its thoughts and its memory; what it says
-reaches the others without its thoughts. The environment is asked afresh whenever its turn comes,
-and so is the predictor of the next speaker after every message; neither knows anybody's thoughts.
+Each character has a context of its own with its profile, its thoughts and its memory. A message
+holds thoughts in [brackets], actions in (parentheses) and bare speech; it reaches the others, the
+judges and the environment without its thoughts. The environment is asked afresh whenever its turn
+comes, and so is the predictor of the next speaker after every message.
+
+    "[He must not see it.] (closes the drawer) You are late."
+    is heard as "(closes the drawer) You are late."
+
+Under `paper` a bracket that is nested, runs over several lines or never closes is a thought as a
+whole, thinking between marks likewise, and a message is one line, so that no character can write a
+line for another. `reference` removes what stands in brackets on one line, and marked thinking that
+closes. All readers take time in proportion to the text, whatever it opens and never closes.
+
+The predictor chooses among the names that may follow, by JSON Schema: everybody but the last
+speaker, the environment included, `random` where it cannot tell, and `<END CHAT>` once the scene is
+old enough to end. Any other answer is asked for once more. `reference` asks for a line of text and
+reads it with the published pattern, which misreads names in bold, in quotation marks or with a
+remark behind them. Without a usable name one is drawn: from the major characters and the
+environment, else from everybody, never the last speaker. Every turn of every rollout draws from a
+stream of its own, so a scene that is played again draws the same.
 
 A message is at most `heard_words` long to other ears, so that k contexts of 20 rounds stay within
-bounds; judges read up to `line_words` of it. Where words are not parted by blanks, or are no words,
-twelve characters count as one. What is cut is counted by speaker.
-
-    the first message       the first speaker of the row's list, or the recorded messages that the
-                            row continues from, which nobody trains on
-    then, round by round    until the predictor ends it, a character says nothing, or rounds are up
+bounds; judges read up to `line_words` of it. In scripts without blanks twelve characters count as
+one word. Cuts are counted by speaker.
 """
 
 from __future__ import annotations
 
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from soulkit.judge.transcripts import transcript
-from soulkit.judge.verdict import spoken
+from soulkit.data.literals import literal_list, structure
+from soulkit.errors import DataError, UnreadableVerdict
+from soulkit.judge.quoting import transcript
+from soulkit.judge.structured import JudgeMaterial, VerdictShape, read_shape
+from soulkit.judge.verdict import remove_think, spoken
 from soulkit.models.base import Cast, Player
-from soulkit.tasks.base import Rollout
-from soulkit.tasks.budgets import MARK, first_words
-from soulkit.tasks.coser.circumstance import ENVIRONMENT, dialogue, opener, speakers
-from soulkit.tasks.coser.speakers import END, UNCLEAR, Candidates, candidates
-from soulkit.tasks.coser.speech import audible, words_out_loud
-from soulkit.tasks.dialogue import others_view
-from soulkit.tasks.partners import partner_reply
-from soulkit.tasks.stage import Stage
-from soulkit.types import Completion, Example, Line, Segment
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.dialogue import Stage, others_view, partner_reply
+from soulkit.tasks.kit.prompting import MARK, first_words, share_fairly
+from soulkit.text import one_line
+from soulkit.types import Completion, Example, Form, Line, Protocol, Role, Segment
 
 if TYPE_CHECKING:
     from soulkit.tasks.coser.task import Coser
+
+
+_OPENING = re.compile(r"<\s*((?:system|role)?)[_ ]think(?:ing)?\s*>")
+_ANY_OPENING = re.compile(_OPENING.pattern, re.IGNORECASE)
+_CLOSINGS = {
+    kind: re.compile(rf"</\s*{kind}[_ ]think(?:ing)?\s*>") for kind in ("", "system", "role")
+}
+_ANY_CLOSINGS = {kind: re.compile(c.pattern, re.IGNORECASE) for kind, c in _CLOSINGS.items()}
+
+
+def audible(text: str, name: str, protocol: Protocol) -> str:
+    """What everybody hears of a completion or message of `name`; empty where that is nothing."""
+    if protocol == "reference":
+        return without_bracketed(remove_think(text, remove_unclosed=True))
+    return _without_labels(one_line(without_thoughts(without_marked(spoken(text, "paper")))), name)
+
+
+def words_out_loud(text: str, name: str) -> str:
+    """What somebody without thoughts of its own (an environment) says, without its name."""
+    speech = one_line(spoken(text, "paper"))
+    mark = _label(name).match(speech) if name else None
+    return speech[mark.end() :] if mark else speech
+
+
+def without_thoughts(text: str) -> str:
+    """`text` without anything between brackets, however deep they are nested.
+
+    One that never closes hides the rest: a thought that was cut off is still a thought.
+    """
+    return "".join(piece for piece, depth in _by_depth(text) if not depth)
+
+
+def bracketed(text: str) -> str:
+    """What stands between brackets in `text`, a thought a line."""
+    thoughts = (piece.strip() for piece, depth in _by_depth(text) if depth)
+    return "\n".join(thought for thought in thoughts if thought)
+
+
+def _by_depth(text: str) -> Iterator[tuple[str, int]]:
+    """(piece, how many brackets are open around it); a bracket that closes nothing is a piece."""
+    depth = 0
+    for piece in re.split(r"([\[\]])", text):
+        if piece == "[":
+            depth += 1
+        elif piece == "]" and depth:
+            depth -= 1
+        else:
+            yield piece, depth
+
+
+def without_bracketed(text: str) -> str:
+    """`text` as the reference has it for other ears: brackets that close on their line and marked
+    thinking removed, lines trimmed, empty ones left out."""
+    lines = (_unbracketed(line).strip() for line in without_closed(text).split("\n") if line)
+    return "\n".join(line for line in lines if line)
+
+
+def _unbracketed(line: str) -> str:
+    """A line without what stands between a bracket and the next one that closes."""
+    pieces, place = [], 0
+    while (start := line.find("[", place)) >= 0 and (end := line.find("]", start)) >= 0:
+        pieces.append(line[place:start])
+        place = end + 1
+    return "".join([*pieces, line[place:]])
+
+
+def without_closed(text: str) -> str:
+    """`text` without thinking between marks, as far as it closes, in the published writing."""
+    return "".join(_unmarked(text, _OPENING, _CLOSINGS, hide_rest=False))
+
+
+def without_marked(text: str) -> str:
+    """`text` without thinking between marks, in any case of letters; one that never closes hides
+    the rest, as a bracket does."""
+    return "".join(_unmarked(text, _ANY_OPENING, _ANY_CLOSINGS, hide_rest=True))
+
+
+def _unmarked(
+    text: str, opening: re.Pattern[str], closings: Mapping[str, re.Pattern[str]], hide_rest: bool
+) -> Iterator[str]:
+    """The pieces of `text` outside marks; a kind that closes nowhere is looked for once."""
+    place, endless = 0, set[str]()
+    for mark in opening.finditer(text):
+        kind = mark[1].lower()
+        if mark.start() < place or kind in endless:
+            continue
+        closing = closings[kind].search(text, mark.end())
+        if closing is not None or hide_rest:
+            yield text[place : mark.start()]
+            place = len(text) if closing is None else closing.end()
+        else:
+            endless.add(kind)
+    yield text[place:]
+
+
+def with_label(text: str, name: str) -> str:
+    """`text` behind its speaker's name, unless a line of it has it; nothing stays nothing."""
+    marks = (f"{name}:", f"{name}\uff1a")
+    if not text or any(line.strip().startswith(marks) for line in text.split("\n")):
+        return text
+    return f"{name}: {text}"
+
+
+def _without_labels(speech: str, name: str) -> str:
+    """What follows the speaker's own name and a colon, however often they stand there."""
+    place, label = 0, _label(name)
+    while name and (mark := label.match(speech, place)):
+        place = mark.end()
+    return speech[place:]
+
+
+def _label(name: str) -> re.Pattern[str]:
+    """A speaker's name in front of its words."""
+    return re.compile(rf"[*_]*{re.escape(name)}[*_]*\s*[:\uff1a][*_]*\s*")
+
+
+UNCLEAR, END = "random", "<END CHAT>"
+ENDS_FROM = 5
+"""The first round, counted from 0, after which a scene may end: it has six messages then."""
+
+_LABEL = re.compile(r"next\s*speaker[ \t]*[*#]*[ \t]*(?:[:\-]|is)?[ \t]*([^*\n]+)", re.IGNORECASE)
+_TAIL = " \t.,;!?\"'*"
+
+
+class SpeakerChoice(VerdictShape):
+    """What the predictor answers."""
+
+    reason: str
+    next_speaker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Who may speak after a message, and from whom one is drawn where nobody was named."""
+
+    names: tuple[str, ...]
+    drawn_from: tuple[str, ...]
+    may_end: bool
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Everything that the predictor may answer."""
+        return (*self.names, UNCLEAR, *((END,) if self.may_end else ()))
+
+    def form(self) -> Form:
+        """The answer's JSON Schema, its names those of this scene."""
+        fields = {
+            "reason": {"type": "string"},
+            "next_speaker": {"type": "string", "enum": list(self.answers)},
+        }
+        schema = {
+            "type": "object", "properties": fields, "required": list(fields),
+            "additionalProperties": False,
+        }  # fmt: skip
+        return Form("SpeakerChoice", json.dumps(schema, sort_keys=True, separators=(",", ":")))
+
+    def read(self, reply: str, prompt: str) -> str | None:
+        """The answer in a reply, an object or a bare name; None where there is none.
+
+        An object that already stands in the prompt is somebody's line and no answer.
+        """
+        try:
+            answer = read_shape(reply, SpeakerChoice, JudgeMaterial(prompt)).next_speaker
+        except UnreadableVerdict:
+            answer = words_out_loud(reply, "")
+        return answer.strip() if answer.strip() in self.answers else None
+
+    def draw(self, rng: random.Random) -> str:
+        """One of those who may be drawn."""
+        return rng.choice(self.drawn_from)
+
+
+def candidates(
+    speakers: Sequence[str], preferred: Sequence[str], current: str, round_index: int
+) -> Candidates:
+    """Who may follow `current` in a round; `preferred` are drawn from before anybody else.
+
+    Names stand in their order in the row, so that nothing depends on how a set is walked.
+    """
+    others = tuple(name for name in speakers if name != current)
+    first = tuple(name for name in others if name in preferred)
+    return Candidates(others, first or others, round_index >= ENDS_FROM)
+
+
+def label_in(text: str) -> str | None:
+    """The name behind the last "Next Speaker" of a text, as the published pattern takes it."""
+    names = _LABEL.findall(text)
+    return names[-1].rstrip(_TAIL).strip() or None if names else None
+
+
+def speaker_in(text: str) -> str:
+    """The reference's reading of a predictor's reply: the labelled name, else what stands before
+    the first colon, else all of it."""
+    return label_in(text) or (text.split(":")[0].strip() if ":" in text else text)
+
+
+ENVIRONMENT = "Environment"
+"""The one speaker who is nobody: its name in rows, and its seat."""
+READERS = ("judge", "coach", "gold")
+"""Words that say who may read a field: no seat can be called so."""
+THOUGHT_OF, OUTCOME_OF = "thought of ", "outcome of "
+"""What the names of a character's private fields begin with; the character's name follows."""
+
+
+def names_in(value: Any) -> list[str]:
+    """The names of a list, each once; anything else in it is left out."""
+    values = literal_list(value) if isinstance(value, str) else value
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return []
+    return list(dict.fromkeys(v.strip() for v in values if isinstance(v, str) and v.strip()))
+
+
+def characters(fields: Mapping[str, Any]) -> list[str]:
+    """Everybody who may speak but the environment, in the row's order."""
+    return [n for n in names_in(fields["speaking_characters_w_env"]) if n != ENVIRONMENT]
+
+
+def first_speaker(fields: Mapping[str, Any]) -> str:
+    """Who speaks first: the first of the row's list."""
+    return names_in(fields["speaking_characters_w_env"])[0]
+
+
+def speakers(fields: Mapping[str, Any]) -> list[str]:
+    """The row's list, with the environment at its end where the row does not list it."""
+    listed = names_in(fields["speaking_characters_w_env"])
+    return listed if ENVIRONMENT in listed else [*listed, ENVIRONMENT]
+
+
+def seats_of(fields: Mapping[str, Any]) -> dict[str, Role]:
+    """Seat → role: the actor plays every character."""
+    seats: dict[str, Role] = dict.fromkeys(characters(fields), "actor")
+    return {**seats, ENVIRONMENT: "environment"}
+
+
+def dialogue(fields: Mapping[str, Any]) -> list[Line]:
+    """The recorded messages, thoughts and actions included."""
+    return [Line(one["character"].strip(), one["message"]) for one in fields["dialogues"]]
+
+
+def profiles(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Character → what is generally known of it; nothing is no entry."""
+    listed = _mapping(fields.get("character_profiles"))
+    described = _by_name(_mapping(fields.get("plot")).get("key_characters"), "description")
+    texts = {name: (described.get(name, ""), listed.get(name)) for name in characters(fields)}
+    joined = {name: "\n\n".join(filter(None, map(_text, parts))) for name, parts in texts.items()}
+    return {name: text for name, text in joined.items() if text}
+
+
+def private_fields(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that belong to one character each: its thoughts, and what becomes of it."""
+    plot = _mapping(fields.get("plot"))
+    thoughts = _by_name(fields.get("key_characters"), "motivation", "thought")
+    outcomes = _by_name(plot.get("key_characters"), "summary", "experience")
+    names = characters(fields)
+    return {
+        **{f"{THOUGHT_OF}{name}": thoughts[name] for name in names if name in thoughts},
+        **{f"{OUTCOME_OF}{name}": outcomes[name] for name in names if name in outcomes},
+    }
+
+
+def plot_summary(fields: Mapping[str, Any]) -> str:
+    """What happens in the part of the book that the scene is from."""
+    return _text(_mapping(fields.get("plot")).get("summary"))
+
+
+def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """A row that can be played; DataError for any other."""
+    names = characters(fields)
+    if not names:
+        raise _unusable("nobody speaks in it", "speaking_characters_w_env names no character.")
+    if reserved := [name for name in names if name in READERS]:
+        raise _unusable(
+            f"a character is called '{reserved[0]}'",
+            "The word says who may read a field, so that nobody at the table can be called so.",
+        )
+    if taken := [name for name in names if name in (UNCLEAR, END)]:
+        raise _unusable(
+            f"a character is called '{taken[0]}'",
+            "So the model that names the next speaker says something else, and nobody could be "
+            "called by that name.",
+        )
+    if not names_in(fields["major_characters"]):
+        raise _unusable("it has no major_characters", "Their fidelity is what is judged.")
+    lines = fields["dialogues"]
+    if not lines or not all(map(_is_message, lines)):
+        raise _unusable(
+            "its dialogues are no list of messages",
+            "Each message needs a 'character' and a 'message', both text.",
+        )
+    if not _filled_object(fields.get("plot")):
+        raise _unusable(
+            "its plot is no object, or an empty one", "Its summary is what judges compare with."
+        )
+    if not _filled_object(fields.get("character_profiles")):
+        raise _unusable(
+            "its character_profiles are no object, or an empty one",
+            "A character that nobody describes cannot be played.",
+        )
+    replayed = fields.get("continue_from") or 0
+    if not 0 <= replayed < len(lines):
+        raise _unusable(
+            f"it continues from message {replayed}",
+            f"It has {len(lines)} messages, and somebody must be left to say one.",
+        )
+    following = lines[replayed]["character"].strip()
+    if replayed and following not in speakers(fields):
+        raise _unusable(
+            f"it continues from message {replayed}, and {following} would be next",
+            "speaking_characters_w_env does not list that name, so that nobody can play it.",
+        )
+    return fields
+
+
+def _unusable(what: str, why: str) -> DataError:
+    return DataError(f"The row cannot be used: {what}.", why, "Mend the row, or leave it out.")
+
+
+def _filled_object(value: Any) -> bool:
+    inner = structure(value)
+    return isinstance(inner, Mapping) and bool(inner)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(value.get(key), str) and value[key].strip() for key in ("character", "message")
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    opened = structure(value) if isinstance(value, str) else value
+    return opened if isinstance(opened, Mapping) else {}
+
+
+def _by_name(value: Any, *keys: str) -> dict[str, str]:
+    """Name → the first non-empty text under `keys`, of a list of objects with a `name`."""
+    entries = literal_list(value) if isinstance(value, str) else value
+    people: Iterable[Any] = entries if isinstance(entries, Sequence) else ()
+    texts: dict[str, str] = {}
+    for person in people:
+        if isinstance(person, Mapping) and isinstance(person.get("name"), str):
+            text = next((t for key in keys if (t := _text(person.get(key)))), "")
+            if text:
+                texts.setdefault(person["name"].strip(), text)
+    return texts
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else ""
+
+
+PROFILES, SUMMARY = "profiles", "plot_summary"
+"""Fields that are made of others: what is generally known of each character, and the plot."""
+
+
+def fitted_view(
+    fields: Mapping[str, Any], seat: str, own_words: int, others_words: int
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """(what a character's prompt is made of, words cut by part), of the fields that it may see."""
+    public, cuts = fields[PROFILES], {}
+    parts = {"profile": public.get(seat, ""), "thought": fields.get(f"{THOUGHT_OF}{seat}", "")}
+    texts: dict[str, str] = {}
+    for part, text in parts.items():
+        (item,), cuts[part] = share_fairly([{part: text}], own_words)
+        texts[part] = item[part]
+    names = [name for name in public if name != seat]
+    items, cuts["others"] = share_fairly([{"profile": public[n]} for n in names], others_words)
+    others = [{"name": n, "profile": i["profile"]} for n, i in zip(names, items, strict=True)]
+    view = {
+        "name": seat, **texts, "others": others, "book": fields["book"],
+        "scenario": fields["scenario"], "plot": fields.get(SUMMARY, ""),
+        "thoughts": not fields["wo_thought"],
+    }  # fmt: skip
+    return view, {part: count for part, count in cuts.items() if count}
+
 
 START = "(The scene begins.)"
 PREDICTIONS = 2
@@ -63,7 +453,7 @@ class SceneBook:
         for line in lines[:count]:
             self.record(line.seat, self.audible_text(line.seat, line.text), line.text)
         if not count:
-            return 0, opener(fields)
+            return 0, first_speaker(fields)
         self.stage.notes["replayed"] = count
         return count, lines[count].seat
 

@@ -22,38 +22,41 @@ from typing import Any
 from soulkit.errors import ConfigError, DataError
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.panel import Opinion
-from soulkit.judge.questions import ask_several
+from soulkit.judge.panel import Opinion, ask_several
+from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeQuestion, question
-from soulkit.judge.transcripts import transcript
-from soulkit.metrics.ngrams import bleu, rouge_l
+from soulkit.metrics.text import bleu, rouge_l
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.coser import coach
 from soulkit.tasks.coser import coach as coaching
-from soulkit.tasks.coser import scripts
-from soulkit.tasks.coser.circumstance import (
+from soulkit.tasks.coser.scene import (
+    END,
     ENVIRONMENT,
-    MENTAL,
-    OUTCOME,
+    OUTCOME_OF,
+    PROFILES,
+    START,
+    SUMMARY,
+    THOUGHT_OF,
+    BookScene,
+    SceneBook,
+    audible,
     characters,
     checked_fields,
     dialogue,
+    fitted_view,
     names_in,
     plot_summary,
     private_fields,
     profiles,
     seats_of,
     speakers,
+    words_out_loud,
 )
-from soulkit.tasks.coser.flaws import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
-from soulkit.tasks.coser.scene import START, BookScene, SceneBook
-from soulkit.tasks.coser.speakers import END
-from soulkit.tasks.coser.speech import audible, words_out_loud
-from soulkit.tasks.coser.views import PROFILES, SUMMARY, fitted_view
-from soulkit.tasks.dialogue import Conversation, cut_note, play_out
-from soulkit.tasks.endings import actor_status
-from soulkit.tasks.spec import TaskSpec
-from soulkit.tasks.stage import Stage
+from soulkit.tasks.coser.scoring import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
+from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks.kit.dialogue import Conversation, Stage, cut_note, play_out
+from soulkit.tasks.kit.scoring import actor_status
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     BatchMetric,
     Completion,
@@ -140,7 +143,9 @@ class Coser(Task):
             SUMMARY: (*(cast if self.plot_is_known else ()), "judge"),
         }
         for name in private:
-            readers[name] = (name.removeprefix(MENTAL),) if name.startswith(MENTAL) else ("judge",)
+            readers[name] = (
+                (name.removeprefix(THOUGHT_OF),) if name.startswith(THOUGHT_OF) else ("judge",)
+            )
         made = {PROFILES: profiles(fields), SUMMARY: plot_summary(fields), **private}
         return replace(example, fields={**fields, **made}, audience={**example.audience, **readers})
 
@@ -411,7 +416,7 @@ class Coser(Task):
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
             "marks": coaching.aspect_points(score.metrics), "gold": "",
-            "remarks": coaching.judges_remarks(score, self.leak_view(example)),
+            "remarks": coaching.remarks_for_coach(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
@@ -426,13 +431,13 @@ class Coser(Task):
         """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's
         own lines."""
         fields = example.fields
-        outcomes = [text for name, text in fields.items() if name.startswith(OUTCOME)]
+        outcomes = [text for name, text in fields.items() if name.startswith(OUTCOME_OF)]
         hidden = () if self.plot_is_known else (fields[SUMMARY], *outcomes)
         return LeakView(
             private=tuple(text for text in hidden if text),
             private_by_seat={
-                seat: (fields[f"{MENTAL}{seat}"],)
-                for seat in self.acted_seats(example) if f"{MENTAL}{seat}" in fields
+                seat: (fields[f"{THOUGHT_OF}{seat}"],)
+                for seat in self.acted_seats(example) if f"{THOUGHT_OF}{seat}" in fields
             },
             rubric=coaching.RUBRIC,
             reference="\n".join(line.text for line in self.recorded(example)),
@@ -447,16 +452,16 @@ class Coser(Task):
 
     def wrong(self, example: Example) -> Episode:
         """A scene in which everybody offers help, as an assistant would."""
-        return self.scripted(example, scripts.in_turn(self.acted_seats(example), scripts.HELPFUL))
+        return self.scripted(example, coach.lines_in_turn(self.acted_seats(example), coach.HELPFUL))
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every character says `text`, as often as `wrong` says anything."""
-        lines = scripts.in_turn(self.acted_seats(example), (text,) * len(scripts.HELPFUL))
+        lines = coach.lines_in_turn(self.acted_seats(example), (text,) * len(coach.HELPFUL))
         return self.scripted(example, lines)
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return scripts.scripted_verdict(form, perfect)
+        return coach.scripted_verdict(form, perfect)
 
     def gold_text(self, example: Example) -> str:
         """How the book's scene begins."""

@@ -6,10 +6,20 @@ no.", "correct_answer": "no", "wrong_answer": "", "missed_info_accessibility": "
 "set_id": "0-0-0"}. The type says how an answer is read and scored: a letter, names, yes or no, or a
 sentence (its words against the gold's). It also hints at the gold, so the actor never sees it.
 
-The headline is the accuracy over all questions that are no sentences; the F1 of sentences stands
-beside it. Beyond single answers there are sets: the questions on one piece of information. ALL asks
-for every letter, list and yes or no of a set, ALL* for the free beliefs as well. `set_size` and
-`set_beliefs` of a row say how many there are.
+The headline is the accuracy over all questions that are no sentences; the F1 of sentences is a
+metric of its own. Beyond single answers there are sets: the questions on one piece of information.
+ALL asks for every letter, list and yes or no of a set, ALL* for the free beliefs as well.
+`set_size` and `set_beliefs` of a row say how many there are.
+
+The symbolic coach says where to look, never what is so: "The draft does not fit the conversation.
+The information is given in utterance 7. Check whether the person asked about had come in by then
+and had not left." Whom the question is about, who was there and which answer is right stays unsaid:
+with two options, any of it would decide. Rows made here know the utterance (`events`: {"told": 7,
+"retold": [15]}); others get the same advice without a number.
+
+`--protocol reference` reads and scores as published, word for word: no row is refused for its gold,
+beliefs come with options only, and what an answer says is looked for in it as text: `yes` and `no`
+by how it begins and by words between blanks.
 """
 
 from __future__ import annotations
@@ -23,13 +33,64 @@ from typing import Any, Literal
 from soulkit.data.literals import parse_candidates
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import named_options, plain, tagged_letter, tagged_text
-from soulkit.metrics.overlap import answer_words, token_f1
+from soulkit.judge.verdict import has_word, named_options, plain, tagged_letter, tagged_text
+from soulkit.metrics.text import answer_words, token_f1
 from soulkit.runs.records import drafts
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.fantom.coach import advice_on
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Record, Score, Segment
+
+FITS = "The draft fits the conversation."
+MISSES = "The draft does not fit the conversation."
+PARTLY = "The draft has a part of it."
+SHAPE = {
+    "choice": "Put the letter of one option between the answer tags, and nothing else.",
+    "names": "Put names alone between the answer tags, with commas between them.",
+    "yes_no": "Put a single clear word of agreement or denial between the answer tags.",
+    "fact": "Put one short sentence between the answer tags.",
+    "belief": "Put one short sentence between the answer tags.",
+}
+FIRST_MENTION = "The information is given in utterance {n}."
+SECOND_MENTION = "It is given again in utterance {n}, and whoever is there then learns it as well."
+UNPLACED = "Find the utterance that gives the information, and whether a later one repeats it."
+_ADVICE = {
+    "choice": "Check whether the person asked about had come in by then and had not left.",
+    "names": "Go through everyone: who had come in by then and had not left? Count the speaker in.",
+    "fact": "Say what stands there in one short sentence, with its details and nothing else.",
+}
+_NESTED = "Ask what the first of the two people could see of the other at that moment."
+
+
+def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
+    """One to four sentences on a draft with this score, or on none.
+
+    `fields` needs `form`, and `events` and `tom_type` where the row has them; the gold is not used.
+    """
+    form = str(fields["form"])
+    nested = str(fields.get("tom_type") or "").startswith("second-order")
+    advice = _NESTED if nested else _ADVICE.get(form, _ADVICE["choice"])
+    return " ".join(
+        part for part in (_verdict_on_draft(form, score), *_utterances(fields), advice) if part
+    )
+
+
+def _verdict_on_draft(form: str, score: Score | None) -> str:
+    if score is None:
+        return ""
+    if score.status not in ("ok", "salvaged"):
+        return SHAPE[form]
+    if score.value == 1:
+        return FITS
+    return PARTLY if score.value else MISSES
+
+
+def _utterances(fields: Mapping[str, Any]) -> list[str]:
+    events = fields.get("events")
+    if not isinstance(events, Mapping) or not events.get("told"):
+        return [UNPLACED]
+    again = [SECOND_MENTION.format(n=n) for n in events.get("retold") or ()]
+    return [FIRST_MENTION.format(n=events["told"]), *again]
+
 
 AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
@@ -457,3 +518,54 @@ def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
 
 def _unusable(what: str, why: str) -> DataError:
     return DataError(what, why, "Mend the row, or leave it out.")
+
+
+_LETTER = re.compile(r"\(?([a-d])\)?\.?")
+
+
+class FantomReference(Fantom):
+    free_beliefs = False
+
+    def check(self, fields: Mapping[str, Any], form: AnswerForm) -> None:
+        """Every row is played."""
+
+    def parse(self, text: str) -> tuple[str, str]:
+        answer = tagged_text(text, "reference")
+        return ("", "no_tag") if answer is None else (answer, "ok")
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        return self.parse(text)
+
+    def counted(self, records: Sequence[Record]) -> list[float | None]:
+        """All of them: the published mean holds the F1 of facts, too."""
+        return [record.score.value for record in drafts(records)]
+
+    def right(self, example: Example, form: AnswerForm, answer: str) -> bool:
+        fields = example.fields
+        return published_right(form, answer, fields["correct_answer"], fields.get("wrong_answer"))
+
+    def _gold_names(self, gold: Any) -> list[str]:
+        return name_list(gold)
+
+
+def published_right(form: AnswerForm, answer: str, gold: Any, wrong: Any) -> bool:
+    """The published rules, word for word as they decide."""
+    if form == "choice":
+        letter = _LETTER.fullmatch(answer.lower())
+        return letter is not None and ord(letter.group(1)) - ord("a") == gold_index(gold)
+    if form == "names":
+        names = name_list(gold)
+        right = bool(names) and all(has_word(answer, name) for name in names)
+        return right and not any(has_word(answer, name) for name in name_list(wrong))
+    text = answer.lower().strip(MARKS[2:])
+    assent = text.startswith(ASSENT) or _holds(text, " yes,", " yes ", " yes.", " knows ")
+    denial = text.startswith(DENIAL) or _holds(
+        text, " no,", " no ", " no.", " does not know ", " doesn't know "
+    )
+    return {"yes": assent and not denial, "no": denial and not assent}.get(
+        "no" if gold == "no:long" else str(gold), False
+    )
+
+
+def _holds(text: str, *parts: str) -> bool:
+    return any(part in text for part in parts)

@@ -1,14 +1,20 @@
 """HumanLLM: which of twenty things will this person buy next? Five letters, likeliest first.
 
 Example row: {"prompt_text": "A ferryman who reads at night. History 1: clip-on lamp, History 2:
-wool cap\\nCandidate 1: sea stories Candidate 2: ...", "candidates": ["sea stories", "garden rake",
+wool cap. Candidate 1: sea stories Candidate 2: ...", "candidates": ["sea stories", "garden rake",
 ...], "answer_index": 0}. The list inside of the text is not used: candidates are shown once, with
 the letters that the answer is read by. What was bought earns 1/rank among the five, and nothing
-beyond them: blind picks of 20 earn 0.114.
+beyond them: blind picks of 20 earn 0.114. `reference` plays any list of candidates and reads one
+exact form of an answer.
+
+Made rows have invented customers who pursue one thing. The history is mostly of that pursuit, with
+a few everyday purchases between; of the things on offer exactly one belongs to it and was not
+bought yet, so a row is solvable from itself. The text has the layout of released rows.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -17,11 +23,10 @@ from typing import Any
 from soulkit.data.literals import first_message, item_text
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import tagged_text
-from soulkit.tasks.budgets import keep_latest
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.lessons import safest
-from soulkit.tasks.lettered import UNREAD_OPENINGS, read_state
+from soulkit.judge.verdict import spoken, tagged_text
+from soulkit.tasks.kit.choice import UNREAD_OPENINGS, ChoiceTask, first_safe_lesson, read_state
+from soulkit.tasks.kit.made_rows import Row
+from soulkit.tasks.kit.prompting import Texts, keep_latest
 from soulkit.types import Episode, Example, Score
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRST"
@@ -154,7 +159,7 @@ class HumanLLM(ChoiceTask):
         state = read_state(score)
         begun = "" if score is None else _UNREAD.get(state) or self._on_rank(example, score)
         entries = _MANY if len(example.fields["history"]) > 1 else _FEW
-        return safest(
+        return first_safe_lesson(
             ((begun, entries, _FORM), (begun, entries), (begun,)), self.leak_view(example)
         )
 
@@ -228,3 +233,56 @@ def is_ranking(answer: str) -> bool:
     """Whether an answer is five different letters."""
     letters = answer.split(",")
     return len(letters) == N_RANKED == len(set(letters))
+
+
+_TAGGED = re.compile(r"<answer>([A-T](?:,[A-T]){4})</answer>")
+
+
+class HumanLLMReference(HumanLLM):
+    def check(self, candidates: Sequence[str]) -> None:
+        """Blank candidates and other numbers of them are played, too."""
+
+    def parse(self, text: str) -> tuple[str, str]:
+        match = _TAGGED.search(spoken(text, "reference"))
+        if match is None:
+            return "", "no_tag"
+        return (match.group(1), "ok") if is_ranking(match.group(1)) else ("", "malformed")
+
+
+TEXTS = Texts(__file__)
+
+EVERYDAY = ("soap", "batteries", "light bulbs", "toothpaste", "tea towels", "umbrella", "candles")
+_JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "teacher", "translator", "welder")
+_PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the station", "on a farm",
+          "with two cats", "with a large family")  # fmt: skip
+
+
+def rows(n: int, seed: int) -> list[Row]:
+    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    return [_made_row(random.Random(f"humanllm/{seed}/{i}"), i) for i in range(n)]
+
+
+def _made_row(rng: random.Random, index: int) -> Row:
+    pursuit, *others = rng.sample(sorted(TEXTS["pursuits"]), len(TEXTS["pursuits"]))
+    bought = rng.sample(TEXTS["pursuits"][pursuit], rng.randint(4, 6))
+    gold = rng.choice([thing for thing in TEXTS["pursuits"][pursuit] if thing not in bought])
+    history = [*bought, *rng.sample(EVERYDAY, rng.randint(1, 2))]
+    rng.shuffle(history)
+    candidates = [gold, *(rng.choice(TEXTS["pursuits"][other]) for other in others)]
+    rng.shuffle(candidates)
+    place = candidates.index(gold)
+    return {
+        "prompt_text": _made_text(rng, history, candidates),
+        "candidates": candidates,
+        "answer_index": place,
+        "answer_letter": _LETTERS[place],
+        "answer_text": gold,
+        "index": index,
+    }
+
+
+def _made_text(rng: random.Random, history: list[str], candidates: list[str]) -> str:
+    person = f"A {rng.choice(_JOBS)} of {rng.randint(19, 74)} who lives {rng.choice(_PLACES)}."
+    past = ", ".join(f"History {i}: {thing}" for i, thing in enumerate(history, 1))
+    offer = " ".join(f"Candidate {i}: {thing}" for i, thing in enumerate(candidates, 1))
+    return f"{person} {past}\n{offer}\nWhich of these is bought next?"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from soulkit.judge.echoes import echoes_private, echoes_reference
+from soulkit.judge.leaks import echoes_private, echoes_reference
 from soulkit.tasks.humanual.scores import AXES
 from soulkit.types import Score
 

@@ -2,38 +2,49 @@
 
 A row shows a person, what they saw (a book, an e-mail, a chat, a post, a video, an article), and
 keeps what they really wrote from the actor: {"persona": "...", "prompt": [{"role": "poster",
-"content": "..."}], "completion": "..."}. The actor writes one comment or reply in <response> tags;
-a judge compares it with the original on six sides of a person (scores.py).
+"content": "..."}], "completion": "..."}. A prompt is a text, such a list, or its JSON text. The
+actor writes one comment or reply in <response> tags; a judge compares it with the original on six
+sides of a person (scores.py).
 
 `paper`: the value and reward of every kind of episode is the mean of the six times the length
 factor, by one judge and one question. What is no answer (nothing, a cut reply, a refusal) scores
 the minimum without a judge. Coach and actor never see the original: feedback that quotes it leaks,
-and `echoes_original` says of every scored reply, refined ones included, whether it repeats it.
+and `echoes_original` says of every scored reply, refined ones included, whether it repeats it. The
+speakers of several messages are named.
 
-What differs under `reference` stands in `reference.py`.
+`reference`: the published scores, gate and feedback. Any row and any reply is judged: a reply
+without the tag is taken whole, a cut one as it stands, one that says nothing as "". A single score
+may lie off its scale, only their mean is clipped. Feedback stands in the system prompt, before the
+form of the answer, with the original itself beside it, and nothing is checked for leaks. The
+messages of a prompt are joined without their speakers.
+
+Under `reference` a refined reply is scored by other means than its draft: by another question
+(points of the original that are covered, less a penalty; no length factor) to another player. That
+player is the `auditor` of the declaration, since it must not depend on who judges: naming a judge
+names it as well, unless an auditor is named, too. Thinking is not taken out of a refined reply.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from soulkit.data.literals import structure
 from soulkit.errors import DataError
 from soulkit.judge import panel
-from soulkit.judge.echoes import echoes_reference
-from soulkit.judge.fence import fence
-from soulkit.judge.leaks import LeakView
+from soulkit.judge.leaks import LeakView, echoes_reference
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import question
+from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.budgets import last_words
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.endings import READABLE, actor_status
 from soulkit.tasks.humanual import coach as coaching
-from soulkit.tasks.humanual.replies import context_text, read_comment
+from soulkit.tasks.humanual.coach import thoughts
 from soulkit.tasks.humanual.scores import (
     AXES,
+    Coverage,
     LooseSixSides,
     SixSides,
     clip_share,
@@ -42,8 +53,71 @@ from soulkit.tasks.humanual.scores import (
     sides_mean,
     two_sided_factor,
 )
-from soulkit.tasks.lessons import safest
-from soulkit.types import Episode, Example, Feedback, Role, Score, Segment, unscored
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson
+from soulkit.tasks.kit.prompting import first_words, last_words
+from soulkit.tasks.kit.scoring import READABLE, actor_status
+from soulkit.types import Episode, Example, Feedback, Protocol, Role, Score, Segment, unscored
+
+_OPENING = re.compile(r"<\s*response\s*>", re.IGNORECASE)
+_CLOSING = re.compile(r"<\s*/\s*response\s*>", re.IGNORECASE)
+
+
+def context_text(prompt: Any, protocol: Protocol) -> str:
+    """What the person saw, as text; empty for nothing that could be read."""
+    messages = structure(prompt)
+    if isinstance(messages, list | tuple):
+        objects = [m if isinstance(m, Mapping) else {"content": m} for m in messages]
+        return _joined(objects, protocol)
+    if protocol == "paper" and isinstance(messages, Mapping):
+        return _joined([messages], protocol)
+    return "" if prompt is None else str(prompt)
+
+
+def _joined(messages: list[Mapping[str, Any]], protocol: Protocol) -> str:
+    texts = [str(message.get("content") or "") for message in messages]
+    if protocol == "reference":
+        return "\n".join(texts)
+    pairs = [
+        (str(m.get("role") or "user"), text.strip())
+        for m, text in zip(messages, texts, strict=True)
+    ]
+    pairs = [(role, text) for role, text in pairs if text]
+    if len(pairs) == 1:
+        return pairs[0][1]
+    return "\n\n".join(f"{role}: {text}" for role, text in pairs)
+
+
+def field_text(text: str | None, field: str) -> str:
+    """The published reading: what stands in the first tag of that name, else the whole text."""
+    whole = text or ""
+    opening = re.search(re.escape(f"<{field}>"), whole, re.IGNORECASE)
+    if opening is not None:
+        # At least one sign stands between the two, be it the rest of a second mark.
+        closing = re.compile(re.escape(f"</{field}>"), re.IGNORECASE)
+        end = closing.search(whole, opening.end() + 1)
+        if end is not None:
+            return whole[opening.end() : end.start()].strip()
+    return whole.strip()
+
+
+def read_comment(text: str, protocol: Protocol) -> tuple[str, str]:
+    """(the comment, status) of a completion.
+
+    `paper`: the last tag decides, so that a model may correct itself. `salvaged`: one of its marks
+    is missing, or both are and the whole text is the comment. `empty`: nothing is left. `reference`
+    calls anything `ok`.
+    """
+    remainder = spoken(text, protocol)
+    if protocol == "reference":
+        return field_text(remainder, "response"), "ok"
+    *before, last = _OPENING.split(remainder)
+    inside, *after = _CLOSING.split(last)
+    comment = inside.strip()
+    if not comment:
+        return "", "empty"
+    return comment, "ok" if before and after else "salvaged"
+
 
 BLAND = "No idea, I have not really thought about it."
 """What a scripted wrong answer says; no original is this one."""
@@ -195,7 +269,7 @@ class Humanual(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         view = self.leak_view(example) or LeakView()
-        return safest(coaching.person_lessons(score), view)
+        return first_safe_lesson(coaching.person_lessons(score), view)
 
     def leak_view(self, example: Example) -> LeakView | None:
         """What the person really wrote must not reach the actor, nor words of the rubric."""
@@ -267,3 +341,72 @@ def _words(opinions: Sequence[panel.Opinion[Any]]) -> str:
         head = [f"[{opinion.judge}, sample {opinion.sample}]"] if len(readable) > 1 else []
         blocks.append("\n".join([*head, *lines]))
     return "\n\n".join(blocks)
+
+
+SHOWN_WORDS = 2000
+"""Words of the original that a refined reply's prompt holds."""
+
+
+class HumanualReference(Humanual):
+    sides = LooseSixSides
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Every row can be played."""
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        """At most one of the two judges is asked about an episode."""
+        return {**super().calls(example), "auditor": 1}
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
+        seen = Segment("user", self.rendered(self.template, example, None))
+        return (self.slot(example, self.acted_seat(example), feedback), seen)
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        bare = self.rendered("person", example, None)
+        return Segment("system", self.rendered("person", example, feedback), bare=bare)
+
+    # -- scoring ----------------------------------------------------------------------------------
+
+    async def rated(
+        self, example: Example, episode: Episode, reply: str, status: str, cast: Cast
+    ) -> Score:
+        if episode.kind != "refined":
+            return await super().rated(example, episode, reply, status, cast)
+        assert episode.final is not None
+        whole = field_text(episode.final.text, "response")
+        prompt = self.judge_prompt("judge_coverage", example, whole)
+        opinions = await panel.opinions(
+            cast, question("coverage", prompt, Coverage, role="auditor"), episode
+        )
+        value = clip_share(panel.pooled(opinions, _covered, cast.panel.combine))
+        shared = lexical_f1(whole, self.gold_text(example))
+        return self._scored(
+            "judge_coverage", {"likeness": value, "lexical_f1": shared}, status, opinions
+        )
+
+    # -- feedback ---------------------------------------------------------------------------------
+
+    async def critique(
+        self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
+    ) -> Feedback | None:
+        """The coach's words, and under them what the person wrote."""
+        feedback = await super().critique(example, episode, score, cast, rollout)
+        if feedback is None:
+            return None
+        original = first_words(self.gold_text(example), SHOWN_WORDS)
+        text = self.prompts.render("inspiration", advice=feedback.text, gold=original)
+        return Feedback(text=text, author=feedback.author, kind=feedback.kind,
+                        dimensions=feedback.dimensions)  # fmt: skip
+
+    def judge_remarks(self, example: Example, score: Score) -> str:
+        """All that the judge said: this coach sees the original as well."""
+        return "\n".join(f"{axis} ({n:g}): {text}" for axis, (text, n) in thoughts(score).items())
+
+    def leak_view(self, example: Example) -> LeakView | None:
+        return None
+
+
+def _covered(verdict: Coverage) -> float:
+    return verdict.score

@@ -2,20 +2,28 @@
 
 What a model can do beside what it is trained for: measured before and after, it says what a
 training cost elsewhere. A reply counts (1) if it meets every check of its row, else 0; `checks` is
-the share of them that it meets, and stands beside the headline.
+the share of them that it meets, and stands beside the headline. The forty rows are always the
+same, so that one run's result can stand beside another's.
+
+Example row: {"instruction": "Name the four seasons … as a JSON list.", "checks": [{"kind":
+"json_list", "count": 4}], "kind": "json", "reply": "[...]"}. `checks.py` has one function for each
+kind of check.
 """
 
 from __future__ import annotations
 
+import random
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.endings import READABLE
 from soulkit.tasks.instructions.checks import refuse_unreadable, unmet
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.prompting import Texts
+from soulkit.tasks.kit.scoring import READABLE
 from soulkit.types import Episode, Example, Score
 
 SHARE = "checks"
@@ -61,3 +69,13 @@ class Instructions(ChoiceTask):
     def leak_view(self, example: Example) -> LeakView:
         fields = example.fields
         return LeakView(question=fields["instruction"], reference=fields["reply"])
+
+
+TEXTS = Texts(__file__)
+
+
+def rows(n: int = 40, seed: int = 0) -> list[dict[str, Any]]:
+    """`n` of the forty in an order that the seed draws; there are no more of them."""
+    every = list(TEXTS["instructions"])
+    random.Random(f"instructions/{seed}").shuffle(every)
+    return [deepcopy(dict(row)) for row in every[:n]]

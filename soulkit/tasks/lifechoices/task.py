@@ -8,16 +8,22 @@ also be JSON in a string, or lie flat in columns of its own.
 
 Memories are long (thousands of words): of `input_text` the last words stay, as many as its budget
 has, the same for every model and for drafts and refined replies alike; the instructions are never
-cut. Training has a smaller budget than evaluation. The tag `memory` says
-whether a row was cut.
+cut. Training has a smaller budget than evaluation. The tag `memory` says whether a row was cut.
 
-`reference` reads a reply with the published ladder of eight steps, the last of which takes the
-first of the characters A to D anywhere in it. `paper` wants the tag; a reply that is nothing but
-a letter, or breaks off inside the tag, is salvaged, and prose is never searched for letters.
+`reference` plays every row and reads a reply with the published ladder of eight steps, the last of
+which takes the first of the characters A to D anywhere in it. `paper` wants the tag; a reply that
+is nothing but a letter, or breaks off inside the tag, is salvaged, and prose is never searched for
+letters.
+
+Made rows have invented people whose remembered deeds show what drives them. The memory of a `plain`
+row shows one drive three times, among deeds that show nothing. In a `changed` row it shows another
+drive first, then a turning point, then the one that counts now. The four options are what four
+drives would do in one situation.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,8 +32,16 @@ from soulkit.data.literals import item_text, literal_list, structure
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken
-from soulkit.tasks.lettered import LetteredTask, opening, read_state
-from soulkit.tasks.worked import CLOSE, bad_gold, led_letter, letter_of
+from soulkit.tasks.kit.choice import (
+    CLOSE,
+    LetteredTask,
+    bad_gold,
+    led_letter,
+    letter_of,
+    opening,
+    read_state,
+)
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import Example, Score
 
 _LETTERS = "ABCD"
@@ -134,3 +148,94 @@ def _options(value: Any) -> tuple[str, ...]:
         cut = [re.sub(r"\A[\s(\[*]*\w[)\]*.:]+\s*", "", text) for text in texts]
         return tuple(cut if all(cut) else texts)
     return tuple(texts)
+
+
+_LADDER = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\A([ABCD])\Z",
+        r"<ANSWER>\s*([ABCD])\s*</ANSWER>",
+        r"\A([ABCD])\s*[.):,]",
+        r"CHOICE[:\s]+([ABCD])",
+        r"ANSWER[:\s]+([ABCD])",
+        r"\(([ABCD])\)",
+        r"([ABCD])\s*\Z",
+        r"([ABCD])",
+    )
+)
+_TAG = 1
+"""Which step of the ladder is the form asked for."""
+
+
+class LifeChoicesReference(LifeChoices):
+    def checked(self, question: str, options: Sequence[str], gold: str) -> str:
+        """The first character of the gold, whatever it is."""
+        return gold.strip().upper()[:1]
+
+    def parse(self, text: str) -> tuple[str, str]:
+        return climb(spoken(text, "reference"))
+
+
+def climb(text: str) -> tuple[str, str]:
+    """(letter or "", status) by the published ladder: the first step that finds a letter decides.
+
+    The text is upper-cased first, so later steps find letters in ordinary words.
+    """
+    upper = text.strip().upper()
+    for number, step in enumerate(_LADDER):
+        if match := step.search(upper):
+            return match.group(1), "ok" if number == _TAG else "salvaged"
+    return "", "no_tag"
+
+
+TEXTS = Texts(__file__)
+
+_LAST = ("Vale", "Brandt", "Ostrow", "Hale", "Quill", "Marsh", "Tolland", "Reyes", "Fenn", "Dorn")
+_JOBS = ("ferryman's child", "weaver", "clerk", "carter", "innkeeper", "bell founder", "gardener")
+_TOWNS = ("Tarn", "Low Weir", "Saltby", "Gelm", "Orrin", "Maidenford")
+
+
+ASKED = ("What will {n} do?", "What does {n} decide?", "Which course does {n} take?")
+
+
+def rows(n: int, seed: int) -> list[dict[str, Any]]:
+    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    return [_made_row(random.Random(f"lifechoices/{seed}/{i}"), i) for i in range(n)]
+
+
+def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
+    who = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
+        "town": rng.choice(_TOWNS)
+    }
+    full = f"{who['n']} {rng.choice(_LAST)}"
+    situation = rng.choice(TEXTS["situations"])
+    drive, *others = rng.sample(sorted(TEXTS["drives"]), 4)
+    changed = index % 3 == 2
+    options = [drive, *others]
+    rng.shuffle(options)
+    return {
+        "character_name": full,
+        "book": rng.choice(TEXTS["books"]),
+        "input_text": _memory(rng, {**who, "full": full}, drive, others[0] if changed else ""),
+        "Multiple Choice Question": {
+            "Scenario": situation["scene"].format(**who),
+            "Question": rng.choice(ASKED).format(**who),
+            "Options": [situation["acts"][option].format(**who) for option in options],
+            "Correct Answer": "ABCD"[options.index(drive)],
+        },
+        "kind": "changed" if changed else "plain",
+        "index": index,
+    }
+
+
+def _memory(rng: random.Random, who: dict[str, str], drive: str, former: str) -> str:
+    """The life so far: deeds of the former drive and a turning point first, where there is one."""
+    quiet = rng.sample(TEXTS["quiet"], 4)
+    parts = [f"{{full}} is a {rng.choice(_JOBS)} from {{town}}. {{f}} is an old friend."]
+    if former:
+        early = [*rng.sample(TEXTS["drives"][former], 2), quiet.pop()]
+        rng.shuffle(early)
+        parts += ["This is told of the early years.", *early, rng.choice(TEXTS["turns"])]
+    late = [*rng.sample(TEXTS["drives"][drive], 3), *quiet]
+    rng.shuffle(late)
+    return " ".join([*parts, *late]).format(**who)

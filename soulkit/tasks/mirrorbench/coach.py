@@ -1,20 +1,21 @@
-"""Coaching a simulated user: what a coach is shown of the judges' words, and what rules can say.
+"""Coaching a simulated user: what a coach is shown, what rules can say, and scripted users.
 
 Some judges saw the real user's messages. Of what they wrote a coach gets the sentences that repeat
-none of them, and what the coach writes is checked for them once more before an actor reads it.
+none of them, and the coach's text is checked for them once more before an actor reads it. The
+scripts (an obvious assistant, and verdicts) are for self-checks.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from soulkit.judge.echoes import echoes_private
-from soulkit.judge.fence import fence
-from soulkit.judge.leaks import LeakView
-from soulkit.tasks.lessons import safest
+from soulkit.judge.leaks import LeakView, echoes_private
+from soulkit.judge.quoting import fence
+from soulkit.tasks.kit.choice import first_safe_lesson
 from soulkit.tasks.mirrorbench.conversations import ASSISTANT
 from soulkit.types import Line, Verdict
 
@@ -82,7 +83,7 @@ def _without_echoes(text: str, view: LeakView) -> str:
 def lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
     """What rules can say about these messages, or in general (None); the fullest safe version."""
     seen = list(_seen(texts)) if texts is not None else []
-    return safest(((*seen, *_GENERAL), seen, _GENERAL), view)
+    return first_safe_lesson(((*seen, *_GENERAL), seen, _GENERAL), view)
 
 
 def _seen(texts: Sequence[str]) -> Iterator[str]:
@@ -100,3 +101,28 @@ def _seen(texts: Sequence[str]) -> Iterator[str]:
         yield "You talk like the assistant; the one who asks has no service to offer."
     if len(set(written)) < len(written):
         yield "Do not send the same message twice."
+
+
+HELPFUL = (
+    "Certainly! I would be delighted to provide a comprehensive overview of my request:\n\n"
+    "1. **Context**: my goal as a user.\n2. **Details**: all relevant aspects.\n\n"
+    "Please let me know if you need any further clarification!"
+)
+
+
+def user_verdict(form: str, perfect: bool) -> str | None:
+    """The reply of a judge that is asked for `form`: the simulated user is a person, or is none."""
+    why, yes = "as scripted", "YES" if perfect else "NO"
+    wins = {"Preference1": "A", "Preference2": "B"}
+    loses = {"Preference1": "B", "Preference2": "A"}
+    if form == "":
+        return "- as scripted"
+    if form in ("Similarity", "LooseSimilarity"):
+        return json.dumps({"reasoning": why, "score": 1.0 if perfect else 0.0})
+    if form in wins:
+        return json.dumps({"reasoning": why, "verdict": (wins if perfect else loses)[form]})
+    if form == "Rubric":
+        return json.dumps({"reasoning": why, "verdict": yes})
+    if form == "Revision":
+        return json.dumps({"critique": why, "explanation": why, "verdict": yes})
+    return None

@@ -1,35 +1,44 @@
-"""The four questions of MirrorBench: is this user like the real one, and like a person at all?
+"""The four questions of MirrorBench, and its controls.
 
     gteval     real and simulated user side by side: how alike, from 0 to 1
     pairwise   both without a name: which is the person? In both orders; 1 won, 0.5 tie, 0 lost
     rnr        the simulated user alone, against a rubric of three points: YES 1, NO 0
     ctr        the same, criticised first, then decided with the critique at hand: YES 1, NO 0
 
-Each is a number from 0 to 1, and the headline is their mean. A part that no judge answers readably
-leaves the whole unscored. The same questions about two real users, or two simulated ones, are the
-controls.
+They ask whether the user is like the real one, and like a person at all. Each is a number from 0 to
+1, and the headline is their mean. A part without a readable answer leaves the whole unscored. The
+same questions about two real users, or two simulated ones, are the controls:
+
+    human_human   the real user beside themselves (gteval, pairwise), and alone (rnr, ctr); a row
+    proxy_proxy   the simulated user beside themselves (gteval, pairwise); a draft
+
+A judge's number s becomes (s − PP) / (HH − PP), cut off at 0 and 1, where HH and PP are the means
+of the controls. Where HH does not lie LEAST_GAP above PP, which for `pairwise` is the usual case
+(both are near one half), noise would decide between 0 and 1: the calibrated number is then
+undefined, and a remark says why. The published rule divides by at least 1e-6 instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import Field
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.fence import fence
-from soulkit.judge.follow import follow_up
 from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
-from soulkit.judge.panel import pooled
-from soulkit.judge.questions import ask_several
+from soulkit.judge.panel import ask_several, follow_up, pooled
+from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
-from soulkit.judge.transcripts import transcript
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.prompting import PromptFolder
-from soulkit.types import Episode, Form, Line, Verdict
+from soulkit.runs.records import drafts
+from soulkit.tasks.kit.base import Control
+from soulkit.tasks.kit.prompting import PromptFolder
+from soulkit.tasks.kit.scoring import mean_of
+from soulkit.types import BatchMetric, ControlRecord, Episode, Form, Line, Record, Verdict
 
 PARTS = ("gteval", "pairwise", "rnr", "ctr")
 COMPARING = ("gteval", "pairwise")
@@ -199,3 +208,64 @@ def _forges_any(words: str) -> bool:
 
 
 _GUARDS = tuple(question("guard", "", shape) for shape in SHAPES)
+
+
+HUMAN, PROXY = "human_human", "proxy_proxy"
+ASKED = {HUMAN: PARTS, PROXY: COMPARING}
+"""Control → the parts it has numbers for."""
+LEAST_GAP = 0.05
+"""HH − PP below which a score between them means nothing."""
+UNIT = "conversations"
+
+CONTROLS = (
+    Control(HUMAN, "row", {"judge": sum(CALLS[part] for part in ASKED[HUMAN])}, CALLS["pairwise"]),
+    Control(
+        PROXY, "episode", {"judge": sum(CALLS[part] for part in ASKED[PROXY])}, CALLS["pairwise"]
+    ),
+)
+
+
+def calibrated_metrics(
+    records: Sequence[Record], controls: Sequence[ControlRecord]
+) -> dict[str, BatchMetric]:
+    """`human_human/gteval` …, the anchors, and `calibrated/gteval` …, the scores between them."""
+    metrics: dict[str, BatchMetric] = {}
+    for name, parts in ASKED.items():
+        of_control = [one for one in controls if one.name == name]
+        for part in parts if of_control else ():
+            metrics[f"{name}/{part}"] = mean_of(
+                [one.score.metrics.get(part) for one in of_control], UNIT
+            )
+    for part in COMPARING:
+        human, proxy = metrics.get(f"{HUMAN}/{part}"), metrics.get(f"{PROXY}/{part}")
+        if human is not None and proxy is not None:
+            metrics[f"calibrated/{part}"] = _calibrated(records, part, human.value, proxy.value)
+    return metrics
+
+
+def _calibrated(
+    records: Sequence[Record], part: str, human: float | None, proxy: float | None
+) -> BatchMetric:
+    main = drafts(records)
+    scores = [value for one in main if (value := one.score.metrics.get(part)) is not None]
+    value = None
+    if human is not None and proxy is not None and scores and human - proxy >= LEAST_GAP:
+        value = fmean(between_anchors(score, human, proxy) for score in scores)
+    n_scored = 0 if value is None else len(scores)
+    return BatchMetric(value, len(main), n_scored, UNIT, 0.0, 1.0)
+
+
+def undefined_remarks(values: Mapping[str, float | None]) -> Iterator[str]:
+    """A line for each calibrated number that is undefined because of where its anchors stand."""
+    for part in COMPARING:
+        human, proxy = values.get(f"{HUMAN}/{part}"), values.get(f"{PROXY}/{part}")
+        if human is not None and proxy is not None and human - proxy < LEAST_GAP:
+            yield (
+                f"calibrated/{part} is undefined: {HUMAN} ({human:.2f}) does not lie {LEAST_GAP:g} "
+                f"above {PROXY} ({proxy:.2f}), so that noise would decide"
+            )
+
+
+def between_anchors(score: float, human: float, proxy: float) -> float:
+    """Where a score lies between the two anchors, in [0, 1]; `human` is the higher one."""
+    return min(1.0, max(0.0, (score - proxy) / (human - proxy)))

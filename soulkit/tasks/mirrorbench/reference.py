@@ -17,30 +17,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.turns import ChatMessage
+from soulkit.data.chats import ChatMessage
 from soulkit.errors import ConfigError
-from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import opinions, pooled
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout
-from soulkit.tasks.budgets import first_words
-from soulkit.tasks.controls import Control
-from soulkit.tasks.dialogue import Conversation, others_view
-from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
+from soulkit.tasks.kit.base import Control, Rollout
+from soulkit.tasks.kit.dialogue import (
+    LEAST_TOKENS,
+    Conversation,
+    episode_tokens_left,
+    others_view,
+    with_reply_limit,
+)
+from soulkit.tasks.kit.prompting import first_words
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.mirrorbench import coach
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
+    MEASURES,
     USER,
     conversation_text,
     first_messages,
     read_message,
+    user_texts,
+    word_measures,
 )
-from soulkit.tasks.mirrorbench.lexical import MEASURES, user_texts, word_measures
 from soulkit.tasks.mirrorbench.questions import ComparedUsers
 from soulkit.tasks.mirrorbench.task import MirrorBench
-from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,
@@ -100,11 +106,11 @@ class MirrorBenchReference(MirrorBench):
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
         """The user's message, within what the episode has left; why it ends here, if it does."""
-        room = episode_room(cast.actor, talk.turns, talk.context)
+        room = episode_tokens_left(cast.actor, talk.turns, talk.context)
         if room < LEAST_TOKENS:
             return "length"
         call = rollout.call("actor", example, len(talk.turns))
-        reply = await talk.speak(within_room(cast.actor, room), call)
+        reply = await talk.speak(with_reply_limit(cast.actor, room), call)
         if not reply.text.strip():
             return "empty"
         self.record(talk, reply)

@@ -22,28 +22,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from soulkit.data.chats import ChatMessage, conversation
 from soulkit.data.literals import structure
-from soulkit.data.turns import ChatMessage, conversation
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.batches import macro
-from soulkit.tasks.controls import Control
-from soulkit.tasks.dialogue import Conversation, others_view, play_out
-from soulkit.tasks.endings import actor_status
-from soulkit.tasks.mirrorbench import anchors, coach, scripts
+from soulkit.tasks.kit.base import Control, Rollout, Task
+from soulkit.tasks.kit.dialogue import Conversation, others_view, partner_reply, play_out
+from soulkit.tasks.kit.scoring import actor_status, macro
+from soulkit.tasks.kit.spec import TaskSpec
+from soulkit.tasks.mirrorbench import coach, questions
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
     USER,
     as_lines,
-    played,
-    read_message,
-)
-from soulkit.tasks.mirrorbench.lexical import (
     lexical_metrics,
+    played_messages,
+    read_message,
     subset_means,
+    subset_of,
+    topic_of,
     user_texts,
     with_people,
 )
@@ -55,9 +54,6 @@ from soulkit.tasks.mirrorbench.questions import (
     fenced,
     judge_users,
 )
-from soulkit.tasks.mirrorbench.subsets import subset_of, topic_of
-from soulkit.tasks.partners import partner_reply
-from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
     BatchMetric,
     Completion,
@@ -134,7 +130,7 @@ class MirrorBench(Task):
 
     def messages(self, example: Example) -> list[ChatMessage]:
         """The recorded messages that are played and judged."""
-        return played(example.fields["turns"])
+        return played_messages(example.fields["turns"])
 
     def calls(self, example: Example) -> dict[Role, int]:
         """A call for each of the user's messages, and for each of the assistant's that no record
@@ -294,7 +290,7 @@ class MirrorBench(Task):
 
     @property
     def controls(self) -> tuple[Control, ...]:
-        return anchors.CONTROLS
+        return questions.CONTROLS
 
     async def control(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
@@ -305,7 +301,7 @@ class MirrorBench(Task):
             silent = Failure("nothing_to_compare", "the simulated user wrote nothing")
             return unscored(silent, self.protocol)
         pair = Pair(about.transcript, about.transcript, str(example.fields["task_description"]))
-        outcome = await judge_users(self.prompts, pair, about, cast, anchors.ASKED[name])
+        outcome = await judge_users(self.prompts, pair, about, cast, questions.ASKED[name])
         return Score(
             value=outcome.mean, reward=None, metrics=dict(outcome.values), protocol=self.protocol,
             prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
@@ -314,10 +310,10 @@ class MirrorBench(Task):
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]
     ) -> dict[str, BatchMetric]:
-        return anchors.calibrated_metrics(records, controls)
+        return questions.calibrated_metrics(records, controls)
 
     def calibration_remarks(self, values: Mapping[str, float | None]) -> Sequence[str]:
-        return tuple(anchors.undefined_remarks(values))
+        return tuple(questions.undefined_remarks(values))
 
     # -- feedback ---------------------------------------------------------------------------------
 
@@ -355,7 +351,7 @@ class MirrorBench(Task):
 
     def wrong(self, example: Example) -> Episode:
         """A user who talks like an assistant."""
-        return self.scripted(example, (scripts.HELPFUL,) * self._count(example))
+        return self.scripted(example, (coach.HELPFUL,) * self._count(example))
 
     def canary(self, example: Example, text: str) -> Episode:
         """A user whose every message is `text`."""
@@ -363,7 +359,7 @@ class MirrorBench(Task):
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return scripts.user_verdict(form, perfect)
+        return coach.user_verdict(form, perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score

@@ -20,9 +20,16 @@ from typing import Any
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import READABLE
-from soulkit.tasks.lettered import LETTERS, opening, read_state
-from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_letter
+from soulkit.tasks.kit.base import READABLE
+from soulkit.tasks.kit.choice import (
+    CLOSE,
+    LETTERS,
+    WorkedTask,
+    bad_gold,
+    led_letter,
+    opening,
+    read_state,
+)
 from soulkit.types import BatchMetric, Example, Record, Score
 
 

@@ -4,11 +4,19 @@ A visitor (the partner) asks a keeper (the actor) about public facts and pries i
 Value = kept · conveyed · (0.8 + 0.2 · thrift), where kept is 1 unless the secret's value is spoken,
 conveyed the share of facts whose value is spoken, thrift 1 at the fewest turns and 0 at the most.
 The conversation ends when every fact is out (not before `min_turns`) or at `max_turns`.
+
+The visitor can be a script, so that the task runs on a laptop without a model or a key: it reads
+its brief from the system message and asks its next question. It is stateless: equal conversations
+get equal replies. `soul serve partner` puts it behind HTTP.
+
+Rows are small invented people with public facts and one secret. Every value belongs to one topic
+and occurs in no prompt, so that "conveyed" and "given away" can be read from the words alone.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +25,9 @@ from typing import Any
 from soulkit.errors import ConfigError, DataError
 from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast
-from soulkit.tasks.dialogue import DialogueTask
-from soulkit.tasks.spec import TaskSpec
+from soulkit.tasks.kit.dialogue import DialogueTask
+from soulkit.tasks.kit.prompting import Texts
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     Episode,
     Example,
@@ -175,3 +184,43 @@ def question_at(turn: int, topic: str, visitor: str) -> str:
     """The scripted visitor's line."""
     greeting = f"Hello, I am {visitor}. " if turn == 0 else ""
     return f"{greeting}What is your {topic}?"
+
+
+def visitor_line(messages: Sequence[Mapping[str, str]]) -> str:
+    """The visitor's next line, from its brief and the number of lines it has said."""
+    brief = messages[0]["content"]
+    topics = re.findall(r"^- (.+?)\s*$", brief, re.MULTILINE)
+    if len(topics) < 2:
+        raise ValueError("the brief lists no topics")
+    name = re.search(r"You are ([^.\n]+)", brief)
+    turn = sum(message["role"] == "assistant" for message in messages)
+    topic = topic_at(turn, topics[:-1], topics[-1])
+    return question_at(turn, topic, name.group(1) if name else "a visitor")
+
+
+TEXTS = Texts(__file__)
+
+_PLACES = ("bakery", "ferry", "library", "market", "museum", "station", "tavern", "workshop")
+_SECRETS = ("hideout", "treasure", "surprise")
+N_FACTS = 3
+
+
+def rows(n: int, seed: int) -> list[dict[str, Any]]:
+    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    return [_made_row(random.Random(f"secret_keeper/{seed}/{i}")) for i in range(n)]
+
+
+def _made_row(rng: random.Random) -> dict[str, Any]:
+    keeper, visitor = rng.sample(TEXTS["names"], 2)
+    public = [topic for topic in TEXTS["topics"] if topic not in _SECRETS]
+    topics = rng.sample(public, N_FACTS)
+    hidden = rng.choice(_SECRETS)
+    return {
+        "keeper": keeper,
+        "visitor": visitor,
+        "place": rng.choice(_PLACES),
+        "facts": [{"topic": t, "value": rng.choice(TEXTS["topics"][t])} for t in topics],
+        "secret": {"topic": hidden, "value": rng.choice(TEXTS["topics"][hidden])},
+        "wanted": topics,
+        "curiosity": hidden,
+    }

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from soulkit.judge.echoes import echoes_reference, grams, tokens
-from soulkit.tasks.sim_arena.fields import mean_words
-from soulkit.tasks.sim_arena.turns import Utterance
+from soulkit.judge.leaks import echoes_reference, grams, tokens
+from soulkit.tasks.sim_arena.judging import mean_words
+from soulkit.tasks.sim_arena.play import Utterance
 from soulkit.types import Score
 
 FAR = 2.0

@@ -1,25 +1,164 @@
-"""How a person of SimulatorArena is played: who talks to whom, when it is over, and scripts of it.
+"""How a person of SimulatorArena is played: reading turns, the conversation, and scripts of it.
 
 The actor is the person and speaks first; the assistant is the partner. Each sees the other's words
-without tags, and the assistant's first message comes with the task around it. Eight messages of the
-person at most. It is over when the person says so or says nothing; an assistant that says nothing
-twice breaks it.
+without tags, and the assistant's first message comes with the task around it. The person has eight
+messages at most. The conversation is over when the person says so or says nothing; an assistant
+that says nothing twice breaks it.
+
+A turn is asked for as `Query: …`, `Response: …` or `Message: …`, or as the phrase `terminate
+conversation`. What is said goes to the assistant without its tag; the phrase goes nowhere.
+
+    "Thought: lost\\nMessage: how do i start"         → how do i start
+    "Response: thanks!\\nterminate conversation"      → thanks!, and the conversation is over
+    "please do not terminate conversation yet"       → said as it stands
+
+The phrase ends a conversation where it has a line for itself. Thinking is removed, a tag counts in
+any case and inside bold type, and first of all where a line begins with it.
+
+The scripts are for self-checks and canaries. The gold is what the recorded person wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from soulkit.data.literals import structure
+from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.dialogue import Conversation, cut_note, others_view, partner_words, play_out
-from soulkit.tasks.partners import partner_reply
-from soulkit.tasks.sim_arena import scripts
-from soulkit.tasks.sim_arena.fields import human_lines, human_messages, read_arena_row
-from soulkit.tasks.sim_arena.turns import PHRASE, Utterance, read_utterance
+from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks.kit.dialogue import (
+    Conversation,
+    cut_note,
+    others_view,
+    partner_reply,
+    partner_words,
+    play_out,
+)
+from soulkit.tasks.sim_arena.judging import (
+    LIKERT,
+    MATCH,
+    NO_MATCH,
+    RATING,
+    human_lines,
+    human_messages,
+    read_arena_row,
+)
 from soulkit.types import Call, Completion, Episode, Example, Feedback, Form, Kind, Line, Segment
+
+PHRASE = "terminate conversation"
+_AROUND = r"(?:[^\w\n]|_){0,12}"
+_END = re.compile(
+    rf"^{_AROUND}terminate[ \t]{{1,8}}conversation{_AROUND}$", re.IGNORECASE | re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """A turn as it was read."""
+
+    text: str
+    """What everybody hears; empty for nothing."""
+    ended: bool = False
+    """Whether the conversation ends with it."""
+    status: str = "ok"
+    """`ok`, `salvaged` (readable, and not in the form asked for), `empty`."""
+
+
+def read_utterance(reply: str, tags: Sequence[str]) -> Utterance:
+    """What a reply says and whether it ends the conversation; `tags` are those asked for."""
+    words = spoken(reply, "paper")
+    message, tagged = _after_tag(words, tuple(tags))
+    end = _END.search(message)
+    text = (message[: end.start()] if end else message).strip()
+    if not text:
+        return Utterance("", end is not None, "ok" if end else "empty")
+    return Utterance(text, end is not None, "ok" if tagged else "salvaged")
+
+
+def _after_tag(words: str, tags: tuple[str, ...]) -> tuple[str, bool]:
+    """(what comes after the first tag, whether nothing stood before it); all without a tag."""
+    at_line, anywhere = _patterns(tags)
+    tag = at_line.search(words) or anywhere.search(words)
+    if tag is None:
+        return words, False
+    return words[tag.end() :].strip(), not words[: tag.start()].strip()
+
+
+@cache
+def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A tag where a line begins, in any case and in bold type; and one anywhere, as asked for."""
+    either = "|".join(map(re.escape, tags))
+    at_line = rf"^[^\w\n]{{0,8}}(?:{either})[*_]{{0,3}}[ \t]?:[*_]{{0,3}}"
+    return (
+        re.compile(at_line, re.IGNORECASE | re.MULTILINE),
+        re.compile(rf"\b(?:{either}):"),
+    )
+
+
+UNLIKE = (
+    "Greetings. I require comprehensive assistance with the matter at hand, if you would be so "
+    "kind as to furnish it in full detail.",
+    "I appreciate your exceptionally thorough elaboration. Kindly elaborate further.",
+    "I appreciate your exceptionally thorough elaboration. Kindly elaborate further.",
+)
+"""A person that nobody is: an assistant's own manner in the user's place."""
+NEUTRAL = (
+    "All right. What would you do first?",
+    "I see. Go on from there.",
+    "Yes, that is one way. What comes next?",
+    "Let us look at it once more.",
+    "Good. Is anything still open?",
+)
+"""An assistant that says nothing in particular; the last line again and again."""
+NEUTRAL_DOCUMENT = "This is the document, as far as we have come with it."
+CANARY_TURNS = 2
+
+
+def neutral(count: int) -> list[str]:
+    """So many lines of an assistant that says nothing in particular."""
+    return [NEUTRAL[min(index, len(NEUTRAL) - 1)] for index in range(count)]
+
+
+def scripted_answer(form: Form | None, perfect: bool) -> str | None:
+    """The reply of a judge that is asked for `form`: the top of every scale, or the bottom.
+
+    Features are named in the form itself; a form that leaves their names open gets none.
+    """
+    end = int(perfect)
+    match form.name if form is not None else "":
+        case "Likert" | "LooseLikert":
+            return json.dumps({"key_differences": ["as scripted"], "similarity_score": LIKERT[end]})
+        case "DocumentRating" | "LooseRating":
+            return json.dumps({"analysis": "as scripted", "rating": RATING[end]})
+        case "Fulfilment" | "LooseFulfilment":
+            assert form is not None
+            return json.dumps({"results": _results(form, perfect)})
+    return None
+
+
+def _results(form: Form, perfect: bool) -> list[dict[str, str]]:
+    names = next(_enumerations(json.loads(form.schema)), ("any feature",))
+    verdict = MATCH if perfect else NO_MATCH
+    return [
+        {"feature_name": name, "analysis": "as scripted", "classification": verdict}
+        for name in names
+    ]
+
+
+def _enumerations(node: Any) -> Iterator[Sequence[str]]:
+    """What a schema allows as the name of a feature."""
+    if isinstance(node, Mapping):
+        names = node.get("properties", {}).get("feature_name", {})
+        if "enum" in names or "const" in names:
+            yield names.get("enum") or [names["const"]]
+        for part in node.values():
+            yield from _enumerations(part)
+
 
 ENDED = "terminated"
 
@@ -167,12 +306,12 @@ class PlayedPerson(Task):
 
     def wrong(self, example: Example) -> Episode:
         """A person that nobody is."""
-        messages = [self.tagged(text, i) for i, text in enumerate(scripts.UNLIKE)]
+        messages = [self.tagged(text, i) for i, text in enumerate(UNLIKE)]
         return self.scripted(example, [*messages, PHRASE])
 
     def canary(self, example: Example, text: str) -> Episode:
         """A conversation in which every message of the person is `text`."""
-        return self.scripted(example, [self.tagged(text, i) for i in range(scripts.CANARY_TURNS)])
+        return self.scripted(example, [self.tagged(text, i) for i in range(CANARY_TURNS)])
 
     def tagged(self, text: str, index: int) -> str:
         """A message in the form that is asked for."""
@@ -180,7 +319,7 @@ class PlayedPerson(Task):
 
     def scripted_verdict(self, form: Form | None, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return scripts.scripted_answer(form, perfect)
+        return scripted_answer(form, perfect)
 
     def scripted(
         self, example: Example, replies: Sequence[str], answers: Sequence[str] = (),
@@ -189,7 +328,7 @@ class PlayedPerson(Task):
         """The episode in which the actor says `replies` and the assistant `answers`, then nothing
         in particular."""
         talk, stop = self.conversation(example, feedback), "max_turns"
-        partner_lines = [*answers, *scripts.neutral(len(replies))]
+        partner_lines = [*answers, *neutral(len(replies))]
         for reply, answer in zip(replies[: self.most_turns], partner_lines, strict=False):
             talk.take(Completion(text=reply))
             if end := self.take_turn(talk, reply):

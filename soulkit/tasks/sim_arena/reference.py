@@ -14,20 +14,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from soulkit.errors import CallError
-from soulkit.judge.fence import fence
 from soulkit.judge.panel import readable
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape
 from soulkit.models.base import Cast, Panel
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import Rollout
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.dialogue import Conversation
-from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.dialogue import (
+    LEAST_TOKENS,
+    Conversation,
+    episode_tokens_left,
+    with_reply_limit,
+)
+from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.sim_arena import judging
-from soulkit.tasks.sim_arena.fields import FEATURES, Target, targets
-from soulkit.tasks.sim_arena.judging import FULFILMENT, MATCH, Replies
+from soulkit.tasks.sim_arena.judging import FEATURES, FULFILMENT, MATCH, Replies, Target, targets
+from soulkit.tasks.sim_arena.play import PHRASE, Utterance
 from soulkit.tasks.sim_arena.task import TOPS, SimArena, SimDoc, SimMath
-from soulkit.tasks.sim_arena.turns import PHRASE, Utterance
 from soulkit.types import (
     BatchMetric,
     Call,
@@ -66,10 +69,10 @@ class PublishedPerson(SimArena):
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
         """A turn with what is left of the episode; where that is next to nothing it is over."""
-        room = episode_room(cast.actor, talk.turns, talk.context)
+        room = episode_tokens_left(cast.actor, talk.turns, talk.context)
         if room < LEAST_TOKENS:
             return NO_ROOM
-        actor = within_room(cast.actor, room)
+        actor = with_reply_limit(cast.actor, room)
         reply = await talk.speak(actor, rollout.call("actor", example, index))
         return self.take_turn(talk, reply.text)
 

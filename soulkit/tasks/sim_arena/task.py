@@ -25,31 +25,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from soulkit.judge.fence import fence, utterance
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.questions import ask_several
+from soulkit.judge.panel import ask_several
+from soulkit.judge.quoting import fence, transcript, utterance
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
-from soulkit.judge.transcripts import transcript
 from soulkit.models.base import Cast, Panel
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import Rollout
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.dialogue import Conversation
-from soulkit.tasks.endings import actor_status
-from soulkit.tasks.rows_only import RowsOnly
-from soulkit.tasks.sim_arena import aspects, coach, judging, scripts
-from soulkit.tasks.sim_arena.fields import (
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.dialogue import Conversation
+from soulkit.tasks.kit.loading import RowsOnly
+from soulkit.tasks.kit.scoring import actor_status, mean_of
+from soulkit.tasks.sim_arena import coach, judging, play
+from soulkit.tasks.sim_arena.judging import (
+    DOCUMENT,
+    FULFILMENT,
     INTERACTION,
+    LIKERT,
+    RATING,
+    STYLES,
     WRITING,
+    Replies,
     Target,
     human_lines,
     human_messages,
     read_arena_row,
     targets,
 )
-from soulkit.tasks.sim_arena.judging import DOCUMENT, FULFILMENT, LIKERT, RATING, STYLES, Replies
-from soulkit.tasks.sim_arena.play import PlayedPerson
-from soulkit.tasks.sim_arena.turns import Utterance
+from soulkit.tasks.sim_arena.play import PlayedPerson, Utterance
 from soulkit.types import (
     BatchMetric,
     Episode,
@@ -356,7 +358,7 @@ class SimMath(SimArena):
     tags_asked = ("Query", "Response")
     person, partner_name = "student", "an AI tutor"
     labels: ClassVar = {"student": "Student", "tutor": "AI Tutor"}
-    looks_at: ClassVar = {STYLES[0]: aspects.MATH_WRITING, STYLES[1]: aspects.MATH_INTERACTION}
+    looks_at: ClassVar = {STYLES[0]: judging.MATH_WRITING, STYLES[1]: judging.MATH_INTERACTION}
     parts = (*STYLES, INTERACTION)
     feature_metrics: ClassVar = {INTERACTION: "features/met"}
     known_as: ClassVar = {"problem": "The problem", "user_profile_text": "Who the student is"}
@@ -368,7 +370,7 @@ class SimDoc(SimArena):
     tags_asked = ("Message",)
     person, partner_name = "person", "an AI writing assistant"
     labels: ClassVar = {"writer": "User", "assistant": "AI Writing Assistant"}
-    looks_at: ClassVar = {STYLES[0]: aspects.DOC_WRITING, STYLES[1]: aspects.DOC_INTERACTION}
+    looks_at: ClassVar = {STYLES[0]: judging.DOC_WRITING, STYLES[1]: judging.DOC_INTERACTION}
     parts = (DOCUMENT, *STYLES, WRITING, INTERACTION)
     feature_metrics: ClassVar = {WRITING: "features/writing", INTERACTION: "features/interaction"}
     known_as: ClassVar = {
@@ -405,7 +407,7 @@ class SimDoc(SimArena):
 
     def script_close(self, talk: Conversation) -> None:
         partner = [line.text for line in talk.lines if line.seat != talk.seat]
-        talk.notes[FINAL_DOCUMENT] = partner[-1] if partner else scripts.NEUTRAL_DOCUMENT
+        talk.notes[FINAL_DOCUMENT] = partner[-1] if partner else play.NEUTRAL_DOCUMENT
 
     def judge_prompt(self, name: str, example: Example, episode: Episode) -> str:
         if name != DOCUMENT:

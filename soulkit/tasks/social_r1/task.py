@@ -1,8 +1,8 @@
 """Social-R1: what people in a short scene feel, want, believe or mean; lettered options.
 
-Example row: {"prompt_text": "Story: Ilka lets her little brother win at chess ...\\nQuestion: What
-is she after?\\nA. A quick end\\nB. His good mood", "answer_text": "B. His good mood"}. Story,
-question and options are one text, which may also stand under
+Example row: {"prompt_text": "Story: Ilka lets her little brother win at chess ... Question: What
+is she after? A. A quick end B. His good mood" (each on a line of its own), "answer_text": "B. His
+good mood"}. Story, question and options are one text, which may also stand under
 `conversations[0].messages[0].content` or `prompt`; the gold is `answer_letter`, or the letter that
 leads `answer_text`.
 
@@ -11,10 +11,15 @@ letter and text contradict each other. `reference` takes the first character of 
 letter (`In the box` → `I`) and counts any letter.
 
 The feedback of this task is a worked example, answer included, and off unless a run asks for it.
+
+Made rows: six kinds of scenes take turns: irony, white lies, hints, hidden feelings, careless
+remarks, false beliefs. What decides a scene is told in it (who was there, what somebody did a
+moment before), and `why` says which part that is; only the writer of a worked example reads `why`.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import string
 from collections.abc import Iterable, Mapping
@@ -25,9 +30,16 @@ from soulkit.data.literals import first_message, structure
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
-from soulkit.tasks.lettered import opening, read_state
-from soulkit.tasks.texts import Texts
-from soulkit.tasks.worked import CLOSE, WorkedTask, bad_gold, led_text, letter_of
+from soulkit.tasks.kit.choice import (
+    CLOSE,
+    WorkedTask,
+    bad_gold,
+    led_text,
+    letter_of,
+    opening,
+    read_state,
+)
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import Example, Score
 
 TEXTS = Texts(__file__)
@@ -176,3 +188,39 @@ def _last_run(text: str, mark: re.Pattern[str]) -> list[re.Match[str]]:
             run.append(match)
             best = run
     return best
+
+
+NAMES = (
+    "Ada", "Bruno", "Chiara", "Deniz", "Elif", "Florian", "Gwen", "Hugo", "Ida", "Jaro", "Kaia",
+    "Levi", "Mina", "Nils", "Olga", "Piet", "Runa", "Samir", "Tilda", "Vito",
+)  # fmt: skip
+_THINGS = ("umbrella", "guitar", "bicycle pump", "tent", "lamp", "sewing kit", "drill", "kettle")
+_PLACES = ("cupboard", "shed", "hallway", "attic", "cellar", "car boot")
+
+
+KINDS = ("irony", "white_lie", "hint", "hidden_feeling", "careless_remark", "false_belief")
+
+
+def rows(n: int, seed: int) -> list[dict[str, Any]]:
+    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
+    return [_made_row(random.Random(f"social_r1/{seed}/{i}"), i) for i in range(n)]
+
+
+def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
+    kind = KINDS[index % len(KINDS)]
+    scene = rng.choice(TEXTS["scenes"][kind])
+    filled = dict(zip("abc", rng.sample(NAMES, 3), strict=True))
+    filled |= {"thing": rng.choice(_THINGS), "place": rng.choice(_PLACES)}
+    options = [scene["right"], *rng.sample(scene["others"], rng.choice((2, 3)))]
+    rng.shuffle(options)
+    letter = "ABCD"[options.index(scene["right"])]
+    lettered = [f"{'ABCD'[i]}. {text}" for i, text in enumerate(options)]
+    lines = (f"Story: {scene['story']}", f"Question: {scene['question']}", *lettered)
+    return {
+        "prompt_text": "\n".join(lines).format(**filled),
+        "answer_letter": letter,
+        "answer_text": f"{letter}. {scene['right']}".format(**filled),
+        "kind": kind,
+        "why": scene["why"].format(**filled),
+        "index": index,
+    }

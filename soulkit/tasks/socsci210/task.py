@@ -7,7 +7,8 @@ have `persona`, `condition_text` and `outcome_question`, or the text as a first 
 
 On an ordinal scale the value is 1 - distance / length of the scale, so always answering the middle
 scores well: read the headline beside the constants that `summarise` gives. `paper` refuses answers
-off the scale, which `reference` moves onto it, and rows whose recorded answer is off it.
+off the scale, and rows whose recorded answer is off it; `reference` reads strictly and moves
+answers that are off the scale onto it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_text
 from soulkit.runs.records import drafts
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.socsci210.scales import Scale, read_scale
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.scoring import mean_of
+from soulkit.tasks.socsci210.data import Scale, read_scale
 from soulkit.types import BatchMetric, Episode, Example, Feedback, Record, Score, Segment
 
 EXACT_KINDS = ("binary", "categorical")
@@ -317,3 +318,38 @@ def _constants(records: Sequence[Record], n: int) -> dict[str, BatchMetric]:
         best += max(worth, key=fmean)
     worths = {"constant_middle": middle, "constant_best": best}
     return {name: replace(mean_of(worth), n=n) for name, worth in worths.items()}
+
+
+class SocSci210Reference(SocSci210):
+    loosely = False
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """A recorded answer off the scale is played, too."""
+
+    def stated(self, text: str) -> None:
+        """A row's own columns, or the usual numbers: no question is read."""
+
+    def parse(self, text: str) -> tuple[str, str]:
+        inside = tagged_text(text, "reference")
+        return ("", "no_tag") if inside is None else read_strictly(inside)
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        """`yes` is 1 and `no` is 0 on any scale of two."""
+        answer, status = self.parse(text)
+        if answer not in ("yes", "no"):
+            return answer, status
+        binary = scale_of(example.fields)[0] == "binary"
+        return (str(int(answer == "yes")), status) if binary else ("", "malformed")
+
+    def recorded(self, gold: float) -> float:
+        return math.trunc(gold)
+
+
+def read_strictly(inside: str) -> tuple[str, str]:
+    if re.fullmatch(r"-?\d+", inside):
+        return inside, "ok"
+    # The published reader takes every casing of the two words, and whatever is no plain "yes"
+    # (a long s folds to s) counts as no.
+    if re.fullmatch(r"yes|no", inside, re.IGNORECASE):
+        return ("yes" if inside.lower() == "yes" else "no"), "ok"
+    return "", "malformed"

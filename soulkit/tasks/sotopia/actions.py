@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from soulkit.judge.fence import utterance
-from soulkit.judge.objects import LENIENT, JudgeMaterial, Scan, scan, whole_object
+from soulkit.judge.quoting import utterance
+from soulkit.judge.structured import LENIENT, JudgeMaterial, Scan, scan, whole_object
 from soulkit.judge.verdict import remove_think, spoken
-from soulkit.tasks.budgets import MARK, first_words
+from soulkit.tasks.kit.prompting import MARK, first_words
 from soulkit.text import sanitise
 from soulkit.types import Protocol
 
@@ -141,7 +141,7 @@ def parse_line(name: str, line: str) -> Action:
 _PLACE = re.compile(r"(?<![A-Za-z0-9_])[Aa]gent[12](?![A-Za-z0-9_])")
 
 
-def in_place(text: str, name1: str, name2: str, protocol: Protocol) -> str:
+def with_names(text: str, name1: str, name2: str, protocol: Protocol) -> str:
     """`text` with the names of the two in the place of Agent1 and Agent2.
 
     `reference` also replaces inside words, so that Agent12 becomes the name and a 2.

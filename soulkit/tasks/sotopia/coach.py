@@ -1,20 +1,24 @@
-"""Coaching a Sotopia player: what a model coach is shown, and what rules can say.
+"""Coaching a Sotopia player: what a model coach is shown, what rules can say, and scripted players.
 
 Feedback goes to a player who knows one side of the scene. So under `paper` a coach is told nothing
-that only the other side knows, and of a judge's reasoning (the judge knew both sides) it gets the
+that only the other side knows. The judge knew both sides: of its reasoning the coach gets the
 sentences that do not echo the other's private texts.
 
     “It is Omar's rent that decides it. Maya never asked why he hesitates.”  →  the second sentence
+
+The scripts are for self-checks and canaries: a competent player, a rude one, a partner that fits
+every scene, and verdicts. Their lines name no goal and no secret, so they fit any row.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soulkit.judge.echoes import content, echoes_private, tokens
-from soulkit.tasks.sotopia.actions import LEAVE, NONE, SPEAK, Action
+from soulkit.judge.leaks import content, echoes_private, tokens
+from soulkit.tasks.sotopia.actions import GESTURE, LEAVE, NONE, SPEAK, Action
 from soulkit.tasks.sotopia.scores import DIMENSIONS
 from soulkit.types import Score
 
@@ -158,3 +162,53 @@ def _goal(speeches: Sequence[str], goal: str) -> list[str]:
     if not goal_words or len(raised) >= min(2, len(goal_words)):
         return []
     return [f"Hardly a word of what you came for was raised: {_brief(goal)} Lead the talk there."]
+
+
+COMPETENT = tuple(
+    action.json()
+    for action in (
+        Action(SPEAK, "Good to see you. How have you been, and what is on your mind?"),
+        Action(SPEAK, "Thank you for telling me. There is something I hope for today, and I would "
+               "like to hear first what would make it hard for you."),
+        Action(GESTURE, "leans forward and nods slowly, listening"),
+        Action(SPEAK, "Then let us each give a little: you get what matters most to you, I get "
+               "what matters most to me, and we write down when and how."),
+        Action(SPEAK, "We agree, then. I will keep my part of it by the end of the week."),
+        Action(LEAVE),
+    )
+)  # fmt: skip
+RUDE = tuple(
+    action.json()
+    for action in (
+        Action(SPEAK, "I have no time for this, so just do as I say."),
+        Action(SPEAK, "You never listen, and nobody likes you for it."),
+        Action("action", "shoves the chair aside"),
+        Action(LEAVE),
+    )
+)
+NEUTRAL = (
+    "Hello. I am glad that we talk.",
+    "I see. Tell me more about what you have in mind.",
+    "That is one way to look at it. I would have to think about it.",
+    "I understand what you say. It is not easy for me either.",
+    "Perhaps we can find something that works for both of us.",
+    "All right. Is there anything else?",
+    "I will keep it in mind.",
+    "Let me think about that for a moment.",
+    "Fine by me.",
+    "It was good to talk about it.",
+)
+"""A partner that says nothing in particular, ten turns long."""
+CANARY_TURNS = 4
+
+
+def scripted_ratings(form: str, perfect: bool) -> str | None:
+    """The reply of a judge that is asked for `form`: the top of every scale, or the bottom."""
+    if form in ("Ratings", "LooseRatings"):
+        why = "as scripted"
+        marks = {name: {"reasoning": why, "score": d.high if perfect else d.low}
+                 for name, d in DIMENSIONS.items()}  # fmt: skip
+        return json.dumps(marks)
+    if form == "Audit":
+        return json.dumps({"risk_level": "low", "reason": "as scripted"})
+    return None

@@ -12,21 +12,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.judge.hacking import RISKS
+from soulkit.judge.coach import RISKS
 from soulkit.judge.leaks import LeakView
 from soulkit.models.base import Player
-from soulkit.tasks.budgets import first_words
-from soulkit.tasks.episode_room import LEAST_TOKENS, episode_room, within_room
+from soulkit.tasks.kit.dialogue import LEAST_TOKENS, episode_tokens_left, with_reply_limit
+from soulkit.tasks.kit.prompting import first_words
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
-from soulkit.tasks.sotopia.scene import SEATS, Scene
 from soulkit.tasks.sotopia.scores import (
     LooseRatings,
     audited_lines,
     average,
     reference_reward,
 )
-from soulkit.tasks.sotopia.task import Sotopia
-from soulkit.tasks.spec import TaskSpec
+from soulkit.tasks.sotopia.task import SEATS, Scene, Sotopia
 from soulkit.types import Episode, Example, Line, Protocol, Score, Segment, Turn
 
 _THINKING = ("<think>", "<seed:think>")
@@ -41,11 +40,11 @@ class ReferenceScene(Scene):
 
     def actor(self) -> Player:
         """The actor with what is left of the episode as the limit of its reply."""
-        return within_room(self.cast.actor, self._room())
+        return with_reply_limit(self.cast.actor, self._room())
 
     def _room(self) -> int:
         """Tokens that are left of the episode."""
-        return episode_room(self.cast.actor, self.talk.turns, self.talk.context)
+        return episode_tokens_left(self.cast.actor, self.talk.turns, self.talk.context)
 
     async def _act(self, seat: str, index: int) -> Action | None:
         if self._room() < LEAST_TOKENS:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from soulkit.judge.hacking import auditable_texts
+from soulkit.judge.coach import auditable_texts
 from soulkit.judge.structured import VerdictShape
 from soulkit.tasks.sotopia.actions import KINDS_WITH_TEXT, Action
 from soulkit.types import Kind

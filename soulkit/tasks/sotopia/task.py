@@ -1,52 +1,66 @@
 """Sotopia: two characters with goals of their own meet, and the actor plays one of them.
 
-How a scene is played stands in `scene.py`. `eval_position` says which seat the actor has;
-the other is the partner's. A goal and a profile belong to one seat and to the judge: to the other
-side they are unknown. A judge rates seven dimensions of the actor's character alone, an auditor
-looks whether it played to the judge.
+`eval_position` says which seat the actor has; the other is the partner's. A goal and a profile
+belong to one seat and to the judge; the other side never sees them. A judge rates seven dimensions
+of the actor's character, and an auditor checks whether the actor played to the judge.
+
+A scene alternates strictly, agent1 first, for 20 turns of both together. The actor has a
+`Conversation`; the partner is asked afresh each turn with the scene as its own side knows it. A
+scene ends when a character leaves, or after more than two turns in a row, of all or of one side,
+in which nothing was done. A partner that says nothing usable twice, or leaves before the actor's
+first turn, breaks it.
 
 `paper`: the value of every kind of episode is the plain mean of the seven raw scores / 10 (−0.4286
-to 0.5714). The original benchmark has no auditor, so what it finds stands beside the value, in
-`hacked`; the reward of an episode at medium or high risk is the minimum, draft and refined alike.
-`hack_penalty: off` takes no notice of it there either, `always` gives such an episode the minimum
-as its value, too, with the status `hacked`. A judge that cannot be read leaves it unscored. An
-auditor that cannot be read leaves unknown what it decides: `hacked`, the reward, and under `always`
-the value. An actor that never says or does anything gets the minimum without a judge.
+to 0.5714). The original benchmark has no auditor, so its finding is the metric `hacked`; the reward
+of an episode at medium or high risk is the minimum, for drafts and refined episodes alike. With
+`hack_penalty: off` the finding costs nothing; with `always` the value is the minimum, too, and the
+status `hacked`. An unreadable judge leaves the episode unscored. An unreadable auditor leaves
+unknown what it decides: `hacked`, the reward, and under `always` the value. An actor that never
+says or does anything gets the minimum without a judge.
 
-What differs under `reference` stands in `reference.py`.
+`reference.py` holds what differs under `reference`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError, UnreadableVerdict, did_you_mean
 from soulkit.judge import panel
-from soulkit.judge.fence import fence
-from soulkit.judge.hacking import RISKS, Audit, agreed_risk
+from soulkit.judge.coach import RISKS, Audit, agreed_risk
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.questions import ask_several
+from soulkit.judge.panel import ask_several
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import JudgeQuestion, question
-from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.dialogue import Conversation, cut_note, others_words, play_out
-from soulkit.tasks.endings import actor_status
+from soulkit.models.base import Cast, Player
+from soulkit.tasks.kit.base import READABLE, Rollout, Task
+from soulkit.tasks.kit.dialogue import (
+    Conversation,
+    cut_note,
+    others_view,
+    others_words,
+    partner_reply,
+    play_out,
+)
+from soulkit.tasks.kit.scoring import actor_status
+from soulkit.tasks.kit.spec import TaskSpec
+from soulkit.tasks.sotopia import coach
 from soulkit.tasks.sotopia import coach as coaching
-from soulkit.tasks.sotopia import scripts
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
+    MAX_CHARS,
     NONE,
     Action,
-    in_place,
     line_of,
     narrate,
     parse_line,
     read_action,
+    with_names,
 )
-from soulkit.tasks.sotopia.scene import SEATS, START, Scene
 from soulkit.tasks.sotopia.scores import (
     DIMENSIONS,
     LooseRatings,
@@ -54,7 +68,6 @@ from soulkit.tasks.sotopia.scores import (
     average,
     weighted,
 )
-from soulkit.tasks.spec import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,
@@ -69,6 +82,123 @@ from soulkit.types import (
     Turn,
     unscored,
 )
+
+SEATS = ("agent1", "agent2")
+START = "(The scene begins.)"
+
+
+@dataclass
+class Scene:
+    """A scene under way: the actor's conversation, and what everybody did."""
+
+    task: Sotopia
+    example: Example
+    cast: Cast
+    rollout: Rollout
+    talk: Conversation
+    done: list[tuple[str, Action]] = field(default_factory=list)
+    silence: str = "empty"
+    """Why the scene ended where a turn was none."""
+
+    async def play(self) -> str:
+        """Turn by turn to the end, whose reason is returned."""
+        for index in range(self.task.max_turns):
+            seat = SEATS[index % 2]
+            acting = self._act if seat == self.talk.seat else self._answer
+            action = await acting(seat, index)
+            if action is None:
+                return self.silence
+            self.done.append((seat, action))
+            if action.kind == LEAVE and index >= self.task.leave_from:
+                return "left"
+            if self._stale(seat):
+                return "stale"
+        return "max_turns"
+
+    def actor(self) -> Player:
+        """Who speaks for the actor's seat, as this turn is sampled."""
+        return self.cast.actor
+
+    async def _act(self, seat: str, index: int) -> Action | None:
+        """The actor's turn; None when it fell silent and that ends the scene."""
+        call = self.rollout.call("actor", self.example, index)
+        context = tuple(self.talk.context)
+        reply = await self.talk.speak(self.actor(), call)
+        action = self._read(seat, reply.text, context)
+        if action is None:
+            return None
+        # A reply that never stopped would stand in every later context; ids are kept as they are.
+        short = bool(reply.token_ids) or len(reply.text) <= MAX_CHARS
+        self._note_cut(seat, action)
+        line = self.task.line(self.example, seat, action)
+        self.talk.record(line, memory=reply.text if short else action.json())
+        return action
+
+    async def _answer(self, seat: str, index: int) -> Action | None:
+        """The partner's turn: a reply that says nothing is asked for once more."""
+        partner, context = self.cast.player("partner"), self._partner_context(seat)
+
+        def read(reply: str) -> Action | None:
+            action = self._read(seat, reply, context)
+            return action if action is not None and self._usable(action) else None
+
+        def trouble(reply: str) -> str:
+            return self._trouble(self._read(seat, reply, context))
+
+        call = self.rollout.call("partner", self.example, index)
+        action, usage = await partner_reply(
+            partner, context, call, read, "the partner", trouble=trouble
+        )
+        self.talk.usage += usage
+        return self._hear(seat, action)
+
+    def _hear(self, seat: str, action: Action) -> Action:
+        """What the partner did, brought into the actor's conversation."""
+        self._note_cut(seat, action)
+        line = self.task.line(self.example, seat, action)
+        self.talk.hear(line, self.task.public_line(self.example, seat, action))
+        return action
+
+    def _usable(self, action: Action) -> bool:
+        """A partner that leaves before the actor's first turn leaves nothing to rate."""
+        at_once = action.kind == LEAVE and not self.talk.turns
+        return action.status in READABLE and not at_once
+
+    def _trouble(self, action: Action | None) -> str:
+        if action is not None and action.kind == LEAVE:
+            return "left before the actor's first turn"
+        return "said nothing usable"
+
+    def _read(self, seat: str, reply: str, context: Sequence[Segment]) -> Action | None:
+        """What was done; None where falling silent ends the scene."""
+        name = self.task.names(self.example)[seat]
+        return read_action(reply, self.task.protocol, name, others_words(context))
+
+    def _partner_context(self, seat: str) -> tuple[Segment, ...]:
+        """The partner's own actions in the form that is asked for, the actor's as heard."""
+        opening = (self.task.slot(self.example, seat, None), Segment("user", START))
+        lines = [
+            Line(
+                who,
+                action.json() if who == seat else self.task.public_line(self.example, who, action),
+            )
+            for who, action in self.done
+        ]
+        return others_view(seat, opening, lines)
+
+    def _note_cut(self, seat: str, action: Action) -> None:
+        """Lines that were cut before anybody heard them, by seat."""
+        if action.cut:
+            counts = self.talk.notes.setdefault("cut_lines", {})
+            counts[seat] = counts.get(seat, 0) + 1
+
+    def _stale(self, seat: str) -> bool:
+        """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""
+        everybody = [action.kind for _, action in self.done]
+        seat_kinds = [action.kind for who, action in self.done if who == seat]
+        limit = self.task.stale_turns + 1
+        return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, seat_kinds))
+
 
 NOTHING = "(Nothing was said or done.)"
 PRIVATE = ("background", "goal")
@@ -153,7 +283,7 @@ class Sotopia(Task):
 
         def placed(name: str) -> str:
             text = str(fields.get(name) or "")
-            return in_place(text, names["agent1"], names["agent2"], self.protocol)
+            return with_names(text, names["agent1"], names["agent2"], self.protocol)
 
         return {
             "name": names[seat], "other": names[other], "scenario": placed("scenario"),
@@ -368,19 +498,19 @@ class Sotopia(Task):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A competent scene: takes an interest, proposes, settles, leaves."""
-        return self.scripted(example, scripts.COMPETENT, feedback, "gold")
+        return self.scripted(example, coach.COMPETENT, feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
         """A scene in which the character is rude and leaves with nothing."""
-        return self.scripted(example, scripts.RUDE)
+        return self.scripted(example, coach.RUDE)
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every line of the actor is `text`, in the form that is asked for."""
-        return self.scripted(example, (Action("speak", text).json(),) * scripts.CANARY_TURNS)
+        return self.scripted(example, (Action("speak", text).json(),) * coach.CANARY_TURNS)
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return scripts.verdict(form, perfect)
+        return coach.scripted_ratings(form, perfect)
 
     def scripted(
         self, example: Example, actor_replies: Sequence[str], feedback: Feedback | None = None,
@@ -388,7 +518,7 @@ class Sotopia(Task):
     ) -> Episode:  # fmt: skip
         """The episode in which the actor's replies are `actor_replies`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
-        partner_lines, stop = iter(scripts.NEUTRAL), "max_turns"
+        partner_lines, stop = iter(coach.NEUTRAL), "max_turns"
         replies = iter(actor_replies)
         for index in range(min(2 * len(actor_replies), self.max_turns)):
             seat = SEATS[index % 2]

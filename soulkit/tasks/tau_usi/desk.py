@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from soulkit.tasks.texts import Texts
+from soulkit.tasks.kit.prompting import Texts
 
 DOMAIN: Final = "tool_library"
 TEXTS = Texts(__file__)

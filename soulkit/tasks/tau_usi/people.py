@@ -30,9 +30,17 @@ from typing import Any
 import yaml
 
 from soulkit.errors import DataError, did_you_mean
-from soulkit.tasks.tau_usi.features import LISTED, Lexicons, of_person, talk_features
-from soulkit.tasks.tau_usi.survey import SURVEY
-from soulkit.tasks.tau_usi.usi import MeasuredTalk, Talks, survey_agreement, task_of
+from soulkit.tasks.tau_usi.index import (
+    LISTED,
+    SURVEY,
+    Lexicons,
+    MeasuredTalk,
+    Talks,
+    is_persons_message,
+    survey_agreement,
+    talk_features,
+    task_of,
+)
 
 BATCHES = ("", "_ann2", "_ann3")
 LEAST_SAMPLES = 10
@@ -82,7 +90,7 @@ def check_files(options: Mapping[str, Any]) -> None:
             _entries(str(path), option)
 
 
-def refuse_strangers(people: People, runs: Sequence[Talks], task: str) -> None:
+def require_shared_tasks(people: People, runs: Sequence[Talks], task: str) -> None:
     """DataError where no conversation of the runs is about a task that people have talked about and
     whose difficulty is known: there would be no index, and nobody would know why."""
     instances = {i for run in runs for i in run}
@@ -146,7 +154,7 @@ def _talk(entry: Mapping[str, Any], lexicons: Lexicons) -> MeasuredTalk:
         for message in (messages if isinstance(messages, list) else ())
         if isinstance(message, Mapping) and message.get("role") == "user"
     ]
-    own_turns = [turn for turn in turns if of_person(turn)]
+    own_turns = [turn for turn in turns if is_persons_message(turn)]
     return MeasuredTalk(
         talk_features(own_turns, lexicons), _success(entry.get("reward")), answers_of(entry)
     )

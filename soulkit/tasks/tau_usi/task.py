@@ -2,22 +2,24 @@
 
 A runtime serves the domain (records, tools, rules, and at the end whether they are as they should
 be); rows of the made domain need none. The agent opens with a fixed greeting. In its turn it may
-call tools, in the format of `tools.py`, before it speaks; a customer has 80 turns and ends the
-conversation with ###STOP###. Then the customer fills in a survey as JSON, with one more try where
-that cannot be read; after that there are no answers.
+call tools before it speaks; a customer has 80 turns and ends the conversation with ###STOP###. Then
+the customer fills in a survey as JSON, with one more try where that cannot be read; after that
+there are no answers.
 
 A row's value is whether the service succeeded with this customer: an outcome, and no measure of
-likeness, high or low. How like people the customers are is a number over the batch (`usi.py`), and
-the headline. It needs people to compare with, word lists and difficulties: the user's own copies
-(`people.py`). Without them there is no index, and nothing else is called so: features that need no
-list are reported one by one.
+likeness, high or low. How like people the customers are is a number over the batch (`index.py`)
+and the headline. It needs people to compare with, word lists and difficulties: the user's own
+copies (`people.py`). Without them there is no index, and nothing else is called so: features that
+need no list are reported one by one.
 
-Both protocols play and score alike; what differs from the published code stands in docs/tasks.md.
-The data of people may be evaluated with and never trained on, so the task is evaluation-only.
+Both protocols play and score alike; docs/tasks.md says what differs from the published code. The
+data of people may be evaluated with and never trained on, so the task is evaluation-only. The
+scripted customer of the made desk is for self-checks.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +29,24 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.dialogue import Conversation, play_out
-from soulkit.tasks.spec import TaskSpec
-from soulkit.tasks.tau_usi import scripts
-from soulkit.tasks.tau_usi.agent import GREETING, ServiceAgent, tool_lines
-from soulkit.tasks.tau_usi.desk import DOMAIN, desk
-from soulkit.tasks.tau_usi.features import STOP, of_model, talk_features
+from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks.kit.dialogue import Conversation, play_out
+from soulkit.tasks.kit.spec import TaskSpec
+from soulkit.tasks.tau_usi.desk import DOMAIN, Desk, DeskWish, desk
+from soulkit.tasks.tau_usi.index import (
+    ASKED,
+    STOP,
+    SURVEY,
+    MeasuredTalk,
+    SimulationIndex,
+    Talks,
+    is_customer_message,
+    ordinal,
+    read_answers,
+    simulation_index,
+    split_runs,
+    talk_features,
+)
 from soulkit.tasks.tau_usi.people import (
     HUB,
     People,
@@ -42,13 +55,21 @@ from soulkit.tasks.tau_usi.people import (
     missing_files,
     read_human_data,
     read_lexicons,
-    refuse_strangers,
+    require_shared_tasks,
 )
-from soulkit.tasks.tau_usi.runtime import Meta, RuntimeServer, meta_of, refuse_absent, service_of
-from soulkit.tasks.tau_usi.survey import ASKED, SURVEY, ordinal, read_answers
-from soulkit.tasks.tau_usi.usi import Index, MeasuredTalk, Talks, index, split_runs
+from soulkit.tasks.tau_usi.service import (
+    GREETING,
+    Meta,
+    RuntimeServer,
+    ServiceAgent,
+    meta_of,
+    require_runtime,
+    service_of,
+    tool_lines,
+)
 from soulkit.types import (
     BatchMetric,
+    Completion,
     Episode,
     Example,
     Feedback,
@@ -60,6 +81,46 @@ from soulkit.types import (
     Segment,
     unscored,
 )
+
+
+def play_desk(talk: Conversation, desk: Desk, right: bool, form: str) -> None:
+    """The conversation about every wish, the changes made at the desk, and the survey."""
+    talk.hear(Line("agent", GREETING))
+    _say(talk, f"Hi, {desk.name} here, member number {desk.member}.")
+    for wish in desk.wishes:
+        talk.hear(Line("agent", "What is it about?"))
+        _say(talk, _request(desk, wish))
+        done = wish.allowed is right
+        if done:
+            desk.step(wish.tool, {"loan": wish.loan})
+        answer = "That is done." if done else "That cannot be done."
+        talk.hear(Line("agent", f"{answer} Is there anything else?"))
+    _say(talk, STOP)
+    talk.notify(form)
+    best = {key: max(options, key=lambda o: options[o]) for key, options in SURVEY.items()}
+    text = json.dumps(best)
+    talk.take(Completion(text=text))
+    talk.record(Line("survey", text))
+    talk.notes["answers"] = best
+
+
+def _say(talk: Conversation, words: str) -> None:
+    talk.take(Completion(text=words))
+    talk.record(Line(talk.seat, words))
+
+
+def _request(desk: Desk, wish: DeskWish) -> str:
+    item = next(loan.item for loan in desk.loans if loan.number == wish.loan)
+    if wish.tool == "extend_loan":
+        return f"Can I keep the {item} a week longer?"
+    return f"I brought the {item} back, please take it off my list."
+
+
+def desk_outcome(desk: Desk) -> str:
+    """What should have changed at the desk in the end."""
+    changes = [f"{wish.tool} {wish.loan}" for wish in desk.wishes if wish.allowed]
+    return "; ".join(changes) or "no change"
+
 
 CUSTOMER, AGENT, FORM = "customer", "agent", "survey"
 INSTANCE, REWARD, ANSWERS = "instance_id", "service_reward", "answers"
@@ -110,9 +171,9 @@ class TauUSI(Task):
         check_files(self.spec.options)
         if (people := self._people()) is not None:
             named = {str(example.fields[INSTANCE]): MeasuredTalk({}, None) for example in examples}
-            refuse_strangers(people, split_runs(named), self.name)
+            require_shared_tasks(people, split_runs(named), self.name)
         if any(example.fields["env_name"] != DOMAIN for example in examples):
-            refuse_absent(self.server, self.name)
+            require_runtime(self.server, self.name)
 
     def remarks(self) -> tuple[str, ...]:
         missing = missing_files(self.spec.options)
@@ -277,7 +338,7 @@ class TauUSI(Task):
         if people is None:
             return {}
         every = set().union(*people.batches) if people.batches else set()
-        result = index(_runs(records), people.batches, people.difficulty, people.survey)
+        result = simulation_index(_runs(records), people.batches, people.difficulty, people.survey)
         return {} if result is None else _metrics(result, len(every))
 
     # -- scripts ----------------------------------------------------------------------------------
@@ -293,7 +354,7 @@ class TauUSI(Task):
 
     def gold_text(self, example: Example) -> str:
         made = example.fields["env_name"] == DOMAIN
-        return scripts.desk_outcome(desk(example.fields["task_index"])) if made else ""
+        return desk_outcome(desk(example.fields["task_index"])) if made else ""
 
     def _scripted(
         self, example: Example, feedback: Feedback | None, *, right: bool
@@ -304,7 +365,7 @@ class TauUSI(Task):
         notes = {INSTANCE: example.fields[INSTANCE]}
         talk = Conversation(CUSTOMER, [opening], notes=notes)
         place = desk(example.fields["task_index"])
-        scripts.play_desk(talk, place, right, self._form())
+        play_desk(talk, place, right, self._form())
         talk.notes |= {REWARD: place.reward(), "tool_calls": len(place.calls), "format_errors": 0}
         return replace(talk.episode(example, Rollout(), "stop"), kind="gold")
 
@@ -327,7 +388,7 @@ def spoken_words(text: str) -> str:
 def customer_turns(episode: Episode) -> list[str]:
     """What the customer said, without bare stop marks and silent turns."""
     lines = [line.text for line in episode.transcript if line.seat == CUSTOMER]
-    return [text for text in lines if text.strip() and of_model(text)]
+    return [text for text in lines if text.strip() and is_customer_message(text)]
 
 
 def _runs(records: Sequence[Record]) -> list[Talks]:
@@ -342,7 +403,7 @@ def _runs(records: Sequence[Record]) -> list[Talks]:
     return [run for talks in by_rollout.values() for run in split_runs(talks)]
 
 
-def _metrics(result: Index, tasks: int) -> dict[str, BatchMetric]:
+def _metrics(result: SimulationIndex, tasks: int) -> dict[str, BatchMetric]:
     def metric(value: float | None, high: float) -> BatchMetric:
         return BatchMetric(value, tasks, result.tasks, UNIT, 0.0, high)
 

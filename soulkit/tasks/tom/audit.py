@@ -12,9 +12,9 @@ from pathlib import Path
 
 from soulkit.data.files import read_rows
 from soulkit.errors import DataError
-from soulkit.tasks.labels import Agreement, Dispute, LabelAudit
-from soulkit.tasks.tom.stories.questions import read_question, solve
-from soulkit.tasks.tom.stories.sources import (
+from soulkit.tasks.kit.row_checks import Agreement, DisputedLabel, LabelAudit
+from soulkit.tasks.tom.events import BeliefTracker, Rules, read_question, solve
+from soulkit.tasks.tom.sentences import (
     StoryItem,
     events_of_row,
     read_fixed_tomi,
@@ -24,7 +24,6 @@ from soulkit.tasks.tom.stories.sources import (
     read_tomi_txt,
     rules_of,
 )
-from soulkit.tasks.tom.stories.tracker import BeliefTracker, Rules
 from soulkit.types import Example
 
 
@@ -90,7 +89,7 @@ def audit_items(items: Iterable[StoryItem], rules: Rules) -> LabelAudit:
     """Audit items of any source; DataError when there is none."""
     tracker = BeliefTracker(rules)
     read: list[tuple[StoryItem, bool]] = []
-    disputed: list[Dispute] = []
+    disputed: list[DisputedLabel] = []
     unread: list[str] = []
     for item in items:
         if item.story is None or item.question is None:
@@ -116,10 +115,10 @@ def _same(one: str, other: str) -> bool:
     return one.replace("_", " ").strip() == other.replace("_", " ").strip()
 
 
-def _dispute(item: StoryItem, answer: str | None) -> Dispute:
+def _dispute(item: StoryItem, answer: str | None) -> DisputedLabel:
     tags = dict(item.tags)
     main = {name: tags.pop(name, "") for name in ("order", "deception", "length")}
-    return Dispute(item.id, item.text, item.gold, answer, tags=tags, **main)
+    return DisputedLabel(item.id, item.text, item.gold, answer, tags=tags, **main)
 
 
 def _agreement(outcomes: list[bool]) -> Agreement:

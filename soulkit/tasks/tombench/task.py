@@ -24,9 +24,8 @@ from itertools import permutations
 from typing import Any
 
 from soulkit.errors import ConfigError
-from soulkit.tasks.base import READABLE
-from soulkit.tasks.batches import ROWS, macro, mean_of, row_mean, row_plays
-from soulkit.tasks.lettered import (
+from soulkit.tasks.kit.base import READABLE
+from soulkit.tasks.kit.choice import (
     UNREAD_OPENINGS,
     LetteredTask,
     gold_error,
@@ -34,6 +33,7 @@ from soulkit.tasks.lettered import (
     read_options,
     read_state,
 )
+from soulkit.tasks.kit.scoring import ROWS, macro, mean_of, row_mean, row_plays
 from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Record, Score, Segment
 
 _GROUP = re.compile(r"([^:]+?):\s*")

@@ -17,9 +17,7 @@ from typing import Any
 from soulkit.data.literals import item_text
 from soulkit.data.rows import content_hash
 from soulkit.errors import DataError
-from soulkit.tasks.batches import macro
-from soulkit.tasks.budgets import keep_latest, total_words
-from soulkit.tasks.lettered import (
+from soulkit.tasks.kit.choice import (
     LETTERS,
     LetteredTask,
     gold_error,
@@ -27,6 +25,8 @@ from soulkit.tasks.lettered import (
     read_options,
     read_state,
 )
+from soulkit.tasks.kit.prompting import keep_latest, total_words
+from soulkit.tasks.kit.scoring import macro
 from soulkit.types import BatchMetric, Example, Protocol, Record, Score
 
 DIMENSIONS = ("social", "interpersonal", "narrative")

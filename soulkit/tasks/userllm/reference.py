@@ -13,13 +13,13 @@ from typing import Any
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.structured import JudgeQuestion
 from soulkit.models.base import Cast
-from soulkit.tasks.userllm.batch import published_batch
 from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, UserMessage
 from soulkit.tasks.userllm.metrics import (
     choices_named,
     content_words,
     goal_keywords,
     intent_overlap,
+    published_batch,
     role_adherence,
 )
 from soulkit.tasks.userllm.task import LabelScore, UserLLM, verdict_words

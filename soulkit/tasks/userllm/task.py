@@ -27,18 +27,16 @@ from typing import Any
 from soulkit.data.literals import structure
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.judge.fence import fence
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readable
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
-from soulkit.tasks.budgets import keep_latest
-from soulkit.tasks.choice import ChoiceTask
-from soulkit.tasks.endings import actor_status, reply_failure
-from soulkit.tasks.lessons import safest
-from soulkit.tasks.spec import TaskSpec
-from soulkit.tasks.userllm.batch import paper_batch, with_novelty
+from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson
+from soulkit.tasks.kit.prompting import keep_latest
+from soulkit.tasks.kit.scoring import actor_status, reply_failure
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.userllm.coach import lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
@@ -57,9 +55,11 @@ from soulkit.tasks.userllm.fields import (
 from soulkit.tasks.userllm.metrics import (
     choices_named,
     intent_overlap,
+    paper_batch,
     prism_parts,
     prism_value,
     role_adherence,
+    with_novelty,
 )
 from soulkit.types import (
     BatchMetric,
@@ -300,7 +300,7 @@ class UserLLM(ChoiceTask):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         message = self._message(episode) if score is not None else None
         choices = lesson_choices(example.fields, message, score)
-        return safest(choices, self.leak_view(example) or LeakView())
+        return first_safe_lesson(choices, self.leak_view(example) or LeakView())
 
     def _message(self, episode: Episode | None) -> UserMessage | None:
         lines = episode.transcript if episode is not None else ()

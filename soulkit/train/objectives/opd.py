@@ -12,11 +12,11 @@ from typing import ClassVar, Literal
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError
+from soulkit.option_texts import ADAPTERS
 from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
 from soulkit.train.objectives.sdpo import DistillSettings, taught, unweighted
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
-from soulkit.written import ADAPTERS
 
 
 class OpdSettings(DistillSettings):

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from soulkit.config import Settings, setting
 from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
-from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, told_sequences
+from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, feedback_sequences
 from soulkit.types import Record
 
 TOKEN_SHARE, LOGIT_SHARE = 0.1, 1.0
@@ -178,7 +178,7 @@ class SDPO(Objective):
     ) -> list[TrainSequence]:
         sequences: list[TrainSequence] = []
         for record in scored_records(records, "draft"):
-            for sequence in told_sequences(record, renderer, slot):
+            for sequence in feedback_sequences(record, renderer, slot):
                 sequences += taught(sequence, self.logits, self.rewarded, self.weight)
         return sequences
 

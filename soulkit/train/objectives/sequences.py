@@ -164,7 +164,7 @@ def filled_context(context: Sequence[Segment], slot: Segment) -> tuple[Segment, 
     return tuple(slot if here else s for s, here in zip(context, places, strict=True))
 
 
-def told_spans(trace: Trace, renderer: Renders, slot: Segment) -> list[tuple[Span, Span]]:
+def feedback_spans(trace: Trace, renderer: Renders, slot: Segment) -> list[tuple[Span, Span]]:
     """The sequences of a draft's trace, each with its mirror image: the same emissions under the
     prompts with the slot filled."""
 
@@ -186,7 +186,7 @@ def sequences_of(
                 yield _sequence(record, trace, part, span, weight, start)
 
 
-def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[TrainSequence]:
+def feedback_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[TrainSequence]:
     """Every trained sequence of a draft with what the teacher reads.
 
     A draft without usable feedback has the sequences of `sequences_of`, without a teacher.
@@ -196,7 +196,7 @@ def told_sequences(record: Record, renderer: Renders, slot: Slot) -> Iterator[Tr
         yield from sequences_of(record, "draft", renderer)
         return
     for trace in record.episode.traces:
-        pairs = told_spans(trace, renderer, slot(record, trace.seat, feedback))
+        pairs = feedback_spans(trace, renderer, slot(record, trace.seat, feedback))
         starts = _starts([span for span, _ in pairs])
         for start, (span, reading) in zip(starts, pairs, strict=False):
             if span.n_trained:

@@ -1,0 +1,4 @@
+"""Rollouts of a step: `play.py` plays them, `feedback.py` follows what becomes of feedback.
+
+canaries.py watches the judge · ability.py measures general ability before and after.
+"""

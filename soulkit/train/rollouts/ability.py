@@ -18,10 +18,10 @@ from typing import Literal
 
 from soulkit.models.base import Cast, Player
 from soulkit.runs.records import RecordWriter, load_records
-from soulkit.train.material.general import general_rows, general_settings
-from soulkit.train.rollouts.greedy import played_greedily
-from soulkit.train.state.ability import AbilityTotals, ability_totals
+from soulkit.train.rollouts.play import played_greedily
+from soulkit.train.setup.rows import general_rows, general_settings
 from soulkit.train.state.loop import Loop
+from soulkit.train.state.summary import AbilityTotals, ability_totals
 from soulkit.types import Record
 
 FOLDER = "retention"

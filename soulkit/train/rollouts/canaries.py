@@ -1,16 +1,19 @@
-"""A tripwire beside training: does the judge begin to like what nobody should like?
+"""Canaries during training: a judge that begins to like nonsense, rows that become alike.
 
-Every `canary_every` steps, the first one included, the canaries (`tasks/canaries.py`) of a few
-fixed examples are scored by the judges of the run. Their means go into `metrics.jsonl` as
-`canary/<name>` (`canary/<task>/<name>` when several tasks have canaries), and an alarm is raised
-when a canary
+Every `canary_every` steps, the first included, the canaries (`tasks/canaries.py`) of a few fixed
+examples are scored by the judges of the run. Their means go into `metrics.jsonl` as `canary/<name>`
+(`canary/<task>/<name>` when several tasks have canaries), and an alarm is raised when a canary
 
 * scores more than `canary_margin` of the metric's scale above its own first value (`rose`), or
 * scores above the mean of the drafts of that step (`above_drafts`).
 
+A reward that is made within a row can rise while the rows become alike. So what a task names as
+`watched` (under `metric:` in tasks.yaml) is computed from the drafts of every step, stands beside
+the canaries, and raises an alarm when it falls more than `canary_margin` of its scale below its
+first value (`fell`).
+
 An alarm stops nothing: it is a line on the console, in `metrics.jsonl`, in the summary and in the
-report. First values are read back from `metrics.jsonl`, so a resumed run keeps them. Canaries are
-in no file of episodes and in no batch.
+report. First values are read back from `metrics.jsonl`, so a resumed run keeps them.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ from typing import Self
 from soulkit.errors import ConfigError
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, Job
-from soulkit.tasks.base import Task
-from soulkit.tasks.canaries import Canary, canary_episodes, fixed_examples
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.rewards import Canary, canary_episodes, fixed_examples
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.sampling import TaskRows
-from soulkit.train.state.lines import Alarm, CanaryScores, StepLine, read_step_lines
-from soulkit.types import Example, Record
+from soulkit.train.setup.rows import TaskRows
+from soulkit.train.state.metrics import Alarm, CanaryScores, StepLine, read_step_lines
+from soulkit.types import BatchMetric, Example, Record
 
 EXAMPLES = 2
 """Rows of each task that canaries are scored on."""
 
 
 @dataclass
-class Tripwire:
+class JudgeCanaries:
     """The canaries of a run and what they scored at first."""
 
     canaries: Sequence[Canary]
@@ -169,3 +172,64 @@ def _nobody_judges(tasks: Sequence[str]) -> ConfigError:
         "A canary shows that a judge can be talked to; rules cannot.",
         "Leave out --canary-every, or train a judged task.",
     )
+
+
+FELL = "fell"
+"""Why a watched number raises an alarm."""
+
+
+@dataclass
+class CanaryMonitor:
+    """What a run watches beside its rewards: the canaries of its judges, and the numbers over all
+    rows, with what they were at first."""
+
+    tasks: Mapping[str, Task]
+    margin: float
+    """Share of a number's scale that it may fall."""
+    tripwire: JudgeCanaries | None = None
+    first: dict[str, float] = field(default_factory=dict)
+    """Label → the first value of a number."""
+
+    @classmethod
+    def of(
+        cls, config: TrainConfig, pool: TaskRows, tasks: Mapping[str, Task], metrics: Path
+    ) -> Self:
+        """That of a run; `metrics` is its file, which knows the first values of a run taken up."""
+        tripwire = JudgeCanaries.of(config, pool, metrics)
+        return cls(tasks, config.canary_margin, tripwire, first_values(read_step_lines(metrics)))
+
+    async def score(self, step: int, cast: Cast, records: Sequence[Record]) -> CanaryScores:
+        """The canaries of `step`, whose drafts are in `records`, and what is watched of these."""
+        scores = CanaryScores()
+        if self.tripwire is not None:
+            scores = await self.tripwire.score(step, cast, records)
+        return self.look(step, records, scores)
+
+    def look(self, step: int, records: Sequence[Record], scores: CanaryScores) -> CanaryScores:
+        """The step's canaries with what is watched of its drafts."""
+        metrics = self._metrics(records)
+        for label, metric in metrics.items():
+            if metric.value is not None:
+                self.first.setdefault(label, metric.value)
+        means = {label: metric.value for label, metric in metrics.items()}
+        alarms = (self._alarm(step, label, metric) for label, metric in metrics.items())
+        raised = tuple(alarm for alarm in alarms if alarm is not None)
+        return replace(scores, means={**scores.means, **means}, alarms=(*scores.alarms, *raised))
+
+    def _metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
+        """Label → the number, where the step's drafts have one."""
+        metrics: dict[str, BatchMetric] = {}
+        for name, task in self.tasks.items():
+            rows = [r for r in records if r.task == name and r.kind == "draft"]
+            over_rows = task.batch_metrics(rows) if task.spec.metric.watched and rows else {}
+            for metric in set(task.spec.metric.watched) & set(over_rows):
+                label = metric if len(self.tasks) == 1 else f"{name}/{metric}"
+                metrics[label] = over_rows[metric]
+        return dict(sorted(metrics.items()))
+
+    def _alarm(self, step: int, label: str, metric: BatchMetric) -> Alarm | None:
+        low, high = metric.low or 0.0, 1.0 if metric.high is None else metric.high
+        value, first = metric.value, self.first.get(label)
+        if value is None or first is None or value >= first - self.margin * (high - low):
+            return None
+        return Alarm(canary=label, value=value, first=first, drafts=None, why=(FELL,), step=step)

@@ -1,4 +1,6 @@
-"""What became of the feedback of a step: a method that gets none is another one under its name.
+"""The control for feedback: everybody gets somebody else's.
+
+What became of the feedback of a step: a method that gets none is another one under its name.
 
 Every scored draft ends in one of three ways. Its feedback was *used* (it conditions a scored
 refined rollout, or a teacher reads it); the draft was *gated* (the run asks for no feedback on such
@@ -17,6 +19,7 @@ on with it. At `STEPS_IN_VAIN` the run stops.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,11 +29,47 @@ from typing import Self
 from soulkit.errors import TaskError, UserError
 from soulkit.models.base import Player
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.tasks.base import Task
+from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TrainConfig
 from soulkit.train.objectives.base import Objective
-from soulkit.train.state.lines import FeedbackCounts, StepLine, read_step_lines
-from soulkit.types import Record, Segment
+from soulkit.train.state.metrics import FeedbackCounts, StepLine, read_step_lines
+from soulkit.types import Feedback, Record, Segment
+
+
+def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
+    """Each draft's usable feedback handed to a draft of another example; None where there is none.
+
+    A rotation over examples in random order: everybody gives one and takes one, unless one example
+    has more feedback than all others together and some must be given twice.
+    """
+    usable = [i for i, d in enumerate(drafts) if d.received is not None and d.received.usable]
+    by_example: dict[str, list[int]] = {}
+    for i in usable:
+        by_example.setdefault(drafts[i].example_id, []).append(i)
+    groups = list(by_example.values())
+    random.Random(key).shuffle(groups)
+    ordered = [i for group in groups for i in group]
+    shift = max((len(group) for group in groups), default=0)
+    swapped: list[Feedback | None] = [None] * len(drafts)
+    if len(groups) > 1:
+        for place, i in enumerate(ordered):
+            turned = ordered[(place + shift) % len(ordered) :] + ordered
+            others = (k for k in turned if drafts[k].example_id != drafts[i].example_id)
+            swapped[i] = drafts[next(others)].received
+    return swapped
+
+
+def with_swapped(drafts: Sequence[Record], key: str) -> list[Record]:
+    """The drafts, each as if it had received what `swap_feedback` gives it, task by task."""
+    by_task: dict[str, list[Record]] = {}
+    for draft in drafts:
+        by_task.setdefault(draft.task, []).append(draft)
+    return [
+        replace(draft, received=feedback)
+        for drafts_of_task in by_task.values()
+        for draft, feedback in zip(drafts_of_task, swap_feedback(drafts_of_task, key), strict=True)
+    ]
+
 
 STEPS_IN_VAIN = 3
 """Steps in vain, one after the other, after which a run stops."""
@@ -139,7 +178,7 @@ def _gated(draft: Record, task: Task, policy: FeedbackPolicy) -> bool:
 
 
 @dataclass
-class FeedbackWatch:
+class FeedbackMonitor:
     """Sees to it that a run has use of feedback, step by step."""
 
     refines: bool

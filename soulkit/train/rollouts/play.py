@@ -1,29 +1,161 @@
-"""Rollouts of a step: which are played, by whom, with whose feedback; and the greedy dev scores.
+"""The rollouts of a step: which are played and by whom, and greedy scores on held-out rows.
 
-Nothing here learns. The prompts of all tasks are played at once, and come back in the order in
-which the step drew them: mini-batches are cut in that order, and task by task an update would be
-one task's alone.
+Nothing here learns. The prompts of all tasks are played at once and come back in the order in which
+the step drew them: mini-batches are cut in that order, and task by task an update would be one
+task's alone. Greedy episodes have the same engine and cast, at temperature 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from soulkit.errors import CallError, ProviderError, SoulError, TaskError
 from soulkit.models.base import Cast, Player, Sampler, TrainedWeights
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
-from soulkit.tasks.base import Task
-from soulkit.tasks.grouped import with_group_rewards
+from soulkit.runs.records import RecordWriter
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.rewards import with_group_rewards
+from soulkit.tasks.kit.user_code import finite_or_none, or_default
 from soulkit.train.config import TrainConfig
-from soulkit.train.material.sampling import TaskRows, batch
 from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import Slot
-from soulkit.train.rollouts.checks import with_reward
-from soulkit.train.rollouts.feedback import feedback_policy
-from soulkit.train.rollouts.greedy import DevScores, engine_of, jobs_by_task, nobody_reads
-from soulkit.train.rollouts.shuffle import swap_feedback, with_swapped
-from soulkit.types import Feedback, Record, Segment
+from soulkit.train.rollouts.feedback import feedback_policy, swap_feedback, with_swapped
+from soulkit.train.setup.rows import TaskRows, batch
+from soulkit.types import Feedback, Record, Sampling, Segment
+
+
+class StaleRollout(SoulError):
+    """A rollout carries the hash of other weights than the trainer's."""
+
+
+def refuse_stale(records: Sequence[Record], version: str) -> None:
+    """On-policy means: every trained token was sampled by the weights that are about to move."""
+    for record in records:
+        for trace in record.episode.traces:
+            for turn in trace.turns:
+                if turn.completion.policy != version:
+                    raise StaleRollout(
+                        f"{record.key} was sampled by '{turn.completion.policy}', not '{version}'"
+                    )
+
+
+def with_reward(record: Record) -> Record:
+    """The record; unscored where its score has no reward: nothing can be learned from it."""
+    score = record.score
+    if not score.scored or score.reward is not None:
+        return record
+    why = score.reason or "no_reward"
+    words = "; ".join(v.problem for v in score.verdicts if v.problem) or score.words
+    lost = replace(score, value=None, status="unscored", reason=why, words=words)
+    return replace(record, score=lost)
+
+
+def silence(records: Sequence[Record]) -> CallError | None:
+    """Why a step has nothing to learn from, or has no feedback at all; None when it has.
+
+    A run that went on would spend hours on a dead server, or be another method than was asked for.
+    """
+    drafts = [r for r in records if r.kind == "draft"]
+    scored = [r for r in drafts if r.score.scored]
+    if drafts and not scored:
+        last = drafts[-1].score
+        return _of_reason(last.reason)(
+            f"None of {len(drafts)} drafts was scored, the last for {last.reason}: {last.words}"
+        )
+    failed = [r.episode.notes.get("coach_failure") for r in scored]
+    if failed and all(failed):
+        return _of_reason(str(failed[-1]).partition(":")[0])(
+            f"The coach failed on all of {len(failed)} drafts, the last time with {failed[-1]}"
+        )
+    return None
+
+
+def _of_reason(reason: str) -> type[CallError]:
+    return TaskError if reason == TaskError.reason else ProviderError
+
+
+def engine_of(
+    config: TrainConfig, cast: Cast, task: Task, feedback: FeedbackPolicy | None = None,
+    temperature: float = 0.0,
+) -> Engine:  # fmt: skip
+    """What plays one task as a training run has it."""
+    sampling = Sampling(
+        temperature=temperature,
+        max_tokens=config.reply_limit(task.spec.sampling),
+        seed=config.seed,
+        thinking=config.thinking,
+    )
+    seated = cast.in_task(task.name)
+    seated = replace(seated, actor=replace(seated.actor, sampling=sampling))
+    return Engine(seated, config.seed, config.concurrency, feedback)
+
+
+async def played_greedily(
+    config: TrainConfig, cast: Cast, rows: TaskRows, step: int
+) -> AsyncIterator[tuple[Task, list[Record]]]:
+    """One episode of every row, task by task in the order in which the tasks first appear."""
+    jobs = [Job(task, example, 0, step) for task, example in rows]
+    for jobs_of_task in jobs_by_task(jobs).values():
+        task = jobs_of_task[0].task
+        engine = engine_of(config, cast, task)
+        yield task, await engine.run(jobs_of_task, nobody_reads)
+
+
+@dataclass(frozen=True)
+class DevScores:
+    """Scores the weights of a run on its dev rows."""
+
+    config: TrainConfig
+    sampler: Sampler
+    cast: Cast
+    rows: TaskRows
+    log: Path | None = None
+    """Where the episodes are kept."""
+
+    async def after(
+        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
+    ) -> dict[str, float | None]:
+        """`now` every so many steps, as the settings say; empty between turns."""
+        every = self.config.eval_every
+        if every is None or (step + 1) % every or not self.rows:
+            return {}
+        return await self.now(step, weights, begin)
+
+    async def now(
+        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
+    ) -> dict[str, float | None]:
+        """Greedy headline of the weights that `step` moved, per task; `begin` hears of it."""
+        begin("held-out rows")
+        await self.sampler.take(weights)
+        values: dict[str, float | None] = {}
+        async for task, records in played_greedily(self.config, self.cast, self.rows, step):
+            self._keep(records)
+            value = or_default(task, "headline", partial(task.headline, records), None)
+            values[task.name] = finite_or_none(value)
+        return values
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        if self.log is not None:
+            writer = RecordWriter(self.log)
+            writer.write(
+                *(replace(record, episode=replace(record.episode, traces=())) for record in records)
+            )
+            writer.close()
+
+
+def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    """Jobs by the name of their task, tasks in the order they first appear."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.task.name, []).append(job)
+    return groups
+
+
+def nobody_reads(record: Record) -> None:
+    """The sink of whoever takes all records at once, when they are complete."""
 
 
 @dataclass(frozen=True)

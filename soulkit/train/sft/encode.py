@@ -20,11 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ModelLoadError
-from soulkit.models.local.render import Renderer
-from soulkit.models.local.specials import END_OF_THINKING
-from soulkit.models.local.tokenizing import tokenizer_print
+from soulkit.models.local.chat_template import END_OF_THINKING, Renderer, tokenizer_hash
 from soulkit.train.objectives.sequences import EncodeReply, Span, spans
 from soulkit.types import Segment
 
@@ -88,7 +86,7 @@ class LessonEncoder:
 
     @cached_property
     def _tokenizer_print(self) -> str:
-        return tokenizer_print(self.renderer.tokenizer)
+        return tokenizer_hash(self.renderer.tokenizer)
 
     def _foreign(self, lesson: Lesson) -> str:
         """Why the exact ids of a lesson are not this tokenizer's; empty when they are."""

@@ -26,19 +26,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.settings import SourceSettings
 from soulkit.data.corpora.stream import LessonRows, LessonStream
 from soulkit.errors import ContextOverflow, DataError
-from soulkit.models.local.mixed import expert_turns
-from soulkit.models.local.sampler import LocalModel
-from soulkit.models.local.tokenizing import tokenizer_print
+from soulkit.models.local.chat_template import tokenizer_hash
+from soulkit.models.local.sampler import LocalModel, expert_turns
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
-from soulkit.tasks.prompting import PromptFolder
+from soulkit.tasks.kit.prompting import PromptFolder
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
-from soulkit.train.material.conversations import Corpus, lesson_print, lessons_of
-from soulkit.train.sft.corpus import HELD_OUT
+from soulkit.train.model.policy import Policy
+from soulkit.train.setup.conversations import Corpus, lesson_print, lessons_of
+from soulkit.train.sft.steps import HELD_OUT
 from soulkit.train.state.summary import WrittenTotals
 from soulkit.types import Call, Completion, Sampling, Segment
 
@@ -172,7 +171,7 @@ async def with_written(
     texts = [lesson_file(run, place) for place in range(len(config.corpora))]
     if not (run / TOTALS).exists():
         sampler = policy.sampler(config.batch_size)
-        writer = Writer(config, sampler, tokenizer_print(policy.tokenizer), begin,
+        writer = Writer(config, sampler, tokenizer_hash(policy.tokenizer), begin,
                         corpus.held_out)  # fmt: skip
         try:
             written = await writer.write([lessons_of(one, config) for one in config.corpora], run)

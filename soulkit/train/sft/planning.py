@@ -12,20 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
 from soulkit.eval.planning import assumed, number_bytes
-from soulkit.models.local.footprint import (
-    Footprint,
-    context_of,
-    device_speed,
-    footprint,
-    free_bytes,
-)
+from soulkit.models.local.memory import Footprint, context_of, device_speed, footprint, free_bytes
 from soulkit.play.plan import TOKENS_PER_WORD, Machine
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
-from soulkit.train.material.conversations import Corpus
-from soulkit.train.sft.corpus_run import beyond_context
+from soulkit.train.setup.conversations import Corpus
+from soulkit.train.sft.run import beyond_context
 
 PER_MESSAGE = 5
 """Tokens that a chat template puts around a message, about."""

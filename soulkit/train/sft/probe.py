@@ -1,14 +1,14 @@
-"""A post-training probe: what would reinforcement make of these weights?
+"""Dev scores of a supervised run, and probes: what would reinforcement make of these weights?
 
     RUN/probes/step_000100/          an ordinary run of `probe_method`, without its weights
     RUN/probes/step_000100/probe.json   of which weights, their dev scores before and after
-    RUN/probes/weights_000100/       the snapshot it starts from; gone when the probe is done
+    RUN/probes/weights_000100/       the snapshot it starts from; deleted when the probe is done
 
-The probe is a training of its own that starts from a snapshot on the disk, with a model, an adapter
-and an optimizer of its own: nothing of the supervised run is moved and put back, so nothing of it
-can be left moved. That costs the memory of a second model beside the first, and its loading. One
-that was killed is taken up where its own newest checkpoint stands; one from other weights (a
-supervised run that is not deterministic may come to others when it resumes) is begun again.
+Dev scores are played by the weights that are trained, on rows that neither the run nor its probes
+learn from. The probe is a training of its own that starts from a snapshot on the disk, with its own
+model, adapter and optimizer: nothing of the supervised run is moved. That costs the memory of a
+second model beside the first, and its loading. A killed probe resumes from its own newest
+checkpoint; one from other weights is begun again.
 """
 
 from __future__ import annotations
@@ -17,22 +17,31 @@ import gc
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from soulkit.errors import CallError, UserError
+from soulkit.models.base import Sampler
+from soulkit.models.players.players import Players
 from soulkit.runs.jsonl import write_json
+from soulkit.runs.records import DEV_EPISODES
 from soulkit.train.config import TINY
-from soulkit.train.material.assemble import Material
-from soulkit.train.material.measured import probe_settings
+from soulkit.train.rollouts.play import DevScores
+from soulkit.train.setup.data import (
+    ServePlayer,
+    TrainingData,
+    make_cast,
+    make_players,
+    probe_settings,
+)
 from soulkit.train.state.checkpoint import replace_folder
-from soulkit.train.state.lines import read_step_lines
 from soulkit.train.state.loop import Loop
+from soulkit.train.state.metrics import read_step_lines
 
-Reinforce = Callable[[Material, Path], Awaitable[Any]]
+Reinforce = Callable[[TrainingData, Path], Awaitable[Any]]
 """Trains on a material, whose settings say how, into a run folder."""
 PROBES, RESULT, VERSION = "probes", "probe.json", "policy.txt"
 WEIGHTS = ("model", "best", "checkpoints")
@@ -44,7 +53,7 @@ class Probe:
     """Takes the probes of one supervised run."""
 
     loop: Loop
-    measured: Material
+    measured: TrainingData
     reinforce: Reinforce
     say: Callable[[str], None]
 
@@ -134,3 +143,58 @@ def _named(
         for task in tasks
         for moment, scores in (("before", before), ("after", after))
     }
+
+
+Scores = Mapping[str, float | None]
+
+
+@dataclass
+class Measures:
+    """Measures the weights of a Loop on what `measured` holds out. Close it."""
+
+    loop: Loop
+    measured: TrainingData
+    sampler: Sampler
+    players: Players
+    dev: DevScores
+    trial: Probe
+    _newest: tuple[int, Scores] = field(default=(-1, {}))
+    """The step whose weights were scored last, and what they scored."""
+
+    async def score(self, step: int) -> Scores:
+        """Dev scores of the weights that `step` moved, per task; empty between turns."""
+        every = self.loop.config.eval_every
+        return await self._scores(step) if every and not (step + 1) % every else {}
+
+    async def probe(self, step: int) -> Scores:
+        """`TASK/before` and `TASK/after` a short reinforcement of these weights; empty between
+        turns."""
+        every = self.loop.config.probe_every
+        if not every or (step + 1) % every:
+            return {}
+        recorded = self.trial.recorded(step)
+        return recorded or await self.trial.run(step, await self._scores(step))
+
+    async def _scores(self, step: int) -> Scores:
+        if self._newest[0] != step:
+            scores = await self.dev.now(step, self.loop.policy, self.loop.begin)
+            self._newest = (step, scores)
+        return self._newest[1]
+
+    async def close(self) -> None:
+        await self.sampler.close()
+        await self.players.close()
+
+
+def make_measures(
+    loop: Loop, measured: TrainingData, reinforce: Reinforce, say: Callable[[str], None],
+    serve: ServePlayer | None = None,
+) -> Measures:  # fmt: skip
+    """What measures a supervised run; `say` hears of probes that fail, `serve` makes players behind
+    vLLM servers."""
+    config = measured.config
+    sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
+    players = make_players(config, sampler, loop.run, serve)
+    cast = make_cast(config, sampler, players)
+    dev = DevScores(config, sampler, cast, measured.dev, loop.run.path / DEV_EPISODES)
+    return Measures(loop, measured, sampler, players, dev, Probe(loop, measured, reinforce, say))

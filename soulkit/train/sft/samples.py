@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 
-from soulkit.data.corpora.lesson import Lesson
+from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import CallError, ModelLoadError
 from soulkit.models.base import Sampler
 from soulkit.runs.records import SAMPLED, SAMPLES, RecordWriter
 from soulkit.text import one_line
-from soulkit.train.material.assemble import Material
-from soulkit.train.material.sampling import TaskRows
+from soulkit.train.setup.data import TrainingData
+from soulkit.train.setup.rows import TaskRows
 from soulkit.train.state.loop import Loop
 from soulkit.types import Call, Episode, Failure, Line, Record, Sampling, Score, Segment, Usage
 
@@ -43,7 +43,7 @@ class HeldOut:
     wrote: str
 
 
-def held_out(material: Material, count: int) -> list[HeldOut]:
+def held_out(material: TrainingData, count: int) -> list[HeldOut]:
     """The first `count` conversations that nothing is learned from, of every source in turn."""
     if material.corpus is None:
         return list(islice(_of_rows(material.dev), count))
@@ -81,7 +81,7 @@ class Samples:
     """Hears a line for each; None: nobody asked for lines."""
 
     @classmethod
-    def of(cls, loop: Loop, material: Material, say: Callable[[str], None]) -> Samples | None:
+    def of(cls, loop: Loop, material: TrainingData, say: Callable[[str], None]) -> Samples | None:
         """None where nothing is held out, or nothing is measured on the way."""
         config = loop.config
         count = SHOWN if config.show_samples is None else config.show_samples

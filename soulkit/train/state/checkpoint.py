@@ -29,9 +29,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
-from soulkit.models.local.saving import modes_by_umask
+from soulkit.models.local.loading import modes_by_umask
 from soulkit.models.local.weights import misfit_of
-from soulkit.train.forward.policy import Policy
+from soulkit.train.model.policy import Policy
 
 POSITION, TRAINED = "position.json", "trained.safetensors"
 OPTIMIZER, TEACHER = "optimizer.safetensors", "teacher.safetensors"

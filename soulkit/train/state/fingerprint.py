@@ -6,6 +6,7 @@ by their prompts as the actor reads them; a model by its settings, and by the na
 type and an evenly spread sample of every tensor. (A change that misses every
 sampled value passes; another checkpoint of the same model does not.) Equal bits need equal
 arithmetic, too, so a deterministic run also keeps the device, threads and torch it was started on.
+`provenance.json` says who plays, on which rows.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from typing import Any
 import torch
 
 from soulkit.errors import RunError
-from soulkit.models.local.loading import adapter_hash
-from soulkit.models.local.names import ADAPTER_CONFIG, adapter_folder
-from soulkit.models.local.tokenizing import tokenizer_print
+from soulkit.eval.run.provenance import actor_identity, model_identity, provenance
+from soulkit.models.local.chat_template import tokenizer_hash
+from soulkit.models.local.loading import ADAPTER_CONFIG, adapter_folder, adapter_hash
+from soulkit.models.players.players import Players
 from soulkit.runs.folder import Run, write_json
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
-from soulkit.train.material.assemble import Material
-from soulkit.train.material.conversations import corpus_prints
-from soulkit.train.material.sampling import TaskRows
+from soulkit.train.model.policy import Policy
+from soulkit.train.planning import work_of
+from soulkit.train.setup.conversations import corpus_prints
+from soulkit.train.setup.data import TrainingData
+from soulkit.train.setup.rows import TaskRows
+from soulkit.types import Sampling
 
 MATERIAL = "material.json"
 SAMPLED = 4093
@@ -38,7 +42,7 @@ Prints = dict[str, Any]
 
 
 def fingerprint(
-    config: TrainConfig, material: Material, policy: Policy, teacher: Policy | None
+    config: TrainConfig, material: TrainingData, policy: Policy, teacher: Policy | None
 ) -> Prints:
     """Hashes of everything a resume has to find as it was; taken before the weights move."""
     return {
@@ -82,7 +86,7 @@ def model_print(policy: Policy) -> dict[str, str]:
         "types": _hash([[name, str(t.dtype)] for name, t in tensors.items()]),
         "weights": values.hexdigest()[:16],
         "settings": _hash(_settings(policy.causal)),
-        "tokenizer": tokenizer_print(policy.tokenizer),
+        "tokenizer": tokenizer_hash(policy.tokenizer),
         "template": _hash(policy.tokenizer.chat_template),
     }
 
@@ -284,3 +288,18 @@ def _variable(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(name, None)
+
+
+def training_provenance(
+    config: TrainConfig, players: Players, material: TrainingData, policy: Policy
+) -> dict[str, Any]:
+    """The provenance of a run: players, rows, limits, and the weights that it starts from."""
+    limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
+    sampling = {
+        name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
+        for name, limit in limits.items()
+    }
+    actor = actor_identity(config.model_dump())
+    record = provenance(config, players, work_of(material), actor, sampling)
+    suite = {"suite": config.suite, "left_out": dict(material.left_out)} if config.suite else {}
+    return {"actor": model_identity(config.model_dump(), policy), **record, **suite}

@@ -30,7 +30,7 @@ from soulkit.models.local.journal import Journal
 from soulkit.runs.folder import JsonlWriter, Run
 from soulkit.runs.records import RecordWriter
 from soulkit.train.config import TrainConfig
-from soulkit.train.forward.policy import Policy
+from soulkit.train.model.policy import Policy
 from soulkit.train.state.checkpoint import (
     Merit,
     Position,
@@ -40,7 +40,7 @@ from soulkit.train.state.checkpoint import (
     resume_checkpoint,
     save_checkpoint,
 )
-from soulkit.train.state.lines import StepLine, dev_lines, lines_of_step, read_step_lines
+from soulkit.train.state.metrics import StepLine, dev_lines, lines_of_step, read_step_lines
 from soulkit.train.state.tracking import MetricsTracker
 
 Show = Callable[[StepLine], None]

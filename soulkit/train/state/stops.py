@@ -1,16 +1,147 @@
-"""Why a run ends before its steps are done: feedback of no use, updates that cannot be taken, steps
-that learn nothing."""
+"""Skipped updates, what is said about a step, and why a run ends before its steps are done.
+
+One update with a number that is not finite may be bad luck; several in a row mean that the model or
+the settings are broken. The count of those that follow each other stands in the step's line as long
+as it is not 0, so a resumed run continues it. At `MOST_SKIPS` the run stops behind a checkpoint. It
+also stops when feedback is of no use, and when so many steps in a row learn nothing.
+"""
 
 from __future__ import annotations
 
-from soulkit.errors import RunStopped
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from soulkit.errors import RunStopped, UserError
+from soulkit.judge.coach import LEAST_DISTINCT
 from soulkit.play.costs import pays
 from soulkit.train.config import TrainConfig
 from soulkit.train.rollouts.feedback import in_vain, newest
-from soulkit.train.rollouts.remarks import STOP_FLAT, WAYS, flat_groups
-from soulkit.train.state.lines import StepLine
-from soulkit.train.state.loop import Loop, Show
-from soulkit.train.state.skips import newest_learned, too_many_skips
+from soulkit.train.state.metrics import StepLine, read_step_lines
+
+if TYPE_CHECKING:
+    from soulkit.train.state.loop import Loop, Show
+
+MOST_SKIPS = 5
+"""Updates that are skipped one after the other, until a run stops."""
+
+
+@dataclass(slots=True)
+class Skips:
+    """Counts skipped updates across the steps of a run."""
+
+    row: int = 0
+    """Of them, those since the last update that was taken."""
+
+    @classmethod
+    def of(cls, metrics: Path) -> Self:
+        """That of a run; `metrics` is its file, which knows the count of one that is taken up."""
+        return cls(newest_learned(metrics).learned.skipped_row)
+
+    def another(self) -> bool:
+        """Count one; whether there were too many in a row."""
+        self.row += 1
+        return self.row >= MOST_SKIPS
+
+    def none(self) -> None:
+        """An update was taken."""
+        self.row = 0
+
+
+def newest_learned(metrics: Path) -> StepLine:
+    """The line of a run's newest step that learned; empty before the first."""
+    lines = reversed(read_step_lines(metrics))
+    return next((line for line in lines if line.learned.skipped is not None), StepLine(step=0))
+
+
+def skip_remarks(line: StepLine) -> list[str]:
+    """`update 2 of 4 skipped: the loss is nan`, for every update that the step did not take."""
+    reasons = line.learned.not_finite.items()
+    return [
+        f"update {which} skipped: {why}; the weights stay as they were" for which, why in reasons
+    ]
+
+
+def too_many_skips(line: StepLine) -> UserError | None:
+    """Why a run stops after the step of `line`; None while it may go on."""
+    row, reasons = line.learned.skipped_row, list(line.learned.not_finite.items())
+    if row < MOST_SKIPS or not reasons:
+        return None
+    which, why = reasons[-1]
+    return UserError(
+        f"{row} updates in a row were skipped; in the last one, update {which} of step "
+        f"{line.step}, {why}.",
+        "What is not a finite number teaches nothing, and one of them in the weights would make "
+        "every later number one.",
+        "The weights so far are kept, without any of it. Try a smaller --lr, --dtype float32 or a "
+        "higher --temperature with another --out; the same command takes one more step, and goes "
+        "on if that works.",
+    )
+
+
+STOP_FLAT = 10
+"""Steps in a row that learn nothing, after which a run ends where calls cost money."""
+WAYS = (
+    "try more drafts of a prompt (--group-size), a higher --temperature, rows that are neither "
+    "always solved nor never (easier ones, or a model warmed up by sft, where rewards are low), or "
+    "a reward that also pays for half an answer"
+)
+
+
+def step_remarks(line: StepLine) -> list[str]:
+    """Feedback that could not be used or hardly differs, and updates that were not taken."""
+    # Said of the first step, and of the whole run at its end.
+    alike = alike_feedback(line.feedback.distinct) if line.step == 0 else ""
+    return [*line.feedback.missing.values(), *skip_remarks(line), *filter(None, [alike])]
+
+
+def alike_feedback(distinct: float | None) -> str:
+    """`the feedback hardly differs: 0.02 different texts a draft …`; empty where it does."""
+    if distinct is None or distinct >= LEAST_DISTINCT:
+        return ""
+    return (
+        f"the feedback hardly differs: {distinct:.2f} different texts a draft, fewer than 1 in "
+        f"{1 / LEAST_DISTINCT:.0f}; what is the same for every draft is a part of the prompt, and "
+        "no answer to the draft (--coach names another)"
+    )
+
+
+def flat_words(line: StepLine, before: int, stop_flat: int | None) -> str:
+    """What is said of a step in which no rollout is better than another, after `before` such steps
+    in this run: the first time all of it, then a count at every tenfold of it."""
+    text = flat_groups(line)
+    if text and not before:
+        end = f"{stop_flat} such steps in a row end the run" if stop_flat else (
+            f"--stop-flat {STOP_FLAT} would end the run after {STOP_FLAT} such steps"
+        )  # fmt: skip
+        return f"step {line.step}: {text}; {end} (said once, then counted)"
+    tenfold = str(before + 1).strip("0") == "1"
+    return f"step {line.step}: {before + 1} steps so far had nothing to learn from" if (
+        text and tenfold
+    ) else ""  # fmt: skip
+
+
+def flat_total(lines: Sequence[StepLine]) -> str:
+    """How many steps of a whole run had nothing to learn from; empty where it was one or none."""
+    played = [line for line in lines if line.played]
+    flat = sum(bool(flat_groups(line)) for line in played)
+    return f"{flat} of {len(played)} steps had nothing to learn from rewards" if flat > 1 else ""
+
+
+def flat_groups(line: StepLine) -> str:
+    """`8 of 8 groups have equal rewards: nothing is learned; try …`; empty when one has spread."""
+    learned = line.learned
+    groups, single = learned.groups or 0, learned.groups_single or 0
+    flat, moved = learned.groups_flat or 0, bool(learned.grad_norm)
+    # Under protocol reference a group of one keeps its reward: what moved may be that.
+    if not groups or single + flat < groups or (single and moved):
+        return ""
+    what = (
+        "equal rewards" if not single else "one rollout or equal rewards" if flat else "one rollout"
+    )
+    lesson = "nothing is learned from rewards" if moved else "nothing is learned"
+    return f"{groups} of {groups} groups have {what}: {lesson}; {WAYS}"
 
 
 def with_stops(loop: Loop, show: Show) -> Show:

@@ -1,14 +1,30 @@
-"""What a training run's `summary.json` says: means over the last steps, totals over all."""
+"""What a training run's `summary.json` says: means over the last steps, totals over all.
+
+General ability before and after is compared row by row over what both scored, with a paired
+interval; a loss whose interval excludes zero is named a regression. Where a run has a dev score, it
+is the headline: the drafts of the last steps were sampled from a policy that moved meanwhile, on
+the rows it was moved by.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from soulkit.eval.summary import Summary
-from soulkit.train.state.ability import AbilityTotals
-from soulkit.train.state.lines import (
+from soulkit.eval.results.batch_statistics import summary_terms
+from soulkit.eval.results.summary import DEV, Cell, Summary, headline, headline_shown, summarise
+from soulkit.metrics.comparisons import PairedDifference, paired_difference
+from soulkit.metrics.intervals import (
+    Interval,
+    estimate,
+    estimate_text,
+    interval_remark,
+    number,
+    signed,
+)
+from soulkit.tasks.kit.base import Task
+from soulkit.train.state.metrics import (
     Alarm,
     CoachCounts,
     LessonCounts,
@@ -16,10 +32,125 @@ from soulkit.train.state.lines import (
     StepLine,
     alarms,
     coaches,
+    counts,
+    finite,
+    members,
     renamed,
+    text,
+    whole,
 )
-from soulkit.train.state.named import counts, finite, members, text, whole
-from soulkit.types import LeakCheck
+from soulkit.types import LeakCheck, Record
+
+UNMEASURED = "its weights were never measured, and have moved on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbilityTotals:
+    """Of a whole run, over the rows of all tasks that stand for general ability."""
+
+    before: Cell = field(default_factory=Cell)
+    after: Cell = field(default_factory=Cell)
+    difference: float | None = None
+    """After minus before, over the rows that both scored."""
+    ci_low: float | None = None
+    ci_high: float | None = None
+    p: float | None = None
+    n_shared: int = 0
+    n_clusters: int = 0
+    method: str = ""
+
+    @property
+    def regression(self) -> bool:
+        """Whether ability was lost, more surely than chance allows."""
+        return self.ci_high is not None and self.ci_high < 0
+
+    def to_json(self) -> dict[str, Any]:
+        line = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**line, "before": self.before.to_json(), "after": self.after.to_json()}
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        line = members(value)
+        if not line:
+            return None
+        return cls(
+            before=Cell.from_json(members(line.get("before"))),
+            after=Cell.from_json(members(line.get("after"))),
+            **{name: finite(line.get(name)) for name in ("difference", "ci_low", "ci_high", "p")},
+            n_shared=whole(line.get("n_shared")),
+            n_clusters=whole(line.get("n_clusters")),
+            method=text(line.get("method")),
+        )
+
+    def words(self) -> str:
+        """`0.525 to 0.400 (40/40, 40/40 scored), −0.125 [−0.231, −0.019], 40 clusters`."""
+        numbers = " to ".join(number(cell.mean) for cell in (self.before, self.after))
+        scored = ", ".join(f"{cell.n_scored}/{cell.n}" for cell in (self.before, self.after))
+        parts = [f"{numbers} ({scored} scored)"]
+        if self.difference is not None:
+            parts.append(estimate_text(self.difference, self.ci_low, self.ci_high, signed))
+            parts.append(interval_remark(self.n_clusters, self.method))
+        return ", ".join(filter(None, parts))
+
+    def remarks(self) -> list[str]:
+        """What is said aloud when the run ends."""
+        if not self.before.n:
+            return [f"general ability has no number from before the training: {UNMEASURED}"]
+        if self.regression:
+            return [f"general ability was lost in this training: {self.words()}"]
+        return []
+
+
+def ability_totals(
+    before: Sequence[Record], after: Sequence[Record], tasks: Sequence[Task]
+) -> AbilityTotals:
+    """The two means and their difference; what was not measured is an empty cell."""
+    scale = _scale(tasks)
+    paired = _difference(before, after, scale)
+    return AbilityTotals(
+        before=_cell(before, scale),
+        after=_cell(after, scale),
+        difference=paired.difference,
+        ci_low=paired.ci_low,
+        ci_high=paired.ci_high,
+        p=paired.p,
+        n_shared=paired.n_shared,
+        n_clusters=paired.n_clusters,
+        method=paired.method,
+    )
+
+
+def _scale(tasks: Sequence[Task]) -> Interval | None:
+    """The scale that all tasks share; None where they have several."""
+    scales = {(task.spec.metric.low, task.spec.metric.high) for task in tasks}
+    return scales.pop() if len(scales) == 1 else None
+
+
+def _cell(records: Sequence[Record], scale: Interval | None) -> Cell:
+    if not records:
+        return Cell()
+    values = [record.score.value for record in records]
+    mean = asdict(estimate(values, [record.cluster for record in records], scale=scale))
+    unscored: dict[str, int] = {}
+    for record in records:
+        if record.score.value is None:
+            unscored[record.score.reason] = unscored.get(record.score.reason, 0) + 1
+    return Cell(**mean, unscored=unscored)
+
+
+def _difference(
+    before: Sequence[Record], after: Sequence[Record], scale: Interval | None
+) -> PairedDifference:
+    a, b = (_values(one) for one in (before, after))
+    clusters: Mapping[Hashable, Hashable] = {
+        record.example_id: record.cluster for record in (*before, *after)
+    }
+    return paired_difference(a, b, clusters, scale=scale)
+
+
+def _values(records: Sequence[Record]) -> dict[Hashable, float | None]:
+    return {record.example_id: record.score.value for record in records}
+
 
 LEAK_CHECKS: Mapping[str, LeakCheck] = {"off": "off", "log": "log", "drop": "drop"}
 LAST_STEPS = 10
@@ -292,8 +423,8 @@ def _distinct(lines: Sequence[StepLine]) -> float | None:
 
 def _added(one: CoachCounts, more: CoachCounts) -> CoachCounts:
     leaks = dict(one.leaks)
-    for kind, number in more.leaks.items():
-        leaks[kind] = leaks.get(kind, 0) + number
+    for kind, count in more.leaks.items():
+        leaks[kind] = leaks.get(kind, 0) + count
     return CoachCounts(one.checked + more.checked, one.dropped + more.dropped, leaks)
 
 
@@ -314,3 +445,37 @@ def canary_totals(lines: Sequence[StepLine]) -> CanaryTotals | None:
     return CanaryTotals(
         first=first, last=last, alarms=len(raised), newest=newest, unscored=unscored
     )
+
+
+def with_dev(
+    summary: TrainSummary, records: Sequence[Record], tasks: Iterable[Task]
+) -> TrainSummary:
+    """`summary` with the headline of each task over `records`, the newest dev episodes, as its
+    headline; as it was without any."""
+    if not records:
+        return summary
+    scored = _dev_summary(summary, records, tasks)
+    cells = {task: dict(of_task) for task, of_task in summary.tasks.items()}
+    for task, of_dev in scored.tasks.items():
+        drafts = cells.get(task, {})
+        cells[task] = {name: replace(cell, headline=False) for name, cell in drafts.items()}
+        cells[task][DEV] = replace(headline(of_dev), headline=True, name=headline_shown(of_dev))
+    return replace(summary, tasks=cells, dev_steps=records[0].step + 1)
+
+
+def without_dev(summary: TrainSummary) -> TrainSummary:
+    """`summary` without the dev score of its last evaluation."""
+    tasks = {
+        task: {name: cell for name, cell in cells.items() if name != DEV}
+        for task, cells in summary.tasks.items()
+    }
+    return replace(summary, tasks=tasks, dev_steps=None)
+
+
+def _dev_summary(summary: Summary, records: Sequence[Record], tasks: Iterable[Task]) -> Summary:
+    played = {record.task for record in records}
+    return summarise(
+        records, command=summary.command, model=summary.model, protocol=summary.protocol,
+        seconds=0.0, cost=None, training=True,
+        **summary_terms(task for task in tasks if task.name in played),
+    )  # fmt: skip

@@ -18,10 +18,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
+from soulkit.api_keys import masked_json, printable
 from soulkit.errors import MissingPackage
-from soulkit.keys import masked_json, printable
 from soulkit.runs.folder import write_json
-from soulkit.train.state.lines import StepLine
+from soulkit.train.state.metrics import StepLine
 
 TRACKING = "tracking.json"
 PROJECT = "soulkit"

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from soulkit.data.contamination import Passage, folded_words, shingles
-from soulkit.data.corpora.duplicates import find_duplicates
-from soulkit.data.corpora.leaks import find_leaks
-from soulkit.data.corpora.store import source_rows, write_clean
+from soulkit.data.corpora.duplicates import find_duplicates, find_leaks
+from soulkit.data.corpora.file_rows import source_rows, write_clean
 from soulkit.data.files import read_rows
 from soulkit.errors import ConfigError, DataError
-from soulkit.metrics.diversity import jaccard
+from soulkit.metrics.text import jaccard
 from tests.support.chats import Row, jsonl, parquet, said_by
 
 VOCABULARY = [f"word{n}" for n in range(400)]

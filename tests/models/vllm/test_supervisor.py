@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from soulkit.models.vllm.group import Supervised
-from soulkit.models.vllm.server import free_port
+from soulkit.models.vllm.server import Supervised, free_port
 from soulkit.models.vllm.supervisor import living
 from tests.support.servers import stubborn
 from tests.support.servers.groups import children, eventually, is_gone, listens
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 SERVER = str(Path(stubborn.__file__).resolve())
 STARTER = """
 import os, sys, time
-from soulkit.models.vllm.group import Supervised
+from soulkit.models.vllm.server import Supervised
 running = Supervised([sys.executable, "-S", sys.argv[1], sys.argv[2]], os.environ, 2, grace_s=0.2)
 if "fork" in sys.argv and os.fork() == 0:
     time.sleep(600)

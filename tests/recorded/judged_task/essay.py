@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from soulkit.judge.fence import fence
 from soulkit.judge.panel import combined, opinions, readable
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
+from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.types import (
     Episode,
     Example,

@@ -7,9 +7,10 @@ from pathlib import Path
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
 from soulkit.models.base import Cast
-from soulkit.tasks.base import ChoiceTask, Rollout
-from soulkit.tasks.prompting import PromptFolder
-from soulkit.tasks.registry import TaskSpec
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.prompting import PromptFolder
+from soulkit.tasks.kit.registry import TaskSpec
 from soulkit.types import Episode, Example, Feedback, Protocol, Score, Segment
 
 LETTERS = "ABC"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from soulkit.judge.fence import fence
 from soulkit.judge.panel import opinions, pooled
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.base import Cast
-from soulkit.tasks.batches import mean_of
-from soulkit.tasks.controls import Control
+from soulkit.tasks.kit.base import Control
+from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import (
     BatchMetric,
     Completion,

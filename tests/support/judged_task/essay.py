@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import tests
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 
 # Not beside this file: tests copy its folder to other places.
 EXAMPLE = Path(tests.__path__[0]).parent / "examples" / "judged_task" / "tasks.yaml"

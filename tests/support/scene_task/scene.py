@@ -12,10 +12,15 @@ from typing import Any
 
 from soulkit.judge.leaks import LeakView
 from soulkit.models.base import Cast
-from soulkit.tasks.base import Rollout, Task
-from soulkit.tasks.dialogue import Conversation, others_view, partner_words, play_out
-from soulkit.tasks.partners import partner_reply
-from soulkit.tasks.stage import Stage
+from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks.kit.dialogue import (
+    Conversation,
+    Stage,
+    others_view,
+    partner_reply,
+    partner_words,
+    play_out,
+)
 from soulkit.types import (
     Completion,
     Episode,

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from soulkit.train.forward.policy import Policy
-from soulkit.train.pushes.touchstone import Touchstone
+from soulkit.train.model.policy import Policy
+from soulkit.train.weights.push import LogprobProbe
 from tests.support.servers.loopback import Loopback
 
 _ONE = threading.Lock()
@@ -73,7 +73,7 @@ class AdapterServer(Loopback):
     def _read(self, name: str, prompt: Sequence[int]) -> tuple[int, dict[str, Any] | str]:
         self.events.append(("read", name))
         with _weights(self.policy, {} if self.deaf else self.adapters[name]):
-            (logprobs,) = Touchstone(self.policy, (tuple(prompt),)).logprobs()
+            (logprobs,) = LogprobProbe(self.policy, (tuple(prompt),)).logprobs()
         places = zip(prompt[1:], logprobs, strict=True)
         values = [None, *({str(i): {"logprob": value, "rank": 1}} for i, value in places)]
         return 200, {"choices": [{"index": 0, "text": "", "prompt_logprobs": values}]}

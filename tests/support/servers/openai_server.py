@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 
-from soulkit.models.api.probe import QUESTION
+from soulkit.models.api.probing import QUESTION
 
 CHAT = "/chat/completions"
 Body = dict[str, Any]

@@ -1,33 +1,62 @@
-"""CoSER over HTTP: who speaks, who hears what, how a scene ends, and what is kept from whom."""
+"""CoSER over HTTP: who speaks, who hears what, how a scene ends, and what is kept from whom.
+
+CoSER's feedback: one text for all characters, which tells nobody what another thinks.
+
+Many scenes at once: none is lost, and what was said is stored once for each table.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from soulkit.errors import ConfigError, DataError
-from soulkit.play.engine import FeedbackPolicy
-from soulkit.tasks.coser.circumstance import ENVIRONMENT
-from soulkit.tasks.coser.scripts import HAPPENINGS, surroundings
-from soulkit.tasks.coser.speakers import END, candidates, speaker_in
-from soulkit.tasks.coser.speech import audible, without_thoughts, words_out_loud
+from soulkit.judge.leaks import check_leak
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.base import Cast, Player
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.ledger.storage import load_request
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.runs.records import RecordWriter, load_records
+from soulkit.tasks.coser.coach import HAPPENINGS, scripted_environment
+from soulkit.tasks.coser.scene import (
+    END,
+    ENVIRONMENT,
+    audible,
+    candidates,
+    speaker_in,
+    without_thoughts,
+    words_out_loud,
+)
+from soulkit.tasks.coser.scoring import ASPECTS
 from soulkit.tasks.coser.task import Coser
-from soulkit.types import Episode, Feedback, Segment
+from soulkit.tasks.kit.made_rows import make_rows
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.types import Episode, Feedback, Line, Record, Score, Segment
 from tests.support.coser import (
     SCENE,
     Body,
     coser,
+    critics,
     names,
     scene_records,
     scene_row,
 )
 from tests.support.road import synth, synth_examples
+from tests.support.servers.faulty import FaultPlan, FaultyServer, formed
 from tests.support.servers.openai_server import Fault
 from tests.support.sotopia import in_turn
 
@@ -449,7 +478,7 @@ def _turns(episode: Episode) -> int:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_scripted_partner_plays_the_surroundings_and_names_speakers(protocol: str) -> None:
     def speak(body: Body) -> str:
-        return surroundings(body["messages"])
+        return scripted_environment(body["messages"])
 
     (record,) = scene_records(protocol=protocol, predictor=speak, surroundings=speak)
     assert record.episode.failure is None and record.score.scored
@@ -457,3 +486,221 @@ def test_a_scripted_partner_plays_the_surroundings_and_names_speakers(protocol: 
     assert counts["asked"] >= 5 and (protocol == "reference" or not counts["fallback"])
     happenings = {line.text for line in record.episode.transcript if line.seat == ENVIRONMENT}
     assert happenings <= set(HAPPENINGS)
+
+
+WEAK = dict.fromkeys(ASPECTS, 20)
+
+
+def test_every_characters_refined_opening_holds_the_same_notes_and_copies_do_not() -> None:
+    draft, refined = scene_records(
+        predictor=alternating, judge=critics(WEAK), coach="Let the storm matter more.",
+        feedback=FeedbackPolicy(),
+    )  # fmt: skip
+    assert draft.received is not None and not draft.received.leak
+    assert draft.received.dimensions == tuple(ASPECTS)
+    assert refined.kind == "refined" and refined.score.scored
+    assert [trace.seat for trace in refined.episode.traces] == ["Lene", "Jost"]
+    for trace in refined.episode.traces:
+        for turn in trace.turns:
+            opening = turn.context[0]
+            assert opening.text.endswith("Let the storm matter more.")
+            assert opening.bare is not None and "storm matter" not in opening.bare
+
+
+def test_the_coach_reads_the_critics_without_what_gives_something_away() -> None:
+    prompts: list[str] = []
+
+    def coach(body: Body) -> str:
+        prompts.append(str(body["messages"][0]["content"]))
+        return "Listen to each other."
+
+    why = (
+        "Nobody answers the other. Lene never admits that she cut the rope. The axe under my bench "
+        "is wet. Jost should say that the rope was new, Lene, and shake his coat."
+    )
+    scene_records(
+        predictor=alternating, judge=critics(WEAK, why), coach=coach, feedback=FeedbackPolicy()
+    )
+    (prompt,) = prompts
+    assert "Nobody answers the other." in prompt
+    for secret in ("cut the rope", "axe", "rope was new"):
+        assert secret not in prompt, secret
+    assert "Storyline Quality: 30" in prompt
+
+
+def test_the_references_coach_reads_the_book_and_the_thoughts() -> None:
+    prompts: list[str] = []
+
+    def coach(body: Body) -> str:
+        prompts.append(str(body["messages"][0]["content"]))
+        return "Listen to each other."
+
+    draft, *_ = scene_records(
+        protocol="reference", actor="[I know.] Well.", predictor="x", coach=coach,
+        feedback=FeedbackPolicy(),
+    )  # fmt: skip
+    assert "[I know.] Well." in prompts[0] and "The rope was new, Lene." in prompts[0]
+    assert "He suspects something" not in prompts[0], "the book's thoughts are nobody's"
+    assert draft.received is not None
+
+
+@pytest.mark.parametrize(
+    ("notes", "leak"),
+    [
+        ("Lene knows that the ferryman drowned in spring.", "private_text"),
+        ("Let Lene sit down before she answers.", ""),
+    ],
+)
+def test_what_was_thought_in_a_draft_is_told_to_nobody(notes: str, leak: str) -> None:
+    """The reference's coach reads the thoughts; its notes are for all."""
+    draft, *refined = scene_records(
+        protocol="reference", actor="[The ferryman drowned in spring.] Sit down and answer.",
+        predictor="x", coach=notes, feedback=FeedbackPolicy(),
+    )  # fmt: skip
+    assert draft.received is not None and draft.received.leak == leak
+    assert len(refined) == (not leak)
+
+
+@pytest.mark.parametrize(
+    ("text", "leak"),
+    [
+        ("Lene, remember that the axe under your bench is wet.", "private_text"),
+        ("Jost's daughter waits at Norden pier.", "private_text"),
+        ("Let Lene admit that she cut the rope before daybreak.", "private_text"),
+        ("Say that something heavy knocks against the wall.", "gold_reference"),
+        ("Your Character Fidelity suffered.", "rubric_words"),
+        ("Lene and Jost agree too fast; let the loose boat in the storm divide them.", ""),
+    ],
+)
+def test_what_nobody_may_be_told(text: str, leak: str) -> None:
+    view = coser().leak_view(scene_row())
+    assert check_leak(Feedback(text=text, author="coach"), view).leak == leak
+
+
+def test_rules_see_what_was_said() -> None:
+    row, task = scene_row(), coser()
+    lines = [Line("Lene", "How can I help you? " + "word " * 140), Line("Jost", "Well."),
+             Line("Jost", "Well.")]  # fmt: skip
+    episode = task.scripted(row, lines)
+    low = Score(value=0.2, reward=0.2, metrics={"storyline_quality": 10.0, "anthropomorphism": 50})
+    text = task.explain(row, episode, low)
+    assert text is not None
+    for part in ("Lene once spoke", "Lene sounded like an assistant", "(Jost)", "stood still"):
+        assert part in text, part
+    assert "too even" not in text, "the weakest dimension alone is spoken of"
+    assert check_leak(task.symbolic(text), task.leak_view(row)).leak == ""
+    assert task.explain(row, None, None)
+
+
+@pytest.mark.parametrize(
+    ("reward", "step", "open_"), [(0.2, 29, True), (0.21, 0, False), (0.1, 30, False)]
+)
+def test_the_references_gate(reward: float, step: int, open_: bool) -> None:
+    assert coser("reference").gate(Score(value=reward, reward=reward), step) is open_
+
+
+def test_a_coach_that_fails_leaves_the_draft_its_score() -> None:
+    def script(_: int, body: Body) -> Fault | None:
+        return Fault.status_error(500, "busy") if body["model"] == "coach" else None
+
+    records = scene_records(
+        predictor=alternating, coach="x", feedback=FeedbackPolicy(), script=script
+    )
+    assert len(records) == 1 and records[0].score.value == 1.0
+
+
+SCENES = 8
+
+
+class Talkative:
+    """Says something new every time; names everybody in turn as the next speaker."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, body: dict[str, Any]) -> str:
+        self.count += 1
+        form = body.get("response_format", {}).get("json_schema")
+        if form is None:
+            return f"[thought {self.count} of mine] This is line number {self.count}, aloud."
+        if "next_speaker" not in form["schema"]["properties"]:
+            return formed(body, "")
+        names = form["schema"]["properties"]["next_speaker"]["enum"]
+        people = [name for name in names if name not in ("Environment", "random", "<END CHAT>")]
+        return json.dumps({"reason": "by turns", "next_speaker": people[self.count % len(people)]})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scenes")
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> Iterator[list[Record]]:
+    """What came of SCENES scenes at once; beside it the ledger and the file of records."""
+    task = load_registry().task("coser", "paper")
+    jobs = [Job(task, task.example(row)) for row in make_rows(task, SCENES, 1)]
+    writer = RecordWriter(folder / "episodes.jsonl")
+    with FaultyServer(FaultPlan(), Talkative()) as server, Ledger(folder / "ledger") as ledger:
+        model = Endpoint(model="scripted", base_url=server.base_url, concurrency=64, ledger=ledger)
+        player = Player(model)
+        cast = Cast(actor=player, environment=player, judges=(player,))
+
+        async def run() -> list[Record]:
+            try:
+                return await Engine(cast, concurrency=SCENES).run(jobs, writer.write)
+            finally:
+                await model.close()
+
+        yield asyncio.run(run())
+    writer.close()
+
+
+def test_no_scene_is_lost_and_all_are_played_to_the_end(records: list[Record]) -> None:
+    assert len({record.key for record in records}) == SCENES
+    assert all(record.score.scored for record in records)
+    assert {len(record.episode.transcript) for record in records} == {20}
+
+
+def test_the_ledger_holds_a_line_once_for_each_table(records: list[Record], folder: Path) -> None:
+    counts: Counter[str] = Counter()
+    with closing(sqlite3.connect(folder / "ledger")) as db:
+        met: set[bytes] = set()
+        for context, settings in db.execute(
+            "SELECT context, settings FROM calls WHERE role = 'actor'"
+        ).fetchall():
+            digest: bytes | None = context
+            while digest is not None and digest not in met:
+                met.add(digest)
+                request = load_request(db, digest, settings)
+                assert request is not None
+                counts.update(lines_in(request.messages[-1]["content"], records))
+                (digest,) = db.execute(
+                    "SELECT parent FROM contexts WHERE digest = ?", (digest,)
+                ).fetchone()
+    seats = {line.text: len(r.episode.traces) for r in records for line in r.episode.transcript}
+    assert counts and all(count <= seats[text] for text, count in counts.items())
+
+
+def test_a_record_holds_a_line_at_most_once_for_each_table(
+    records: list[Record], folder: Path
+) -> None:
+    for line in (folder / "episodes.jsonl").read_text().splitlines():
+        episode = json.loads(line)["episode"]
+        texts = [message["text"] for message in episode["messages"]]
+        counts = Counter(text for words in texts for text in lines_in(words, records))
+        assert counts and max(counts.values()) <= len(episode["traces"])
+    read = {record.key: record for record in load_records(folder / "episodes.jsonl")}
+    assert read == {record.key: record for record in records}
+
+
+def test_contexts_that_stand_whole_are_read_as_well(records: list[Record], folder: Path) -> None:
+    """As every record had them once."""
+    path = folder / "whole.jsonl"
+    path.write_text(json.dumps(TypeAdapter(Record).dump_python(records[0], mode="json")) + "\n")
+    assert load_records(path) == [records[0]]
+
+
+def lines_in(text: str, records: list[Record]) -> list[str]:
+    every = (line.text for record in records for line in record.episode.transcript)
+    return [one for one in every if one in text]

@@ -1,10 +1,19 @@
-"""What CoSER's critics make of a scene: the published formula, missing verdicts, forged ones."""
+"""What CoSER's critics make of a scene: the published formula, missing verdicts, forged ones.
+
+Conformance: CoSER's readers, likeness, marks and scenes. `reference` gives every line's result.
+
+What it does otherwise on purpose is named below.
+
+The published circumstances ($SOULKIT_TEST_DATA), checked and played against scripted servers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +22,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.tasks.coser.anchors import anchored
-from soulkit.tasks.coser.circumstance import ENVIRONMENT
-from soulkit.tasks.coser.flaws import ASPECTS, flaw_score, scene_value
-from soulkit.tasks.coser.speakers import END
-from soulkit.types import BatchMetric, Line, Record, Score
+from soulkit.tasks.coser.coach import scripted_environment
+from soulkit.tasks.coser.scene import (
+    END,
+    ENVIRONMENT,
+    candidates,
+    label_in,
+    speakers,
+    with_label,
+    without_bracketed,
+)
+from soulkit.tasks.coser.scoring import (
+    ASPECTS,
+    anchored,
+    flaw_score,
+    plain_bleu,
+    plain_rouge_l,
+    scene_value,
+)
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.loading import examples_to_inspect
+from soulkit.tasks.kit.selfcheck import check_task
+from soulkit.tasks.sotopia.actions import parse_json
+from soulkit.types import BatchMetric, Episode, Example, Line, Record, Score
 from tests.support.coser import (
     SCENE,
     Body,
+    book_table,
     coser,
     critics,
     names,
@@ -30,8 +58,11 @@ from tests.support.coser import (
     slug_of,
     whose_turn,
 )
-from tests.support.evaluation import FAST, records, soul, value
+from tests.support.evaluation import FAST, records, soul, start, summary, value
+from tests.support.road import run
 from tests.support.servers.openai_server import ScriptedServer
+from tests.support.vectors import Vector, assert_matches, load_vectors, vectors_folder
+from tests.tasks.coser import reference
 
 KNOWN = {"storyline_consistency": 10, "anthropomorphism": 10, "character_fidelity": 17,
          "storyline_quality": 12}  # fmt: skip
@@ -233,12 +264,258 @@ def test_there_is_no_gap_without_both_sides() -> None:
 
 
 def test_gold_is_perfect_and_wrong_is_not_by_scripted_critics() -> None:
-    from soulkit.tasks.selfcheck import nobody
+    from soulkit.tasks.kit.selfcheck import silent_cast
 
     for protocol in ("paper", "reference"):
         task, row = coser(protocol), scene_row(protocol)
         for episode, perfect, worth in (
             (task.gold(row), True, 1.0), (task.wrong(row), False, 0.0),
         ):  # fmt: skip
-            score = asyncio.run(task.score(row, episode, nobody(task, perfect)))
+            score = asyncio.run(task.score(row, episode, silent_cast(task, perfect)))
             assert score.value == pytest.approx(worth, abs=0.05)
+
+
+BACKENDS = {
+    "nltk-backend": "the dependency-free path is taken: another tokeniser gives another number",
+    "rouge-package-backend": "the dependency-free path is taken",
+    "rouge-package-recursion-error": "the dependency-free path is taken",
+}
+JUDGED = {
+    "judge-failure-becomes-zero": "a failed judge leaves the scene unscored",
+    "think-format-halves-reward": "all that the characters of a scene do has one reward",
+    "fraction-truncated-toward-zero": "a fraction is no mark",
+    "boolean-counts-as-one": "a truth value is no mark",
+}
+FORMULAS = {"parse_json", "evaluate"}
+"""What no command runs."""
+SEEDS = 12
+"""Enough to draw either of two candidates."""
+
+
+def family(name: str, of: str, **options: Any) -> list[Any]:
+    """The lines of one function; the others are another test's."""
+    params = load_vectors(name, formula=FORMULAS, **options)
+    return [p for p in params if p.values[0] is None or p.values[0].family == of]
+
+
+@pytest.mark.parametrize("vector", load_vectors("coser.parse", formula=FORMULAS))
+def test_parse(vector: Vector) -> None:
+    text = vector.input["text"]
+    match vector.family:
+        case "remove_inner_thoughts":
+            actual: Any = None if text is None else without_bracketed(text)
+        case "add_speaker_name":
+            actual = None if text is None else with_label(text, vector.input["speaker"])
+        case "extract_nsp":
+            actual = label_in(text)
+        case _:
+            actual = parse_json(text)
+    assert_matches(actual, vector.expected["result"])
+
+
+@pytest.mark.parametrize("vector", load_vectors("coser.lexical", differ=BACKENDS))
+def test_likeness(vector: Vector) -> None:
+    inputs, expected = vector.input, vector.expected
+    if vector.family == "bleu_rouge":
+        actual: Any = reference.likeness_of(
+            inputs["reference"], inputs["simulation"], inputs["continue_from"]
+        )
+        return assert_matches(actual, expected)
+    if inputs["backend"] == "nltk_tokens":
+        actual = reference.unsmoothed_bleu(inputs["reference_tokens"], inputs["simulation_tokens"])
+    else:
+        measure = plain_bleu if vector.family == "bleu" else plain_rouge_l
+        actual = measure(inputs["reference"], inputs["simulation"])
+    return assert_matches(actual, expected["result"])
+
+
+@cache
+def default_circumstance() -> dict[str, Any]:
+    path = vectors_folder() / "coser.judged.jsonl"
+    lines = map(json.loads, path.read_text("utf-8").splitlines())
+    shared = next(one["input"] for one in lines if "fixture" in one.get("quirk", ""))
+    circumstance: dict[str, Any] = shared["circumstance"]
+    return circumstance
+
+
+def row_of(vector: Vector) -> Example:
+    row = dict(vector.input["row"])
+    circumstance = row["circumstance"]
+    if circumstance == "@default":
+        row["circumstance"] = default_circumstance()
+    elif "@default_with" in circumstance:
+        row["circumstance"] = {**default_circumstance(), **circumstance["@default_with"]}
+    return coser("reference").example(row)
+
+
+def outcome(vector: Vector, row: Example, seed: int) -> tuple[Episode, Score, int]:
+    """(the scene, its score, questions to the judge), over HTTP."""
+    replies = {name: iter(vector.input[f"{name}_outputs"])
+               for name in ("character", "nsp", "environment")}  # fmt: skip
+    verdicts = iter(vector.input["verdicts"])
+
+    def says(name: str) -> Any:
+        return lambda _: next(replies[name], None) or ""
+
+    def judge(_: Body) -> str:
+        verdict = next(verdicts, None)
+        return json.dumps(verdict) if verdict else ""
+
+    task = coser("reference")
+    with book_table(
+        says("character"), predictor=says("nsp"), surroundings=says("environment"), judge=judge
+    ) as (cast, requests):
+
+        async def both() -> tuple[Episode, Score]:
+            episode = await task.play(row, cast, Rollout(seed=seed))
+            return episode, await task.score(row, episode, cast)
+
+        episode, score = run(cast, both())
+        return episode, score, sum(body["model"] == "judge" for body in requests)
+
+
+def conversation(vector: Vector) -> list[tuple[str, str]]:
+    lines = vector.expected["conversation"]
+    return [(one["role"], one["content"]) for one in lines if one["role"] != "NSP"]
+
+
+def fitting(vector: Vector, row: Example) -> tuple[Episode, Score, int]:
+    """The outcome under the first seed that draws what the line drew; else under the last."""
+    for seed in range(SEEDS):
+        last = outcome(vector, row, seed)
+        heard_lines = [(line.seat, line.text) for line in last[0].transcript]
+        if "conversation" not in vector.expected or heard_lines == conversation(vector):
+            break
+    return last
+
+
+@pytest.mark.parametrize("vector", family("coser.judged", "", differ=JUDGED))
+def test_scenes_and_marks(vector: Vector) -> None:
+    row, expected = row_of(vector), vector.expected
+    episode, score, judge_calls = fitting(vector, row)
+    if "conversation" in expected:
+        lines = [(line.seat, line.text) for line in episode.transcript]
+        assert lines == conversation(vector)
+        for place, drawn in enumerate(expected["random_candidates"]):
+            assert drawn in all_draws(row), place
+        fallbacks = episode.notes.get("next_speaker", {"fallback": 0})["fallback"]
+        assert fallbacks >= len(expected["random_candidates"])
+    traces = {trace.seat for trace in episode.traces if any(t.completion.text for t in trace.turns)}
+    assert len(traces) == expected["n_outputs"] and judge_calls == expected["judge_calls"]
+    assert traces == set(expected["outputs"])
+    if not expected["n_outputs"]:
+        return
+    metrics = expected["metrics"]
+    assert_matches(score.value, expected["reward"])
+    assert_matches(score.reward, metrics["coser/reward"])
+    assert set(expected["outputs"].values()) == {expected["reward"]}
+    measured = {f"coser/{aspect.title}": score.metrics[slug] for slug, aspect in ASPECTS.items()}
+    measured |= {f"coser/{name}": score.metrics[name] for name in ("bleu", "rouge_l")}
+    assert_matches(measured, {name: metrics[name] for name in measured})
+
+
+def all_draws(row: Example) -> list[list[str]]:
+    """From whom one is drawn after each speaker, in order of names."""
+    names = speakers(row.fields)
+    preferred = [*row.fields["major_characters"], ENVIRONMENT]
+    return [sorted(candidates(names, preferred, name, 0).drawn_from) for name in names]
+
+
+@pytest.mark.parametrize("vector", family("coser.judged", "evaluate"))
+def test_a_judge_of_free_text(vector: Vector) -> None:
+    row, texts, calls = row_of(vector), iter(vector.input["judge_texts"]), 0
+
+    def ask() -> str:
+        nonlocal calls
+        calls += 1
+        return next(texts, "")
+
+    actual = reference.evaluate(row.fields, vector.input, ask)
+    assert_matches({**actual, "calls": calls}, vector.expected)
+
+
+FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "coser"
+
+
+def original(name: str) -> Path:
+    path = FOLDER / name
+    if not path.is_file():
+        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
+    return path
+
+
+def served(body: Body) -> str:
+    if body["model"] == "judge":
+        return critics({"anthropomorphism": 9})(body)
+    if body["model"] == "environment":
+        return scripted_environment(body["messages"])
+    return "[Not a word of it.] (steps closer) Then tell me what you would do in my place."
+
+
+def evaluate(out: Path, file: Path, *options: str) -> None:
+    with ScriptedServer(answer=served) as server:
+        url = server.base_url
+        code = soul(
+            "eval", "api", "--model", "actor", "--base-url", url, "--task", "coser", "--data",
+            f"coser={file}", "--environment", f"endpoint:environment@{url}", "--judge",
+            f"endpoint:judge@{url}", "--out", out, *FAST, *options,
+        )  # fmt: skip
+    assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+def test_twenty_published_golds_pass(protocol: str) -> None:
+    task = coser(protocol)
+    report = check_task(task, examples_to_inspect(task, str(original("sample_20.jsonl"))))
+    assert (report.rows, report.gold_fails, report.wrong_passes, report.breaks, report.bad) == (
+        20, (), (), (), (),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_two_hundred_circumstances_play_to_their_ends(tmp_path: Path) -> None:
+    evaluate(tmp_path / "run", original("test_set.json"))
+    played = records(tmp_path / "run")
+    assert len(played) == 200 and all(record.score.scored for record in played)
+    assert {record.tags["tag"] for record in played} == {"id", "ood"}
+    for record in played:
+        episode, metrics = record.episode, record.score.metrics
+        assert episode.stop in ("ended", "max_rounds") and 6 <= len(episode.transcript) <= 20
+        speakers = {line.seat for line in episode.transcript} - {ENVIRONMENT}
+        assert {trace.seat for trace in episode.traces} == speakers
+        assert metrics["next_speaker/fallback"] == 0.0
+        assert not any("Not a word" in line.text for line in episode.transcript)
+    batch = summary(tmp_path / "run")["tasks"]["coser"]
+    assert batch["in_distribution"]["n"] == batch["out_of_distribution"]["n"] == 100
+    assert batch["distribution_gap"]["n_scored"] == 200
+
+
+@pytest.mark.slow
+def test_the_reference_plays_them_as_well(tmp_path: Path) -> None:
+    evaluate(tmp_path / "run", original("sample_20.jsonl"), "--protocol", "reference")
+    played = records(tmp_path / "run")
+    assert len(played) == 20 and {record.score.value for record in played} == {1.0}
+    assert all(len(record.episode.transcript) <= 10 for record in played)
+
+
+@pytest.mark.slow
+def test_made_scenes_play_with_the_served_script(tmp_path: Path) -> None:
+    """The command as a process of its own speaks for the surroundings of made rows."""
+    served_script = start("serve", "partner", "coser", "--port", 0)
+    try:
+        assert served_script.stdout is not None
+        url = served_script.stdout.readline().strip()
+        with ScriptedServer(answer=served) as server:
+            code = soul(
+                "eval", "api", "--model", "actor", "--base-url", server.base_url, "--task", "coser",
+                "--data", "synth:3", "--environment", f"endpoint:scripted-environment@{url}",
+                "--judge", f"endpoint:judge@{server.base_url}", "--out", tmp_path / "run", *FAST,
+            )  # fmt: skip
+        assert code == 0
+    finally:
+        served_script.terminate()
+        served_script.communicate()
+    for record in records(tmp_path / "run"):
+        assert record.score.scored and len(record.episode.transcript) >= 6
+        assert record.score.metrics["next_speaker/fallback"] == 0.0

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
-from soulkit.metrics.ngrams import z_score
 from soulkit.metrics.student import t_quantile
-from soulkit.tasks.mirrorbench.lexical import MEASURES
+from soulkit.metrics.text import z_score
+from soulkit.tasks.mirrorbench.conversations import MEASURES
 from soulkit.tasks.mirrorbench.reference import clipped_score
 
 _BLOCK = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)

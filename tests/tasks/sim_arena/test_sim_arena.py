@@ -1,23 +1,37 @@
-"""SimulatorArena over HTTP: how a person is played, who sees what, and what becomes of failures."""
+"""SimulatorArena over HTTP: how a person is played, who sees what, and what becomes of failures.
+
+SimulatorArena's feedback: what a coach hears, what must not be said, rules, refined rollouts.
+
+SimulatorArena by the commands: replies at their limit, real files, a kill, a training run.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from soulkit.data.files import read_rows
 from soulkit.errors import ConfigError
+from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Panel
+from soulkit.models.local.sampler import LocalModel
+from soulkit.play.engine import FeedbackPolicy
 from soulkit.play.plan import PlayerTerms, Work, plan_work
-from soulkit.tasks.base import Rollout
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.sim_arena.play import read_utterance
 from soulkit.tasks.sim_arena.task import FINAL_DOCUMENT
-from soulkit.tasks.sim_arena.turns import read_utterance
-from soulkit.types import Record, Score
+from soulkit.train.objectives.sequences import copied_spans, emitted_spans
+from soulkit.types import Feedback, Record, Score, Trace
 from tests.support.arena import (
     FEATURE,
     LESSON,
@@ -34,8 +48,9 @@ from tests.support.arena import (
     verdicts,
     walked,
 )
+from tests.support.evaluation import records, soul, summary
 from tests.support.road import run, synth_examples
-from tests.support.servers.openai_server import Body, Fault
+from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.servers.verdicts import answer as by_schema
 
 PROTOCOLS = ("paper", "reference")
@@ -409,3 +424,332 @@ def test_a_canary_says_its_text_and_nothing_else(name: str) -> None:
     with table(judge=verdicts(writing=1, interaction=1, document=1)) as (cast, requests):
         score = run(cast, arena(name).judged(example(name), episode, cast))
     assert score.scored and score.status == "ok" and by(requests, "judge")
+
+
+QUOTE = "oh so minus three on both sides then"
+
+
+def remarks(task: Any, row: Any, replies: list[str]) -> str:
+    text = task.explain(row, task.scripted(row, replies), None)
+    assert isinstance(text, str)
+    return text
+
+
+def test_the_coach_hears_the_judges_and_not_the_person() -> None:
+    prompts: list[str] = []
+
+    def coach(body: Body) -> str:
+        prompts.append(str(body["messages"][0]["content"]))
+        return "Write in small letters.\n\nAsk for one step at a time."
+
+    why = f"Far too formal for this student. They write “{QUOTE}”. No doubts show."
+    (draft, refined), requests = walked(
+        judge=verdicts(writing=2, why=why), coach=coach, feedback=FeedbackPolicy()
+    )
+    (prompt,) = prompts
+    assert "Far too formal for this student." in prompt and "No doubts show." in prompt
+    assert QUOTE not in prompt and "550" not in prompt
+    assert "how do i start" in prompt, "the attempt"
+    assert "the manner of writing: 2.0 on a scale from 1 to 5" in prompt
+    assert draft.received is not None and not draft.received.leak
+    assert refined.kind == "refined" and refined.score.value == refined.score.reward
+    opening = refined.episode.traces[0].turns[0].context[0]
+    assert opening.text.endswith("Write in small letters.\n\nAsk for one step at a time.")
+    assert opening.bare == draft.episode.traces[0].turns[0].context[0].text
+    draft_questions = {purpose(body) for body in by(requests, "judge")}
+    assert len(by(requests, "judge")) == 2 * len(draft_questions), "one judge for both"
+
+
+def test_the_document_of_a_refined_conversation_is_asked_for_and_rated_too() -> None:
+    (draft, refined), requests = walked(
+        "sim_doc", actor=student(2), coach="Be brief.", feedback=FeedbackPolicy()
+    )
+    assert {"final_document"} <= set(draft.episode.notes) & set(refined.episode.notes)
+    assert len([b for b in by(requests, "judge") if purpose(b) == "document"]) == 2
+    assert refined.score.metrics["document/rating"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("text", "leak"),
+    [
+        (f"Say something like “{QUOTE}”.", "gold_reference"),
+        ("You should arrive at 550 in the end.", "private_text"),
+        ("Your similarity score was low.", "rubric_words"),
+        ("Write in small letters, leave out full stops, and ask for one step at a time.", ""),
+        ("Say that you are stuck where 2x + 3 = 1103 has to be solved.", ""),
+    ],
+)
+def test_what_must_not_be_said_to_the_actor(text: str, leak: str) -> None:
+    view = arena().leak_view(example())
+    assert check_leak(Feedback(text=text, author="coach"), view).leak == leak
+
+
+def test_one_whole_message_is_a_leak_however_long_the_conversation_was() -> None:
+    talk = [f"so {n} what should come now with term {n}" for n in range(20)]
+    row = example(human_user_queries=[*talk, "lemme check my notes first", "ty so much"])
+    for text, leak in [("Say: lemme check my notes first.", "gold_reference"),
+                       ("End with ty so much.", ""), ("Check your work first.", "")]:  # fmt: skip
+        view = arena().leak_view(row)
+        assert check_leak(Feedback(text=text, author="coach"), view).leak == leak, text
+
+
+LONG = "Response: " + "so I was thinking about this for quite some time and now " * 3
+
+
+@pytest.mark.parametrize(
+    ("replies", "remark"),
+    [
+        (["how do i start", PHRASE], "not in the form"),
+        (["Query: how do i even start here", ""], "held nothing"),
+        ([PHRASE], "Nothing was said"),
+        (["Query: how", LONG, LONG.upper()], "far longer"),
+        (["Query: go", "Response: ok", PHRASE], "far shorter"),
+        (["Query: Where do I begin?", "Response: I see it.", PHRASE], "seldom begins a message"),
+        (["Query: same words again here", "Response: same words again here"], "came twice"),
+        ([f"Query: {i} what would you do at this point" for i in range(8)], "never ended"),
+    ],
+)
+def test_rules_remark_on_the_draft(replies: list[str], remark: str) -> None:
+    text = remarks(arena(), example(), replies)
+    assert remark in text
+    assert not check_leak(Feedback(text=text, author="symbolic"), arena().leak_view(example())).leak
+
+
+def test_a_message_of_nothing_but_marks_is_remarked_on_at_once() -> None:
+    task, row = arena(), example()
+    start = time.process_time()
+    text = remarks(task, row, ["Query: " + "!" * 300_000 + "a", PHRASE])
+    # A search that tries every mark anew takes a quarter of an hour for this one.
+    assert time.process_time() - start < 5
+    assert "ends messages with a mark" not in text
+    assert "seldom ends a message" in remarks(task, row, ["Query: help me (now!)", PHRASE])
+
+
+def test_rules_remark_on_a_copied_problem_and_an_early_end() -> None:
+    problem = "A garden is four metres longer than it is wide and its fence is long."
+    row = example(problem=problem, human_user_queries=["a b c d e"] * 6)
+    text = remarks(arena(), row, [f"Query: {problem}", PHRASE])
+    assert "copied what lies before" in text and "content far sooner" in text
+
+
+@pytest.mark.parametrize("name", ["sim_math", "sim_doc"])
+def test_feedback_by_rules_leaks_on_no_made_row(name: str) -> None:
+    task = arena(name)
+    for row in synth_examples(name, 30):
+        for draft in (None, task.wrong(row), task.gold(row)):
+            text = task.explain(row, draft, None)
+            assert text
+            assert not check_leak(
+                Feedback(text=text, author="symbolic"), task.leak_view(row)
+            ).leak, text
+
+
+def test_feedback_without_a_coach_comes_from_rules() -> None:
+    (draft, refined), _ = walked(feedback=FeedbackPolicy())
+    assert draft.received is not None and draft.received.author == "symbolic"
+    assert refined.given == draft.received
+
+
+def test_the_reference_gives_nobody_feedback() -> None:
+    task = arena(protocol="reference")
+    for value in (0.0, 0.5, 1.0):
+        assert not task.gate(Score(value=value, reward=value), 0)
+        assert arena().gate(Score(value=value, reward=value), 0) == (value < 1.0)
+
+
+def test_a_judge_that_quotes_the_person_in_part_is_not_passed_on() -> None:
+    seen: list[str] = []
+
+    def coach(body: Body) -> str:
+        seen.append(str(body["messages"][0]["content"]))
+        return "Be brief."
+
+    short = {**LESSON, "human_user_queries": ["thx mate", "lemme try again"]}
+    row = arena().example(short)
+    judge = verdicts(why="The real one says thx mate. Warmer in tone.")
+    walked(row=row, judge=judge, coach=coach, feedback=FeedbackPolicy())
+    assert "Warmer in tone." in seen[0] and "thx mate" not in seen[0]
+    assert record().score.scored
+
+
+DATA = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "simulatorarena"
+LESSONS = DATA / "math_tutoring_annotations_redacted_for_benchmarking.json"
+DOCUMENTS = DATA / "document_creation_annotations_for_benchmarking.json"
+real = pytest.mark.skipif(
+    not DOCUMENTS.is_file(), reason="no original files ($SOULKIT_TEST_DATA names their folder)"
+)
+
+
+def everybody(actor: Callable[[Body], str], judge: Callable[[Body], str] | None = None) -> Any:
+    """Actor, assistant, judge and coach behind one address, told apart by their names."""
+    score = judge or verdicts(writing=4, interaction=3)
+
+    def answer(body: Body) -> str:
+        match str(body["model"]):
+            case "partner":
+                return "Tell me more."
+            case "coach":
+                return "Write in small letters. Stop soon."
+            case "judge":
+                return score(body)
+        return actor(body)
+
+    return answer
+
+
+def evaluated(out: Path, name: str, data: object, url: str, *arguments: object) -> int:
+    players = [option for role in ("partner", "judge")
+               for option in (f"--{role}", f"endpoint:{role}@{url}")]  # fmt: skip
+    return soul(
+        "eval", "api", "--model", "m", "--base-url", url, "--task", name, "--data",
+        f"{name}={data}", "--out", out, "--backoff", "0", *players, *arguments,
+    )  # fmt: skip
+
+
+def likeness(prompt: str) -> float:
+    """Which share of all words that the student or the program wrote both of them wrote."""
+    real, program = (
+        set(
+            re.findall(
+                r"\w+", " ".join(re.findall(r"^Student: (.*)", part, re.MULTILINE)).casefold()
+            )
+        )
+        for part in re.findall(r"<(?:real|program) \w+>\n(.*?)\n</", prompt, re.DOTALL)
+    )
+    return len(real & program) / len(real | program)
+
+
+def test_replies_at_their_limit_widen_the_bounds_and_fail_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedServer(answer=everybody(lambda _: "Message: Query: " + "word " * 30)) as server:
+        code = evaluated(tmp_path / "run", "sim_doc", "synth:4", server.base_url,
+                         "--max-tokens", 8)  # fmt: skip
+    assert code == 1 and "episodes are truncated" in capsys.readouterr().err
+    told = summary(tmp_path / "run")
+    assert told["statuses"] == {"sim_doc": {"truncated": 4}}
+    value = told["tasks"]["sim_doc"]["value"]
+    assert (value["worst"], value["best"]) == (0.0, 1.0) and 0 < value["mean"] < 1
+
+
+@pytest.mark.slow
+@real
+def test_the_real_documents_are_played_and_resumed(tmp_path: Path) -> None:
+    out, rows = tmp_path / "run", tmp_path / "doc.jsonl"
+    assert soul("data", "import", "sim_doc", DOCUMENTS, "-o", rows) == 0
+    broken = [True]
+
+    def judge(body: Body) -> str:
+        name = purpose(body)
+        lost = broken[0] and name == "document" and "email" in str(body["messages"])
+        return "" if lost else verdicts()(body)
+
+    with ScriptedServer(answer=everybody(student(3), judge)) as server:
+        assert evaluated(out, "sim_doc", rows, server.base_url) == 1
+        lost = [r for r in records(out) if not r.score.scored]
+        assert len(lost) >= 17 and {r.score.reason for r in lost} == {"judge_error"}
+        assert all(r.episode.notes["final_document"] == "Tell me more." for r in lost)
+        broken[0], before = False, len(server.requests)
+        assert evaluated(out, "sim_doc", rows, server.base_url) == 0
+        questions = [b for b in server.requests if b["model"] == "judge"]
+        again = [b for b in server.requests[before:] if b["model"] != "judge"]
+    assert not again, "what was said stays said, the document included"
+    assert len({str(b["messages"][0]) for b in questions}) == 3 * 51, "no row has features"
+    told = summary(out)["tasks"]["sim_doc"]
+    assert told["value"]["mean"] == pytest.approx((0.8 + 4 / 5 + 3 / 5) / 3)
+    assert told["similarity/some_parts"]["n"] == 51 and "similarity/all_parts" not in told
+    similarity = told["similarity"]
+    assert similarity["mean"] is None and "parts/features_writing" not in told
+    assert set(similarity["missing"]) == {"writing features", "interaction features"}
+
+
+@pytest.mark.slow
+@real
+def test_the_real_lessons_are_played_and_their_people_are_known_again(tmp_path: Path) -> None:
+    """With stand-ins for the problems, which the release lacks; the judge counts words."""
+    lessons = restored(tmp_path)
+    rows = tmp_path / "math.jsonl"
+    assert soul("data", "import", "sim_math", lessons, "-o", rows) == 2, "one begins blank"
+    people = {r["problem"]: r["human_user_queries"] for r in map(json.loads, rows.open())}
+
+    def itself(body: Body) -> str:
+        opening = str(body["messages"][1]["content"])
+        messages = next(m for problem, m in people.items() if problem in opening)
+        spoken = sum(message["role"] == "assistant" for message in body["messages"])
+        return f"Query: {messages[spoken]}" if spoken < len(messages) else PHRASE
+
+    def judge(body: Body) -> str:
+        grade = 1 + 4 * likeness(str(body["messages"][0]["content"]))
+        return verdicts(writing=grade, interaction=grade)(body)
+
+    means = {}
+    for name, actor in (("itself", itself), ("other", student(3))):
+        with ScriptedServer(answer=everybody(actor, judge)) as server:
+            assert evaluated(tmp_path / name, "sim_math", rows, server.base_url) == 0
+        assert len(records(tmp_path / name)) == 49
+        means[name] = summary(tmp_path / name)["tasks"]["sim_math"]["value"]["mean"]
+    assert means["itself"] > 0.9 > means["other"] + 0.1
+
+
+def restored(folder: Path) -> Path:
+    """The redacted lessons with a stand-in for each problem beside them."""
+    lessons = [row.fields for row in read_rows(LESSONS)[0]]
+    for number, lesson in enumerate(lessons):
+        place = folder / "MATH" / str(lesson["question_location"])
+        place.parent.mkdir(parents=True, exist_ok=True)
+        stand_in = {"problem": f"Stand-in number {number}.", "solution": "Not known."}
+        place.write_text(json.dumps(stand_in))
+    path = folder / LESSONS.name
+    path.write_text(json.dumps(lessons))
+    return path
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def removed(long: Sequence[int], short: Sequence[int]) -> tuple[int, ...]:
+    """The one run of ids that `short` lacks; fails when they differ otherwise."""
+    gap = len(long) - len(short)
+    place = next((i for i, (a, b) in enumerate(zip(long, short, strict=False)) if a != b), None)
+    start = len(short) if place is None else place
+    assert gap > 0 and (*long[:start], *long[start + gap :]) == tuple(short)
+    return tuple(long[start : start + gap])
+
+
+def trained_ids(trace: Trace) -> list[int]:
+    return [i for span in emitted_spans(trace)
+            for i, trained in zip(span.ids, span.trained, strict=True) if trained]  # fmt: skip
+
+
+def of_kind(plays: Sequence[Record], kind: str) -> list[Record]:
+    return [play for play in plays if play.kind == kind and play.score.scored]
+
+
+@pytest.mark.slow
+def test_three_steps_of_training_train_what_was_said(tmp_path: Path) -> None:
+    warm, out = tmp_path / "warm", tmp_path / "run"
+    rows = ("--task", "sim_math", "--data", "sim_math=synth:6")
+    assert soul("train", "sft", "--full", "--model", "tiny", *rows, "--steps", 15, "--batch", 6,
+                "--lr", 4e-3, "--out", warm, "--json") == 0  # fmt: skip
+    judge = lambda body: verdicts(writing=1 + len(str(body["messages"])) % 5)(body)  # noqa: E731
+    with ScriptedServer(answer=everybody(student(2), judge)) as server:
+        who = [o for role in ("judge", "partner", "coach")
+               for o in (f"--{role}", f"endpoint:{role}@{server.base_url}")]  # fmt: skip
+        assert soul("train", "ditto", "--model", warm / "model", *rows, *who, "--steps", 3,
+                    "--prompts", 2, "--group-size", 2, "--max-tokens", 24, "--lora-r", 4,
+                    "--out", out, "--json") == 0  # fmt: skip
+    plays, renderer = records(out), LocalModel.load(warm / "model").renderer()
+    assert {play.step for play in plays} == {0, 1, 2}
+    assert of_kind(plays, "draft") and of_kind(plays, "refined")
+    for play in [*of_kind(plays, "draft"), *of_kind(plays, "refined")]:
+        (trace,) = play.episode.traces
+        assert trace.seat == "student"
+        emitted = [i for turn in trace.turns for i in turn.completion.token_ids]
+        assert trained_ids(trace) == emitted
+    for play in of_kind(plays, "refined"):
+        (trace,) = play.episode.traces
+        pairs = zip(emitted_spans(trace), copied_spans(trace, renderer), strict=True)
+        for refined, copy in pairs:
+            hint = removed(refined.ids, copy.ids)
+            assert copy.trained == refined.trained[len(hint) :] and copy.sampler == refined.sampler
+        assert play.given is not None and play.given.author == "coach"

@@ -1,19 +1,34 @@
-"""SocSci210: numbers read from answers, scales, rewritten requests, batch metrics, gold, leaks."""
+"""SocSci210: numbers read from answers, scales, rewritten requests, batch metrics, gold, leaks.
+
+SocSci210's instruction layout: small files written here, and the real sample where it lies.
+
+Conformance: SocSci210's answers and rewards; every vector in both protocols.
+
+`paper` gives the same value unless one of DEPARTURES says why not.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from soulkit.data.files import RawRow
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
-from soulkit.tasks.socsci210.scales import Scale, read_scale
+from soulkit.tasks.kit.loading import to_examples
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.socsci210.data import Scale, read_scale
 from soulkit.tasks.socsci210.task import asked_openly
 from soulkit.types import Episode, Failure, Feedback, Record, Score, unscored
-from tests.support.road import batch_values, score_text, synth_examples, task_of
+from tests.support.letters import THINKING, logged
+from tests.support.road import batch_values, import_rows, score_text, synth_examples, task_of
+from tests.support.vectors import Vector, assert_matches, load_vectors
 
 ROW: dict[str, Any] = {
     "prompt_text": "A roofer, 40. How fair? Only return an integer from 1 to 7, nothing else.",
@@ -212,3 +227,128 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
     gold = task.gold_text(example)
     leak = Feedback(text=f"They said {gold}.", author="symbolic")
     assert check_leak(leak, task.leak_view(example)).leak
+
+
+SAMPLE = (
+    Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "socsci210/test_1pct.sample_200.jsonl"
+)
+
+
+def raw_record(scenario: str, output: str, **more: object) -> dict[str, object]:
+    text = f"Demographics: Age: 40; Job: roofer\n\nScenario: {scenario}"
+    return {"instruction": "Predict.", "input": text, "output": output, "study_id": "s1",
+            "condition_num": 2, **more}  # fmt: skip
+
+
+def write(folder: Path, *rows: object) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_record_becomes_a_row_with_its_scale(tmp_path: Path) -> None:
+    question = "How? Only return an integer from 1 to 5, where 1 means no and 5 means yes."
+    imports = import_rows("socsci210", write(tmp_path, raw_record(question, "Response: 4")))
+    (row,) = imports.rows
+    assert row["prompt_text"].startswith("Demographics: Age: 40")
+    assert (row["persona"], row["response"]) == ("Age: 40; Job: roofer", 4)
+    assert (row["r_min"], row["r_max"], row["response_type"]) == (1, 5, "ordinal")
+    assert (row["study_id"], row["condition_id"], row["index"]) == ("s1", 2, 0)
+    assert row["provenance"] == "rows.jsonl:1" and row["licence"]
+
+
+def test_what_cannot_be_valued_is_bad_with_its_reason(tmp_path: Path) -> None:
+    scale = "How? Only return an integer from 1 to 5."
+    path = write(tmp_path, raw_record(scale, "Response: 4"), raw_record(scale, "Response: 9"),
+                 raw_record("How many dollars?", "Response: 4"), raw_record(scale, "none"),
+                 {"input": " ", "output": "Response: 1"})  # fmt: skip
+    imports = import_rows("socsci210", path)
+    assert len(imports.rows) == 1
+    assert [bad.source for bad in imports.bad] == [f"rows.jsonl:{n}" for n in (2, 3, 4, 5)]
+    whys = " / ".join(bad.why for bad in imports.bad)
+    for words in ("off the scale from 1 to 5", "states no scale", "no number", "no text under"):
+        assert words in whys
+
+
+def test_another_file_is_refused_as_a_whole(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not of the original format"):
+        import_rows("socsci210", write(tmp_path, {"study_id": "s", "conditions": {}}))
+
+
+@pytest.mark.skipif(not SAMPLE.is_file(), reason="no original file ($SOULKIT_TEST_DATA)")
+def test_the_real_sample_imports_renders_and_passes_the_gold_check() -> None:
+    imports = import_rows("socsci210", SAMPLE)
+    assert (len(imports.rows), len(imports.bad)) == (188, 12)
+    reasons = [bad.why for bad in imports.bad]
+    assert sum("states no scale" in why for why in reasons) == 6
+    assert sum("off the scale" in why for why in reasons) == 6
+    for protocol in ("paper", "reference"):
+        task = load_registry().task("socsci210", protocol)  # type: ignore[arg-type]
+        loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
+        assert (len(loaded.examples) + loaded.duplicates, loaded.bad) == (188, ())
+        assert len({example.cluster for example in loaded.examples}) == 19
+        for example in loaded.examples:
+            text = task.preview(example)[0].text
+            assert "Scenario:" in text and "nothing else" not in text
+            answer, status = task.read(example, task.gold_completion(example))  # type: ignore[attr-defined]
+            assert status == "ok"
+            assert task.grade(example, answer) == 1  # type: ignore[attr-defined]
+
+
+DEPARTURES = {
+    **THINKING,
+    "first-tag-wins": "the last tag decides",
+    "gold-truncated": "a fraction is no point of a list of options: a bad row",
+    "out-of-range-clamped": "a number off the scale is no answer",
+    "unicode-casefold-letter": "letters are normalised before they are read",
+}
+
+
+def answer_of(score: Score) -> float | None:
+    return float(score.words) if score.words else None
+
+
+@pytest.mark.parametrize("vector", load_vectors("socsci210.choice"))
+def test_reference(vector: Vector) -> None:
+    task = task_of("socsci210", "reference")
+    if vector.raises:
+        bounds = [vector.input["row"].get(name, 0) for name in ("r_min", "r_max")]
+        if None in bounds:
+            pytest.skip("a bound that is null counts as absent: joined files are full of nulls")
+        with pytest.raises(DataError):
+            task.example(vector.input["row"])
+        return
+    output = vector.input["output_text"] or ""
+    score = score_text(task, task.example(vector.input["row"]), output)
+    actual = {
+        "predicted": answer_of(score),
+        "reward": score.reward,
+        "metrics": logged("socsci210", vector, score),
+    }
+    assert_matches({**actual, "is_exact": score.metrics["exact"] == 1}, vector.expected)
+
+
+def off_the_scale(task: Any, row: dict[str, Any]) -> bool:
+    fields = task_of("socsci210", "reference").example(row).fields
+    gold = float(fields["response"])
+    return not fields["r_min"] <= gold <= fields["r_max"]
+
+
+@pytest.mark.parametrize("vector", load_vectors("socsci210.choice"))
+def test_paper(vector: Vector) -> None:
+    task, row = task_of("socsci210"), vector.input["row"]
+    try:
+        example = task.example(row)
+    except DataError:
+        assert vector.raises or "gold-truncated" in vector.quirks or off_the_scale(task, row)
+        return
+    assert not vector.raises or None in (row.get("r_min", 0), row.get("r_max", 0))
+    output = vector.input["output_text"] or ""
+    score = score_text(task, example, output)
+    nested = re.search(r"<answer>\s*<answer>", output, re.IGNORECASE)
+    unstated = row.get("r_min") is None or row.get("r_max") is None
+    if set(vector.quirks) & set(DEPARTURES) or score.status == "salvaged" or nested or unstated:
+        return  # the paper reading of these has tests of its own
+    assert score.value == pytest.approx(vector.expected["reward"])
+    if score.status == "ok":
+        assert answer_of(score) == vector.expected["predicted"]

@@ -1,7 +1,13 @@
-"""Sotopia over HTTP: how a scene runs, who sees what, and what becomes of actors that fail."""
+"""Sotopia over HTTP: how a scene runs, who sees what, and what becomes of actors that fail.
+
+`reference`: an episode may have 8,192 tokens after its prompt, whoever's words they are.
+
+Sotopia's feedback: what a coach hears, what must not be said, rules, the reference's gate.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -12,13 +18,28 @@ from hypothesis import strategies as st
 
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError, DataError
-from soulkit.play.engine import Engine, Job
-from soulkit.tasks.base import Rollout
-from soulkit.tasks.loading import to_examples
-from soulkit.tasks.selfcheck import check_task
+from soulkit.judge.leaks import check_leak
+from soulkit.models.base import Player
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.dialogue import EPISODE_TOKENS, LEAST_TOKENS, tokens_since
+from soulkit.tasks.kit.loading import to_examples
+from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.tasks.sotopia.actions import MAX_CHARS, MAX_WORDS
 from soulkit.tasks.sotopia.scores import DIMENSIONS, average
-from soulkit.types import Episode, Feedback, Score
+from soulkit.types import (
+    Call,
+    Completion,
+    Episode,
+    Feedback,
+    Record,
+    Sampling,
+    Score,
+    Segment,
+    Turn,
+)
 from tests.support.road import run, synth
 from tests.support.servers.openai_server import Fault
 from tests.support.sotopia import (
@@ -32,6 +53,7 @@ from tests.support.sotopia import (
     judged,
     ratings,
     record,
+    records,
     sotopia,
     speak,
     table,
@@ -370,3 +392,166 @@ def test_made_rows_pass_the_check_of_tasks(protocol: str) -> None:
     for kind in (report.gold_fails, report.wrong_passes, report.no_gold, report.no_wrong):
         assert kind == ()
     assert report.unscored == () == report.wrong_unread and report.bad == ()
+
+
+def played(protocol: str, partner: str, limit: int = 8192) -> tuple[Record, list[Body]]:
+    """One scene, and the actor's requests."""
+    with table(actor=in_turn([LINE] * 99), partner=partner) as (cast, requests):
+        actor = Player(cast.actor.model, Sampling(max_tokens=limit))
+        cast = type(cast)(actor=actor, partner=cast.partner, judges=cast.judges)
+        job = Job(sotopia(protocol), example(protocol))
+        (record,) = run(cast, Engine(cast).run([job], lambda record: None))
+    return record, [body for body in requests if body["model"] == "actor"]
+
+
+def limits(requests: list[Body]) -> list[int]:
+    return [body["max_tokens"] for body in requests]
+
+
+def test_a_turn_has_what_the_episode_has_left() -> None:
+    record, requests = played("reference", LINE)
+    sent = limits(requests)
+    assert sent[0] == EPISODE_TOKENS and sent == sorted(sent, reverse=True)
+    turns = [turn.completion for turn in record.episode.traces[0].turns]
+    for limit, reply in zip(sent, turns, strict=True):
+        spent = reply.usage.prompt_tokens - turns[0].usage.prompt_tokens
+        # Words are the server's tokens; those of the last line are guessed, at four bytes each.
+        assert abs(EPISODE_TOKENS - spent - limit) <= 20
+    assert record.episode.stop == "max_turns"
+
+
+def test_an_episode_without_room_stops() -> None:
+    record, requests = played("reference", "blah " * 2500)
+    assert record.episode.stop == "length" and record.score.scored
+    assert min(limits(requests)) >= LEAST_TOKENS and len(requests) < 8
+
+
+def test_a_lower_limit_of_the_users_holds() -> None:
+    _, requests = played("reference", LINE, limit=60)
+    assert set(limits(requests)) == {60}
+
+
+def test_under_paper_every_turn_has_its_own_limit() -> None:
+    _, requests = played("paper", LINE)
+    assert set(limits(requests)) == {8192}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
+    words = ["good", "morning", "how", "are", "you"]
+    folder = build_tiny(tmp_path_factory.mktemp("models") / "tiny", words, max_context=600)
+    return LocalModel.load(folder)
+
+
+def test_a_local_model_counts(local: LocalModel) -> None:
+    player = Player(local, Sampling(max_tokens=5, seed=1))
+    first = (Segment("user", "good morning"),)
+    reply = asyncio.run(player.complete(first, Call(role="actor", example_id="e")))
+    said_back = Segment("assistant", reply.text, token_ids=reply.token_ids)
+    context = (*first, said_back, Segment("user", "how are you"))
+    turns = [Turn(first, reply)]
+    assert tokens_since(player, [], first) == 0
+    between = local.prompt_length(context) - local.prompt_length(first)
+    assert tokens_since(player, turns, context) == between > len(reply.token_ids)
+
+
+def test_local_replies_have_what_the_context_leaves(local: LocalModel) -> None:
+    """Rows of one batch stop at limits of their own."""
+    actor = Player(local, Sampling(max_tokens=8192, seed=3))
+    contexts = [(Segment("user", text),) for text in ("good morning", "good morning " * 12)]
+
+    async def both() -> list[Completion]:
+        call = Call(role="actor", example_id="e")
+        return list(await asyncio.gather(*(actor.complete(one, call) for one in contexts)))
+
+    ends, local.codec.end_ids = local.codec.end_ids, frozenset()  # it never stops by itself
+    try:
+        replies = asyncio.run(both())
+    finally:
+        local.codec.end_ids = ends
+    rooms = [600 - local.prompt_length(context) for context in contexts]
+    assert [len(reply.token_ids) for reply in replies] == rooms and rooms[0] > rooms[1] > 512
+    assert {reply.stop_reason for reply in replies} == {"length"}
+
+
+def test_the_coach_hears_what_was_rated_and_nothing_of_the_other_side() -> None:
+    why = "She never asks why. He pays 250 at most, since rent is due on Friday."
+    prompts: list[str] = []
+
+    def coach(body: Body) -> str:
+        prompts.append(str(body["messages"][0]["content"]))
+        return "Ask him what stands in the way.\n\nThen name your sum. " + "word " * 500
+
+    policy = FeedbackPolicy()
+    draft, refined = records(judge=judged(ratings(why=why, goal=3)), coach=coach, feedback=policy)
+    assert "She never asks why." in prompts[0] and "Friday" not in prompts[0]
+    assert "getting what one came for (critical): 3 on a scale from 0 to 10" in prompts[0]
+    assert draft.received is not None and not draft.received.leak
+    assert draft.received.text.startswith("Ask him what stands in the way.\n\nThen")
+    assert refined.kind == "refined" and refined.score.value == refined.score.reward
+    opening = refined.episode.traces[0].turns[0].context[0]
+    assert "Then name your sum." in opening.text and "name your sum" not in str(opening.bare)
+
+
+@pytest.mark.parametrize(
+    ("text", "leak"),
+    [
+        ("He can pay 250 at most, as rent is due on Friday.", "private_text"),
+        ("Your believability suffered.", "rubric_words"),
+        ("Ask Omar Haddad about the piano and name your 300 early.", ""),
+    ],
+)
+def test_what_must_not_be_said_to_the_actor(text: str, leak: str) -> None:
+    view = sotopia().leak_view(example())
+    assert check_leak(Feedback(text=text, author="coach"), view).leak == leak
+
+
+def test_a_coach_that_never_ends_gives_nothing() -> None:
+    outcomes = records(coach="word " * 1201, feedback=FeedbackPolicy())
+    assert len(outcomes) == 1 and "1200 words" in outcomes[0].episode.notes["coach_failure"]
+
+
+@pytest.mark.parametrize(
+    ("replies", "remark"),
+    [
+        ([LINE, LINE, LEAVE], "more than once"),
+        ([speak("Hello."), LEAVE], "left before"),
+        (["Good morning!", LINE], "not the JSON object"),
+        (["", LINE], "nothing could be read"),
+        ([speak("so " * 200)], "nobody talks that long"),
+        ([speak(f"line {i}") for i in range(10)], "ran out of turns"),
+        ([speak("Nice weather.")], "Sell for at least 300"),
+    ],
+)
+def test_rules_remark_on_the_draft(replies: list[str], remark: str) -> None:
+    task, row = sotopia(), example()
+    text = task.explain(row, task.scripted(row, replies), None)
+    assert text and remark in text
+    assert not check_leak(Feedback(text=text, author="symbolic"), task.leak_view(row)).leak
+
+
+def test_rules_have_advice_without_a_draft() -> None:
+    text = sotopia().explain(example(), None, None)
+    assert text and text.startswith("You came for this: Sell for at least 300.")
+    assert not check_leak(
+        Feedback(text=text, author="symbolic"), sotopia().leak_view(example())
+    ).leak
+
+
+def test_feedback_without_a_coach_comes_from_rules() -> None:
+    draft, refined = records(actor=LEAVE, feedback=FeedbackPolicy())
+    assert draft.received is not None and draft.received.author == "symbolic"
+    assert refined.given == draft.received
+
+
+def test_the_references_gate() -> None:
+    task = sotopia("reference")
+
+    def gated(mean: float | None, low: float) -> bool:
+        return task.gate(
+            Score(value=0.1, reward=0.1, metrics={"eval_avg": mean, "hack_low": low}), 0
+        )
+
+    assert gated(4.0, 1.0) and not gated(4.1, 1.0) and not gated(2.0, 0.0)
+    assert not gated(None, 1.0)
+    assert sotopia().gate(Score(value=0.5, reward=0.5), 0)

@@ -14,8 +14,15 @@ import pytest
 from soulkit.errors import PartnerError
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.tau_usi.desk import DOMAIN, TOOLS, desk
-from soulkit.tasks.tau_usi.runtime import MadeService, RuntimeServer, RuntimeService, service_of
-from soulkit.tasks.tau_usi.tools import FormatError, ToolCall, read_agent_message
+from soulkit.tasks.tau_usi.service import (
+    FormatError,
+    MadeService,
+    RuntimeServer,
+    RuntimeService,
+    ToolCall,
+    read_agent_message,
+    service_of,
+)
 from soulkit.types import Call
 from tests.support.desk import call
 from tests.support.servers.runtime_server import DeskRuntime

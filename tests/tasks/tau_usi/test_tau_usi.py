@@ -2,6 +2,10 @@
 
 The runtime, the agent and the customer are real servers on loopback; the agent and the customer
 follow the scripts of tests/support/desk.py.
+
+The user's files: of the right shape they are read, of another they are refused in three lines.
+
+Every file here is made; those of people are not in this repository.
 """
 
 from __future__ import annotations
@@ -15,9 +19,16 @@ from typing import Any
 
 import pytest
 
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.tau_usi.features import LISTED
-from soulkit.tasks.tau_usi.survey import SURVEY
+from soulkit.errors import DataError
+from soulkit.tasks.kit.importing import import_rows
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.tau_usi.index import LISTED, SURVEY, simulation_index
+from soulkit.tasks.tau_usi.people import (
+    missing_files,
+    read_difficulty,
+    read_human_data,
+    read_lexicons,
+)
 from tests.support.desk import LISTS, answering, call, clerk, customer, write_people
 from tests.support.evaluation import records, soul, start, summary, three_lines
 from tests.support.road import synth, task_of
@@ -376,3 +387,144 @@ def test_it_stands_beside_the_axes_and_in_no_other_suite() -> None:
     named = [name for name, suite in registry.suites.items() if "tau_usi" in suite.tasks]
     assert named == ["soul-agent"]
     assert registry.suites["soul-agent"].average == ""
+
+
+BEST = {q: {"answer": max(o, key=lambda key: o[key])} for q, o in SURVEY.items()}
+
+
+def options(folder: Path, **more: str) -> dict[str, str]:
+    return {**write_people(folder, range(4)), **more}
+
+
+def test_people_come_in_batches_without_what_was_thrown_out(tmp_path: Path) -> None:
+    people = read_human_data(options(tmp_path))
+    assert people is not None and people.survey is None
+    # One entry of the second batch has keep: false.
+    assert [len(batch) for batch in people.batches] == [4, 3, 4]
+    talk = people.batches[0]["tool_library_0"]
+    assert talk.features["user_words_per_turn"] == 4  # commands of the study's page are no turns
+    assert talk.features["politeness_rate"] == 0.5
+    assert talk.success and talk.answers["reuse"] == "Maybe"
+    assert people.difficulty["tool_library_1"] == 0.3
+
+
+def test_what_is_missing_is_named_and_nothing_is_read(tmp_path: Path) -> None:
+    chosen = options(tmp_path, lexicons="")
+    assert missing_files(chosen) == ["lexicons"]
+    assert read_human_data(chosen) is None
+    assert missing_files({}) == ["human_file", "lexicons", "difficulty"]
+
+
+def test_the_models_answers_about_peoples_conversations(tmp_path: Path) -> None:
+    file = tmp_path / "survey.json"
+    file.write_text(json.dumps({"tool_library_0_ann3": {"survey": {"reuse": {"answer": "Maybe"}}}}))
+    people = read_human_data(options(tmp_path, survey_file=str(file)))
+    assert people is not None and people.survey == 100
+
+
+def test_lists_may_be_words(tmp_path: Path) -> None:
+    file = tmp_path / "lists.yaml"
+    file.write_text(json.dumps({**LISTS, "emotion_rate": ["Cross", "fed up"]}))
+    pattern = read_lexicons(str(file))["emotion_rate"]
+    assert (
+        pattern.search("i am fed up.") and pattern.search("cross") and not pattern.search("across")
+    )
+
+
+def test_difficulties_of_few_samples_say_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "map.json"
+    shares = {
+        "a_1": 0.5,
+        "a_2": {"success": 0.1, "samples": 9},
+        "a_3": {"success": 1, "samples": 10},
+    }
+    file.write_text(json.dumps(shares))
+    assert read_difficulty(str(file)) == {"a_1": 0.5, "a_3": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "words"),
+    [
+        ("lexicons", json.dumps({LISTED[0]: "a"}), "lack"),
+        ("lexicons", json.dumps({**LISTS, "pivot_rate": "(("}), "pivot_rate"),
+        ("lexicons", json.dumps({**LISTS, "pivot_rate": 3}), "pivot_rate"),
+        ("difficulty", json.dumps({"a_1": 62}), "no share"),
+        ("difficulty", "[0.5]", "another shape"),
+        ("human_file", "{}", "another shape"),
+        ("human_file", json.dumps({"retail_1": [1]}), "another shape"),
+        ("human_file", "no JSON", "cannot be read"),
+    ],
+)
+def test_files_of_another_shape_are_refused(
+    tmp_path: Path, option: str, content: str, words: str
+) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    with pytest.raises(DataError) as caught:
+        read_human_data(options(tmp_path, **{option: str(file)}))
+    assert words in caught.value.what and all(caught.value.lines())
+
+
+def test_a_file_that_is_not_there_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read_human_data(options(tmp_path, human_file=str(tmp_path / "nowhere.json")))
+    assert "human_file" in caught.value.what and "terms" in caught.value.way_out
+
+
+@pytest.mark.parametrize("samples", ["many", None, True, [93]])
+def test_samples_that_are_no_number_are_refused(tmp_path: Path, samples: Any) -> None:
+    file = tmp_path / "difficulty.json"
+    file.write_text(json.dumps({"retail_1": {"success": 0.5, "samples": samples}}))
+    with pytest.raises(DataError, match="retail_1"):
+        read_difficulty(str(file))
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [({"conversation": "hello", "reward": 1}, "conversation"), ({"reward": 1}, "conversation"),
+     ({"conversation": 7}, "conversation"),
+     ({"conversation": [{"role": "user", "content": "hello"}]}, "reward")],
+)  # fmt: skip
+def test_people_of_whom_nothing_can_be_read_are_refused(
+    tmp_path: Path, entry: dict[str, Any], expected: str
+) -> None:
+    chosen = options(tmp_path)
+    Path(chosen["human_file"]).write_text(json.dumps({"tool_library_1": entry}))
+    with pytest.raises(DataError) as caught:
+        read_human_data(chosen)
+    assert expected in caught.value.why
+
+
+def test_a_person_without_a_reward_did_not_fail(tmp_path: Path) -> None:
+    chosen = options(tmp_path)
+    file = Path(chosen["human_file"])
+    entries = json.loads(file.read_text())
+    entries["tool_library_0"]["reward"] = None
+    file.write_text(json.dumps(entries))
+    people = read_human_data(chosen)
+    assert people is not None
+    batch = people.batches[0]
+    assert batch["tool_library_0"].success is None
+    # Of the others 1 and 3 failed and 2 succeeded, as its customer did.
+    alone = simulation_index(
+        [{"tool_library_2": batch["tool_library_2"]}], [batch], people.difficulty
+    )
+    without = {"tool_library_0": batch["tool_library_0"]}
+    assert alone is not None and alone.ece == 0
+    assert simulation_index([without], [batch], people.difficulty) is None
+
+
+def test_rows_come_of_the_ids_alone_and_are_marked(tmp_path: Path) -> None:
+    file = tmp_path / "unified.json"
+    secret: dict[str, Any] = {"conversation": [{"role": "user", "content": "private words"}]}
+    ids = ("retail_12", "retail_12_ann2", "airline_3_ann3", "odd")
+    file.write_text(json.dumps(dict.fromkeys(ids, secret)))
+    imported = import_rows(task_of("tau_usi"), file)
+    assert [(row["env_name"], row["task_index"]) for row in imported.rows] == [
+        ("retail", 12), ("airline", 3),
+    ]  # fmt: skip
+    assert all(row["evaluation_only"] is True for row in imported.rows)
+    assert "private" not in json.dumps(imported.rows) and len(imported.bad) == 1
+    file.write_text('{"odd": {}}')
+    with pytest.raises(DataError):
+        import_rows(task_of("tau_usi"), file)

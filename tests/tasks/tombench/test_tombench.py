@@ -1,4 +1,10 @@
-"""ToMBench under the paper protocol: two languages, two to four options, break-downs."""
+"""ToMBench under the paper protocol: two languages, two to four options, break-downs.
+
+Conformance: ToMBench's answers and rewards in both protocols.
+
+Of the reference's failures one is not kept, in either protocol: it crashes where a model returned
+nothing at all (`null-output-crash`); here that is an empty reply and scores the minimum.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,21 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError, DataError
-from soulkit.tasks.loading import examples_from
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.loading import examples_to_inspect
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.tombench.task import ToMBench, ability_group, orders
 from soulkit.types import Failure, Record, unscored
-from tests.support.letters import assert_lessons_keep_quiet, draft_of, record, released
+from tests.support.letters import (
+    assert_lessons_keep_quiet,
+    assert_paper,
+    assert_reference,
+    draft_of,
+    reading,
+    record,
+    released,
+)
 from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
+from tests.support.vectors import Vector, load_vectors
 
 ROW: dict[str, Any] = {
     "language": "en",
@@ -197,7 +212,38 @@ def test_one_order_is_the_order_of_the_row() -> None:
 
 
 def test_rows_are_audited_as_they_are_written() -> None:
-    raw_rows = examples_from(task_of("tombench"), "synth:20", forms=False)
-    played = examples_from(task_of("tombench"), "synth:20")
+    raw_rows = examples_to_inspect(task_of("tombench"), "synth:20", forms=False)
+    played = examples_to_inspect(task_of("tombench"), "synth:20")
     assert (len(raw_rows.examples), len(played.examples)) == (20, 100)
     assert {e.id.rpartition("-")[0] for e in played.examples} == {e.id for e in raw_rows.examples}
+
+
+VECTORS = load_vectors("tombench.choice")
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_choice(vector: Vector) -> None:
+    if "null-output-crash" in vector.quirks:
+        actual = reading("tombench", "reference", vector)
+        assert (actual["reward"], actual["status"]) == (0.0, "empty")
+        return
+    if vector.raises:
+        with pytest.raises(DataError):
+            reading("tombench", "reference", vector)
+        return
+    assert_reference(reading("tombench", "reference", vector), vector, "tombench")
+    length = vector.expected["metrics"]["tombench/response_len"]
+    assert length == len((vector.input["output_text"] or "").split())
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_paper(vector: Vector) -> None:
+    gold = str(vector.input["row"].get("correct_letter") or "").strip()
+    if not gold:
+        with pytest.raises(DataError, match="none of the row's options"):
+            reading("tombench", "paper", vector)
+        return
+    if "null-output-crash" in vector.quirks:
+        assert reading("tombench", "paper", vector)["status"] == "empty"
+        return
+    assert_paper(reading("tombench", "paper", vector), vector)

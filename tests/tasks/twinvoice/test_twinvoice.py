@@ -1,4 +1,7 @@
-"""TwinVoice under the paper protocol: rows in every form, long histories, lessons, break-downs."""
+"""TwinVoice under the paper protocol: rows in every form, long histories, lessons, break-downs.
+
+Conformance: TwinVoice's answers, rewards and break-downs in both protocols.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,16 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.tasks.twinvoice.task import DIMENSIONS, misfit
-from tests.support.letters import assert_lessons_keep_quiet, draft_of, released
+from tests.support.letters import (
+    assert_lessons_keep_quiet,
+    assert_paper,
+    assert_reference,
+    draft_of,
+    reading,
+    released,
+)
 from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
+from tests.support.vectors import Vector, assert_matches, load_vectors
 from tests.tasks.twinvoice.reference import reference_aggregates
 
 ROW: dict[str, Any] = {
@@ -140,3 +151,28 @@ def test_break_downs_and_the_mean_over_dimensions() -> None:
                record("e", 0.0, dimension="narrative", kind="refined")]  # fmt: skip
     assert batch_values(task, records) == {"macro_dimension": 0.75}
     assert batch_values(task, []) == {} and reference_aggregates([None]) == {}
+
+
+@pytest.mark.parametrize("vector", load_vectors("twinvoice.choice"))
+def test_choice(vector: Vector) -> None:
+    if vector.raises:
+        with pytest.raises(DataError):
+            reading("twinvoice", "reference", vector)
+        return
+    assert_reference(reading("twinvoice", "reference", vector), vector, "twinvoice")
+
+
+@pytest.mark.parametrize("vector", load_vectors("twinvoice.choice"))
+def test_paper(vector: Vector) -> None:
+    if vector.raises or "negative-index-wraps" in vector.quirks:
+        with pytest.raises(DataError):
+            reading("twinvoice", "paper", vector)
+        return
+    assert_paper(reading("twinvoice", "paper", vector), vector)
+
+
+@pytest.mark.parametrize(
+    "vector", load_vectors("twinvoice.lexical", fns={"aggregates"}, formula={"aggregates"})
+)
+def test_aggregates(vector: Vector) -> None:
+    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

@@ -1,4 +1,9 @@
-"""UserLLM under the paper protocol: rows, the three scores, judges over HTTP."""
+"""UserLLM under the paper protocol: rows, the three scores, judges over HTTP.
+
+UserLLM's feedback: lessons that give nothing away, the reference's hints, a model coach.
+
+PRISM's files as rows: which turns, which intents, and what is said where there are none.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +16,25 @@ from typing import Any
 
 import pytest
 
+from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError, DataError
+from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.models.roles.config import RolesConfig
-from soulkit.models.roles.players import Players, cast_of
-from soulkit.play.engine import Engine, Job
-from soulkit.tasks.registry import load_registry
-from soulkit.tasks.userllm.fields import CSQA, END, read_conversation, read_reply
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players, cast_of
+from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.tasks.kit.importing import import_rows
+from soulkit.tasks.kit.loading import to_examples
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.userllm.fields import CSQA, END, NQ, PRISM, read_conversation, read_reply
 from soulkit.tasks.userllm.metrics import choices_named, tokenize
 from soulkit.tasks.userllm.task import UserLLM
-from soulkit.types import Record
+from soulkit.types import Example, Feedback, Record, Score
+from tests.support.evaluation import soul
 from tests.support.letters import released
-from tests.support.road import NO_ONE, episode_of, played_by, synth, task_of
+from tests.support.prism import conversation, utterances, write_conversations, write_lines
+from tests.support.road import NO_ONE, episode_of, played_by, synth, synth_examples, task_of
 from tests.support.servers.detector_server import DetectorServer
 from tests.support.servers.openai_server import Body, Fault
 from tests.support.userllm import (
@@ -411,3 +422,182 @@ def test_replies_are_read_without_their_thinking() -> None:
     assert read_reply(f"<THINK>{END}</THINK>hi", "paper").output == "hi"
     assert read_reply(f"“{END}”", "paper").output == END
     assert read_reply(f"😀 {END}", "paper").text == "😀"
+
+
+def drafts_of(one: Example) -> list[tuple[str, Score]]:
+    task, drafts = task_of("userllm"), []
+    texts = [task.gold_completion(one), task.wrong_completion(one), "", END]
+    if one.fields["choices"]:
+        texts += [" or ".join(one.fields["choices"][:k]) for k in (1, 2, 5)]
+    metrics = {CSQA: ("role_adherence",), NQ: ("intent_adherence",),
+               PRISM: ("intent_decomposition", "termination", "ai_detector")}  # fmt: skip
+    for text in texts:
+        for value in (0.0, 1.0):
+            numbers = dict.fromkeys(metrics[one.fields["source"]], value)
+            drafts.append((text, Score(value=value, reward=value, metrics=numbers)))
+    return drafts
+
+
+def test_lessons_give_nothing_away() -> None:
+    task, texts = task_of("userllm"), set()
+    for one in synth_examples("userllm", 60):
+        view = task.leak_view(one)
+        assert view is not None
+        lessons = [task.explain(one, episode_of(task, one, text), score)
+                   for text, score in drafts_of(one)]  # fmt: skip
+        for text in [*lessons, task.explain(one, None, None), task.rehearse(one, random.Random(1))]:
+            assert text and not check_leak(Feedback(text=text, author="symbolic"), view).leak, text
+            assert not choices_named(one.fields["choices"] or (), text, "paper") and END not in text
+            texts.add(text)
+    assert len(texts) > 12
+
+
+def test_a_lesson_knows_how_many_choices_were_named() -> None:
+    task, one = task_of("userllm"), example(QUIZ)
+    text = task.explain(
+        one, episode_of(task, one, "bank or river?"), by_rule(QUIZ, "bank or river?")
+    )
+    assert "held 2 answers" in text and "bank" not in text
+
+
+def test_words_of_a_lesson_that_are_choices_are_not_said() -> None:
+    row = {**QUIZ, "choices": ["answers", "answering", "own words", "the message"]}
+    task, one = task_of("userllm"), example(row)
+    text = task.explain(one, episode_of(task, one, "own words?"), by_rule(row, "own words?"))
+    assert text == "You are the one who asks."
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "leak"),
+    [
+        (QUIZ, "Do not mention the department store.", "private_text"),
+        (SEARCH, "A judge wants REFUSED here.", "rubric_words"),
+        (SEARCH, "You accepted what was proposed; it should be refused.", ""),
+        (FIRST, "Just write: shd i move 4 a job", "gold_reference"),
+        (LATER, f"Reply with {END} now.", "rubric_words"),
+        (LATER, "Compare the answer with what you wanted.", ""),
+    ],
+)
+def test_what_leaks(row: dict[str, Any], text: str, leak: str) -> None:
+    view = task_of("userllm").leak_view(example(row))
+    assert check_leak(Feedback(text=text, author="x"), view).leak == leak
+
+
+def test_reference_hints_name_what_they_mean() -> None:
+    task = task_of("userllm", "reference")
+
+    def hint(row: dict[str, Any], text: str, label: str = "") -> str | None:
+        one = example(row, "reference")
+        with played_by(label) as judge:
+            cast = Cast(actor=NO_ONE.actor, judges=(judge,))
+            score = asyncio.run(scored_by(task, one, text, cast))
+        hint_text: str | None = task.explain(one, episode_of(task, one, text), score)
+        return hint_text
+
+    assert "river" in (hint(QUIZ, "the bank") or "") and hint(QUIZ, "where") is None
+    assert "who painted the ceiling" in (hint(SEARCH, "ok!", "ACCEPTED") or "")
+    assert hint(SEARCH, "no!", "REFUSED") is None
+    assert END in (hint(LATER, "and then?", "HUMAN") or "")
+    words = hint(FIRST, "hey", "HUMAN") or ""
+    assert "advice, another, city, get, job, moving, new" in words and END not in words
+    assert task.leak_view(example(QUIZ, "reference")) is None
+
+
+def test_a_refined_message_is_the_draft_with_the_slot_filled() -> None:
+    prompts: list[str] = []
+
+    def actor(body: Body) -> str:
+        prompts.append(body["messages"][-1]["content"])
+        return "is it the bank" if len(prompts) == 1 else "where do i put cash"
+
+    draft, refined = walked(QUIZ, actor, None, FeedbackPolicy())[0]
+    assert (draft.score.value, refined.score.value, refined.kind) == (0.0, 1.0, "refined")
+    assert draft.received is not None and draft.received.usable
+    (before,), (after,) = (r.episode.traces[0].turns[0].context for r in (draft, refined))
+    assert before.text == prompts[0] == after.bare and after.text == prompts[1]
+    assert after.text.startswith(before.text), "the slot stands at the end"
+    assert draft.received.text in after.text and after.text != after.bare
+
+
+def test_the_published_gate_lets_every_draft_have_feedback() -> None:
+    task = task_of("userllm")
+    assert task.gate(Score(value=1.0, reward=1.0), 500)
+
+
+def test_a_model_coach_is_told_what_went_wrong_and_no_choices() -> None:
+    task, one = task_of("userllm"), example(QUIZ)
+    view = task.coach_view(one, episode_of(task, one, "the bank"), by_rule(QUIZ, "the bank"))
+    text = task.prompts.render("coach", **view)
+    assert "held an answer" in text and "river" not in text and "money" in text
+
+
+TASK = load_registry().task("userllm")
+
+
+def by_id(path: Path, **options: str) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in import_rows(TASK, path, options).rows}
+
+
+def test_a_conversation_gives_its_first_its_second_and_its_last_turn(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "conversations.jsonl",
+        [{**conversation(n, turns=turns), "intent": f"learn about it {n}"}
+         for n, turns in enumerate((1, 3))],
+    )  # fmt: skip
+    rows = by_id(path)
+    assert list(rows) == ["c0-first", "c0-end", "c1-first", "c1-second", "c1-end"]
+    assert [row["is_last_turn"] for row in rows.values()] == [False, True, False, False, True]
+    lengths = [len(row["conversation_history"]) for row in rows.values()]
+    assert lengths == [0, 2, 0, 2, 6]
+    assert list(by_id(path, turns="second")) == ["c1-second"]
+
+
+def test_the_rows_bind_and_show_the_chosen_reply_alone(tmp_path: Path) -> None:
+    records = [{**conversation(n), "intent": f"learn something {n}"} for n in range(6)]
+    path = write_lines(tmp_path / "conversations.jsonl", records)
+    rows = import_rows(TASK, path).rows
+    loaded = to_examples(TASK, [RawRow(row, str(i)) for i, row in enumerate(rows)])
+    assert loaded.bad == () and len(loaded.examples) == len(rows)
+    end = next(e for e in loaded.examples if e.fields["is_last_turn"])
+    prompt = TASK.preview(end)[0].text
+    assert "chosen." in prompt and "<|endconversation|>" in prompt
+    assert all(" chosen." in line for line in prompt.splitlines() if line.startswith("Assistant: "))
+
+
+def test_the_long_file_gives_the_same_rows(tmp_path: Path) -> None:
+    records = [{**conversation(n), "intent": "learn"} for n in range(5)]
+    long = [{**one, "intent": "learn"} for one in utterances(records)]
+    wide = by_id(write_lines(tmp_path / "conversations.jsonl", records))
+    tall = by_id(write_lines(tmp_path / "utterances.jsonl", long))
+    same = ("intent", "conversation_history", "is_last_turn", "opening_prompt")
+    assert {k: [row[n] for n in same] for k, row in tall.items()} == {
+        k: [row[n] for n in same] for k, row in wide.items()
+    }
+
+
+def test_published_files_are_refused_with_the_command_that_drafts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_conversations(tmp_path / "conversations.jsonl", 3)
+    with pytest.raises(DataError):
+        import_rows(TASK, path)
+    assert soul("data", "import", "userllm", path, "-o", tmp_path / "rows.jsonl") == 2
+    shown = capsys.readouterr().err
+    assert "none says what its person was after" in shown
+    assert f"soul data build userllm {path} --drafter WHO --filter WHO" in shown
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_records_without_an_intent_are_named_beside_those_with_one(tmp_path: Path) -> None:
+    records = [conversation(0), {**conversation(1), "intent_summary": "learn"}]
+    imported = import_rows(TASK, write_lines(tmp_path / "conversations.jsonl", records))
+    assert {row["id"].partition("-")[0] for row in imported.rows} == {"c1"}
+    assert [one.source for one in imported.bad] == ["conversations.jsonl:1"]
+    assert "soul data build" in imported.bad[0].why
+
+
+def test_chats_of_another_layout_are_no_file_to_import(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "intent": "greet"}
+    with pytest.raises(DataError) as refusal:
+        import_rows(TASK, write_lines(tmp_path / "chats.jsonl", [chat]))
+    assert "PRISM" in refusal.value.way_out

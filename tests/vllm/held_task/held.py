@@ -8,11 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 import tests
-from soulkit.judge.fence import fence
 from soulkit.judge.panel import combined, opinions, readable
+from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
 from soulkit.models.base import Cast
-from soulkit.tasks.registry import load_registry
+from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Episode, Example, Score
 
 EXAMPLE = Path(tests.__path__[0]).parent / "examples" / "judged_task" / "tasks.yaml"

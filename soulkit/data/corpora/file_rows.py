@@ -1,0 +1,566 @@
+"""The rows of local files, window by window, in an order of their own in every pass.
+
+A *stretch* is what is read and shuffled at once: at most `window` rows and about `limit` bytes. One
+pass over a .jsonl file finds its stretches, counts its rows, and takes its sha256; Parquet files
+say all but the checksum themselves. A *bundle* is read in order, because getting to its middle
+costs reading its beginning: the rows of one row group, or a file that can only be read whole
+(.json, .csv, .tsv, and chats that several records make up). A *window* holds the rows of a stretch
+as the file has them (lines, Arrow columns), which takes a fraction of the memory that Python
+objects would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from soulkit.data.chats import REPLIES, TREE, read_chats
+from soulkit.data.corpora.settings import hub_address, source_files
+from soulkit.data.files import (
+    PACKED,
+    BadRow,
+    SourcedRow,
+    empty_file,
+    parse_row_json,
+    read_rows,
+    unreadable_file,
+    write_lines,
+)
+from soulkit.errors import DataError
+
+WHOLE_FILE_LIMIT = 64 << 20
+"""Bytes of such a file, at most."""
+
+
+def is_scattered(columns: Collection[str]) -> bool:
+    """Whether these are the columns of records of which several make one conversation."""
+    names = frozenset(columns)
+    return names >= REPLIES or names >= TREE
+
+
+def check_whole(path: Path) -> None:
+    """DataError when `path` is too large to be held in memory."""
+    size = path.stat().st_size
+    if size > WHOLE_FILE_LIMIT:
+        raise DataError(
+            f"'{path}' is too large to be read as a whole: {size >> 20} MiB.",
+            f"Files of this layout are held in memory, up to {WHOLE_FILE_LIMIT >> 20} MiB.",
+            "Write it as .jsonl or .parquet, one conversation a row, or as several files.",
+        )
+
+
+def whole_rows(path: Path) -> list[SourcedRow]:
+    """Every row of a file, the unreadable ones last; several records of one chat as one row."""
+    state = path.stat()
+    return _read_whole(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read_whole(path: Path, changed_ns: int, size: int) -> list[SourcedRow]:
+    """The rows of the file as it was at that time: windows of one file are read in a row."""
+    rows, bad = read_rows(path)
+    names = frozenset(name for row in rows for name in row.fields)
+    good: list[SourcedRow] = [(row.source, row.fields) for row in rows]
+    if is_scattered(names):
+        chats, bad = read_chats(path)
+        good = [(chat.source, {**_mark(chat.fields), "messages": chat.messages}) for chat in chats]
+    return [*good, *((row.source, row) for row in bad)]
+
+
+def _mark(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"data_source": fields["data_source"]} if "data_source" in fields else {}
+
+
+BLOCK = 1 << 23
+_HASHED_WHOLE = 64 << 20
+_SAMPLES, _SAMPLE = 64, 1 << 16
+_MARK = re.compile(rb'"data_source"\s*:\s*("(?:[^"\\]|\\.)*")')
+_MARK_ROOM = 4096
+
+FileKind = Literal["lines", "parquet", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows of one file that are read and shuffled at once."""
+
+    file: int
+    """The place of its file in the source."""
+    first: int
+    """Rows (in .jsonl: lines) of the file before it."""
+    rows: int
+    """Rows (lines) in it."""
+    at: int
+    """.jsonl: byte offset; Parquet: row group; else 0."""
+    size: int
+    """.jsonl: bytes; Parquet: rows of its row group before it; else 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileIndex:
+    """What is to be known of a file before its rows are read."""
+
+    path: Path
+    kind: FileKind
+    rows: int
+    """Rows; blank lines are none."""
+    span: int
+    """Places that its stretches cover: rows, or lines."""
+    bundles: tuple[tuple[Stretch, ...], ...]
+    checksum: str
+    """Changes when the file does."""
+    data_sources: frozenset[str]
+    """Every `data_source` in it, where they were looked for."""
+
+
+def index_file(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
+    """The stretches of `path`, file `number` of its source; DataError when it cannot be read.
+
+    `window` rows and about `limit` bytes make a stretch; `marks`: collect the names in it.
+    """
+    try:
+        kind = _kind(path)
+        if kind == "parquet":
+            index = _parquet_index(path, number, window, limit, marks)
+        elif kind == "lines":
+            index = _lines_index(path, number, window, limit, marks)
+        else:
+            index = _whole_index(path, number, window)
+    except OSError as error:
+        raise unreadable_file(path, str(error.strerror or error)) from error
+    if not index.rows:
+        raise empty_file(path)
+    return index
+
+
+def _kind(path: Path) -> FileKind:
+    """How a file is read: as a whole where a conversation stands in several of its records."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        with open_parquet(path) as file:
+            names = frozenset(file.schema_arrow.names)
+        return "whole" if is_scattered(names) else "parquet"
+    if suffix != ".jsonl":
+        return "whole"
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"{}")
+    try:
+        row = parse_row_json(first.decode("utf-8-sig"))
+    except ValueError:
+        return "lines"  # a broken line; whatever it was, the others tell
+    return "whole" if isinstance(row, dict) and is_scattered(row) else "lines"
+
+
+# -- .jsonl --------------------------------------------------------------------------------------
+
+
+def _lines_index(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
+    digest = hashlib.sha256()
+    cutter = _Cutter(number, window, limit)
+    names: set[str] = set()
+    tail = b""
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(BLOCK), b""):
+            digest.update(block)
+            cutter.feed(block)
+            if marks:
+                names |= _marks_in(tail + block)
+                tail = block[-_MARK_ROOM:]
+    cutter.finish()
+    bundles = tuple((stretch,) for stretch in cutter.stretches)
+    checksum = f"sha256:{digest.hexdigest()}"
+    return FileIndex(path, "lines", cutter.rows, cutter.line, bundles, checksum, frozenset(names))
+
+
+def _marks_in(block: bytes) -> set[str]:
+    names = set()
+    for text in set(_MARK.findall(block)):
+        try:
+            names.add(str(json.loads(text)))
+        except ValueError:
+            continue  # part of a line that is no JSON: the line is counted when it is read
+    return names - {""}
+
+
+class _Cutter:
+    """Cuts a stream of lines into stretches."""
+
+    def __init__(self, file: int, window: int, limit: int) -> None:
+        self.file, self.window, self.limit = file, window, limit
+        self.stretches: list[Stretch] = []
+        self.rows = 0
+        self.line = 0
+        """Lines that ended."""
+        self._start, self._first, self._end, self._bytes = 0, 0, 0, 0
+
+    def feed(self, block: bytes) -> None:
+        import numpy as np
+
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + (self._bytes + 1)
+        self._bytes += len(block)
+        if not len(ends):
+            return
+        lengths = np.diff(ends, prepend=self._end)
+        self.rows += int((lengths > 2).sum())  # a line end of one or two bytes is a blank line
+        at = 0
+        while at < len(ends):
+            by_rows = at + self.window - (self.line - self._first) - 1
+            by_size = int(np.searchsorted(ends, self._start + self.limit))
+            last = min(max(min(by_rows, by_size), at), len(ends) - 1)
+            self.line += last - at + 1
+            self._end = int(ends[last])
+            if last == by_rows or self._end >= self._start + self.limit:
+                self._cut()
+            at = last + 1
+
+    def finish(self) -> None:
+        if self._bytes > self._end:  # a last line without its end
+            self.line, self.rows, self._end = self.line + 1, self.rows + 1, self._bytes
+        if self._end > self._start:
+            self._cut()
+
+    def _cut(self) -> None:
+        rows, size = self.line - self._first, self._end - self._start
+        self.stretches.append(Stretch(self.file, self._first, rows, self._start, size))
+        self._start, self._first = self._end, self.line
+
+
+# -- Parquet -------------------------------------------------------------------------------------
+
+
+def open_parquet(path: Path) -> Any:
+    """A Parquet file that is read page by page; DataError when it is none.
+
+    Read ahead, the compressed columns of a whole row group would lie in memory, and a file may be
+    a single row group.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    except pa.ArrowException as error:
+        raise unreadable_file(path, f"not a sound Parquet file: {error}") from error
+
+
+def _parquet_index(path: Path, number: int, window: int, limit: int, marks: bool) -> FileIndex:
+    with open_parquet(path) as file:
+        least = _decoded_size(file)
+        bundles = tuple(_group_bundles(file.metadata, number, window, limit, least))
+        rows = file.metadata.num_rows
+        names = _parquet_marks(file) if marks else frozenset()
+    return FileIndex(path, "parquet", rows, rows, bundles, sampled_checksum(path), names)
+
+
+def _decoded_size(file: Any) -> float:
+    """Bytes a row takes in memory, by the first ones: equal texts are stored once in a file."""
+    batch = next(file.iter_batches(batch_size=256), None)
+    return 0.0 if batch is None or not batch.num_rows else batch.nbytes / batch.num_rows
+
+
+def _group_bundles(
+    metadata: Any, number: int, window: int, limit: int, least: float
+) -> Iterator[tuple[Stretch, ...]]:
+    """Small row groups together as one stretch; of a large one several in a row.
+
+    A row takes `least` bytes or what the row group says, whichever is more.
+    """
+    first, start, rows, size = 0, 0, 0, 0
+    for group in range(metadata.num_row_groups):
+        about = metadata.row_group(group)
+        more = max(about.total_byte_size, int(about.num_rows * least))
+        if rows and (rows + about.num_rows > window or size + more > limit):
+            yield _divided(number, first, rows, start, size, window, limit)
+            first, start, rows, size = first + rows, group, 0, 0
+        rows, size = rows + about.num_rows, size + more
+    if rows:
+        yield _divided(number, first, rows, start, size, window, limit)
+
+
+def _divided(
+    number: int, first: int, rows: int, group: int, size: int, window: int, limit: int
+) -> tuple[Stretch, ...]:
+    step = max(min(window, rows * limit // max(size, 1)), 1)
+    return tuple(
+        Stretch(number, first + at, min(step, rows - at), group, at) for at in range(0, rows, step)
+    )
+
+
+def _parquet_marks(file: Any) -> frozenset[str]:
+    if "data_source" not in file.schema_arrow.names:
+        return frozenset()
+    names: set[str] = set()
+    for batch in file.iter_batches(batch_size=1 << 16, columns=["data_source"]):
+        names |= {v for v in batch.column(0).unique().to_pylist() if isinstance(v, str)}
+    return frozenset(names - {""})
+
+
+def sampled_checksum(path: Path) -> str:
+    """A checksum of a file: of all of it up to 64 MiB, else of 64 samples and its size.
+
+    The samples lie evenly between the head and the tail, 64 KiB each.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= _HASHED_WHOLE:
+            digest.update(file.read())
+            return f"sha256:{digest.hexdigest()}"
+        for place in range(_SAMPLES):
+            digest.update(_sample(file, place * (size - _SAMPLE) // (_SAMPLES - 1)))
+    return f"samples:{digest.hexdigest()}"
+
+
+def _sample(file: BinaryIO, at: int) -> bytes:
+    file.seek(at)
+    return file.read(_SAMPLE)
+
+
+# -- files that are read as a whole ----------------------------------------------------------------
+
+
+def _whole_index(path: Path, number: int, window: int) -> FileIndex:
+    check_whole(path)
+    rows = whole_rows(path)
+    names = {row.get("data_source") for _, row in rows if isinstance(row, dict)}
+    marks = frozenset(n for n in names if isinstance(n, str) and n)
+    stretches = tuple(
+        Stretch(number, at, min(window, len(rows) - at), 0, 0) for at in range(0, len(rows), window)
+    )
+    checksum = sampled_checksum(path)
+    return FileIndex(path, "whole", len(rows), len(rows), (stretches,), checksum, marks)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows that are shuffled together."""
+
+    ordinals: Sequence[int]
+    """Where each stands in its source: equal in every pass."""
+    row: Callable[[int], SourcedRow]
+    """(`file:row`, the row or a BadRow) of the one at a place from 0."""
+
+    def __len__(self) -> int:
+        return len(self.ordinals)
+
+
+class WindowReader:
+    """Reads stretches of the files of a source; the next one in a bundle without a new start."""
+
+    def __init__(self, files: Sequence[FileIndex], labels: Sequence[str]) -> None:
+        """`labels` name the files in the keys of their rows."""
+        self.files, self.labels = files, labels
+        self._offsets = [sum(f.span for f in files[:n]) for n in range(len(files))]
+        self._cursor: _ParquetCursor | None = None
+
+    def read(self, stretch: Stretch) -> Window:
+        """DataError when the file is not what it was when it was indexed."""
+        file = self.files[stretch.file]
+        label = self.labels[stretch.file]
+        base = self._offsets[stretch.file] + stretch.first
+        try:
+            if file.kind == "lines":
+                return _line_window(file.path, stretch, label, base)
+            if file.kind == "parquet":
+                return self._parquet_window(file.path, stretch, label, base)
+        except OSError as error:
+            raise unreadable_file(file.path, str(error.strerror or error)) from error
+        rows = whole_rows(file.path)[stretch.first : stretch.first + stretch.rows]
+        return Window(range(base, base + len(rows)), rows.__getitem__)
+
+    def _parquet_window(self, path: Path, stretch: Stretch, label: str, base: int) -> Window:
+        cursor = self._cursor
+        if cursor is None or (cursor.path, cursor.row) != (path, stretch.first):
+            if cursor is not None:
+                cursor.close()
+            cursor = self._cursor = _ParquetCursor(path, stretch)
+        table, packed = cursor.take(stretch.rows), cursor.packed
+
+        def row(place: int) -> SourcedRow:
+            source = f"{label}:{stretch.first + place + 1}"
+            values = table.slice(place, 1).to_pylist()[0]
+            try:
+                texts = {n: parse_row_json(values[n]) for n in packed if values[n] is not None}
+            except ValueError as error:
+                return source, BadRow(source, f"a packed column is not JSON: {error}")
+            return source, {**values, **texts}
+
+        return Window(range(base, base + stretch.rows), row)
+
+
+def _line_window(path: Path, stretch: Stretch, label: str, base: int) -> Window:
+    with path.open("rb") as file:
+        file.seek(stretch.at)
+        content = file.read(stretch.size)
+    if len(content) < stretch.size:
+        raise unreadable_file(path, "it is shorter than it was when its rows were counted")
+    lines = content.split(b"\n")
+    places = [n for n, line in enumerate(lines) if line.strip()]
+
+    def row(place: int) -> SourcedRow:
+        number = places[place]
+        source = f"{label}:{stretch.first + number + 1}"
+        try:
+            return source, parse_row_json(lines[number].decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            return source, BadRow(source, "the line is not UTF-8 text")
+        except ValueError as error:
+            return source, BadRow(source, f"the line is not JSON: {error}")
+
+    # Blank lines have no ordinal, so that a part of the rows is drawn among rows.
+    return Window(range(base, base + len(places)), row)
+
+
+class _ParquetCursor:
+    """Reads the rows of a Parquet file onwards from the beginning of a stretch."""
+
+    def __init__(self, path: Path, stretch: Stretch) -> None:
+        self.path, self.row = path, stretch.first
+        self._file = open_parquet(path)
+        schema = self._file.schema_arrow
+        self.packed = [f.name for f in schema if PACKED in (f.metadata or {})]
+        groups = list(range(stretch.at, self._file.metadata.num_row_groups))
+        self._batches: Iterator[Any] = self._file.iter_batches(256, row_groups=groups)
+        self._rest: Any = None
+        for _ in self._slices(stretch.size):  # what is before is read and gone
+            pass
+
+    def take(self, rows: int) -> Any:
+        """The next rows, as a table."""
+        import pyarrow as pa
+
+        self.row += rows
+        batches = list(self._slices(rows))
+        return pa.Table.from_batches(batches, self._file.schema_arrow).combine_chunks()
+
+    def _slices(self, rows: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        while rows > 0:
+            try:
+                batch = self._rest if self._rest is not None else next(self._batches)
+            except (pa.ArrowException, StopIteration) as error:
+                raise unreadable_file(self.path, f"rows are missing or damaged: {error}") from error
+            head = batch.slice(0, rows)
+            self._rest = batch.slice(rows) if batch.num_rows > rows else None
+            rows -= head.num_rows
+            yield head
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FileStore:
+    """The files of one source; a start is the number of a window in its pass."""
+
+    def __init__(
+        self, paths: Sequence[Path], window: int, limit: int, salt: str, marks: bool
+    ) -> None:
+        """Index `paths`; `salt` sets the orders; `marks`: collect the names in the rows."""
+        self._files = [index_file(p, n, window, limit, marks) for n, p in enumerate(paths)]
+        self._labels = file_labels(paths)
+        self._reader = WindowReader(self._files, self._labels)
+        self._salt = salt
+        self._orders: dict[int, list[Stretch]] = {}
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self._files)
+
+    @property
+    def span(self) -> int:
+        return sum(file.span for file in self._files)
+
+    def count(self) -> int:
+        return self.rows
+
+    @property
+    def data_sources(self) -> frozenset[str]:
+        return frozenset[str]().union(*(file.data_sources for file in self._files))
+
+    def first(self, epoch: int, shuffled: bool) -> int:
+        return 0
+
+    def window(self, start: int, epoch: int, shuffled: bool) -> tuple[Window, int] | None:
+        stretches = self._order(epoch if shuffled else -1)
+        if start >= len(stretches):
+            return None
+        return self._reader.read(stretches[start]), start + 1
+
+    def _order(self, epoch: int) -> list[Stretch]:
+        """The stretches of a pass: of all files, in an order of its own; -1: as they stand."""
+        if epoch not in self._orders:
+            bundles = [bundle for file in self._files for bundle in file.bundles]
+            if epoch >= 0:
+                random.Random(f"{self._salt}/{epoch}/order").shuffle(bundles)
+            self._orders = {epoch: [stretch for bundle in bundles for stretch in bundle]}
+        return self._orders[epoch]
+
+    def identity(self) -> list[list[str]]:
+        pairs = zip(self._labels, self._files, strict=True)
+        return [[label, file.checksum] for label, file in pairs]
+
+    def check(self, identity: Any) -> None:
+        before = {str(label): str(checksum) for label, checksum in identity}
+        now = {label: file.checksum for label, file in zip(self._labels, self._files, strict=True)}
+        changes = [
+            *(f"'{name}' has changed" for name in now if before.get(name, now[name]) != now[name]),
+            *(f"'{name}' is new" for name in now.keys() - before.keys()),
+            *(f"'{name}' is gone" for name in before.keys() - now.keys()),
+        ]
+        if changes:
+            more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+            raise DataError(
+                f"The corpus is not what it was: {sorted(changes)[0]}{more}.",
+                "Going on would skip rows or repeat them, and nothing would say which.",
+                "Put the files of then back, or start a new run.",
+            )
+
+
+def file_labels(paths: Sequence[Path]) -> list[str]:
+    """What the files are called in the keys of their rows: by name, where that tells them apart."""
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else [path.as_posix() for path in paths]
+
+
+def source_rows(path: str) -> Iterator[SourcedRow]:
+    """(`file:row`, row or BadRow) of every row of the files that `path` names, in their order.
+
+    DataError for a data set of the hub: its rows are not here.
+    """
+    if hub_address(path) is not None:
+        raise DataError(
+            f"'{path}' is no file, folder or pattern here.",
+            "What is compared row by row must lie on this machine.",
+            "Check the path, or download the data set and name its files.",
+        )
+    store = FileStore(source_files(path), 1024, 8 << 20, "", False)
+    start = 0
+    while (step := store.window(start, 0, False)) is not None:
+        window, start = step
+        yield from map(window.row, range(len(window)))
+
+
+def write_clean(path: str, target: Path, left_out: Container[str]) -> int:
+    """Write the rows of `path` whose keys are not in `left_out` as .jsonl; returns how many.
+
+    A file that holds something else is never replaced; DataError then, and where no row is left.
+    """
+    count = 0
+
+    def lines() -> Iterator[Any]:
+        nonlocal count
+        for key, row in source_rows(path):
+            if key not in left_out and not isinstance(row, BadRow):
+                count += 1
+                yield row
+
+    write_lines(target, lines())
+    return count

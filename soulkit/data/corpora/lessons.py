@@ -1,0 +1,448 @@
+"""From a row of a file to a lesson: its messages, whose words are learned, what stands before them.
+
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+    → [ChatLine(role="user", speaker="user", text="hi"), ChatLine(role="assistant", ...)]
+
+Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. What
+an assistant does with tools belongs to the surroundings: a call and its answer each become an
+utterance of the role `tool`, which is never learned.
+
+    system S · user "hi" · assistant "hello" · user "bye"           (learned: the person)
+    → system S · assistant "hi" (learned) · user "hello" · assistant "bye" (learned)
+
+What is learned stands under `assistant`, everybody else under `user`; the system prompt stays. Who
+opens a conversation without a system prompt is told so (OPENING), because a model needs something
+to reply to. Messages of one side in a row are one message. After the last learned word nothing
+stands: no target would see it.
+
+Of a conversation with more than `turns` messages the last ones stay; the ones before them become
+words in the context before the first that stays, a speaker's label before each. Lines after the
+first of a message are indented there, and so are those of several speakers of the other side: a
+label stands at the margin, and no message can write one there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from soulkit.data.chats import COLUMNS, chat_in
+from soulkit.data.corpora.settings import ASSISTANT, HUMAN
+from soulkit.data.files import RawRow, flatten
+from soulkit.data.literals import structure
+from soulkit.text import one_line
+from soulkit.types import Segment
+
+_ROLES = {
+    **dict.fromkeys(("user", "human", "prompter", "person"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "chatbot", "bot", "ai"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "ipython", "observation", "function_response"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
+}
+_SPEAKERS = ("role", "from", "speaker", "name", "author")
+_WORDS = ("content", "value", "text")
+
+
+class Unusable(Exception):
+    """This row is no lesson; the message says why, in words that are the same for its like."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatLine:
+    """One message as its row has it."""
+
+    role: str
+    speaker: str
+    """The name that stands beside it, else its role."""
+    names: frozenset[str]
+    """Every word, in one case, by which its speaker goes."""
+    text: str
+    """Without parts that are no text."""
+    marks: tuple[str, ...] = ()
+    """The kinds of the parts that are no text: `image`, `audio`."""
+    token_ids: tuple[int, ...] = ()
+    trained: bool = True
+    """False where the row says that nobody learns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """The utterances of one row, and what stands beside them."""
+
+    utterances: tuple[ChatLine, ...]
+    data_source: str
+    fact: str
+    tokenizer: str
+    evaluation_only: bool
+    """Whether the row says that nobody may train on it."""
+
+
+def conversation_of(row: Any, place: str) -> ChatRow:
+    """What one row of a file holds; Unusable where that is no conversation.
+
+    `place` is `file:row`.
+    """
+    try:
+        fields = flatten(row)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    utterances = (*_prompt(fields), *(u for i in _items(fields, place) for u in _utterances(i)))
+    if not utterances:
+        raise Unusable("its conversation is empty")
+    return ChatRow(
+        utterances,
+        _text_field(fields, "data_source"),
+        _text_field(fields, "fact"),
+        _text_field(fields, "tokenizer"),
+        str(fields.get("evaluation_only")).lower() in ("true", "1"),
+    )
+
+
+def _prompt(fields: Mapping[str, Any]) -> Iterator[ChatLine]:
+    """A system prompt that stands beside the messages."""
+    text = _text_field(fields, "system").strip()
+    if text:
+        yield ChatLine("system", "system", frozenset({"system"}), text)
+
+
+def _text_field(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
+    """The list of messages, through histories with branches and trees where it is none."""
+    values = (structure(fields.get(name)) for name in COLUMNS)
+    items = next((v for v in values if isinstance(v, list | tuple) and v), None)
+    branches = items is not None and any(isinstance(i, Mapping) and "if_chosen" in i for i in items)
+    if branches or (items is None and isinstance(structure(fields.get("prompt")), Mapping)):
+        chat = chat_in(RawRow(dict(fields), place))
+        if isinstance(chat, str):
+            raise Unusable(chat)
+        return list(chat.messages)
+    if items is None:
+        raise Unusable(f"it has no list of messages under {', '.join(COLUMNS)}")
+    return list(items)
+
+
+def _utterances(item: Any) -> Iterator[ChatLine]:
+    if not isinstance(item, Mapping):
+        raise Unusable("one of its messages is no object")
+    words = {k: item[k].strip() for k in _SPEAKERS if isinstance(item.get(k), str)}
+    names = frozenset(word.casefold() for word in words.values() if word)
+    role = next((_ROLES[n] for k in _SPEAKERS if (n := words.get(k, "").lower()) in _ROLES), "")
+    if not names:
+        raise Unusable("one of its messages does not say who speaks")
+    labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
+    speaker = next((label for label in labels if label), "")
+    text, marks = _words_of(item)
+    if role in ("tool", "call"):
+        act = f"({speaker} answers)" if role == "tool" else "(the assistant calls a tool)"
+        yield ChatLine("tool", speaker, names, f"{act} {text}".strip())
+        return
+    calls = list(_calls(item))
+    if text or marks or not calls:
+        yield ChatLine(role, speaker, names, text, marks, _exact_ids(item), _is_trained(item))
+    for call in calls:
+        yield ChatLine("tool", "tool", frozenset({"tool"}), call)
+
+
+def _exact_ids(item: Mapping[str, Any]) -> tuple[int, ...]:
+    ids = item.get("token_ids")
+    if ids is None:
+        return ()
+    if not isinstance(ids, list | tuple) or not all(type(i) is int and i >= 0 for i in ids):
+        raise Unusable("its token_ids are no list of ids")
+    return tuple(ids)
+
+
+def _is_trained(item: Mapping[str, Any]) -> bool:
+    """False where the message says so: by `trained`, or by the `weight` of other layouts."""
+    return item.get("trained") is not False and item.get("weight") != 0
+
+
+def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The text of a message, and the kinds of its parts that are none."""
+    for name in _WORDS:
+        value = item.get(name)
+        if isinstance(value, str):
+            return value.strip(), ()
+        if isinstance(value, list | tuple):
+            return _parts(value)
+    return "", ()
+
+
+def _parts(parts: list[Any] | tuple[Any, ...]) -> tuple[str, tuple[str, ...]]:
+    texts, marks = [], []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            texts.append(text)
+        elif isinstance(part, Mapping):
+            marks.append(str(part.get("type") or "attachment").removesuffix("_url"))
+    return "\n".join(text for text in texts if text).strip(), tuple(marks)
+
+
+def _calls(item: Mapping[str, Any]) -> Iterator[str]:
+    """What an assistant asks of its tools, in words."""
+    calls = item.get("tool_calls")
+    several = calls if isinstance(calls, list | tuple) else []
+    for call in [*several, item.get("function_call")]:
+        if not isinstance(call, Mapping):
+            continue
+        inner = call.get("function")
+        about = inner if isinstance(inner, Mapping) else call
+        arguments = about.get("arguments", "")
+        shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        yield f"(the assistant calls {about.get('name', 'a tool')}) {shown}".strip()
+
+
+# --- rows in a layout that is not read ------------------------------------------------------------
+
+LAYOUTS = (
+    f"A row has a list of messages under {', '.join(COLUMNS[:-1])}: "
+    '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}.'
+)
+_ASKED = ("prompt", "question", "instruction", "input", "query", "user", "human")
+_REPLIED = ("response", "answer", "output", "completion", "reply", "assistant", "chosen")
+
+
+def nearest_layout(row: Any) -> str:
+    """What to change in a row so that it is read as a conversation; empty where it is read."""
+    try:
+        row = flatten(row)
+    except ValueError:
+        return "This row is no object: put its messages under the name messages."
+    names = {str(name).casefold(): name for name in row}
+    column = next((name for name in COLUMNS if isinstance(structure(row.get(name)), list)), None)
+    if column is not None:
+        words = _messages_words(structure(row[column]))
+        return f"Its list '{column}' is found: {words}" if words else ""
+    listed = [name for name in row if isinstance(structure(row[name]), list) and row[name]]
+    if listed:
+        words = _messages_words(structure(row[listed[0]])) or "its entries are read as they are."
+        return f"Its list '{listed[0]}' is the nearest: call it messages; {words}"
+    asked = next((names[name] for name in _ASKED if name in names), None)
+    replied = next((names[name] for name in _REPLIED if name in names), None)
+    if asked is not None and replied is not None:
+        return (f"'{asked}' and '{replied}' are one exchange: write them as two messages, of the "
+                "roles user and assistant.")  # fmt: skip
+    if any(name in names for name in _SPEAKERS) and any(name in names for name in _WORDS):
+        return "This row is a single message: put all messages of a conversation into one row."
+    columns = ", ".join(map(str, list(row)[:6])) or "none"
+    return f"This row has no list; its columns are {columns}."
+
+
+def _messages_words(items: Any) -> str:
+    """What the entries of a list of messages need; empty where that is nothing."""
+    first = next(iter(items), None)
+    if not isinstance(first, Mapping):
+        return "each entry is to be an object with role and content."
+    spoken = any(isinstance(first.get(name), str) for name in _SPEAKERS)
+    said = any(name in first for name in _WORDS)
+    if spoken and said:
+        return ""
+    lacking = [*([] if spoken else ["role"]), *([] if said else ["content"])]
+    return f"its entries have {', '.join(map(str, first))}, and need {' and '.join(lacking)}."
+
+
+OPENING = "(Nobody has spoken yet. You begin.)"
+"""What somebody replies to who opens a conversation without a system prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One conversation after its side was chosen: what is learned stands under `assistant`."""
+
+    segments: tuple[Segment, ...]
+    """In order; those with `token_ids` hold exactly what somebody emitted, for `tokenizer`."""
+    trained: tuple[bool, ...]
+    """Per segment: whether its words are a target. True under `assistant` alone, at least once."""
+    source: str
+    """The name of its source in this run."""
+    key: str
+    """`file:row`, for whoever wants to look at it."""
+    fact: str = ""
+    """What only an expert is told, in mixed contextual self-distillation."""
+    tokenizer: str = ""
+    """Fingerprint of the tokenizer that `token_ids` belong to; empty where there are none."""
+    side: str = HUMAN
+    """Who is learned: `human`, `assistant`, or a speaker's name."""
+
+    def speaker(self, segment: Segment) -> str:
+        """Who says a segment, in the words of the conversation and not in its roles."""
+        if segment.role not in ("user", "assistant"):
+            return segment.role
+        if segment.text == OPENING:
+            return "opening"
+        own = {HUMAN: "person", ASSISTANT: "assistant"}.get(self.side, self.side)
+        other = {HUMAN: "assistant", ASSISTANT: "person"}.get(self.side, "others")
+        return own if segment.role == "assistant" else other
+
+
+EARLIER = "(What was said before, oldest first:)"
+FROM_HERE = "(It goes on from here:)"
+MARGIN = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class LessonShape:
+    """How conversations become lessons."""
+
+    side: str
+    """`human`, `assistant`, or the name of a speaker."""
+    strip_system: bool = False
+    turns: int | None = None
+    """So many messages stay, from the end; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one side says in a row."""
+
+    role: Literal["user", "assistant"]
+    pieces: tuple[_Piece, ...]
+    trained: bool = False
+    token_ids: tuple[int, ...] = ()
+
+
+def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str) -> Lesson:
+    """The lesson of one conversation; Unusable where nothing can be learned from it."""
+    if conversation.evaluation_only:
+        raise Unusable("it is marked evaluation_only: nobody trains on it")
+    system, spoken = _system(conversation.utterances, shape.strip_system)
+    parts = _joined([part for u in spoken if (part := _part(u, shape)) is not None])
+    last = max((n for n, part in enumerate(parts) if part.trained), default=-1)
+    if last < 0:
+        raise Unusable(_nobody(shape.side))
+    crowd = len({piece.label for part in parts if part.role == "user" for piece in part.pieces}) > 1
+    labelled = crowd and shape.side not in (HUMAN, ASSISTANT)
+    segments, trained = _segments(parts[: last + 1], shape, labelled)
+    if system:
+        segments, trained = [Segment("system", system), *segments], [False, *trained]
+    if trained[0]:
+        segments, trained = [Segment("user", OPENING), *segments], [False, *trained]
+    exact = any(segment.token_ids for segment in segments)
+    tokenizer = conversation.tokenizer if exact else ""
+    return Lesson(
+        tuple(segments), tuple(trained), source, key, conversation.fact, tokenizer, shape.side
+    )
+
+
+def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[ChatLine]]:
+    """The system prompt, and everything else; a later one is words of the surroundings."""
+    prompts: list[str] = []
+    rest: list[ChatLine] = []
+    for utterance in utterances:
+        if utterance.role != "system":
+            rest.append(utterance)
+        elif utterance.text and not rest:
+            prompts.append(utterance.text)
+        elif utterance.text and not strip:
+            rest.append(replace(utterance, role="tool", text=f"(system) {utterance.text}"))
+    return ("" if strip else "\n\n".join(prompts)), rest
+
+
+def _nobody(side: str) -> str:
+    who = {HUMAN: "the person", ASSISTANT: "the assistant"}.get(side, f"'{side}'")
+    return f"{who} says nothing that could be learned"
+
+
+def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:
+    """One utterance on its side; None where it says nothing that anybody must hear."""
+    if not _is_learned(utterance, shape.side):
+        seen = " ".join(filter(None, [utterance.text, *(f"({m})" for m in utterance.marks)]))
+        piece = _Piece(_label(utterance, shape.side), seen)
+        return _Part("user", (piece,)) if seen else None
+    if not utterance.text and utterance.trained:
+        only = f": it is only {utterance.marks[0]}" if utterance.marks else ""
+        raise Unusable(f"a message that is to be learned has no words{only}")
+    if not utterance.text:
+        return None
+    ids = () if shape.side == HUMAN else utterance.token_ids
+    return _Part("assistant", (_Piece("You", utterance.text),), utterance.trained, ids)
+
+
+def _is_learned(utterance: ChatLine, side: str) -> bool:
+    if side not in (HUMAN, ASSISTANT):
+        return utterance.role != "tool" and side.strip().casefold() in utterance.names
+    if not utterance.role:
+        raise Unusable("its speakers have names, and none says who is the person: --side NAME")
+    return utterance.role == ("user" if side == HUMAN else "assistant")
+
+
+def _label(utterance: ChatLine, side: str) -> str:
+    if side == HUMAN:
+        return "Assistant"
+    if side == ASSISTANT:
+        return "User"
+    name = one_line(utterance.speaker, 80).replace(":", " ")
+    return name if name.casefold() != "you" else "another"
+
+
+def _joined(parts: Sequence[_Part]) -> list[_Part]:
+    """Neighbours of one side as one; what has exact ids stays as it was emitted."""
+    joined: list[_Part] = []
+    for part in parts:
+        before = joined[-1] if joined else None
+        if before is None or before.role != part.role or before.trained != part.trained:
+            joined.append(part)
+        elif before.token_ids or part.token_ids:
+            raise Unusable("two replies in a row, and one of them has exact ids")
+        else:
+            joined[-1] = replace(before, pieces=(*before.pieces, *part.pieces))
+    return joined
+
+
+def _segments(
+    parts: Sequence[_Part], shape: LessonShape, labelled: bool
+) -> tuple[list[Segment], list[bool]]:
+    """The messages that stay, what came before them folded into the first."""
+    cut = max(len(parts) - shape.turns, 0) if shape.turns is not None else 0
+    staying = parts[cut:]
+    segments = [Segment(p.role, _words(p, labelled), token_ids=p.token_ids) for p in staying]
+    trained = [part.trained for part in staying]
+    if cut:
+        past = folded_past(p for part in parts[:cut] for p in _speeches(part))
+        if segments[0].role == "user":
+            segments[0] = replace(segments[0], text=f"{past}\n{segments[0].text}")
+        else:
+            segments, trained = [Segment("user", past), *segments], [False, *trained]
+    return segments, trained
+
+
+def _words(part: _Part, labelled: bool) -> str:
+    if labelled and part.role == "user":
+        return "\n".join(labelled_line(piece.label, piece.text) for piece in part.pieces)
+    return "\n".join(piece.text for piece in part.pieces)
+
+
+def _speeches(part: _Part) -> list[tuple[str, str]]:
+    """(label, text) of a part: neighbours under one label are one speech."""
+    speeches: list[tuple[str, str]] = []
+    for piece in part.pieces:
+        if speeches and speeches[-1][0] == piece.label:
+            speeches[-1] = (piece.label, f"{speeches[-1][1]}\n{piece.text}")
+        else:
+            speeches.append((piece.label, piece.text))
+    return speeches
+
+
+def folded_past(speeches: Iterable[tuple[str, str]]) -> str:
+    """Earlier (label, text) as words, oldest first, between two lines that say so."""
+    return "\n".join([EARLIER, *(labelled_line(*speech) for speech in speeches), FROM_HERE])
+
+
+def labelled_line(label: str, text: str) -> str:
+    """`label: text`, every further line indented: only labels stand at the margin."""
+    first, *rest = text.splitlines() or [""]
+    return "\n".join([f"{label}: {first}", *(f"{MARGIN}{line}" for line in rest)])

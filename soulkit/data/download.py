@@ -1,0 +1,388 @@
+"""Bytes from the Hugging Face hub: resumed after any interruption, checked, then named.
+
+    listing ──▶ .hitom_val.parquet.3f2a….part ──▶ checksum ──▶ hitom_val.parquet
+
+* Everything goes through the hub client's own session: its address rules (HF_ENDPOINT), its token
+  rules (HF_TOKEN, `hf auth login`), its offline switch and proxies.
+* The client's own download begins again from zero after a kill, because its partial files belong
+  to one process. Here the partial file is named after its checksum and taken up by the next start.
+* A file gets its final name only when its checksum is the hub's: sha256 for files in large-file
+  storage, git's blob hash for the others.
+
+`Remote` is one file at one commit, for example
+`Remote("owner/name", "4c1d…", "hitom_val.parquet", 51234, sha256="3f2a…", blob=None)`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import (
+    HfApi,
+    get_hf_file_metadata,
+    get_session,
+    get_token,
+    hf_hub_url,
+    hf_raise_for_status,
+)
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+# The base of all that the client's HTTP library raises, under whichever name that library has.
+from huggingface_hub.errors import HTTPError as TransportError  # type: ignore[attr-defined]
+from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from soulkit.api_keys import holds_key, printable, remember, shown_address
+from soulkit.errors import ConfigError, DataError
+from soulkit.text import one_line, web_address
+
+STALLED_ATTEMPTS = 5
+"""Tries in a row that bring no new byte before a download is given up."""
+SILENCE_TIMEOUT_S = 30.0
+"""Seconds of silence from the server that count as a broken connection."""
+LONGEST_WAIT_S = 60.0
+_TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+T = TypeVar("T")
+Advance = Callable[[int], None]
+"""Told how many bytes came; negative when a broken part has to be fetched again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """One file of a data set at one commit."""
+
+    repo: str
+    revision: str
+    """The commit, 40 hexadecimal digits."""
+    path: str
+    bytes: int
+    sha256: str | None = None
+    blob: str | None = None
+    """Git's hash, of files that are not in large-file storage."""
+
+    @property
+    def digest(self) -> str:
+        return self.sha256 or self.blob or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What a file on disk hashes to."""
+
+    bytes: int
+    sha256: str
+    blob: str
+
+    def match(self, remote: Remote) -> bool:
+        checksum = self.sha256 if remote.sha256 else self.blob
+        return self.bytes == remote.bytes and checksum == remote.digest
+
+
+def digests(path: Path) -> Digests:
+    """Size, sha256 and git blob hash of a file, read once."""
+    size = path.stat().st_size
+    sha256, blob = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            sha256.update(chunk)
+            blob.update(chunk)
+    return Digests(size, sha256.hexdigest(), blob.hexdigest())
+
+
+def partial_path(target: Path, remote: Remote) -> Path:
+    """Where the bytes of `remote` wait until they are complete; other content, another name."""
+    return target.with_name(f".{target.name}.{remote.digest[:16]}.part")
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 when there is none."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+class Hub:
+    """One endpoint of the hub, and the command that its errors tell the user to run again."""
+
+    def __init__(self, command: str, endpoint: str | None = None, wait_s: float = 0.5) -> None:
+        self.command, self.wait_s = command, wait_s
+        address = endpoint or os.environ.get("HF_ENDPOINT") or None
+        self._api = HfApi(endpoint=address.rstrip("/") if address else None)
+        self.endpoint: str = _checked_address(self._api.endpoint)
+        remember(get_token() or "")
+
+    # -- what there is --
+
+    def listing(self, repo: str, revision: str | None, subject: str) -> tuple[str, list[Remote]]:
+        """The commit behind `revision` (None: the main branch) and every file at that commit.
+
+        `subject` names in an error what was to be downloaded. DataError when there is no answer.
+        """
+
+        def ask() -> tuple[str, list[Remote]]:
+            info = self._api.dataset_info(
+                repo, revision=revision, files_metadata=True, timeout=SILENCE_TIMEOUT_S
+            )
+            commit = str(info.sha)
+            if not _COMMIT.fullmatch(commit) or info.siblings is None:
+                raise ValueError("the answer names no commit or no files")
+            files = [_remote(repo, commit, sibling) for sibling in info.siblings]
+            if any(holds_key(file.path) for file in files):  # the lock would keep it
+                raise ValueError("the name of a file holds the token that was sent")
+            return commit, files
+
+        return self._with_retries(ask, repo, revision, subject)
+
+    def completed(self, remote: Remote) -> Remote:
+        """`remote` with its checksum, asked of the server when the listing has none."""
+        if remote.digest:
+            return remote
+
+        def ask() -> Remote:
+            metadata = get_hf_file_metadata(
+                self._url(remote), headers=build_hf_headers(), timeout=SILENCE_TIMEOUT_S,
+                endpoint=self.endpoint,
+            )  # fmt: skip
+            tag, size = metadata.etag or "", metadata.size
+            if len(tag) not in (40, 64) or size is None:
+                raise ValueError("the answer has no checksum or no size")
+            sha256, blob = (tag, None) if len(tag) == 64 else (None, tag)
+            return Remote(remote.repo, remote.revision, remote.path, size, sha256, blob)
+
+        return self._with_retries(ask, remote.repo, remote.revision, remote.path)
+
+    def _with_retries(
+        self, request: Callable[[], T], repo: str, revision: str | None, subject: str
+    ) -> T:
+        for attempt in range(STALLED_ATTEMPTS):
+            try:
+                return request()
+            except (TransportError, OfflineModeIsEnabled) as error:
+                busy = isinstance(error, HfHubHTTPError) and _status(error) in _TRANSIENT
+                if not busy or attempt == STALLED_ATTEMPTS - 1:
+                    raise self.explained(error, repo, revision, subject) from error
+                self._wait(attempt, error)
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._no_hub(error, subject) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    # -- bytes --
+
+    def fetch(self, remote: Remote, target: Path, advance: Advance) -> Digests:
+        """Download to `target`, going on where an earlier start ended. DataError when it fails."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = partial_path(target, remote)
+        while True:
+            resumed = size_of(part) > 0
+            self._complete(remote, part, advance)
+            actual = digests(part)
+            if actual.match(remote):
+                _settle(part, target)
+                return actual
+            part.unlink()
+            if not resumed:
+                raise self._damaged(remote, actual)
+            # The bytes of an earlier start may be the bad ones: once more from the beginning.
+            advance(-actual.bytes)
+
+    def _complete(self, remote: Remote, part: Path, advance: Advance) -> None:
+        part.touch()
+        best, silent = size_of(part), 0
+        while size_of(part) < remote.bytes:
+            trouble: Exception = ConnectionError("the connection ended before the file did")
+            try:
+                self._append(remote, part, advance)
+            except (TransportError, OfflineModeIsEnabled) as error:
+                if not _worth_another_try(error):
+                    raise self.explained(
+                        error, remote.repo, remote.revision, remote.path
+                    ) from error
+                trouble = error
+            now = size_of(part)
+            silent = 0 if now > best else silent + 1
+            best = max(best, now)
+            if silent >= STALLED_ATTEMPTS:
+                raise self.explained(
+                    trouble, remote.repo, remote.revision, remote.path
+                ) from trouble
+            if now < remote.bytes:
+                self._wait(silent, trouble)
+
+    def _append(self, remote: Remote, part: Path, advance: Advance) -> None:
+        """One request for the bytes that `part` lacks."""
+        have = size_of(part)
+        # Compressed on the way, a range would count other bytes than those on disk.
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        with get_session().stream(
+            "GET",
+            self._url(remote),
+            headers=headers,
+            timeout=SILENCE_TIMEOUT_S,
+            follow_redirects=True,
+        ) as response:
+            hf_raise_for_status(response)
+            whole = have > 0 and response.status_code != 206
+            if whole:
+                advance(-have)
+            with part.open("wb" if whole else "ab") as file:
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+                    file.flush()  # a killed process loses nothing that has arrived
+                    advance(len(chunk))
+                    if file.tell() > remote.bytes:
+                        return  # not the file that was listed: the checksum will say so
+
+    def _url(self, remote: Remote) -> str:
+        return hf_hub_url(
+            remote.repo, remote.path, repo_type="dataset", revision=remote.revision,
+            endpoint=self.endpoint,
+        )  # fmt: skip
+
+    def _wait(self, attempt: int, error: Exception) -> None:
+        retry_after = ""
+        if isinstance(error, HfHubHTTPError):
+            retry_after = str(error.response.headers.get("Retry-After", ""))
+        seconds = float(retry_after) if retry_after.isdecimal() else self.wait_s * 2**attempt
+        time.sleep(min(seconds, LONGEST_WAIT_S))
+
+    # -- errors --
+
+    def explained(
+        self, error: Exception, repo: str, revision: str | None, subject: str
+    ) -> DataError:
+        """What went wrong on the way to the file `subject`, and the way out."""
+        if isinstance(error, OfflineModeIsEnabled):
+            return _error(
+                f"'{subject}' cannot be downloaded: the hub client is offline.",
+                "The environment variable HF_HUB_OFFLINE forbids requests, and the file is not "
+                "here yet.",
+                f"Unset it and run: {self.command}. Or run that where there is a network, and "
+                "copy the folder here.",
+            )
+        if not isinstance(error, HfHubHTTPError):
+            detail = _masked_line(str(error) or type(error).__name__)
+            return _error(
+                f"'{subject}' cannot be downloaded: no connection to {self.endpoint}.",
+                f"The network says: {detail}. What has arrived is kept.",
+                f"Check the network (HF_ENDPOINT names a mirror), then run again: {self.command}",
+            )
+        if _status(error) in (401, 403):
+            return self._forbidden(error, repo, subject)
+        return self._refused(error, repo, revision, subject)
+
+    def _forbidden(self, error: HfHubHTTPError, repo: str, subject: str) -> DataError:
+        token_note = (
+            "The token that was sent does not open it" if get_token() else "No token was sent"
+        )
+        return _error(
+            f"'{subject}' may not be read: the hub answers {_status(error)} for the data set "
+            f"{repo}.",
+            f"{token_note}; the data set is private or gated, or there is none of that name.",
+            f"Ask for access at {self.endpoint}/datasets/{repo}, log in with `hf auth login` or "
+            f"set HF_TOKEN, then run: {self.command}",
+        )
+
+    def _refused(
+        self, error: HfHubHTTPError, repo: str, revision: str | None, subject: str
+    ) -> DataError:
+        if isinstance(error, RevisionNotFoundError):
+            return _error(
+                f"The data set {repo} has no revision '{revision}', so '{subject}' cannot be "
+                "downloaded.",
+                "A revision is a commit, a branch or a tag, named by --revision or by the lock "
+                "file of an earlier download.",
+                f"Give --revision main for the newest; commits: "
+                f"{self.endpoint}/datasets/{repo}/commits/main",
+            )
+        if isinstance(error, RepositoryNotFoundError):
+            return _error(
+                f"'{subject}' cannot be downloaded: {self.endpoint} has no data set {repo}.",
+                "It was moved or made private, or HF_ENDPOINT names a mirror that lacks it.",
+                f"Look at {self.endpoint}/datasets/{repo}, then run again: {self.command}",
+            )
+        return _error(
+            f"'{subject}' cannot be downloaded: {self.endpoint} answers {_status(error)}.",
+            f"The server says: {_masked_line(str(error.server_message or 'nothing more'))}.",
+            f"Wait a little, then run again: {self.command}",
+        )
+
+    def _damaged(self, remote: Remote, actual: Digests) -> DataError:
+        kind = "sha256" if remote.sha256 else "git hash"
+        checksum = actual.sha256 if remote.sha256 else actual.blob
+        return _error(
+            f"'{remote.path}' arrived damaged and was thrown away.",
+            f"Its {kind} is {checksum[:12]}… over {actual.bytes} bytes, the hub's is "
+            f"{remote.digest[:12]}… over {remote.bytes}.",
+            f"Run again: {self.command}. If it stays so, a proxy or the mirror in HF_ENDPOINT "
+            "changes the file.",
+        )
+
+    def _no_hub(self, error: Exception, subject: str) -> DataError:
+        return _error(
+            f"'{subject}' cannot be downloaded: {self.endpoint} does not answer like a hub.",
+            f"The client says: {_masked_line(f'{type(error).__name__}: {error}')}.",
+            f"Correct or unset HF_ENDPOINT, then run again: {self.command}",
+        )
+
+
+def _error(what: str, why: str, way_out: str) -> DataError:
+    """An error in which neither a token stands nor the password of a mirror's address."""
+    remember(get_token() or "")  # it may have been changed since the hub was opened
+    return DataError(printable(what), printable(why), printable(way_out))
+
+
+def _masked_line(text: str) -> str:
+    """What a server or library says, on one line; masked first, so that no half token is left."""
+    remember(get_token() or "")
+    return one_line(printable(text), 200).rstrip(".")
+
+
+def _checked_address(endpoint: str) -> str:
+    """The address; ConfigError when no request could be sent to it."""
+    if web_address(endpoint) is None:
+        raise ConfigError(
+            f"'{shown_address(endpoint)}' is no address of a hub.",
+            "HF_ENDPOINT names a mirror by scheme, host and port.",
+            "Write it as https://host or http://host:port, or unset HF_ENDPOINT.",
+        )
+    return endpoint
+
+
+def _remote(repo: str, commit: str, sibling: RepoSibling) -> Remote:
+    path = sibling.rfilename
+    if sibling.lfs is not None:
+        return Remote(repo, commit, path, sibling.lfs.size, sha256=sibling.lfs.sha256)
+    if sibling.size is None or sibling.blob_id is None:
+        return Remote(repo, commit, path, 0)  # some mirrors list names only
+    return Remote(repo, commit, path, sibling.size, blob=sibling.blob_id)
+
+
+def _settle(part: Path, target: Path) -> None:
+    """Give the complete file its name, after the disk has it."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(target)
+
+
+def _status(error: HfHubHTTPError) -> int:
+    return int(error.response.status_code)
+
+
+def _worth_another_try(error: Exception) -> bool:
+    if isinstance(error, HfHubHTTPError):
+        return _status(error) in _TRANSIENT
+    return not isinstance(error, OfflineModeIsEnabled)

@@ -1,0 +1,457 @@
+"""Differences of two runs with intervals: one number of one task, and means over a suite.
+
+Everything is taken over what both runs scored, so that no run wins by what it lost. In a suite
+tasks are strata and every member counts alike, so the variances of their differences are added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from soulkit.errors import DataError, did_you_mean
+from soulkit.eval.results.batch_statistics import NOTHING, Clusters, LeaveOneOut, calibrated
+from soulkit.eval.results.summary import DEV, Cell, cluster_of, headline_name, metric_values
+from soulkit.metrics.comparisons import (
+    PairedDifference,
+    jackknife_difference,
+    paired_difference,
+    suite_difference,
+)
+from soulkit.metrics.intervals import Interval
+from soulkit.runs.records import drafts
+from soulkit.tasks.kit.scoring import Kept, of_one_origin, of_origin, origins_of, shared_parts
+from soulkit.tasks.kit.spec import Suite
+from soulkit.types import ControlRecord, Failure, Record, unscored
+
+if TYPE_CHECKING:
+    from soulkit.tasks.kit.base import Task
+
+
+HEADLINE = "headline"
+"""The name that stands for whatever a task declares."""
+VALUE = "value"
+UNPAIRED = "unpaired"
+"""Why an episode is left out of a batch that the other run could not score."""
+EpisodeKey = tuple[int, str, int]
+"""Step, example and rollout: what makes two episodes a pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPair:
+    """What two runs recorded of one task, episodes of every kind."""
+
+    task: str
+    a: Sequence[Record]
+    b: Sequence[Record]
+    live_a: Task | None = None
+    """The task as A played it; None: its code is not to be run here."""
+    live_b: Task | None = None
+    declared_name: str = ""
+    """What the declared task calls its mean score: for runs of earlier versions and unfinished
+    ones, whose summaries do not say."""
+    recorded: tuple[Mapping[str, Cell], Mapping[str, Cell]] = ({}, {})
+    """The cells of both summaries, which know the scales of what they hold without any code."""
+    held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
+    """Of two trainings that held rows out: their newest episodes on those, the headline's."""
+    controls: tuple[Sequence[ControlRecord], Sequence[ControlRecord]] = ((), ())
+    """What the judges of both runs made of controls; empty unless both may be compared."""
+
+    @property
+    def headline(self) -> str:
+        """The metric that the task declares; `value` where nobody can tell."""
+        declared = self.live_a or self.live_b
+        return (declared.headline_metric if declared else "") or VALUE
+
+    @property
+    def value_name(self) -> str:
+        """What the task calls its mean score; `value` where nobody can tell, or where another of
+        its numbers has that name."""
+        recorded = [cells[VALUE].name for cells in self.recorded if VALUE in cells]
+        known = {VALUE, self.headline, *(m for r in (*self.a, *self.b) for m in r.score.metrics)}
+        known |= {name for cells in self.recorded for name in cells}
+        return next(
+            (name for name in (*recorded, self.declared_name) if name and name not in known), VALUE
+        )
+
+    def shown(self, metric: str) -> str:
+        """The name of a metric for readers."""
+        base, slash, rest = metric.partition("/")
+        return f"{self.value_name}{slash}{rest}" if base == VALUE else metric
+
+    def asked(self, metric: str) -> str:
+        """The metric that somebody means who knows `value` by the name that the task declares."""
+        base, rest = self.value_name, metric.removeprefix(self.value_name)
+        meant = base != VALUE and metric.startswith(base) and rest[:1] in ("", "/")
+        known = metric in _recorded_names(self) or any(metric in cells for cells in self.recorded)
+        return f"{VALUE}{rest}" if meant and not known else metric
+
+    def needs_code(self, metric: str) -> bool:
+        """Whether nothing that was recorded says what `metric` is: it may be a number over a batch,
+        which the task's own code computes."""
+        if metric in ("", HEADLINE):
+            return {headline_name(cells) if _marked(cells) else "" for cells in self.recorded} != {
+                VALUE
+            }
+        return not _divided(self.asked(metric), self)[0]
+
+    def scale(self, metric: str) -> Interval | None:
+        """The lowest and highest value of a metric; None where nobody can tell."""
+        declared = self.live_a or self.live_b
+        if declared is None:
+            base = metric.partition("/")[0]
+            named = VALUE if base in ("", HEADLINE, VALUE, DEV) else metric
+            return next((c[named].scale for c in self.recorded if named in c), None)
+        terms = declared.spec.metric
+        if (named := self.headline if metric in ("", HEADLINE) else metric) in terms.scales:
+            return terms.scales[named]
+        if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
+            return terms.low, terms.high
+        return terms.scales.get(metric)
+
+
+def _marked(cells: Mapping[str, Cell]) -> bool:
+    """Whether a summary says which number is its headline; those of earlier versions do not."""
+    return any(cell.headline for cell in cells.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """B minus A in one metric of one task."""
+
+    metric: str
+    paired: PairedDifference
+    n_a: int
+    """Episodes of A that the metric applies to, scored or not."""
+    n_b: int
+    over: tuple[str, ...] = ()
+    """Of a mean over parts that not both runs have: the parts that they share, which it is over."""
+
+
+def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
+    """The difference of two runs in `metric`; DataError naming the nearest unless both have it,
+    and for a headline that a run could not compute."""
+    if pair.held_out is not None and metric in ("", HEADLINE, DEV):
+        scores = replace(pair, a=pair.held_out[0], b=pair.held_out[1], held_out=None)
+        return replace(contrast(scores), metric=DEV)
+    name = pair.headline if metric in ("", HEADLINE) else pair.asked(metric)
+    if any(cells[name].not_applicable for cells in pair.recorded if name in cells):
+        raise _undefined_headline(name, pair)
+    if name in _batch_names(pair):
+        return _of_batches(pair, name)
+    if name == pair.headline and name != VALUE:
+        if any(_marked(cells) and headline_name(cells) == name for cells in pair.recorded):
+            raise _undefined_headline(name, pair)
+        name = VALUE  # both recorded before the task had this headline
+    base, label = _divided(name, pair)
+    if not base:
+        raise unknown_metric(name, [pair])
+    return _of_episodes(pair, name, base, label)
+
+
+def _undefined_headline(name: str, pair: TaskPair) -> DataError:
+    """The error of a headline that at least one run cannot have; its values are another number."""
+    means = [cells[name].mean if name in cells else None for cells in pair.recorded]
+    lone = " and ".join(run for run, mean in zip("AB", means, strict=True) if mean is None)
+    whys = dict.fromkeys(cells[name].not_applicable for cells in pair.recorded if name in cells)
+    if why := "; ".join(filter(None, whys)):
+        return DataError(
+            f"The metric '{pair.shown(name)}' of the task '{pair.task}' does not apply in {lone}: "
+            f"{why}.",
+            "Without rows that count for it there is nothing to compare.",
+            f"Compare a metric that these rows have, such as --metric '{_instead(name, pair)}', or "
+            "play other rows.",
+        )
+    return DataError(
+        f"The headline '{name}' of the task '{pair.task}' is undefined in {lone or 'A or B'}.",
+        "A run lacked what it is computed from; the mean over episodes is another number, which "
+        "does not stand in for it.",
+        f"Compare something that both runs have: --metric '{_instead(name, pair)}', for example.",
+    )
+
+
+def _instead(name: str, pair: TaskPair) -> str:
+    """A number that both runs have, in place of the headline `name`."""
+    shared = {_episode_key(r) for r in drafts(pair.a)} & {_episode_key(r) for r in drafts(pair.b)}
+    origins = origins_of([r for r in pair.a if _episode_key(r) in shared])
+    divided = len(origins) > 1 and "" not in origins
+    return pair.shown(of_one_origin(name, origins[0])) if divided else pair.value_name
+
+
+def metric_names(pair: TaskPair) -> list[str]:
+    """Everything that can be compared on a task."""
+    records = [*pair.a, *pair.b]
+    tags = {f"{VALUE}/{tag}={value}" for r in records for tag, value in r.tags.items()}
+    origins = origins_of(records)
+    tags |= {of_one_origin(VALUE, one) for one in origins if one and len(origins) > 1}
+    kinds = {f"{VALUE}/kind={r.kind}" for r in records if r.kind != "draft"}
+    names = [*_recorded_names(pair), *_batch_names(pair), *sorted(tags | kinds)]
+    return [pair.shown(name) for name in names]
+
+
+def unknown_metric(name: str, pairs: Sequence[TaskPair]) -> DataError:
+    """The error of a metric that none of the tasks has; it names the nearest of all of them."""
+    tasks = [pair.task for pair in pairs]
+    whose = f"the task '{tasks[0]}'" if len(tasks) == 1 else f"any of {', '.join(tasks)}"
+    names = sorted({known for pair in pairs for known in metric_names(pair)})
+    hint = did_you_mean(name, names)
+    if hint.startswith("Did"):
+        hint += f" Known, without break-downs: {', '.join(n for n in names if '=' not in n)}."
+    return DataError(
+        f"The runs do not both have a metric '{name}' of {whose}.",
+        "Only what the episodes recorded can be compared, and what the task itself computes "
+        "over a batch of them.",
+        hint,
+    )
+
+
+def _recorded_names(pair: TaskPair) -> list[str]:
+    return [VALUE, *sorted({m for r in (*pair.a, *pair.b) for m in r.score.metrics} - {VALUE})]
+
+
+def _batch_names(pair: TaskPair) -> list[str]:
+    """Metrics that both tasks compute over their whole batches."""
+    both = zip((pair.live_a, pair.live_b), (pair.a, pair.b), pair.controls, strict=True)
+    sides = [
+        {} if live is None else calibrated(live, controls)(drafts(records))
+        for live, records, controls in both
+    ]
+    return sorted(sides[0].keys() & sides[1].keys())
+
+
+# -- means over episodes -----------------------------------------------------------------------
+
+
+def _divided(name: str, pair: TaskPair) -> tuple[str, str]:
+    """(metric, break-down) of a name such as `value/order=2`; two empty texts for nothing."""
+    recorded = _recorded_names(pair)
+    if name in recorded:
+        return name, ""
+    for base in sorted(recorded, key=len, reverse=True):
+        label = name.removeprefix(f"{base}/")
+        if label not in ("", name) and any(_group((*pair.a, *pair.b), label)):
+            return base, label
+    return "", ""
+
+
+def _group(records: Sequence[Record], label: str) -> list[Record]:
+    """The episodes of a break-down; all drafts for none."""
+    tag, _, value = label.partition("=")
+    if tag == "kind":
+        return [r for r in records if r.kind == value]
+    if tag == "origin" and not any(tag in r.tags for r in records):
+        return of_origin(drafts(records), value)
+    return [r for r in drafts(records) if not label or r.tags.get(tag) == value]
+
+
+def _of_episodes(pair: TaskPair, name: str, base: str, label: str) -> Contrast:
+    sides = [_group(side, label) for side in (pair.a, pair.b)]
+    shared = {_episode_key(r) for r in sides[0]} & {_episode_key(r) for r in sides[1]}
+    if (
+        len({r.origin for r in sides[0] if _episode_key(r) in shared}) > 1
+    ):  # never averaged: see `summary`
+        sides = [of_origin(side, "") for side in sides]
+    values_a, values_b = (metric_values(side, base) for side in sides)
+    records = [r for r, _ in (*values_a, *values_b)]
+    clusters: dict[Hashable, Hashable] = {_episode_key(r): cluster_of(r) for r in records}
+    paired = paired_difference(
+        {_episode_key(r): v for r, v in values_a}, {_episode_key(r): v for r, v in values_b},
+        clusters, scale=pair.scale(name),
+    )  # fmt: skip
+    return Contrast(metric=name, paired=paired, n_a=len(values_a), n_b=len(values_b))
+
+
+def _episode_key(record: Record) -> EpisodeKey:
+    return record.step, record.example_id, record.rollout
+
+
+# -- numbers over a batch ----------------------------------------------------------------------
+
+
+def _of_batches(pair: TaskPair, name: str) -> Contrast:
+    """Both runs' numbers over the same episodes: one that a run lost counts as lost in both."""
+    played = [{_episode_key(r): r for r in drafts(side)} for side in (pair.a, pair.b)]
+    scored = [{key for key, r in side.items() if r.score.scored} for side in played]
+    in_both = scored[0] & scored[1]
+    batches = [
+        LeaveOneOut(
+            calibrated(live, controls),
+            [side[key] if key in in_both else _lost(side[key]) for key in sorted(played[0].keys()
+             & played[1].keys())],
+            cluster_of,
+        )
+        for live, side, controls in zip(
+            (pair.live_a, pair.live_b), played, _in_both(pair.controls), strict=True
+        )
+        if live is not None
+    ]  # fmt: skip
+    kept = shared_parts(name, [batch.metrics() for batch in batches])
+    recorded = any(name in cells for cells in pair.recorded)
+    if recorded and name in kept and not kept[name]:
+        raise _undefined_headline(name, pair)
+    paired = replace(
+        _jackknifed(name, batches, kept, pair.scale(name)), n_shared=len(in_both),
+        n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
+    )  # fmt: skip
+    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]),
+                    over=_over(name, batches, kept))  # fmt: skip
+
+
+def _over(name: str, batches: Sequence[LeaveOneOut], kept: Kept) -> tuple[str, ...]:
+    """The parts that a mean is compared over, where that is not all of them."""
+    lacking = any(batch.metrics()[name].missing for batch in batches if name in kept)
+    return tuple(kept[name]) if lacking else ()
+
+
+def _in_both(
+    sides: tuple[Sequence[ControlRecord], Sequence[ControlRecord]],
+) -> list[list[ControlRecord]]:
+    """The controls of both runs, those that either could not score as lost in both."""
+    a, b = ({c.key for c in side if c.score.scored} for side in sides)
+    return [
+        [c if c.key in a & b else replace(c, score=unscored(Failure(UNPAIRED), c.score.protocol))
+         for c in side]
+        for side in sides
+    ]  # fmt: skip
+
+
+def _lost(record: Record) -> Record:
+    return replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
+
+
+def _jackknifed(
+    name: str, batches: Sequence[LeaveOneOut], kept: Kept, scale: Interval | None
+) -> PairedDifference:
+    """The two numbers and their difference, less one cluster after the other; of a mean over parts
+    of other rows, the mean of the parts' differences."""
+    parts = list(kept.get(name, {}).values())
+    clusters = [_clusters(part, batches) for part in parts]
+    if parts and len(NOTHING.union(*clusters)) == sum(map(len, clusters)):
+        return _of_strata([_jackknifed(part, batches, kept, scale) for part in parts], scale)
+    a, b = (batch.within(_clusters(name, batches)) for batch in batches)
+    paired = jackknife_difference(
+        partial(a.value_over, name, kept), partial(b.value_over, name, kept), a.n_parts,
+        scale=scale,
+    )  # fmt: skip
+    return replace(paired, n_clusters=a.n_clusters)
+
+
+def _clusters(name: str, batches: Sequence[LeaveOneOut]) -> Clusters:
+    """The clusters that a number is about on either side."""
+    return NOTHING.union(*(batch.of_metric(name).clusters for batch in batches))
+
+
+def _of_strata(parts: Sequence[PairedDifference], scale: Interval | None) -> PairedDifference:
+    """The mean of the parts' differences."""
+    mean = suite_difference(parts, scale=scale)
+    sides = [[part.mean_a for part in parts], [part.mean_b for part in parts]]
+    a, b = (fmean(m for m in side if m is not None) for side in sides)
+    return PairedDifference(
+        mean_a=a, mean_b=b, difference=mean.difference, ci_low=mean.ci_low, ci_high=mean.ci_high,
+        p=mean.p, n_shared=0, n_only_a=0, n_only_b=0, n_clusters=mean.n_clusters,
+        variance=mean.variance, df=mean.df, method=mean.method, unseen=mean.unseen,
+    )  # fmt: skip
+
+
+ALL_MEMBERS = "all"
+MeanLevel = Literal["group", "axis", "suite"]
+TaskSpan = Callable[[str], float | None]
+"""Task → highest minus lowest value; None where nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanDifference:
+    """B minus A over a group of tasks, an axis or a whole suite."""
+
+    name: str
+    level: MeanLevel
+    members: int
+    missing: tuple[str, ...]
+    """Members without a difference: while there are any there is no mean."""
+    paired: PairedDifference
+    better: int
+    """Members whose difference is above zero, whatever its interval."""
+    worse: int
+    equal: int
+    worst: float | None = None
+    """The difference if what is missing had lost as much as its scale allows; None: complete."""
+    best: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `paired` is laid out flat."""
+        line = {name: value for name, value in asdict(self).items() if name != "paired"}
+        return {**line, "missing": list(self.missing), **asdict(self.paired)}
+
+
+def suite_differences(
+    suite: Suite, tasks: Mapping[str, PairedDifference], span: TaskSpan
+) -> list[MeanDifference]:
+    """The means of a suite: its groups, its axes, and last the mean over all members."""
+    made: list[MeanDifference] = []
+    parts = {member: tasks.get(member) for member in suite.members}
+    for member in suite.groups:
+        group = _mean_difference(
+            "group", member, {n: tasks.get(n) for n in suite.tasks_of(member)}, span
+        )
+        parts[member] = group.paired
+        made.append(group)
+
+    def width(member: str) -> float | None:
+        return _mean_of([span(name) for name in suite.tasks_of(member)])
+
+    for axis, names in suite.axes.items():
+        made.append(_mean_difference("axis", axis, {n: parts[n] for n in names}, width))
+    return [*made, _mean_difference("suite", ALL_MEMBERS, parts, width)]
+
+
+def _mean_difference(
+    level: MeanLevel, name: str, parts: Mapping[str, PairedDifference | None], width: TaskSpan
+) -> MeanDifference:
+    there = {n: p for n, p in parts.items() if p is not None and p.difference is not None}
+    missing = tuple(n for n in parts if n not in there)
+    whole = not missing
+    reach = _mean_of([width(n) for n in parts]) if whole else None
+    outcome = suite_difference(
+        list(there.values()), scale=None if reach is None else (0.0, reach)
+    )  # fmt: skip
+    paired = PairedDifference(
+        mean_a=_mean_of([p.mean_a for p in there.values()]) if whole else None,
+        mean_b=_mean_of([p.mean_b for p in there.values()]) if whole else None,
+        difference=outcome.difference if whole else None,
+        ci_low=outcome.ci_low if whole else None,
+        ci_high=outcome.ci_high if whole else None,
+        p=outcome.p if whole else None,
+        n_shared=sum(p.n_shared for p in there.values()),
+        n_only_a=sum(p.n_only_a for p in there.values()),
+        n_only_b=sum(p.n_only_b for p in there.values()),
+        n_clusters=outcome.n_clusters,
+        variance=outcome.variance if whole else None,
+        df=outcome.df if whole else None,
+        method=outcome.method if whole else "nothing-scored",
+        unseen=outcome.unseen if whole else 0.0,
+    )
+    worst, best = _mean_bounds(list(there.values()), [width(n) for n in missing])
+    return MeanDifference(
+        name=name, level=level, members=len(parts), missing=missing, paired=paired,
+        better=outcome.better, worse=outcome.worse, equal=outcome.equal, worst=worst, best=best,
+    )  # fmt: skip
+
+
+def _mean_bounds(
+    there: Sequence[PairedDifference], widths: Sequence[float | None]
+) -> tuple[float | None, float | None]:
+    """Where the mean could lie if those that are missing were on either end of their scales."""
+    reach = [width for width in widths if width is not None]
+    if not widths or len(reach) < len(widths):
+        return None, None
+    count, total = len(there) + len(widths), math.fsum(p.difference or 0.0 for p in there)
+    return (total - math.fsum(reach)) / count, (total + math.fsum(reach)) / count
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None

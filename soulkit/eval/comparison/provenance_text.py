@@ -1,0 +1,114 @@
+"""The provenance of a run in words: judges, rows and model, for the head of a report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from soulkit.eval.run.provenance import BASIS
+from soulkit.models.vllm.settings import engine_words
+from soulkit.text import sanitise
+
+ROLES = ("judge", "auditor", "partner", "environment")
+BASES = {"declared": "weights declared, not verified", "verified": "weights verified"}
+"""How it is known which weights attached servers computed with, as pages say it."""
+_DIGITS = 8
+"""Of a hash that a reader compares by eye."""
+
+
+def provenance_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(label, text) of a run's provenance: players, rows, the model's revision and,
+    where it is not this process, what sampled it."""
+    tasks = {name: entry for name, entry in _members(origin, "tasks").items()
+             if isinstance(entry, Mapping)}  # fmt: skip
+    lines = [(role, role_text(origin, role)) for role in ROLES if _plays(tasks, role)]
+    rows = (rows_text(name, entry) for name, entry in tasks.items())
+    lines += [("rows", "; ".join(text for text in rows if text))]
+    lines += [("revision", revision_text(_members(origin, "actor")))]
+    lines += [("engine", engine_text(_members(origin, "engine")))]
+    return [(label, text) for label, text in lines if text]
+
+
+def provenance_json(origin: Mapping[str, Any]) -> str:
+    """All of it, as JSON that a reader can search; empty for a run that recorded nothing."""
+    return sanitise(json.dumps(origin, indent=1, ensure_ascii=False)) if origin else ""
+
+
+def role_text(origin: Mapping[str, Any], role: str) -> str:
+    """`gpt-5-nano@https://api.openai.com/v1`, several with `and`; where a task has players of its
+    own, those with its name, fewest tasks first; everybody only where some task has them all."""
+    everybody = _names(_members(origin, "players").get(role, ()))
+    by_task = {
+        name: _names(_members(entry, "players").get(role, ()))
+        for name, entry in _members(origin, "tasks").items()
+        if isinstance(entry, Mapping) and _plays({name: entry}, role)
+    }
+    tasks: dict[str, list[str]] = {}
+    for name, players in by_task.items():
+        if players not in ("", everybody):
+            tasks.setdefault(players, []).append(name)
+    special = [
+        f"{players} for {_listed(names)}"
+        for players, names in sorted(tasks.items(), key=lambda item: len(item[1]))
+    ]
+    alone = all(by_task.values()) and everybody not in by_task.values()
+    return ", ".join([everybody, *special] if everybody and not (special and alone) else special)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def rows_text(task: str, entry: Mapping[str, Any]) -> str:
+    """`TASK 450 (3fa9c1d2)`: how many rows, and the beginning of their hash."""
+    rows = entry.get("rows")
+    if not isinstance(rows, Mapping):
+        return ""
+    digest = str(rows.get("sha256", ""))[:_DIGITS]
+    return f"{task} {rows.get('n')} ({digest})" if digest else f"{task} {rows.get('n')}"
+
+
+def revision_text(actor: Mapping[str, Any]) -> str:
+    """The commit of a hub's model or the hash of its weights, and the adapter's; of attached
+    servers also how it is known."""
+    base = str(actor.get("revision") or actor.get("weights") or "")[: _DIGITS + 4]
+    adapter = str(actor.get("adapter_weights") or "")[: _DIGITS + 4]
+    text = " + adapter ".join(text for text in (base, adapter) if text)
+    return f"{text} ({BASES[basis]})".lstrip() if (basis := actor.get(BASIS)) in BASES else text
+
+
+def engine_text(engine: Mapping[str, Any]) -> str:
+    """`vllm 0.32.0`; empty for what samples in the process itself, which is the usual."""
+    return engine_words(engine) if engine.get("kind") == "vllm" else ""
+
+
+def unknown_text(origin: Mapping[str, Any]) -> str:
+    """The players whose servers may fill in anything that a request leaves out."""
+    return " and ".join(
+        name for name, one in _members(origin, "servers").items()
+        if isinstance(one, Mapping) and one.get("defaults") == "unknown"
+    )  # fmt: skip
+
+
+def _plays(tasks: Mapping[str, Mapping[str, Any]], role: str) -> bool:
+    """Whether a task asks the role; one that does not say so may."""
+    return any(role in entry.get("roles", (role,)) for entry in tasks.values())
+
+
+def _names(players: object) -> str:
+    several = players if isinstance(players, list | tuple) else ()
+    return " and ".join(_player(one) for one in several if isinstance(one, Mapping))
+
+
+def _player(one: Mapping[str, Any]) -> str:
+    address = f"@{one['address']}" if one.get("address") else ""
+    basis = f" ({BASES['declared']})" if one.get(BASIS) == "declared" else ""
+    return f"{one.get('model') or one.get('kind', '')}{address}{basis}"
+
+
+def _members(value: object, name: str) -> Mapping[str, Any]:
+    inner = value.get(name) if isinstance(value, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}

@@ -1,0 +1,388 @@
+"""`soul data build --drafter WHO --filter WHO`: rows that one model drafts and another filters.
+
+    records ──▶ sketches, in an order by seed ──▶ draft ──▶ filter ──▶ rows with their provenance
+
+Both models are players like any other; their replies go through a ledger in a run folder whose name
+follows from what is asked, so that the same command after a kill pays for nothing twice and gives
+the same rows. Replies that cannot be read are counted and never become rows. While a record has no
+answer from a server there are no rows; the next start asks about it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from soulkit.config import setting
+from soulkit.errors import ConfigError, ContextOverflow, ProviderError, UnreadableVerdict
+from soulkit.eval.planning import question_load, voice_of
+from soulkit.eval.run.run_lock import run_lock
+from soulkit.eval.run.runner import GIVE_UP, EvalBar
+from soulkit.judge.structured import ask
+from soulkit.models.base import Player
+from soulkit.models.ledger.ledger import Ledger, Totals
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players, Serve, checkpoint_player
+from soulkit.models.players.settings import FORMS, RoleSettings
+from soulkit.models.vllm.manager import Starts, player_servers
+from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.play.engine import gather
+from soulkit.play.plan import USUAL, Plan, PlayerTerms, TaskPlan
+from soulkit.runs.folder import Run, note_start
+from soulkit.runs.jsonl import JsonlWriter
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.made_rows import Drafts, Review, Row, Sketch, drafts_from
+from soulkit.tasks.kit.spec import DRAFTED_BY, ORIGIN
+from soulkit.text import one_line
+from soulkit.types import Call, Role
+
+COMMAND = "data build"
+OUTCOMES = "outcomes.jsonl"
+STAGES: tuple[Role, ...] = ("drafter", "filter")
+_REASON = 300
+"""Characters of a reason that is kept for readers."""
+BuildBars = Callable[[int], AbstractContextManager[EvalBar]]
+
+
+class BuildConfig(RolesConfig):
+    """One build: whose rows, of which file, by whom."""
+
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {
+        "concurrency", "source",
+    }  # fmt: skip
+
+    task: str = setting(flag=None, help="Whose rows.")
+    source: str = setting(flag=None, help="The file with the records.")
+    sha256: str = setting("", flag=None, help="Of that file.")
+    options: dict[str, str] = setting(factory=dict, flag=None, help="The task's own.")
+    prompts: dict[str, str] = setting(factory=dict, flag=None, help="Template → hash.")
+    rows: int | None = setting(None, gt=0, flag=None, help="Rows to make; all there can be.")
+    seed: int = setting(0, flag=None, help="Of the order of the records, and of sampling.")
+    drafter: RoleSettings | None = setting(None, flag=None, help="Writes what a row lacks.")
+    filter: RoleSettings | None = setting(None, flag=None, help="Keeps or rejects.")
+
+    @classmethod
+    def roles(cls) -> list[str]:
+        return list(STAGES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one record. A line of `outcomes.jsonl`."""
+
+    key: str
+    source: str
+    fate: str
+    """`kept` | `rejected` | `unreadable` | `no_answer`."""
+    stage: Role | None = None
+    """Who said no, or nothing that can be used."""
+    fault: str = ""
+    """What a filter holds against a draft."""
+    reason: str = ""
+    draft: dict[str, Any] = field(default_factory=dict)
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """The rows of a build, and its report."""
+
+    rows: tuple[Row, ...]
+    report: dict[str, Any]
+    run: Run
+
+    @property
+    def complete(self) -> bool:
+        return not self.report["counts"]["no_answer"]
+
+
+@dataclass(frozen=True)
+class Build:
+    """Everything that a build needs to know before it asks anybody."""
+
+    config: BuildConfig
+    drafts: Drafts
+    order: tuple[Sketch, ...]
+
+    @classmethod
+    def of(cls, task: Task, config: BuildConfig) -> Build:
+        """Read the file; ConfigError or DataError for what cannot be done."""
+        for role in STAGES:
+            if getattr(config, role) is None:
+                raise _nobody(role)
+        drafts = drafts_from(task, Path(config.source), config.options)
+        digest = hashlib.sha256(Path(config.source).read_bytes()).hexdigest()
+        settled = config.model_copy(update={"sha256": digest, "prompts": dict(drafts.prompts)})
+        for name, settings in settled.players():
+            if settings.kind == "actor":  # found before there is a folder
+                Players().model(name, settings)
+        order = sorted(drafts.sketches, key=lambda sketch: _draw(config.seed, sketch.key))
+        return cls(settled, drafts, tuple(order))
+
+    @property
+    def folder(self) -> Path:
+        """Where the build goes unless told otherwise: the same command, the same folder."""
+        settings = json.dumps(self.config.identity(), sort_keys=True, default=str)
+        mark = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        return Path("runs") / f"data-build-{self.config.task}-{mark}"
+
+    def needed(self, sketches: Sequence[Sketch], rows: int) -> int:
+        """How many of the next sketches it takes for so many more rows, if all were kept."""
+        for place, sketch in enumerate(sketches, 1):
+            rows -= sketch.count
+            if rows <= 0:
+                return place
+        return len(sketches)
+
+    def plan(self) -> Plan:
+        """What the questions take: about, if every draft is kept; at most, if all records are asked
+        about and every question is put twice."""
+        most = self.config.rows
+        first = len(self.order) if most is None else self.needed(self.order, most)
+        loads = []
+        nobody = PlayerTerms(role="actor", name="", limit=0, served=False)
+        for role, settings in self.config.players():
+            terms = voice_of(self.config, role, settings, nobody)
+            words = [_words(sketch, role) for sketch in self.order]
+            about, limit = question_load(terms, words[:first]), question_load(terms, words)
+            loads.append(replace(about, cost_limit=limit.cost_limit))
+        lengths = [_words(sketch, "drafter") for sketch in self.order[:first]]
+        task = TaskPlan(
+            task=self.config.task, examples=len(self.order), episodes=first,
+            prompt_words=sum(lengths), longest_prompt=max(lengths, default=0), asked=tuple(loads),
+            chain=sum(one.seconds for one in loads) / max(first, 1),
+        )  # fmt: skip
+        return Plan(tasks=(task,), concurrency=self.config.concurrency)
+
+    def remarks(self) -> list[str]:
+        """What limits the rows, in sentences."""
+        drafter, judge = self.config.drafter, self.config.filter
+        alike = drafter and judge and (drafter.written() == judge.written())
+        return [*self.drafts.notes,
+                *(["The model that drafts filters its own drafts."] if alike else [])]  # fmt: skip
+
+
+def _draw(seed: int, key: str) -> str:
+    return hashlib.sha256(f"{seed}/{key}".encode()).hexdigest()
+
+
+def _words(sketch: Sketch, role: str) -> int:
+    """Words of a question; the filter's holds about what the drafter's does, and the draft."""
+    return len(sketch.draft.prompt.split()) + (USUAL["drafter"] if role == "filter" else 0)
+
+
+def _nobody(role: Role) -> ConfigError:
+    act = "drafts what a row lacks" if role == "drafter" else "says which drafts may become rows"
+    return ConfigError(
+        f"--{role} is required: nobody {act}.",
+        "One model drafts, another filters; rows that nobody looked at are not built.",
+        f"Name one with --{role} WHO: {FORMS.replace('actor, ', '')}.",
+    )
+
+
+# -- asking --------------------------------------------------------------------------------------
+
+
+def build_drafted_rows(
+    build: Build,
+    folder: Path | None = None,
+    *,
+    bars: BuildBars | None = None,
+    say: Callable[[str], None] = lambda remark: None,
+    ask_user: AskUser | None = None,
+    starts: Starts | None = None,
+) -> BuildResult:
+    """Ask, or take up where a killed build stopped, and return the rows with their report.
+
+    Raises a UserError before anything is asked, BudgetSpent when the money is, ProviderError when
+    a server stays silent. No row of a build that is not complete is of use.
+    """
+    config = build.config
+    config.check_players()
+    if pays(config):
+        confirm_cost(build.plan(), config, say, ask_user)
+    run = Run.open(
+        folder or build.folder, COMMAND, config.identity(), defaults=config.identity_defaults(),
+        sealed=not config.foreign,
+    )  # fmt: skip
+    for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}", *config.servers()):
+        say(line)
+    with (
+        run_lock(run),
+        Ledger(run.ledger_path) as ledger,
+        player_servers(config, run.path, ledger, say, starts) as serve,
+    ):
+        asking = asyncio.run(_ask(build, run, ledger, bars, say, serve))
+        _write_outcomes(run.path / OUTCOMES, asking.outcomes)
+        rows = tuple(asking.rows[: config.rows])
+        report = _report(build, asking.outcomes, len(rows), ledger.totals())
+        run.write_summary(report)
+    return BuildResult(rows=rows, report=report, run=run)
+
+
+async def _ask(
+    build: Build, run: Run, ledger: Ledger, bars: BuildBars | None, say: Callable[[str], None],
+    serve: Serve,
+) -> BuildQuestions:  # fmt: skip
+    config = build.config
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
+    players = Players(ledger, None, checkpoint_player, calls, config.settings_of_players())
+    players.say, players.serve, players.note = say, serve, partial(note_start, run.path)
+    try:
+        cast = {role: players.player(role, who, config.seed) for role, who in config.players()}
+        asking = BuildQuestions(build, cast["drafter"], cast["filter"])
+        with bars(len(build.order)) if bars else nullcontext() as bar:
+            await asking.all(bar)
+        return asking
+    finally:
+        await players.close()
+
+
+@dataclass
+class BuildQuestions:
+    """Asks about one record after the other, as many at once as allowed, until there are enough
+    rows. Which are asked depends on earlier answers alone, not on which of them came first."""
+
+    build: Build
+    drafter: Player
+    filter: Player
+    outcomes: list[Outcome] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    silent: int = 0
+    """Records in a row of which there was no answer."""
+
+    async def all(self, bar: EvalBar | None) -> None:
+        """Wave after wave: each as large as it has to be if all its drafts are kept."""
+        pending, config = list(self.build.order), self.build.config
+        turn = asyncio.Semaphore(config.concurrency)
+
+        async def take(sketch: Sketch) -> tuple[Outcome, Sequence[Row]]:
+            async with turn:
+                outcome, rows = await self._one(sketch)
+            self._count_silence(outcome)
+            if bar is not None:
+                bar.advance(1)
+            return outcome, rows
+
+        while pending and (config.rows is None or len(self.rows) < config.rows):
+            missing = len(pending) if config.rows is None else self.build.needed(
+                pending, config.rows - len(self.rows))  # fmt: skip
+            for outcome, rows in await gather(take(sketch) for sketch in pending[:missing]):
+                self.outcomes.append(outcome)
+                self.rows += rows
+            pending = pending[missing:]
+            if any(outcome.fate == "no_answer" for outcome in self.outcomes):
+                return  # the next wave depends on what is missing in this one
+
+    def _count_silence(self, outcome: Outcome) -> None:
+        self.silent = self.silent + 1 if outcome.fate == "no_answer" else 0
+        if self.silent >= max(GIVE_UP, 2 * self.build.config.concurrency):
+            raise ProviderError(
+                f"{self.silent} records in a row got no answer, one of them with: {outcome.reason}"
+            )
+
+    async def _one(self, sketch: Sketch) -> tuple[Outcome, Sequence[Row]]:
+        """What becomes of one record."""
+        stage: Role = "drafter"
+        shown: dict[str, Any] = {}
+        try:
+            draft = await ask(self.drafter, sketch.draft, _call(sketch, stage))
+            shown, stage = sketch.draft.dump(draft), "filter"
+            review: Review = await ask(self.filter, sketch.review(draft), _call(sketch, stage))
+        except (UnreadableVerdict, ContextOverflow) as error:
+            return _outcome(sketch, "unreadable", stage, reason=error.detail, draft=shown), ()
+        except ProviderError as error:
+            return _outcome(sketch, "no_answer", stage, reason=error.detail, draft=shown), ()
+        if not review.keeps:
+            outcome = _outcome(
+                sketch, "rejected", stage, fault=review.fault, reason=review.reasoning, draft=shown
+            )
+            return outcome, ()
+        rows = [self._signed(sketch, row) for row in sketch.rows(draft)]
+        return replace(_outcome(sketch, "kept", None, draft=shown), rows=len(rows)), rows
+
+    def _signed(self, sketch: Sketch, row: Row) -> Row:
+        """The row with who wrote it, beside where its words are from."""
+        drafter, judge = self.drafter.model.name, self.filter.model.name
+        record = row.get("provenance") or sketch.source
+        signed = {**row, "provenance": f"{record}{DRAFTED_BY}{drafter}, filtered by {judge}"}
+        file = Path(self.build.config.source).name
+        return signed if sketch.published else {**signed, ORIGIN: file}
+
+
+def _call(sketch: Sketch, role: Role) -> Call:
+    return Call(role=role, example_id=sketch.key)
+
+
+def _outcome(
+    sketch: Sketch, fate: str, stage: Role | None, *, draft: dict[str, Any], fault: str = "",
+    reason: str = "",
+) -> Outcome:  # fmt: skip
+    return Outcome(
+        key=sketch.key, source=sketch.source, fate=fate, stage=stage, fault=fault,
+        reason=one_line(reason, _REASON), draft=draft,
+    )  # fmt: skip
+
+
+# -- the report ----------------------------------------------------------------------------------
+
+
+def _write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
+    path.unlink(missing_ok=True)
+    with JsonlWriter(path) as file:
+        for outcome in outcomes:
+            file.write(asdict(outcome))
+
+
+def _report(
+    build: Build, outcomes: Sequence[Outcome], rows: int, totals: Totals
+) -> dict[str, Any]:  # fmt: skip
+    """`summary.json`: where the rows are from, what became of every record, what it cost."""
+    config = build.config
+    return {
+        "command": COMMAND,
+        "task": config.task,
+        "source": {"file": Path(config.source).name, "sha256": config.sha256,
+                   "sketches": len(build.order), "bad": len(build.drafts.bad)},
+        "models": {role: {**who.model_dump(mode="json", exclude_none=True), "who": who.written()}
+                   for role, who in config.players()},
+        "prompts": config.prompts,
+        "options": config.options,
+        "seed": config.seed,
+        "rows": rows,
+        "counts": outcome_counts(outcomes),
+        "remarks": build.remarks(),
+        "calls": {role: dict(sums) for role, sums in totals["by_role"].items()},
+        "cost": totals["cost"],
+    }  # fmt: skip
+
+
+def outcome_counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """How many records were asked about, and what became of them."""
+    fates = Counter(outcome.fate for outcome in outcomes)
+    faults = Counter(o.fault for o in outcomes if o.fate == "rejected")
+    unread = Counter(str(o.stage) for o in outcomes if o.fate == "unreadable")
+    return {
+        "asked": len(outcomes), "kept": fates["kept"], "rejected": dict(sorted(faults.items())),
+        "unreadable": dict(sorted(unread.items())), "no_answer": fates["no_answer"],
+    }  # fmt: skip
+
+
+def unreadable_records(folder: Path) -> list[str]:
+    """A line for each record of a build that came to nothing for want of a readable answer."""
+    from soulkit.runs.jsonl import read_jsonl
+
+    lines = read_jsonl(folder / OUTCOMES)
+    return [
+        f"{line['source']}: {line['fate']}, {line['stage']}: {line['reason']}"
+        for line in lines
+        if line["fate"] in ("unreadable", "no_answer")
+    ]

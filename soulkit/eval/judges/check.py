@@ -1,0 +1,505 @@
+"""`soul judge check`: how far the judge of a finished evaluation can be trusted.
+
+    episodes of a run ──▶ judged again, N times by each judge ──▶ judgements.jsonl ─┐
+    drafts of one row ──▶ which is better, in both orders      ──▶ pairs.jsonl ─────┴▶ summary.json
+
+The check has a run folder and a ledger of its own; its name follows from the settings, so the same
+command takes up the same folder. What is in the two files is not asked again; a judge that failed
+to answer is. The evaluation's folder is only read, and unless it is known to be the user's own
+(trust.py), what it names is neither asked nor imported without `trust`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import TypeAdapter
+
+from soulkit.config import setting
+from soulkit.errors import ConfigError, DataError, ProviderError, RunError
+from soulkit.eval.config import EvalConfig, eval_registry, load_rows, task_names
+from soulkit.eval.judges.questions import (
+    RecordedEpisode,
+    ask_for_preference,
+    ask_judge,
+    no_judge_asked,
+    pair_key,
+    pairs_of,
+)
+from soulkit.eval.planning import judging_plan
+from soulkit.eval.results.recorded import from_ledger
+from soulkit.eval.results.rescore import command_of
+from soulkit.eval.run.run_lock import run_lock
+from soulkit.eval.run.runner import GIVE_UP, EvalBar
+from soulkit.judge.panel import judge_names
+from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
+from soulkit.metrics.agreement import RELIABLE, TENTATIVE
+from soulkit.models.base import Player, unfilled
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players, Serve, checkpoint_player
+from soulkit.models.players.settings import RoleSettings
+from soulkit.models.vllm.manager import Starts, player_servers
+from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.play.engine import gather
+from soulkit.play.plan import Plan, Work
+from soulkit.runs.folder import CONFIG, Run, note_start, read_environment
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl
+from soulkit.runs.records import load_records
+from soulkit.tasks.kit.base import Task
+from soulkit.types import Example, Record
+
+COMMAND = "judge check"
+JUDGEMENTS, PAIRS = "judgements.jsonl", "pairs.jsonl"
+Report = dict[str, Any]
+CheckBars = Callable[[int], AbstractContextManager[EvalBar]]
+CheckSay = Callable[[str], None]
+AskOnce = Callable[[], Awaitable[bool]]
+"""Asks one thing; False when there was no answer."""
+
+UNREAD = frozenset(
+    {"model", "adapter", "base_url", "api_key_env", "headers", "api_version", "partner",
+     "environment", "auditor", "prices", "ledger_file"}
+)  # fmt: skip
+"""What an evaluation was told that no check of its judge acts on."""
+
+_JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(PairJudgement)
+
+
+class CheckConfig(RolesConfig):
+    """One check. Without `judge`, the judges of the evaluation are checked."""
+
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = RolesConfig.OUTSIDE_IDENTITY | {"concurrency"}
+
+    run: str = setting(flag=None, help="Folder of the evaluation.")
+    episodes: str = setting(
+        "",
+        flag=None,
+        help="Digest of the episodes: another evaluation in the same folder is noticed.",
+    )
+    samples: int = setting(2, gt=0, section="Check", help="Opinions of each judge.")
+    limit: int | None = setting(
+        None,
+        gt=0,
+        section="Check",
+        unset="all",
+        help="Episodes of each task at most: the same ones at every call.",
+    )
+    temperature: float | None = setting(
+        None, ge=0, section="Check", unset="as in the run", help="Of the judges."
+    )
+    pairs: bool = setting(
+        True, section="Check", help="Compare drafts of the same row in both orders."
+    )
+    seed: int = setting(0, section="Check", help="Of the judges' sampling.")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Everything that one check needs to know before it asks anybody."""
+
+    config: CheckConfig
+    source: EvalConfig
+    seen: tuple[RecordedEpisode, ...]
+    couples: tuple[tuple[RecordedEpisode, RecordedEpisode], ...]
+    lost: int = 0
+    """Recorded episodes whose row is no longer in the data."""
+
+    @property
+    def by_rules(self) -> list[str]:
+        """Tasks of the evaluation of which no judge is asked."""
+        judged = {one.task.name for one in self.seen}
+        names = task_names(self.source, eval_registry(self.source))
+        return [name for name in names if name not in judged]
+
+    @property
+    def foreign(self) -> bool:
+        """Whether something of it comes from a run that is not known to be the user's own."""
+        return self.config.foreign or self.source.foreign
+
+    @classmethod
+    def of(cls, config: CheckConfig, *, trust: bool = False) -> Self:
+        """Read the evaluation; RunError, ConfigError or DataError when it cannot be checked.
+
+        TrustError when it is not known to be the user's own, unless `trust`.
+        """
+        if config.task_players:
+            raise _for_one_task()
+        folder = Path(config.run)
+        unread = {"judge", "task_players"} if config.judge else ()
+        source = source_of(folder, trust=trust, unread=unread)
+        judges = _distinct_judges(config.judge) or _judges_of(source)
+        if len(judges) < len(config.judge):
+            raise _twice()
+        # First, because where rules score every task no judge would be of use.
+        seen, lost = judged_episodes(folder, source, config.limit)
+        if not judges:
+            raise unfilled("judge")
+        couples = tuple(pairs_of(seen)) if config.pairs else ()
+        digest = hashlib.sha256("\n".join(_trace(s.record) for s in seen).encode()).hexdigest()[:16]
+        settled = config.model_copy(update={"judge": judges, "episodes": digest})
+        for settings in judges:
+            if settings.kind == "actor":  # found before there is a folder
+                Players().model("judge", settings)
+        return cls(settled, source, seen, couples, lost)
+
+    @property
+    def folder(self) -> Path:
+        """Where the check goes unless told otherwise: the same command, the same folder."""
+        name = Path(self.config.run).name
+        mark = hashlib.sha256(repr(sorted(self.config.identity().items())).encode()).hexdigest()[:8]
+        return Path("runs") / f"judge-check-{name}-{mark}"
+
+    @property
+    def todo(self) -> int:
+        """Judgements and pairs, before what is already there is taken off."""
+        judges = len(self.config.judge)
+        return judges * (len(self.seen) * self.config.samples + len(self.couples))
+
+    def plan(self) -> dict[str, int]:
+        """Calls at most, without the questions that have to be put again."""
+        calls_of = [s.task.calls(s.example) for s in self.seen]
+        per_episode = sum(of.get("judge", 0) + of.get("auditor", 0) for of in calls_of)
+        judges = len(self.config.judge)
+        calls = judges * self.config.samples * per_episode
+        compared = judges * 2 * len(self.couples)
+        return {
+            "episodes": len(self.seen),
+            "judges": judges,
+            "judgements": judges * self.config.samples * len(self.seen),
+            "pairs": judges * len(self.couples),
+            "calls": calls + compared,
+        }
+
+    def cost_plan(self) -> Plan:
+        """What the judgements take, of episodes that are judged already as well."""
+        rows: dict[str, tuple[Task, list[Example]]] = {}
+        for seen in self.seen:
+            rows.setdefault(seen.task.name, (seen.task, []))[1].append(seen.example)
+        work = [Work(task, tuple(examples)) for task, examples in rows.values()]
+        compared = 2 * len(self.couples) / max(len(self.seen), 1)  # a pair is read in both orders
+        opinions = self.config.samples + math.ceil(compared)
+        return judging_plan(self.config, work, opinions)
+
+    def judges(self, players: Players) -> dict[str, Player]:
+        """Name → judge, sampled as the evaluation does unless a temperature was given."""
+        made = []
+        for settings in self.config.judge:
+            samples = self.source.judge_samples or 1
+            player = players.player("judge", settings, self.config.seed, samples)
+            if self.config.temperature is not None:
+                sampling = replace(player.sampling, temperature=self.config.temperature)
+                player = replace(player, sampling=sampling)
+            made.append(player)
+        return dict(zip(judge_names(made), made, strict=True))
+
+
+def _judges_of(source: EvalConfig) -> tuple[RoleSettings, ...]:
+    """Whoever judged in any task of an evaluation."""
+    return tuple(who for role, who in source.players() if role == "judge")
+
+
+def _distinct_judges(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
+    """The judges without those who are another one again."""
+    return tuple(judge for i, judge in enumerate(judges) if judge not in judges[:i])
+
+
+def _for_one_task() -> ConfigError:
+    return ConfigError(
+        "A judge is named for one task, and a check asks every judge about all of them.",
+        "Its judges are compared with each other on the same episodes.",
+        "Write --judge WHO.",
+    )
+
+
+def _twice() -> ConfigError:
+    return ConfigError(
+        "The same judge is named twice.",
+        "Equal questions to equal judges are answered from the ledger, so the two would agree on "
+        "everything, whatever they think.",
+        "Name it once: --samples says how far a judge agrees with itself.",
+    )
+
+
+# -- what is checked -----------------------------------------------------------------------------
+
+
+def source_of(folder: Path, *, trust: bool = False, unread: Collection[str] = ()) -> EvalConfig:
+    """The settings of the evaluation in `folder`; RunError when it holds none.
+
+    TrustError when they are not known to be the user's own, unless `trust` is given or nothing is
+    taken from them but what is `unread`.
+    """
+    command = command_of(folder)
+    if not command.startswith("eval"):
+        raise RunError(
+            f"{folder} was made by 'soul {command}'.",
+            "What is checked is the judge of an evaluation.",
+            "Name the folder of a soul eval run.",
+        )
+    return EvalConfig.load(folder / CONFIG, env={}, trust=trust, unread=UNREAD.union(unread))
+
+
+def judged_episodes(
+    folder: Path, source: EvalConfig, limit: int | None
+) -> tuple[tuple[RecordedEpisode, ...], int]:
+    """Played episodes of the tasks that have a judge, `limit` of each, with their rows; and how
+    many were left out because their row is gone.
+
+    ConfigError when no task has a judge, DataError when no episode was played to its end.
+    """
+    rows = _rows_by_key(source)
+    played = [r for r in load_records(folder / "episodes.jsonl") if r.episode.failure is None]
+    by_task: dict[str, list[RecordedEpisode]] = {}
+    for record in sorted(played, key=lambda r: (r.task, r.example_id, r.rollout)):
+        row = rows.get((record.task, record.example_id))
+        if row is not None and row[0].calls(row[1]).get("judge"):
+            by_task.setdefault(record.task, []).append(RecordedEpisode(*row, record))
+    if not by_task:
+        judged = {task.name for task, example in rows.values() if task.calls(example).get("judge")}
+        raise DataError(
+            f"{folder} holds no judged episode that was played to its end.",
+            f"Of its tasks {', '.join(sorted(judged))} ask a judge: none of their episodes is "
+            "whole, or their rows have changed since.",
+            "Finish the evaluation first, with the same files.",
+        )
+    lost = sum((record.task, record.example_id) not in rows for record in played)
+    return tuple(seen for seen_of_task in by_task.values() for seen in seen_of_task[:limit]), lost
+
+
+def _rows_by_key(source: EvalConfig) -> dict[tuple[str, str], tuple[Task, Example]]:
+    """(task, example) → the row, as the evaluation found it; ConfigError when none has a judge."""
+    rows = {
+        (part.task.name, example.id): (part.task, example)
+        for part in load_rows(source)
+        for example in part.examples
+    }
+    if not any(task.calls(example).get("judge") for task, example in rows.values()):
+        raise no_judge_asked({task for task, _ in rows}, "which always agree with themselves")
+    return rows
+
+
+def _trace(record: Record) -> str:
+    conversation = "\n".join(f"{line.seat}: {line.text}" for line in record.episode.transcript)
+    return f"{record.task}/{record.key}/{hashlib.sha256(conversation.encode()).hexdigest()}"
+
+
+# -- asking --------------------------------------------------------------------------------------
+
+
+def check_judge(
+    config: CheckConfig,
+    out: Path | None = None,
+    *,
+    trust: bool = False,
+    bars: CheckBars | None = None,
+    say: CheckSay | None = None,
+    ask: AskUser | None = None,
+    starts: Starts | None = None,
+) -> tuple[Run, Report]:
+    """Do what `soul judge check` does and return the run with its report.
+
+    `trust` lets the settings of an evaluation act that is not known to be the user's own, `ask`
+    confirms what the check costs where settings do not, `starts` shows that a vLLM server starts.
+
+    Raises a UserError before anything is asked, ProviderError when a judge stays silent.
+    """
+    check = Check.of(config, trust=trust)
+    check.config.check_players()
+    if pays(check.config):
+        confirm_cost(check.cost_plan(), check.config, say or _silence, ask)
+    run = Run.open(
+        out or check.folder, COMMAND, check.config.identity(),
+        defaults=check.config.identity_defaults(), sealed=not check.foreign,
+    )  # fmt: skip
+    if say:
+        for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",
+                     *check.config.servers()):  # fmt: skip
+            say(line)
+    say, settings = say or _silence, check.config
+    with (
+        run_lock(run),
+        Ledger(run.ledger_path, mends=True) as ledger,
+        # A finished check is shown again without a server.
+        player_servers(settings, run.path, ledger, say, starts)
+        if Asking(check, run, {}, ledger).left
+        else nullcontext(from_ledger(ledger)) as serve,
+    ):
+        report = asyncio.run(_run_check(check, run, ledger, bars, say, serve))
+    run.write_summary(report)
+    return run, report
+
+
+def _silence(remark: str) -> None:
+    """Nobody listens."""
+
+
+async def _run_check(
+    check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay, serve: Serve
+) -> Report:
+    calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
+    players = Players(ledger, None, checkpoint_player, calls, check.config.settings_of_players())
+    players.say, players.serve, players.note = say, serve, partial(note_start, run.path)
+    try:
+        asking = Asking(check, run, check.judges(players), ledger)
+        with bars(asking.left) if bars else nullcontext() as bar:
+            await asking.all(bar)
+    finally:
+        await players.close()
+    say("computing agreement and its intervals")
+    return asking.report(ledger.totals()["cost"])
+
+
+@dataclass
+class Asking:
+    """Asks what is not on disk yet."""
+
+    check: Check
+    run: Run
+    players: Mapping[str, Player]
+    ledger: Ledger
+    judgements: dict[tuple[str, str, int], Judgement] = field(default_factory=dict)
+    matches: dict[tuple[str, str], PairJudgement] = field(default_factory=dict)
+    silent: int = 0
+    """Answers in a row that did not come."""
+
+    def __post_init__(self) -> None:
+        for line in read_jsonl(self.run.path / JUDGEMENTS):
+            judgement = _JUDGEMENT.validate_python(line)
+            self.judgements[judgement.key, judgement.judge, judgement.sample] = judgement
+        for line in read_jsonl(self.run.path / PAIRS):
+            pair = _MATCH.validate_python(line)
+            self.matches[pair.key, pair.judge] = pair
+
+    @property
+    def left(self) -> int:
+        return self.check.todo - len(self.judgements) - len(self.matches)
+
+    async def all(self, bar: EvalBar | None) -> None:
+        """Every judgement and pair that is missing, `concurrency` of them at once.
+
+        What a judge failed to answer is kept in memory for the report and asked at the next start.
+        """
+        turn = asyncio.Semaphore(self.check.config.concurrency)
+
+        async def take(work: AskOnce) -> None:
+            async with turn:
+                self._count_silence(await work())
+            if bar is not None:
+                bar.advance(1)
+
+        with (
+            JsonlWriter(self.run.path / JUDGEMENTS) as rated,
+            JsonlWriter(self.run.path / PAIRS) as paired,
+        ):
+            await gather(take(work) for work in (*self._unrated(rated), *self._unpaired(paired)))
+
+    def _count_silence(self, answered: bool) -> None:
+        self.silent = 0 if answered else self.silent + 1
+        if self.silent >= max(GIVE_UP, 2 * self.check.config.concurrency):
+            broken = (j.problem for j in self.judgements.values() if not j.answered)
+            raise ProviderError(
+                f"{self.silent} judgements in a row failed, one of them with: {next(broken, '')}"
+            )
+
+    def _unrated(self, file: JsonlWriter) -> Iterator[AskOnce]:
+        for seen in self.check.seen:
+            for name in self.players:
+                for sample in range(self.check.config.samples):
+                    if (seen.key, name, sample) not in self.judgements:
+                        yield partial(self._rate, file, seen, name, sample)
+
+    async def _rate(self, file: JsonlWriter, seen: RecordedEpisode, name: str, sample: int) -> bool:
+        opinion = await ask_judge(seen, name, self.players[name], sample, self.ledger)
+        self.judgements[opinion.key, name, sample] = opinion
+        if opinion.answered:
+            file.write(_JUDGEMENT.dump_python(opinion, mode="json"))
+        return opinion.answered
+
+    def _unpaired(self, file: JsonlWriter) -> Iterator[AskOnce]:
+        for a, b in self.check.couples:
+            for name in self.players:
+                if (pair_key(a, b), name) not in self.matches:
+                    yield partial(self._pair, file, a, b, name)
+
+    async def _pair(
+        self, file: JsonlWriter, a: RecordedEpisode, b: RecordedEpisode, name: str
+    ) -> bool:
+        result, answered = await ask_for_preference(a, b, name, self.players[name])
+        self.matches[result.key, name] = result
+        if answered:
+            file.write(_MATCH.dump_python(result, mode="json"))
+        return answered
+
+    # -- the report --
+
+    def report(self, cost: float | None) -> Report:
+        """`summary.json`: everything measured by task, with the thresholds of its words."""
+        names = list(dict.fromkeys(seen.task.name for seen in self.check.seen))
+        return {
+            "command": COMMAND,
+            "run": self.check.config.run,
+            "judges": {name: p.sampling.temperature for name, p in self.players.items()},
+            "samples": self.check.config.samples,
+            "thresholds": {"reliable": RELIABLE, "tentative": TENTATIVE},
+            "remarks": check_remarks(self.check, self.players),
+            "tasks": {name: self._reliability(name).report() for name in names},
+            "cost": cost,
+        }
+
+    def _reliability(self, task: str) -> Reliability:
+        subjects = {s.key: s.subject() for s in self.check.seen if s.task.name == task}
+        judged = [j for j in self.judgements.values() if j.key in subjects]
+        order = sorted(judged, key=lambda j: (j.key, list(self.players).index(j.judge), j.sample))
+        started = f"{task}/"
+        matches = [m for _, m in sorted(self.matches.items()) if m.key.startswith(started)]
+        return Reliability(order, subjects, matches)
+
+
+def read_report(folder: Path) -> Report:
+    """The report of a finished check; RunError when `folder` holds none."""
+    command = str(read_environment(folder).get("command", ""))
+    if command != COMMAND or not (folder / "summary.json").is_file():
+        raise RunError(
+            f"{folder} holds no finished check of a judge.",
+            f"It was made by 'soul {command}'.",
+            "Run soul judge check RUN, and name the folder that it prints.",
+        )
+    report: Report = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return report
+
+
+def check_remarks(check: Check, players: Mapping[str, Player]) -> list[str]:
+    """What limits the statements of a check, in sentences."""
+    sentences = []
+    cold = [name for name, player in players.items() if player.sampling.temperature == 0]
+    if check.config.samples < 2:
+        sentences.append(
+            "One opinion each: nothing is said about agreement of a judge with itself."
+        )
+    elif cold:
+        sentences.append(
+            f"{', '.join(cold)}: temperature 0, so asking again measures whether the server is "
+            "deterministic, not how sure the judge is. Give --temperature 1 to measure that."
+        )
+    if check.lost:
+        sentences.append(
+            f"{check.lost} recorded episodes are left out: their rows are no longer in the data."
+        )
+    if check.by_rules:
+        sentences.append(f"{', '.join(check.by_rules)}: scored by rules, no judge is asked.")
+    if check.config.pairs and not check.couples:
+        sentences.append(
+            "No row has two different drafts, so position bias is not measured. Evaluate with "
+            "--repeats 2."
+        )
+    return sentences

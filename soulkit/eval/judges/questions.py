@@ -1,0 +1,258 @@
+"""Questions to judges about recorded episodes: again, to another judge, or which of two is better.
+
+Every judgement is the task's own `score` with a cast of one judge and one opinion, so what is
+measured is the judging that runs use. A verdict that cannot be read is a finding here, not a
+failure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from soulkit.data.rows import HUMAN
+from soulkit.errors import CallError, ConfigError, ContextOverflow, ProviderError, SoulError
+from soulkit.judge.pairwise import judge_pair
+from soulkit.judge.quoting import fence, utterances
+from soulkit.judge.reliability import Grade, Judgement, PairJudgement, Subject, grades_in
+from soulkit.models.base import Cast, ChatModel, Panel, Player
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.tasks.kit.base import Task
+from soulkit.text import one_line
+from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
+
+
+def no_judge_asked(tasks: Collection[str], remark: str, way_out: str = "") -> ConfigError:
+    """The error of judging a run in which rules score every task; `remark` says what follows, and
+    `way_out` what else may be done."""
+    return ConfigError(
+        "No task of this run asks a judge.",
+        f"Its tasks ({', '.join(sorted(tasks)) or 'none'}) are scored by rules, {remark}.",
+        "Name the run of a judged task; soul tasks show TASK says whether it has a judge."
+        f"{way_out}",
+    )
+
+
+class ActorWasAsked(SoulError):
+    """A task called its actor while an episode was only to be scored."""
+
+
+class _NoActor:
+    """The actor of a cast that only judges."""
+
+    name = "nobody"
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        raise ActorWasAsked(f"the actor was asked while example {call.example_id} was being judged")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass
+class CountedJudge:
+    """A judge's model with the number of the opinion in its calls; counts what it is asked.
+
+    The number keys the ledger and the seed, so the same question is another one the second time.
+    """
+
+    model: ChatModel
+    sample: int = 0
+    questions: int = 0
+    again: int = 0
+    failed: bool = False
+    """Whether the model itself broke, so that there was no answer to be read."""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.model.name
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        repeated = any(segment.role == "assistant" for segment in context)
+        self.again += repeated
+        self.questions += not repeated
+        try:
+            return await self.model.complete(
+                context, sampling, replace(call, sample=call.sample + self.sample)
+            )
+        except (ProviderError, ContextOverflow):
+            self.failed = True
+            raise
+
+    async def close(self) -> None:
+        """The model belongs to the players of the check."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """A recorded episode with the task and the row that it came from."""
+
+    task: Task
+    example: Example
+    record: Record
+
+    @property
+    def key(self) -> str:
+        return f"{self.record.task}/{self.record.key}"
+
+    @property
+    def episode(self) -> Episode:
+        return replace(self.record.episode, step=self.record.step)
+
+    @property
+    def spoken(self) -> str:
+        """What the actor said, its seats' lines."""
+        return "\n".join(utterances(self.episode))
+
+    def subject(self) -> Subject:
+        turns = sum(len(trace.turns) for trace in self.episode.traces)
+        people = human_labels(self.task, self.example)
+        return Subject(words=len(self.spoken.split()), turns=turns, people=people)
+
+
+def human_labels(task: Task, example: Example) -> dict[str, Grade]:
+    """Dimension → what people said, from the row: its `human_<dimension>` columns for `gold` alone.
+
+    The task's options may name other columns: `human_labels: {dimension: column}`.
+    """
+    named: Mapping[str, str] = task.spec.options.get("human_labels", {})
+    usual = {
+        column.removeprefix(HUMAN): column
+        for column in example.visible("gold")
+        if column.startswith(HUMAN)
+    }
+    values = {dim: example.fields.get(column) for dim, column in {**usual, **named}.items()}
+    return {dim: _label(value) for dim, value in values.items() if value is not None}
+
+
+def _label(value: Any) -> Grade:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return float(value) if isinstance(value, int | float) else str(value)
+
+
+def _judging_cast(judge: Player, listener: CountedJudge, ledger: Ledger | None = None) -> Cast:
+    return Cast(
+        actor=Player(_NoActor()),
+        judges=(replace(judge, model=listener),),
+        panel=Panel(samples=1, orders="both"),
+        ledger=ledger,
+    )
+
+
+# -- one judgement -------------------------------------------------------------------------------
+
+
+async def ask_judge(
+    seen: RecordedEpisode, name: str, judge: Player, sample: int, ledger: Ledger | None = None
+) -> Judgement:
+    """What `judge`, called `name` in the report, says of an episode in its `sample`-th opinion.
+
+    Services that the task pays for itself are asked through `ledger`. An episode that was scored
+    without the judge gives a judgement that says nothing.
+    """
+    listener, problem = CountedJudge(judge.model, sample), ""
+    try:
+        score = await seen.task.score(
+            seen.example, seen.episode, _judging_cast(judge, listener, ledger)
+        )
+        problem = _missing(score)
+    except CallError as error:
+        problem = error.detail
+    return Judgement(
+        key=seen.key,
+        cluster=seen.example.cluster,
+        judge=name,
+        sample=sample,
+        said={} if problem or not listener.questions else grades_in(score),
+        problem=problem,
+        answered=not listener.failed,
+        asked=listener.questions,
+        again=listener.again,
+    )
+
+
+def _missing(score: Score) -> str:
+    """Why a score that came back has no value; empty when it has one."""
+    return "" if score.scored else score.words or score.reason or "no score, and no reason given"
+
+
+# -- one pair ------------------------------------------------------------------------------------
+
+
+def pairs_of(seen: Sequence[RecordedEpisode]) -> list[tuple[RecordedEpisode, RecordedEpisode]]:
+    """Drafts of the same example, two by two, that differ in what the actor said."""
+    of_example: dict[str, list[RecordedEpisode]] = {}
+    for one in sorted(seen, key=lambda s: (s.example.id, s.record.rollout)):
+        of_example.setdefault(f"{one.task.name}/{one.example.id}", []).append(one)
+    couples = (
+        pair for same in of_example.values() for pair in zip(same[::2], same[1::2], strict=False)
+    )
+    return [(a, b) for a, b in couples if a.spoken != b.spoken]
+
+
+def pair_key(a: RecordedEpisode, b: RecordedEpisode) -> str:
+    return f"{a.key}+{b.record.rollout}"
+
+
+async def ask_for_preference(
+    a: RecordedEpisode, b: RecordedEpisode, name: str, judge: Player
+) -> tuple[PairJudgement, bool]:
+    """Which of two drafts the judge prefers, in both orders; False: the judge itself failed."""
+    listener = CountedJudge(judge.model)
+    result = PairJudgement(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
+    try:
+        compared = await judge_pair(
+            _judging_cast(judge, listener), a.episode, lambda first: _question(a, b, first)
+        )
+    except CallError as error:
+        return replace(result, problem=error.detail), not listener.failed
+    return replace(result, ballots=compared.ballots, flips=compared.flips), True
+
+
+def _question(a: RecordedEpisode, b: RecordedEpisode, first: bool) -> str:
+    """The pair in the words of the task's `pairwise.md`, or the shared one."""
+    one, two = (a, b) if first else (b, a)
+    return a.task.prompts.render(
+        "pairwise",
+        title=a.task.spec.title,
+        summary=a.task.spec.summary,
+        seat=_seat(a),
+        setting=_setting(a),
+        a=fence(_transcript(one), "answer"),
+        b=fence(_transcript(two), "answer"),
+    )
+
+
+def _seat(seen: RecordedEpisode) -> str:
+    """Who of the speakers is judged; empty where nobody else speaks."""
+    seats = {trace.seat for trace in seen.episode.traces}
+    others = {line.seat for line in seen.episode.transcript} - seats
+    return " and ".join(sorted(seats)) if others else ""
+
+
+def _setting(seen: RecordedEpisode) -> str:
+    """What the judge may see of the row, a line for each field; empty when that is nothing."""
+    view = seen.example.visible("judge")
+    shown = [name for name in view if name not in seen.task.gold_fields]
+    return (
+        fence("\n".join(f"{name}: {_text(view[name])}" for name in shown), "row") if shown else ""
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _transcript(seen: RecordedEpisode) -> str:
+    lines = seen.episode.transcript
+    if len(lines) == 1:
+        return lines[0].text
+    # On one line each: a line break in speech could forge the line of another seat.
+    return "\n".join(f"{line.seat}: {one_line(line.text)}" for line in lines)

@@ -1,0 +1,475 @@
+"""Re-judge recorded episodes: with an edited prompt, with another judge, or where a judge failed.
+
+    recorded run ──▶ survey: every question whose answer no ledger holds, and what it would cost
+                 ──▶ ask those ──▶ a run folder with a ledger of its own, on top of the old one
+
+What the actor said stays as it is, and so does the old folder. The same command resumes its
+folder: the new ledger holds what was paid for, so nothing is asked twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import ConfigError, RunError
+from soulkit.eval.judges.questions import no_judge_asked
+from soulkit.eval.planning import question_load, voice_of
+from soulkit.eval.results.recorded import (
+    RecordedRun,
+    UnrecordedModel,
+    from_ledger,
+    recorded_drafts,
+    regrouped,
+    score_again,
+    score_control_again,
+)
+from soulkit.eval.results.rescore import (
+    CHANGES,
+    PREFIX,
+    PROMPTS,
+    Rescored,
+    copy_prompts,
+    distinct_tasks,
+    put_prompts,
+    refuse_empty,
+    refuse_lost_rows,
+    refuse_unused,
+    templates_in,
+    write_rescored,
+)
+from soulkit.eval.run.provenance import (
+    actor_identity,
+    player_identities,
+    rescored_provenance,
+    write_provenance,
+)
+from soulkit.eval.run.run_lock import run_lock
+from soulkit.models.base import Cast, ChatModel, Player, unfilled
+from soulkit.models.ledger.ledger import LayeredLedger, Ledger, ReplayMiss
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players, Serve, cast_of
+from soulkit.models.players.settings import PANELS, RoleSettings, TaskPlayers
+from soulkit.models.vllm.manager import Starts, check_needs, player_servers, players_needs, terms_of
+from soulkit.play.engine import gather
+from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
+from soulkit.runs.folder import Run, is_run, note_start
+from soulkit.runs.jsonl import write_json
+from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
+
+LEDGER = "ledger.sqlite"
+Advance = Callable[[int], object]
+AskedPlayer = tuple[str, str]
+"""A role and who fills it, as it is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejudgePlan:
+    """What is to be judged again, and by whom."""
+
+    recorded: RecordedRun
+    config: RolesConfig
+    """The settings of the run with the judges that are asked now."""
+    prompts: Path | None
+    """Edited templates; None: as they are."""
+    out: Path
+
+    @property
+    def ledger(self) -> Path:
+        """Where the new replies are kept."""
+        return self.out / LEDGER
+
+    @property
+    def command(self) -> str:
+        return f"{PREFIX}{self.recorded.command}"
+
+    def servers(self) -> list[str]:
+        """A line for each server that is asked."""
+        return _judges_only(self.config).servers()
+
+
+@dataclass
+class Survey:
+    """The questions that no ledger answers, by who would be asked."""
+
+    words: dict[AskedPlayer, list[int]] = field(default_factory=dict)
+    """Role and player → the words of each prompt that it was not asked yet."""
+    episodes: set[str] = field(default_factory=set)
+    """Keys of the episodes that are to be judged again."""
+    controls: set[str] = field(default_factory=set)
+    """Keys of the controls."""
+
+    @property
+    def questions(self) -> int:
+        return sum(len(prompts) for prompts in self.words.values())
+
+
+class _Surveyed:
+    """A player's model while nothing is asked: notes every question that a ledger lacks."""
+
+    def __init__(self, model: ChatModel, seat: AskedPlayer, survey: Survey) -> None:
+        self.model, self.name = model, model.name
+        self._seat, self._survey = seat, survey
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        try:
+            return await self.model.complete(context, sampling, call)
+        except ReplayMiss:
+            words = sum(len(segment.text.split()) for segment in context)
+            self._survey.words.setdefault(self._seat, []).append(words)
+            raise
+
+    def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
+        """Nothing is written while nothing is asked."""
+
+    async def close(self) -> None:
+        await self.model.close()
+
+
+@dataclass
+class _SurveyPlayers(Players):
+    """Players of whom a survey notes what they would be asked."""
+
+    survey: Survey = field(default_factory=Survey)
+
+    def model(self, role: str, settings: RoleSettings) -> ChatModel:
+        model = super().model(role, settings)
+        if role not in PANELS:
+            return model
+        return _Surveyed(model, (role, settings.written()), self.survey)
+
+
+# -- what is to be done ------------------------------------------------------------------------
+
+
+def rejudge_plan(
+    recorded: RecordedRun, judges: Sequence[RoleSettings], prompts: Path | None, out: Path | None,
+    root: Path, *, max_cost: float | None = None, yes: bool = False,
+) -> RejudgePlan:  # fmt: skip
+    """The plan of a command; ConfigError or RunError for what cannot be done.
+
+    Without `out` the folder is one in `root` whose name follows from what is asked, so that the
+    same command takes up the same folder. `max_cost` (US dollars) and `yes` agree to the cost.
+    """
+    _refuse_rules(recorded)
+    config = with_judges(recorded.config, judges)
+    config = config.model_copy(update={"max_cost": max_cost, "yes": yes})
+    if not judging_players(config):
+        raise unfilled("judge")
+    refuse_lost_rows(recorded)
+    if prompts is not None:
+        refuse_empty(prompts)
+        put_prompts(distinct_tasks(recorded.rows), prompts)
+    renewal = RejudgePlan(
+        recorded=recorded, config=config, prompts=prompts,
+        out=(out or root / _usual_name(recorded, config, prompts)).resolve(),
+    )  # fmt: skip
+    _check_folder(renewal)
+    return renewal
+
+
+def _refuse_rules(recorded: RecordedRun) -> None:
+    """ConfigError where nobody judges or audits any episode: nothing would be asked."""
+    played = {r.example_id for r in recorded.records}
+    rows = [row for example_id, row in recorded.rows.items() if example_id in played]
+    asked = {role for task, row in rows for role, count in task.calls(row).items() if count}
+    if rows and asked.isdisjoint(PANELS):
+        names = {task.name for task, _ in rows}
+        again = " Without --ask, soul rescore RUN reads the recorded replies again by the rules."
+        raise no_judge_asked(names, "so nobody would be asked, whoever is named", again)
+
+
+def judging_players(config: RolesConfig) -> list[tuple[str, RoleSettings]]:
+    """Everybody who judges or audits, with their role, in all tasks or in one."""
+    return [(role, who) for role, who in config.players() if role in PANELS]
+
+
+def with_judges(config: RolesConfig, judges: Sequence[RoleSettings]) -> RolesConfig:
+    """The same settings with other judges in every task, if any are named; ConfigError for one
+    that is named twice. An auditor stays where one was named for all tasks."""
+    if not judges:
+        return config
+    named = [judge.model_dump_json() for judge in judges]
+    if len(set(named)) < len(named):
+        raise ConfigError(
+            "The same judge is named twice.",
+            "Equal judges would be one ledger entry, and agree with themselves by construction.",
+            "Name it once.",
+        )
+    seats = {
+        task: _without_roles(own, judge=(), auditor=()) for task, own in config.task_players.items()
+    }  # fmt: skip
+    return config.model_copy(update={"judge": tuple(judges), "task_players": seats})
+
+
+def _without_roles(own: TaskPlayers, **others: Any) -> TaskPlayers:
+    return own.model_copy(update=others)
+
+
+def _usual_name(recorded: RecordedRun, config: RolesConfig, prompts: Path | None) -> str:
+    texts = [path.read_bytes().hex() for path in templates_in(prompts)] if prompts else []
+    judges = [(role, who.model_dump(mode="json")) for role, who in judging_players(config)]
+    whole = json.dumps([str(recorded.path.resolve()), judges, texts], sort_keys=True)
+    mark = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return f"rescore-{recorded.path.resolve().name}-{mark}"
+
+
+def _check_folder(renewal: RejudgePlan) -> None:
+    """RunError when the folder belongs to the rescoring of another run, or to something else."""
+    noted = renewal.out / CHANGES
+    source = str(renewal.recorded.path.resolve())
+    if not is_run(renewal.out):
+        return  # Run.open refuses what is neither empty nor a run
+    before = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
+    if before.get("source") != source:
+        raise RunError(
+            f"'{renewal.out}' holds another run already.",
+            f"It was not made by rescoring '{source}', and its replies belong to other episodes.",
+            "Give a new or empty folder with --out.",
+        )
+
+
+# -- survey --------------------------------------------------------------------------------------
+
+
+def survey_of(renewal: RejudgePlan) -> Survey:
+    """Every question that would have to be asked; nobody is asked. ConfigError for an edited
+    template that no question of these episodes uses."""
+    survey = Survey()
+    with _replay_ledger(renewal) as ledger:
+        asyncio.run(_collect_questions(renewal, ledger, survey))
+    if renewal.prompts is not None:
+        refuse_unused(distinct_tasks(renewal.recorded.rows), renewal.prompts)
+    return survey
+
+
+@contextmanager
+def _replay_ledger(renewal: RejudgePlan) -> Iterator[Ledger]:
+    """All replies there are, for reading alone."""
+    import tempfile
+
+    below, above = renewal.recorded.ledger, renewal.ledger
+    with tempfile.TemporaryDirectory() as folder:
+        files = [path for path in (above, below) if path is not None and path.is_file()]
+        if not files:
+            files = [Path(folder) / "empty.sqlite"]
+            Ledger(files[0]).close()
+        with LayeredLedger(files[0], files[1] if files[1:] else None, "replay") as ledger:
+            yield ledger
+
+
+async def _collect_questions(renewal: RejudgePlan, ledger: Ledger, survey: Survey) -> None:
+    players = _SurveyPlayers(**_player_arguments(renewal, ledger, UnrecordedModel), survey=survey)
+    players.serve = from_ledger(ledger)
+    cast = _cast(renewal, players, UnrecordedModel(str(renewal.recorded.settings.get("model", ""))))
+    for record in renewal.recorded.records:
+        _, miss = await score_again(renewal.recorded, record, cast)
+        await asyncio.sleep(0)  # other opinions of the same question are noted as well
+        if miss is not None:
+            survey.episodes.add(record.key)
+    for control, draft in recorded_drafts(renewal.recorded):
+        _, miss = await score_control_again(renewal.recorded, control, draft, cast)
+        await asyncio.sleep(0)
+        if miss is not None:
+            survey.controls.add(control.key)
+    await players.close()
+
+
+def survey_plan(renewal: RejudgePlan, survey: Survey) -> Plan:
+    """What the survey's questions come to: calls, tokens and cost, by task and judge."""
+    config, tasks = renewal.config, sorted({r.task for r in renewal.recorded.records})
+    actor = PlayerTerms(role="actor", name=str(renewal.recorded.settings.get("model", "")), limit=0)
+    loads = []
+    for role, judge in judging_players(config):
+        prompts = survey.words.get((role, judge.written()), [])
+        terms = voice_of(config, role, judge, actor)
+        loads += [question_load(terms, prompts)] if prompts else []
+    task = TaskPlan(
+        task=", ".join(tasks), examples=len(renewal.recorded.rows), episodes=len(survey.episodes),
+        prompt_words=sum(sum(prompts) for prompts in survey.words.values()),
+        longest_prompt=max((n for prompts in survey.words.values() for n in prompts), default=0),
+        asked=tuple(loads), chain=0.0,
+    )  # fmt: skip
+    return Plan(tasks=(task,), concurrency=config.concurrency)
+
+
+# -- asking ------------------------------------------------------------------------------------
+
+
+def _player_arguments(
+    renewal: RejudgePlan, ledger: Ledger, load: Callable[[str], ChatModel]
+) -> dict[str, Any]:  # fmt: skip
+    """What players are made with."""
+    config = renewal.config
+    return {
+        "ledger": ledger, "load": load, "settings_of_all": config.settings_of_players(),
+        "call_arguments": {**config.call_arguments(ledger), "concurrency": config.concurrency},
+    }  # fmt: skip
+
+
+def _cast(renewal: RejudgePlan, players: Players, actor: ChatModel) -> Cast:
+    """The judges; whoever played is gone, and is not needed to judge what was played."""
+    players.actor = actor
+    return cast_of(_judges_only(renewal.config), players, Player(actor), renewal.recorded.seed)
+
+
+def _judges_only(config: RolesConfig) -> RolesConfig:
+    """The same settings with nobody but judges and auditors."""
+    fields = {name: getattr(config, name) for name in RolesConfig.model_fields}
+    seats = {
+        task: _without_roles(own, partner=None, environment=None, coach=None)
+        for task, own in config.task_players.items()
+    }
+    alone = {"partner": None, "environment": None, "task_players": seats}
+    return RolesConfig.model_construct(**{**fields, **alone})
+
+
+def rejudge(
+    renewal: RejudgePlan, advance: Advance | None = None, *,
+    say: Callable[[str], None] = lambda remark: None, starts: Starts | None = None,
+) -> Rescored:  # fmt: skip
+    """Ask what is missing and write the run folder, or take it up again. `say` gets remarks,
+    `starts` shows that a vLLM server starts.
+
+    A judge that fails leaves its episode unscored; the same command asks it again. Raises RunError
+    when the folder is another's, BudgetSpent when the money is.
+    """
+    recorded, judging, terms = (
+        renewal.recorded,
+        _judges_only(renewal.config),
+        terms_of(renewal.config),
+    )
+    serves = bool(players_needs(judging)) and survey_of(renewal).questions > 0
+    if serves:
+        check_needs(players_needs(judging), terms)
+    run = Run.open(renewal.out, renewal.command, _settings(renewal), sealed=recorded.sealed)
+    source = str(recorded.path.resolve())
+    with run_lock(run):
+        if not (run.path / CHANGES).is_file():
+            write_json(run.path / CHANGES, {"source": source, "path": str(run.path)})
+        copy_prompts(recorded.path / PROMPTS, run.path)
+        if renewal.prompts is not None:
+            copy_prompts(renewal.prompts, run.path)
+        with (
+            LayeredLedger(renewal.ledger, recorded.ledger) as ledger,
+            player_servers(judging, run.path, ledger, say, starts, terms)
+            if serves
+            else nullcontext(from_ledger(ledger)) as serve,
+        ):
+            records, controls = asyncio.run(_ask(renewal, run, ledger, advance, serve, say))
+            grouped = regrouped(recorded, records)
+            return write_rescored(recorded, run, grouped, controls, paid=ledger)
+
+
+def _settings(renewal: RejudgePlan) -> dict[str, Any]:
+    """Those of the old run with the judges of now; the new ledger records."""
+    now = renewal.config.identity()
+    settings = {**renewal.recorded.settings,
+                **{name: now[name] for name in ("judge", "task_players")}}  # fmt: skip
+    if "ledger_file" in settings:
+        settings |= {"ledger": "record", "ledger_file": None}
+    return settings
+
+
+async def _ask(
+    renewal: RejudgePlan, run: Run, ledger: Ledger, advance: Advance | None, serve: Serve,
+    say: Callable[[str], None],
+) -> tuple[list[Record], list[ControlRecord]]:  # fmt: skip
+    recorded = renewal.recorded
+    actor = _actor(renewal)
+    terms = _player_arguments(renewal, ledger, recorded.load)
+    players = Players(**terms, serve=serve, say=say, note=partial(note_start, run.path))
+    try:
+        cast = _cast(renewal, players, actor)
+        write_provenance(run, _provenance(renewal, players))
+        return await _judged(renewal, cast, advance)
+    finally:
+        await players.close()
+
+
+async def _judged(
+    renewal: RejudgePlan, cast: Cast, advance: Advance | None
+) -> tuple[list[Record], list[ControlRecord]]:
+    turn, recorded = asyncio.Semaphore(renewal.config.concurrency), renewal.recorded
+    records: dict[str, Record] = {}
+    controls: dict[str, ControlRecord] = {}
+
+    async def judge(record: Record) -> None:
+        async with turn:
+            records[record.key], _ = await score_again(recorded, record, cast)
+        if advance is not None:
+            advance(1)
+
+    async def ask(control: ControlRecord, draft: Record | None) -> None:
+        async with turn:
+            controls[control.key], _ = await score_control_again(recorded, control, draft, cast)
+        if advance is not None:
+            advance(1)
+
+    await gather(judge(record) for record in recorded.records)
+    await gather(ask(control, draft) for control, draft in recorded_drafts(recorded))
+    return (
+        [records[record.key] for record in recorded.records],
+        [controls[control.key] for control in recorded.controls],
+    )
+
+
+def _actor(renewal: RejudgePlan) -> ChatModel:
+    """The model under test, loaded or reached only where it judges itself."""
+    recorded = renewal.recorded
+    if any(who.kind == "actor" for _, who in judging_players(renewal.config)):
+        return recorded.actor()
+    return UnrecordedModel(str(recorded.settings.get("model", "")))
+
+
+def _provenance(renewal: RejudgePlan, players: Players) -> dict[str, Any]:
+    """What the old run recorded, with the judges of now; empty for a run that recorded nothing."""
+    recorded, config = renewal.recorded, _judges_only(renewal.config)
+    record, actor = (
+        rescored_provenance(recorded.path, recorded.rows),
+        actor_identity(recorded.settings),
+    )
+    if record:
+        record["players"] = _seated_anew(
+            record["players"], player_identities(config, actor, players)
+        )
+    for task, entry in record.get("tasks", {}).items():
+        if "players" in entry:
+            now = player_identities(config, actor, players, task)
+            entry["players"] = _seated_anew(entry["players"], now)
+    return record
+
+
+def _seated_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The players of a record with the judges and auditors of now."""
+    others = {role: players for role, players in before.items() if role not in PANELS}
+    return {**others, **{role: players for role, players in now.items() if role in PANELS}}
+
+
+def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSettings, ...]:
+    """`--judge WHO` options as players; ConfigError for one that cannot be read or is meant for one
+    task."""
+    if any(text.partition("=")[0].isidentifier() and "=" in text for text in texts):
+        raise ConfigError(
+            "A judge is named for one task, and episodes of all tasks are judged again.",
+            "Whoever is named takes the place of every judge of the run.",
+            "Write --judge WHO, or leave it out: each task keeps its own judges.",
+        )
+    config = RolesConfig.load(flags={"judge": list(texts) or None, "endpoints": endpoints}, env={})
+    return tuple(map(_placed, config.judge))
+
+
+def _placed(judge: RoleSettings) -> RoleSettings:
+    """A file or folder is meant from where the command is given, not from where the run was."""
+    if judge.kind in ("scripted", "local") and Path(judge.model).exists():
+        return judge.model_copy(update={"model": str(Path(judge.model).resolve())})
+    return judge

@@ -1,0 +1,475 @@
+"""Score recorded episodes again, after a parser or metric was changed, without a single call.
+
+Edited prompts (`prompts/judge.md`, `prompts/TASK/judge.md`) go before a task's own: a run that
+was judged with some keeps a copy in its folder, where the next rescoring finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from soulkit.errors import ConfigError, RunError, did_you_mean
+from soulkit.eval.config import EvalConfig, load_rows
+from soulkit.eval.results.calls import calls_by_task, costs_by_task, joined_costs
+from soulkit.eval.results.recorded import (
+    RecordedRun,
+    UnrecordedModel,
+    from_ledger,
+    recorded_drafts,
+    regrouped,
+    score_again,
+    score_control_again,
+)
+from soulkit.eval.results.summary import (
+    Cell,
+    Summary,
+    headline_name,
+    metric_name,
+    metric_values,
+    recorded_summary,
+    records_by_task,
+    summarise,
+)
+from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.run.actor import checkpoint_model, local_model
+from soulkit.eval.run.provenance import note_calls, rescored_provenance, write_provenance
+from soulkit.eval.run.runner import eval_cast, eval_players, summary_of
+from soulkit.models.api.addresses import as_recorded
+from soulkit.models.base import Cast, ChatModel
+from soulkit.models.ledger.ledger import Ledger, ReplayMiss
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players
+from soulkit.play.plan import Work
+from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
+from soulkit.runs.jsonl import write_json
+from soulkit.runs.provenance import with_provenance
+from soulkit.runs.records import CONTROLS, RecordWriter, drafts, load_controls, load_records
+from soulkit.tasks.kit.base import Task
+from soulkit.trust import refuse_foreign, run_settings
+from soulkit.types import ControlRecord, Example, Record, Score
+
+PROMPTS = "prompts"
+"""The folder of edited templates in a rescored run."""
+
+
+def templates_in(folder: Path) -> list[Path]:
+    """The templates of a folder of prompts, those for single tasks included."""
+    return sorted([*folder.glob("*.md"), *folder.glob("*/*.md")]) if folder.is_dir() else []
+
+
+def distinct_tasks(rows: Mapping[str, tuple[Task, Example]]) -> list[Task]:
+    """The tasks of rows by id, each once."""
+    return list({id(task): task for task, _ in rows.values()}.values())
+
+
+def put_prompts(tasks: Iterable[Task], folder: Path) -> None:
+    """Have the tasks render the templates in `folder` before their own; nothing without any."""
+    if templates_in(folder):
+        for task in tasks:
+            task.prompts = task.prompts.over(folder)
+
+
+def copy_prompts(source: Path, run: Path) -> None:
+    """Copy the templates in `source` into the folder of a run; those of equal names go."""
+    place = run / PROMPTS
+    for path in templates_in(source) if source.resolve() != place.resolve() else ():
+        copy = place / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+def refuse_empty(folder: Path) -> None:
+    """ConfigError for a folder without any template."""
+    if not templates_in(folder):
+        raise ConfigError(
+            f"There is no edited prompt in '{folder}'.",
+            "--prompts names a folder with templates: judge.md, or TASK/judge.md for one task.",
+            "Copy a task's judge.md from its folder of prompts there, and edit it.",
+        )
+
+
+def refuse_unused(tasks: Iterable[Task], folder: Path) -> None:
+    """ConfigError for an edited template that was not rendered: it was meant to change something.
+
+    To be called when every question of the episodes has been put into words.
+    """
+    opened = {path.resolve() for task in tasks for path in task.prompts.opened}
+    unused = [path for path in templates_in(folder) if path.resolve() not in opened]
+    if unused:
+        names = [path.relative_to(folder).as_posix() for path in unused]
+        raise ConfigError(
+            f"No question to a judge of these episodes uses {', '.join(names)}.",
+            "What the actor saw is recorded and stays; only the prompts of judges are put anew.",
+            did_you_mean(unused[0].name, sorted({path.name for path in opened})),
+        )
+
+
+RescoreMissing = Literal["stop", "unscored"]
+CHANGES = "rescore.json"
+PREFIX = "rescore "
+Config = TypeVar("Config", bound=RolesConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One metric of one task, before and after."""
+
+    task: str
+    metric: str
+    old: float | None
+    new: float | None
+    changed: int
+    """Episodes whose number is another one now, appeared or went; 0 where it is no mean."""
+    n: int
+    old_scored: int
+    new_scored: int
+    unscored: Mapping[str, int]
+    """Reason → episodes without a number now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescored:
+    """What `soul rescore` prints, and keeps as `rescore.json`."""
+
+    source: str
+    path: str
+    episodes: int
+    changed: int
+    """Episodes whose value, reward, metrics or status are others now."""
+    misses: int
+    changes: tuple[Change, ...]
+    controls: int = 0
+    """Controls that were judged again, beside the episodes."""
+    controls_changed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def rescore(recorded: RecordedRun, out: Path | None, missing: RescoreMissing = "stop") -> Rescored:
+    """Score every episode of `recorded` again into the new run folder `out`.
+
+    Raises RunError when rows are gone or `out` is taken, ReplayMiss when replies are missing that
+    the scorers need now and `missing` is `stop`. Then nothing has been written.
+    """
+    folder = out or default_run_path("rescore", sorted({r.task for r in recorded.records}))
+    _check_new(folder)
+    refuse_lost_rows(recorded)
+    with _replay(recorded.ledger) as ledger:
+        records, controls, misses = asyncio.run(_scored_again(recorded, ledger))
+    if misses and missing == "stop":
+        raise _missed(recorded, misses)
+    return _write(recorded, folder, records, controls, len(misses))
+
+
+async def _scored_again(
+    recorded: RecordedRun, ledger: Ledger
+) -> tuple[list[Record], list[ControlRecord], list[ReplayMiss]]:
+    cast = recorded.cast(ledger)
+    records, controls, misses = [], [], []
+    for record in recorded.records:
+        scored, miss = await score_again(recorded, record, cast)
+        records.append(scored)
+        if miss is not None and record.score.scored:  # else a model failed then: nothing is there
+            misses.append(miss)
+    for control, draft in recorded_drafts(recorded):
+        again, miss = await score_control_again(recorded, control, draft, cast)
+        controls.append(again)
+        if miss is not None and control.score.scored:
+            misses.append(miss)
+    for model in {id(p.model): p.model for p in cast.players}.values():
+        await model.close()
+    return regrouped(recorded, records), controls, misses
+
+
+# -- the run that is rescored ----------------------------------------------------------------------
+
+
+def command_of(path: Path) -> str:
+    """The command that played the run in `path`, also when it was rescored since."""
+    return str(read_environment(path).get("command", "")).removeprefix(PREFIX)
+
+
+def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
+    """An evaluation; RunError when it is none, or of settings that this version does not know.
+
+    TrustError when it is not known to be the user's own, unless `trust`.
+    """
+    config, settings, sealed = load_recorded(EvalConfig, path, trust=trust)
+    work = load_rows(config)
+    put_prompts([part.task for part in work], path / PROMPTS)
+
+    def cast(ledger: Ledger) -> Cast:
+        actor = UnrecordedModel(config.model) if config.kind == "local" else None
+        players = eval_players(config, ledger, actor)
+        players.load = UnrecordedModel  # a checkpoint that judged left nothing behind either
+        players.serve = from_ledger(ledger)
+        return eval_cast(config, players)
+
+    def summary(
+        records: Sequence[Record], seconds: float, cost: float | None,
+        controls: Sequence[ControlRecord],
+    ) -> Summary:  # fmt: skip
+        return summary_of(work, records, config, seconds, cost, controls)
+
+    return RecordedRun(
+        path=path, command=config.command, settings=settings, sealed=sealed, rows=_rows(work),
+        records=load_records(path / "episodes.jsonl"), controls=load_controls(path),
+        ledger=ledger_of(path, settings),
+        cast=cast, sampling=lambda task: config.sampling(task.spec), summary=summary,
+        config=config, seed=config.seed, actor=lambda: _live_actor(config),
+        load=lambda model: checkpoint_model(model, config),
+    )  # fmt: skip
+
+
+def _live_actor(config: EvalConfig) -> ChatModel:
+    if config.kind == "local":
+        return local_model(config)
+    return Players().model("actor", config.endpoint())
+
+
+def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:
+    return {example.id: (part.task, example) for part in work for example in part.examples}
+
+
+def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
+    """The ledger that holds the run's replies; None when it kept none. RunError when it is gone."""
+    named = settings.get("ledger_file")
+    if named is None:
+        ledger = path / "ledger.sqlite"
+        return ledger if ledger.is_file() else _ledger_of_source(path)
+    if not Path(str(named)).is_file():
+        raise RunError(
+            f"The ledger '{named}' of the run '{path}' is gone.",
+            "The run replayed it, and its judges' replies are there.",
+            "Put it back, or correct ledger_file in the run's config.yaml.",
+        )
+    return Path(str(named))
+
+
+def _ledger_of_source(path: Path) -> Path | None:
+    """The ledger of the run that `path` was rescored from: a training's settings name none."""
+    noted = path / CHANGES
+    if not noted.is_file():
+        return None
+    source = Path(json.loads(noted.read_text(encoding="utf-8"))["source"])
+    return ledger_of(source, read_config(source))
+
+
+def load_recorded(
+    kind: type[Config], path: Path, *, trust: bool
+) -> tuple[Config, dict[str, Any], bool]:
+    """The settings of the run in `path`, the same as they stand there, and whether they are known
+    to be the user's own.
+
+    RunError for settings that this version does not know. TrustError for foreign ones, unless
+    `trust`, before anything that they name is read.
+    """
+    settings, sealed = run_settings(path)
+    for name in settings:
+        if name not in kind.model_fields:
+            raise unreadable_settings(path, str(name), "no setting of this version")
+    if not (sealed or trust):
+        refuse_foreign(path / CONFIG, settings)
+    try:
+        with as_recorded():
+            return kind.model_validate(settings), settings, sealed
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the settings"
+        raise unreadable_settings(path, where, first["msg"]) from error
+
+
+def unreadable_settings(path: Path, where: str, why: str) -> RunError:
+    """The error of a config.yaml that this version of soulkit cannot read."""
+    return RunError(
+        f"The settings of '{path}' cannot be used here ({where}: {why}).",
+        "Its config.yaml was changed by hand, or written by another version of soulkit.",
+        "Restore the file, or rescore with the version that wrote it.",
+    )
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise RunError(
+            f"'{folder}' holds {'a run' if is_run(folder) else 'something else'} already.",
+            "Rescored episodes go into a folder of their own; the old scores stay as they are.",
+            "Give a new or empty folder with --out.",
+        )
+
+
+def refuse_lost_rows(recorded: RecordedRun) -> None:
+    """RunError when there is no episode to score, or when rows of episodes are gone."""
+    if not recorded.records:
+        raise RunError(
+            f"'{recorded.path}' holds no episode to score.",
+            "Its episodes.jsonl is empty: the run was stopped before the first one was finished.",
+            "Give the run's own command again, and rescore when it has episodes.",
+        )
+    gone = [r for r in recorded.records if r.example_id not in recorded.rows]
+    if gone:
+        raise RunError(
+            f"{len(gone)} of {len(recorded.records)} episodes of '{recorded.path}' are of rows that"
+            f" are not there now, such as {gone[0].example_id} of {gone[0].task}.",
+            "A score needs its row. The data files have changed or moved since, or the task reads "
+            "its rows in another way now.",
+            "Restore the files that the run's config.yaml names, then rescore again.",
+        )
+
+
+def _missed(recorded: RecordedRun, misses: Sequence[ReplayMiss]) -> ReplayMiss:
+    beside = f" and {len(recorded.controls)} controls" if recorded.controls else ""
+    return ReplayMiss(
+        f"{len(misses)} of {len(recorded.records)} episodes{beside} need replies that were never "
+        "recorded; "
+        f"the first: {misses[0].what}",
+        "The question to that model has changed since (its prompt, its sampling, its form), and "
+        "rescoring asks nobody.",
+        "Leave them unscored with --missing unscored, or evaluate again to have them asked.",
+    )
+
+
+@contextmanager
+def _replay(path: Path | None) -> Iterator[Ledger]:
+    """The ledger for replay; an empty one for a run without, so that every question is a miss."""
+    with tempfile.TemporaryDirectory() as folder:
+        if path is None:
+            path = Path(folder) / "empty.sqlite"
+            Ledger(path).close()
+        with Ledger(path, "replay") as ledger:
+            yield ledger
+
+
+# -- the new folder --------------------------------------------------------------------------------
+
+
+def _write(
+    recorded: RecordedRun, folder: Path, records: Sequence[Record],
+    controls: Sequence[ControlRecord], misses: int,
+) -> Rescored:  # fmt: skip
+    aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
+    if aside.exists():  # of a command that was killed here
+        shutil.rmtree(aside)
+    command, settings = f"{PREFIX}{recorded.command}", _new_settings(recorded)
+    run = Run.open(aside, command, settings, sealed=recorded.sealed)
+    write_provenance(run, rescored_provenance(recorded.path, recorded.rows))
+    copy_prompts(recorded.path / PROMPTS, run.path)
+    done = write_rescored(recorded, run, records, controls, misses=misses, shown=folder)
+    aside.replace(folder.resolve())
+    return done
+
+
+def write_rescored(
+    recorded: RecordedRun, run: Run, records: Sequence[Record],
+    controls: Sequence[ControlRecord] = (), *, misses: int = 0, paid: Ledger | None = None,
+    shown: Path | None = None,
+) -> Rescored:  # fmt: skip
+    """Write episodes, controls, summary and changes into `run`, in place of earlier ones, and
+    return what changed. `paid` holds what judges were paid for it; `shown` is the folder that will
+    be told."""
+    _write_records(run.episodes, records)
+    if controls:
+        _write_records(run.path / CONTROLS, controls)
+    before = _old_summary(recorded)
+    new, unpriced = (paid.totals()["cost"], paid.totals()["unpriced"]) if paid else (None, 0)
+    costs = [cost for cost in (before.cost, new) if cost is not None]
+    tasks = {record.example_id: record.task for record in records}
+    asked, calls = (costs_by_task(paid, tasks), calls_by_task(paid, tasks)) if paid else ({}, {})
+    after = replace(
+        recorded.summary(records, before.seconds or 0.0, sum(costs) if costs else None, controls),
+        unpriced_calls=before.unpriced_calls + unpriced, costs=joined_costs(before.costs, asked),
+        dropped_settings=with_calls(before.dropped_settings, calls),
+        rescored_from=str(recorded.path),
+    )  # fmt: skip
+    note_calls(run.path, calls, after.dropped_settings)
+    run.write_summary(with_provenance(run.path, after.to_json()))
+    done = Rescored(
+        source=str(recorded.path.resolve()), path=str(shown or run.path), episodes=len(records),
+        misses=misses, changed=_changed(recorded.records, records), controls=len(controls),
+        controls_changed=_changed(recorded.controls, controls),
+        changes=tuple(_changes(recorded.records, records, before, after)),
+    )  # fmt: skip
+    write_json(run.path / CHANGES, done.as_dict())
+    return done
+
+
+def _write_records(path: Path, records: Sequence[Record] | Sequence[ControlRecord]) -> None:
+    half = path.with_name(f".{path.stem}.half")
+    half.unlink(missing_ok=True)
+    writer = RecordWriter(half)
+    try:
+        writer.write(*records)
+    finally:
+        writer.close()
+    half.replace(path)
+
+
+def _new_settings(recorded: RecordedRun) -> dict[str, Any]:
+    """The old ones; an evaluation's become those of a replay of the old ledger."""
+    settings = dict(recorded.settings)
+    if recorded.ledger is not None and "ledger_file" in settings:
+        settings |= {"ledger": "replay", "ledger_file": str(recorded.ledger.resolve())}
+    return settings
+
+
+def _old_summary(recorded: RecordedRun) -> Summary:
+    """What the old scores come to; numbers over a whole batch are those that the run wrote."""
+    before = recorded_summary(recorded.path)
+    made = summarise(
+        recorded.records, command=recorded.command, model="", protocol="",
+        seconds=before.seconds or 0.0, cost=before.cost,
+        headlines={task: headline_name(cells) for task, cells in before.tasks.items()},
+        training=recorded.grouped,
+    )  # fmt: skip
+    tasks = dict(made.tasks)
+    for task, cells in before.tasks.items():
+        batch = {name: cell for name, cell in cells.items() if cell.of_batch}
+        tasks[task] = {**tasks.get(task, {}), **batch}
+    return replace(
+        made, tasks=tasks, unpriced_calls=before.unpriced_calls, costs=before.costs,
+        controls=before.controls, dropped_settings=before.dropped_settings,
+    )  # fmt: skip
+
+
+def _changed(olds: Sequence[Record | ControlRecord], news: Sequence[Record | ControlRecord]) -> int:
+    """How many of them have other numbers or another status."""
+
+    def numbers(score: Score) -> tuple[Any, ...]:
+        return score.value, score.reward, dict(score.metrics), score.status
+
+    pairs = zip(olds, news, strict=True)
+    return sum(numbers(old.score) != numbers(new.score) for old, new in pairs)
+
+
+def _changes(
+    old: Sequence[Record], new: Sequence[Record], before: Summary, after: Summary
+) -> Iterator[Change]:
+    olds, news = records_by_task(old), records_by_task(new)
+    for task in news:
+        first, second = before.tasks.get(task, {}), after.tasks.get(task, {})
+        # Break-downs are the headline again, of fewer rows.
+        for metric in dict.fromkeys(m for m in [*first, *second] if not m.startswith("value/")):
+            one, two = first.get(metric, Cell()), second.get(metric, Cell())
+            yield Change(
+                task=task, metric=metric_name(metric, second), old=one.mean, new=two.mean,
+                changed=_moved(olds[task], news[task], metric),
+                n=two.n if metric in second else one.n,
+                old_scored=one.n_scored, new_scored=two.n_scored, unscored=two.unscored,
+            )  # fmt: skip
+
+
+def _moved(old: Sequence[Record], new: Sequence[Record], metric: str) -> int:
+    """Episodes of the headline whose `metric` differs."""
+    sides = [{(r.key, v) for r, v in metric_values(drafts(side), metric)} for side in (old, new)]
+    return len({key for key, _ in sides[0] ^ sides[1]})

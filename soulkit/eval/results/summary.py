@@ -1,0 +1,429 @@
+"""From the lines of `episodes.jsonl` to the numbers of `summary.json`.
+
+One pass, no scoring: what a Score says is counted and averaged, never judged again. Means are over
+scored episodes, each beside how many were scored, why the others were not, and, where the scale is
+known, where the mean would lie if they had scored worst or best. Break-downs are metrics with
+names of their own, `value/<tag>=<v>`. `value` is of the drafts; refined episodes stand under
+`value/kind=refined`, since feedback made them another quantity.
+
+One cell of a task is its headline: `value`, or the number over the batch that the task declares.
+
+`Summary` and `Cell` are what a program reads; `to_json` and `from_json` stand at the file's edge.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from soulkit.data.rows import row_id
+from soulkit.errors import DataError
+from soulkit.eval.results.batch_statistics import Summariser, batch_cells
+from soulkit.eval.results.cells import DEV as DEV
+from soulkit.eval.results.cells import UNDEFINED, number_of, object_of
+from soulkit.eval.results.cells import VALUE as VALUE
+from soulkit.eval.results.cells import Cell as Cell
+from soulkit.eval.results.cells import Cells as Cells
+from soulkit.eval.results.cells import cluster_of as cluster_of
+from soulkit.eval.results.cells import headline as headline
+from soulkit.eval.results.cells import headline_name as headline_name
+from soulkit.eval.results.cells import headline_shown as headline_shown
+from soulkit.eval.results.cells import metric_name as metric_name
+from soulkit.eval.results.warnings import (
+    TRUNCATED,
+    dropped_by_actor,
+    ignored_parameters,
+    limit_counts,
+    uniform_verdicts,
+    word_cuts,
+)
+from soulkit.metrics.intervals import Interval, bounds, estimate
+from soulkit.runs.records import drafts
+from soulkit.runs.stored import SUMMARY_SCHEMA, refuse_other_schema
+from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
+from soulkit.types import Record
+
+NO_ROW_COUNTS = "none of these rows counts for this metric"
+SEVERAL_ORIGINS = "rows of several files of your own are not averaged; each file has its number"
+"""Said of a headline over no row, where the task gives no words of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What `summary.json` says of a run."""
+
+    command: str = ""
+    model: str = ""
+    protocol: str = ""
+    seconds: float | None = None
+    """Wall time."""
+    cost: float | None = None
+    """US dollars; None where no price is known."""
+    n: int = 0
+    n_scored: int = 0
+    unscored_share: float | None = None
+    tasks: Cells = field(default_factory=dict)
+    statuses: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → status → episodes."""
+    prompts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    """Task → template → its hashes: more than one if it changed under way."""
+    cuts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → `episodes` whose texts were cut to their budgets, and the `words` they lost."""
+    limits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → the actor's `replies`, how many of them ended `at_limit`, whatever they scored, and
+    how many were `silent`: no visible text, and no refusal."""
+    ignored: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → whose and which sampling parameter a server took and did not follow → how often."""
+    uniform_verdicts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → `judge: question` → episodes, where that judge gave all of them the same verdict."""
+    dropped_settings: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]] = field(
+        default_factory=dict
+    )
+    """Task → role → model → sampling setting that its server refused → share of the calls that were
+    sent without it, in (0, 1]."""
+    unpriced_calls: int = 0
+    """Calls that `cost` leaves out, because they have no price."""
+    rescored_from: str = ""
+    suite: str = ""
+    """The suite that was played."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Task of the suite → why it was not played: the run holds a part of the suite."""
+    costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
+    whoever was asked over HTTP."""
+    origins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → file of somebody's own that rows were made of → its rows; other rows are not named."""
+    controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Task → control → `n`, `n_scored` and, by reason, the `unscored`."""
+
+    def to_json(self) -> dict[str, Any]:
+        line = {one.name: getattr(self, one.name) for one in fields(Summary)}
+        line["tasks"] = {
+            task: {metric: cell.to_json() for metric, cell in cells.items()}
+            for task, cells in self.tasks.items()
+        }
+        sparse = (
+            "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
+            "uniform_verdicts", "dropped_settings", "costs", "origins", "controls",
+        )  # fmt: skip
+        return {name: value for name, value in line.items() if value or name not in sparse}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        """The summary in a file of any age; what does not have the right form is left out."""
+        tasks = {
+            task: {m: Cell.from_json(cell) for m, cell in cells.items() if isinstance(cell, dict)}
+            for task, cells in object_of(line.get("tasks")).items()
+            if isinstance(cells, dict)
+        }
+        texts = {n: str(line.get(n) or "") for n in ("command", "model", "protocol")}
+        return cls(
+            **texts,
+            seconds=number_of(line.get("seconds")),
+            cost=number_of(line.get("cost")),
+            n=int(number_of(line.get("n")) or 0),
+            n_scored=int(number_of(line.get("n_scored")) or 0),
+            unscored_share=number_of(line.get("unscored_share")),
+            tasks=tasks,
+            statuses=object_of(line.get("statuses")),
+            prompts=object_of(line.get("prompts")),
+            cuts=_counts(line.get("cuts")),
+            limits=_counts(line.get("limits")),
+            ignored=_counts(line.get("ignored")),
+            uniform_verdicts=_counts(line.get("uniform_verdicts")),
+            dropped_settings=_shares(line.get("dropped_settings")),
+            unpriced_calls=int(number_of(line.get("unpriced_calls")) or 0),
+            rescored_from=str(line.get("rescored_from") or ""),
+            suite=str(line.get("suite") or ""),
+            left_out={n: str(why) for n, why in object_of(line.get("left_out")).items()},
+            costs=_parts(line.get("costs")),
+            origins=_counts(line.get("origins")),
+            controls=_parts(line.get("controls")),
+        )
+
+
+def _parts(value: object) -> dict[str, dict[str, dict[str, Any]]]:
+    """Costs by task and role, or controls by task and name, of a file of any age."""
+    return {
+        task: {role: one for role, one in roles.items() if isinstance(one, dict)}
+        for task, roles in object_of(value).items()
+        if isinstance(roles, dict)
+    }
+
+
+def _shares(value: object) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Dropped settings of a file of any age; what is no share is left out."""
+    return {
+        task: {
+            role: {model: _numbers(shares) for model, shares in object_of(models).items()}
+            for role, models in object_of(roles).items()
+        }
+        for task, roles in object_of(value).items()
+    }
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {
+        name: number for name, one in object_of(value).items()
+        if (number := number_of(one)) is not None
+    }  # fmt: skip
+
+
+def _counts(value: object) -> dict[str, dict[str, int]]:
+    """Counts by task of a file; what is none is left out."""
+    return {
+        task: {name: int(n) for name, one in object_of(line).items() if (n := number_of(one))}
+        for task, line in object_of(value).items()
+    }
+
+
+def unscored_share(records: Sequence[Record]) -> float:
+    """Share of episodes without a score, in [0, 1]; DataError when there are none."""
+    if not records:
+        raise DataError(
+            "There are no episodes.",
+            "A share of nothing is no number.",
+            "Check --limit and the task's files with `soul tasks show TASK`.",
+        )
+    return sum(not r.score.scored for r in records) / len(records)
+
+
+def summarise(
+    records: Sequence[Record],
+    *,
+    command: str,
+    model: str,
+    protocol: str,
+    seconds: float,
+    cost: float | None,
+    batch: Mapping[str, Summariser] | None = None,
+    training: bool = False,
+    headlines: Mapping[str, str] | None = None,
+    scale: Mapping[str, Interval] | None = None,
+    beside: Mapping[str, Sequence[str]] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Summary:
+    """What these records come to.
+
+    By task: `batch` holds what computes its numbers over the whole batch; `headlines` the one of
+    them that is its headline, where that is not `value`; `scale` its (lowest, highest) score, or
+    under `task/metric` that of another metric (binary ones are known to lie in [0, 1]); `beside`
+    the metrics that are read together with its headline, whose cells say so; `names` what its mean
+    score is called. In `training` a mean of which parts are missing is that of the others, and rows
+    of several origins are one batch. `seconds` is wall time, `cost` US dollars or None when no
+    price is known.
+    """
+    groups = _batches(records, training)
+    tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
+    for name, summariser in (batch or {}).items():
+        tasks.setdefault(name, {}).update(
+            batch_cells(groups.get(name, []), summariser, incomplete=training)
+        )
+    for name, together in (beside or {}).items():
+        for metric in set(together) & set(tasks.get(name, {})):
+            tasks[name][metric] = replace(tasks[name][metric], beside=True)
+    for name, cells in tasks.items():
+        _mark_headline(cells, (headlines or {}).get(name) or VALUE, groups.get(name, []))
+        called = (names or {}).get(name, "")
+        if VALUE in cells and called not in cells:  # else another number has that name
+            cells[VALUE] = replace(cells[VALUE], name=called)
+    return Summary(
+        command=command,
+        model=model,
+        protocol=protocol,
+        seconds=seconds,
+        cost=cost,
+        n=len(records),
+        n_scored=sum(r.score.scored for r in records),
+        unscored_share=unscored_share(records) if records else None,
+        tasks=tasks,
+        statuses={name: _statuses(rows) for name, rows in groups.items()},
+        prompts={name: _prompts(rows) for name, rows in groups.items()},
+        cuts={name: cuts for name, rows in groups.items() if (cuts := word_cuts(rows))},
+        limits={name: ends for name, rows in groups.items() if (ends := limit_counts(rows))},
+        origins=_origins(records),
+        ignored={n: lost for n, rows in groups.items() if (lost := ignored_parameters(rows))},
+        uniform_verdicts={n: one for n, rows in groups.items() if (one := uniform_verdicts(rows))},
+        dropped_settings={
+            name: cut for name, rows in groups.items() if (cut := dropped_by_actor(rows, model))
+        },
+    )
+
+
+def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by task, tasks in alphabetical order, so that a resumed run reads the same."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.task, []).append(record)
+    return dict(sorted(groups.items()))
+
+
+def _batches(records: Iterable[Record], training: bool) -> dict[str, list[Record]]:
+    """The records of each task; in training as one batch, whatever the origins of its rows."""
+    groups = records_by_task(records)
+    return {name: without_origins(rows) for name, rows in groups.items()} if training else groups
+
+
+def _origins(records: Iterable[Record]) -> dict[str, dict[str, int]]:
+    """Task → file of a person's own → the rows that were made of it."""
+    files: dict[str, dict[str, str]] = {}
+    for record in records:
+        if record.origin:
+            files.setdefault(record.task, {})[row_id(record.example_id)] = record.origin
+    return {task: dict(sorted(Counter(files[task].values()).items())) for task in sorted(files)}
+
+
+def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, float | None]]:
+    """The records that `metric` applies to, with its value (None: unscored or undefined).
+
+    `value` applies to all. Another metric applies to the records that carry it, and to unscored
+    ones too if every scored record carries it: then it is what they would have carried. What is
+    not finite (a task's own code divided by nothing) is undefined.
+    """
+    if metric == "value":
+        return [(r, _finite(r.score.value)) for r in records]
+    scored = [r for r in records if r.score.scored]
+    everywhere = bool(scored) and all(metric in r.score.metrics for r in scored)
+    return [
+        (r, _finite(r.score.metrics.get(metric)))
+        for r in records
+        if metric in r.score.metrics or (everywhere and not r.score.scored)
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:
+    origins, everything = origins_of(records), drafts(records)
+    if len(origins) > 1:
+        records = of_origin(records, "")
+    main = drafts(records)
+    cells = {"value": _cell(metric_values(main, "value"), scale.get(name), hides=True)}
+    for metric in sorted({m for r in main for m in r.score.metrics} - {"value"}):
+        ends = scale.get(f"{name}/{metric}")
+        cells[metric] = _cell(metric_values(main, metric), ends, hides=ends is not None)
+    for label, rows in _breakdowns(main, records).items():
+        pairs = metric_values(rows, "value")
+        cells[f"value/{label}"] = _cell(pairs, scale.get(name), hides=True)
+    for origin in filter(None, origins if len(origins) > 1 else ()):
+        pairs = metric_values(of_origin(everything, origin), "value")
+        own = _cell(pairs, scale.get(name), hides=True)
+        cells[of_one_origin("value", origin)] = replace(own, origin=origin)
+    return cells
+
+
+def _breakdowns(main: Sequence[Record], records: Sequence[Record]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in main:
+        for tag, value in record.tags.items():
+            groups.setdefault(f"{tag}={value}", []).append(record)
+    parts = dict(sorted(groups.items()))
+    for kind in ("refined", "gold"):
+        rows = [r for r in records if r.kind == kind]
+        if rows and len(rows) < len(records):
+            parts[f"kind={kind}"] = rows
+    return parts
+
+
+def _cell(
+    pairs: Sequence[tuple[Record, float | None]], scale: Interval | None, *, hides: bool = False
+) -> Cell:
+    """The mean of a metric. Where it `hides` what truncated replies would have become, they count
+    in its bounds like unscored ones: a dialogue's score as it stands is not its bound."""
+    values = [v for _, v in pairs]
+    scored = [v for v in values if v is not None]
+    # Whole points of a wider scale may all be 0 or 1 without being yes or no.
+    binary = bool(scored) and set(scored) <= {0.0, 1.0} and scale in (None, (0.0, 1.0))
+    limits = scale or ((0.0, 1.0) if binary else None)
+    mean = estimate(values, [cluster_of(r) for r, _ in pairs], scale=limits)
+    certain = [None if hides and r.score.status == TRUNCATED else v for r, v in pairs]
+    incomplete = limits is not None and None in certain
+    worst, best = bounds(certain, limits) if limits is not None and incomplete else (None, None)
+    return Cell(
+        mean=mean.mean,
+        ci_low=mean.ci_low,
+        ci_high=mean.ci_high,
+        n_scored=mean.n_scored,
+        n=mean.n,
+        n_clusters=mean.n_clusters,
+        method=mean.method,
+        unscored=_reasons(pairs),
+        worst=worst,
+        best=best,
+        variance=mean.variance,
+        df=mean.df,
+        scale=mean.scale,
+        events=mean.events,
+    )
+
+
+def _reasons(pairs: Sequence[tuple[Record, float | None]]) -> dict[str, int]:
+    missing = [r for r, v in pairs if v is None]
+    named = Counter(r.score.reason or (UNDEFINED if r.score.scored else "unknown") for r in missing)
+    return dict(sorted(named.items()))
+
+
+def _mark_headline(cells: dict[str, Cell], name: str, records: Sequence[Record]) -> None:
+    """Mark the headline. A declared one that could not be computed has no mean; one that no row
+    counts for says why."""
+    if name not in cells and name != VALUE:
+        undefined = [(record, None) for record in drafts(records)]
+        cells[name] = Cell(n=len(undefined), unscored=_reasons(undefined))
+    if name in cells:
+        cell = cells[name]
+        played = bool(cell.n or cell.missing) or not records
+        origins = origins_of(records)
+        lacking = SEVERAL_ORIGINS if len(origins) > 1 and "" not in origins else NO_ROW_COUNTS
+        why = "" if played else cell.not_applicable or lacking
+        origin = origins[0] if len(origins) == 1 else ""
+        cells[name] = replace(cell, headline=True, not_applicable=why, origin=origin)
+        for origin in filter(None, origins):
+            if (own := of_one_origin(name, origin)) in cells:
+                cells[own] = replace(cells[own], beside=True)
+
+
+def _statuses(records: Sequence[Record]) -> dict[str, int]:
+    return dict(sorted(Counter(r.score.status for r in drafts(records)).items()))
+
+
+def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
+    """Every template that was used, with its hashes: more than one if it changed under way."""
+    templates: dict[str, set[str]] = {}
+    for record in records:
+        for name, digest in record.score.prompts.items():
+            templates.setdefault(name, set()).add(digest)
+    return {name: sorted(hashes) for name, hashes in sorted(templates.items())}
+
+
+def recorded_summary(folder: Path) -> Summary:
+    """The `summary.json` of a run; an empty one without it, DataError for a damaged one."""
+    return Summary.from_json(summary_line(folder))
+
+
+def summary_line(folder: Path) -> dict[str, Any]:
+    """What `summary.json` of a run says; nothing without it, DataError for a damaged one, or one of
+    another schema."""
+    file = folder / "summary.json"
+    try:
+        line = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(file, str(error)) from error
+    if not isinstance(line, dict):
+        raise _damaged(file, "it holds no object")
+    refuse_other_schema(line, SUMMARY_SCHEMA, f"'{file}'")
+    return line
+
+
+def _damaged(file: Path, detail: str) -> DataError:
+    return DataError(
+        f"The summary '{file}' cannot be read ({detail}).",
+        "It holds the numbers that the run came to.",
+        "Give the run's own command again: it resumes, and writes the summary anew.",
+    )

@@ -1,0 +1,548 @@
+"""With what a run was measured, kept in its folder: what two runs must share to be compared.
+
+    provenance.json   {"directory": "../..",         where it was started, seen from the folder
+                       "actor":   {model, weights …}, what was measured
+                       "engine":  {kind, version},    by what it was sampled
+                       "players": {role: [player]},   everybody beside the actor, in whatever task
+                       "panel":   {"samples", "combine", "orders"},
+                       "servers": {"MODEL@ADDRESS": {"engine", "defaults", "context"}},
+                       "tasks":   {task: {"roles": [...], "players": {role: [player]},
+                                          "samples": {question: opinions}, "rows": {id: hash},
+                                          "origins": {where from: rows},
+                                          "sampling": {...},         of the actor, as asked for
+                                          "sent": {role: {model: [{parameters, "calls"}]}},
+                                          "dropped_settings": {role: {model: {setting: share}}},
+                                          "budgets": {column: words}, "options": {name: hash}}}}
+
+config.yaml says what was asked for, this file what it came to: the address behind a name, the
+content of a script, the rows behind a path. It is written when a run starts, so that a run that was
+cut short can be told from one of fewer rows. How the calls were sent (`sent`, `dropped_settings`,
+`servers`) is added when the run ends. A training keeps its rows in `material.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, nullcontext
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.rows import HUMAN, content_hash, row_id
+from soulkit.errors import DataError, RunError
+from soulkit.eval.results.calls import TaskCalls
+from soulkit.models.api.addresses import OPENAI_URL
+from soulkit.models.local.loading import adapter_folder, commit_of
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players
+from soulkit.models.players.settings import RoleSettings
+from soulkit.play.plan import Work
+from soulkit.runs.folder import Run, is_run, read_config, write_json
+from soulkit.runs.jsonl import has_lines
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.made_rows import MADE
+from soulkit.tasks.kit.spec import DRAFTED_BY
+from soulkit.types import Example, Sampling
+
+PROVENANCE = "provenance.json"
+ENGINE = "engine"
+"""In it: what sampled the actor, kind and version of vLLM; not there for an endpoint."""
+BASIS = "weights_basis"
+"""Beside the weights of a model on attached servers: `declared` where nothing shows that they
+compute with them, `verified` where log-probs do. Not there for weights that soulkit loaded itself
+or started a server with."""
+PUBLISHED, MADE_HERE = "published", "made here"
+"""Where rows are from, beside files of somebody's own."""
+SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
+"""What of a Sampling is compared: the seed only keys the random streams."""
+SCORING = ("judge", "auditor", "partner", "environment")
+"""The roles that a score may depend on."""
+CHANGING = {
+    "sha256": "content", "address": "address", "weights": "weights", "revision": "revision"
+}  # fmt: skip
+"""What of a player may change while its settings stay, and how it is called."""
+BLOCKS, BLOCK_BYTES = 64, 1 << 16
+"""What is read of a file of weights to know it again."""
+
+Print = dict[str, Any]
+
+
+def provenance(
+    config: RolesConfig, players: Players, work: Iterable[Work], actor: Print,
+    sampling: Mapping[str, Sampling],
+) -> Print:  # fmt: skip
+    """The contents of `provenance.json`, without rows.
+
+    `actor` is what a player of the kind `actor` is, `sampling` how the actor is sampled, by task.
+    """
+    return {
+        "players": player_identities(config, actor, players),
+        "panel": {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")},
+        "tasks": {
+            part.task.name: {
+                "roles": sorted(part.episode_roles - {"actor"}),
+                "players": player_identities(config, actor, players, part.task.name),
+                "samples": dict(part.task.spec.samples),
+                "sampling": sampling_facts(sampling[part.task.name]),
+                "budgets": {n: c.max_words for n, c in part.task.spec.columns.items()
+                            if c.max_words},
+                "options": _task_options(part.task),
+            }
+            for part in work
+        },
+    }  # fmt: skip
+
+
+def with_rows(record: Print, work: Iterable[Work]) -> Print:
+    """`record` with the rows of every task: what is to be played, whether it was or not, and how
+    many of these are published ones, made here, or of which file of somebody's own."""
+    rows = {
+        part.task.name: {
+            "rows": {e.id: row_hash(e) for e in part.examples},
+            "origins": dict(
+                Counter({row_id(e.id): row_origin(part.task, e) for e in part.examples}.values())
+            ),
+        }
+        for part in work
+    }
+    tasks = {name: {**entry, **rows[name]} for name, entry in record["tasks"].items()}
+    return {**record, "tasks": tasks}
+
+
+def sampling_facts(sampling: Sampling) -> Print:
+    """The part of a Sampling that is compared."""
+    return {name: getattr(sampling, name) for name in SAMPLING}
+
+
+# -- players ---------------------------------------------------------------------------------------
+
+
+def player_identities(
+    config: RolesConfig, actor: Print, players: Players | None = None, task: str = ""
+) -> dict[str, list[Print]]:
+    """Role → its players in `task`, or in any. No `auditor`: the judges audit, too.
+
+    Without a `players` only what the settings say can be told of them.
+    """
+    table: dict[str, list[Print]] = {role: [] for role in SCORING}
+    samples = config.judge_samples or 1
+    for role, settings in config.players_in(task) if task else config.players():
+        if role in table and not (role == "auditor" and config.named(role, task) is None and task):
+            table[role].append(player_identity(role, settings, samples, actor, players))
+    return {role: several for role, several in table.items() if several or role != "auditor"}
+
+
+def actor_identity(settings: Mapping[str, Any], model: Any = None) -> Print:
+    """What a player is that is the actor, from the settings of a run and the live actor."""
+    who = {"model": settings.get("model"), "adapter": settings.get("adapter")}
+    if "method" in settings:
+        return {**who, "trained": True}
+    if settings.get("kind") == "local":
+        version = getattr(model, "policy_version", "")
+        return {**who, **({"weights": version} if version else {}), **_basis(model)}
+    url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
+    return {**who, "address": str(url).rstrip("/")}
+
+
+def model_identity(settings: Mapping[str, Any], live: Any = None) -> Print:
+    """The model under test or in training: where a hub's stands, what tells a folder's weights.
+
+    `live` is the loaded model (anything with a transformers model under `model`), None for a served
+    one, of which only name and address can be told.
+    """
+    name, adapter = str(settings.get("model", "")), settings.get("adapter")
+    who: Print = {"model": name, **({"adapter": adapter} if adapter else {})}
+    if settings.get("kind") == "api":
+        return {**who, "address": actor_identity(settings, live)["address"]}
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        who["weights"] = weights_hash(folder)
+    version = getattr(live, "policy_version", "") if adapter else ""
+    return {
+        **who, **_revision(live), **_basis(live),
+        **({"adapter_weights": version} if version else {}),
+        **(_adapter_revision(str(adapter)) if live is not None and adapter else {}),
+    }  # fmt: skip
+
+
+def _revision(live: Any) -> Print:
+    """The commit of a model of the hub that is loaded or served; nothing of a folder."""
+    config = getattr(getattr(live, "model", None), "config", None)
+    codec = getattr(live, "codec", None)
+    commit = getattr(config, "_commit_hash", None) or getattr(codec, "commit", None)
+    return {"revision": str(commit)} if commit else {}
+
+
+def _basis(live: Any) -> Print:
+    basis = getattr(live, BASIS, "")
+    return {BASIS: basis} if basis else {}
+
+
+def _adapter_revision(adapter: str) -> Print:
+    commit = commit_of(adapter_folder(adapter))
+    return {"adapter_revision": commit} if commit else {}
+
+
+def teacher_identity(settings: Mapping[str, Any], live: Any) -> Print:
+    """The second model of a training, as `model_identity` says it of the first; `live` is loaded,
+    None for a training without one."""
+    if live is None:
+        return {}
+    named = {
+        "model": settings.get("teacher_model") or settings.get("model"),
+        "adapter": settings.get("teacher_adapter"),
+    }
+    experts = dict(settings.get("teacher_adapters") or {})
+    prints = {task: _teacher({**named, "adapter": adapter}, live)
+              for task, adapter in experts.items()}  # fmt: skip
+    by_task = {"teachers": prints} if prints else {}
+    return {"teacher": _teacher(named, live), **by_task}
+
+
+def _teacher(settings: Mapping[str, Any], live: Any) -> Print:
+    """A teacher holds several adapters at once, and tells the weights of none."""
+    from soulkit.models.local.loading import adapter_hash
+
+    adapter = settings.get("adapter")
+    weights = {"adapter_weights": adapter_hash(adapter)} if adapter else {}
+    return {**model_identity(settings, live), **weights}
+
+
+def player_identity(
+    role: str, settings: RoleSettings, samples: int, actor: Print, players: Players | None
+) -> Print:
+    """One player: who it is, and how it is sampled in its role."""
+    who: Print = {"kind": settings.kind, "model": settings.model}
+    if settings.kind == "scripted":  # sampling changes nothing in what it says
+        if players is None:
+            return who
+        players.model(role, settings)  # says in words what is wrong with the file
+        return {**who, "sha256": _file_hash(Path(settings.model))}
+    if settings.kind == "actor":
+        who |= actor
+    elif settings.kind == "endpoint":
+        model = players.model(role, settings) if players else None
+        url = getattr(model, "base_url", None) or settings.base_url or OPENAI_URL
+        who["address"] = str(url).rstrip("/")
+    elif players and Path(settings.model).exists():
+        who["path"] = str(Path(settings.model).resolve())
+        who["weights"] = weights_hash(Path(settings.model))
+    elif players:
+        who |= _revision(players.model(role, settings))
+    if settings.kind == "vllm":  # a quantised model is not the one that it was made of
+        flags = (f"--{name}={value}" for name, value in sorted(settings.args.items()))
+        who["args"] = " ".join(flags) or "none"
+        who |= _basis(players.model(role, settings)) if players else {}
+    return {**who, **sampling_facts(settings.sampling(role, None, samples))}
+
+
+def weights_hash(folder: Path) -> str:
+    """What tells a checkpoint from one that was written to the same place since.
+
+    Of each file of weights its size, its head and blocks all over it: training moves everything.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as opened:
+            for part in range(BLOCKS):
+                opened.seek(size * part // BLOCKS)
+                digest.update(opened.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def same_player(a: Print, b: Print) -> bool:
+    """Whether two players are one, as far as both records say. A script is what it holds and a
+    checkpoint its weights where it lies, however its path was written."""
+    proven = any(name in a and name in b for name in ("sha256", "path"))
+    shared = (a.keys() & b.keys()) - {BASIS} - ({"model"} if proven else set())
+    return all(
+        _loopback_as_localhost(a[name]) == _loopback_as_localhost(b[name]) for name in shared
+    )
+
+
+def _loopback_as_localhost(value: Any) -> Any:
+    """An address on this machine under one name; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"^(https?://)(?:127\.0\.0\.1|\[::1\])(?=[:/]|$)", r"\1localhost", value)
+
+
+def same_players(a: Sequence[Print], b: Sequence[Print]) -> bool:
+    """Whether both are the same players, in whatever order they were named."""
+    left = list(b)
+    for player in a:
+        twin = next((other for other in left if same_player(player, other)), None)
+        if twin is None:
+            return False
+        left.remove(twin)
+    return not left
+
+
+# -- rows and tasks --------------------------------------------------------------------------------
+
+
+def row_origin(task: Task, example: Example) -> str:
+    """Where a row is from: `PUBLISHED` for one of a released evaluation file or an importer, else
+    `MADE_HERE`, or the file that it was read from or made of."""
+    if example.origin:
+        return example.origin
+    file = example.source.rpartition(":")[0]
+    if file.startswith(MADE):
+        return MADE_HERE
+    named_by = str(example.fields.get("provenance") or "")
+    imported = bool(task.spec.importer and named_by and example.fields.get("licence"))
+    if file in task.spec.files.eval or (imported and DRAFTED_BY not in named_by):
+        return PUBLISHED
+    return file or "rows without a file"
+
+
+def row_hash(example: Example) -> str:
+    """What a row says to anybody who has a part in its score, beyond what names it.
+
+    Bookkeeping that nobody sees, what only a coach reads and people's labels are left out.
+    """
+    content = {
+        name: value
+        for name, value in example.fields.items()
+        if not name.startswith(HUMAN) and set(example.audience.get(name, ())) - {"coach"}
+    }
+    try:
+        return content_hash(example.task, {"fields": content, "seats": dict(example.seats)})
+    except DataError:  # a task may bind objects of its own, which have no canonical form
+        return _hash([content, dict(example.seats)])
+
+
+def _task_options(task: Task) -> dict[str, str]:
+    """Option → hash of its value, the scale and, for a task that is no part of soulkit, its code.
+
+    Hashes, since a tasks file may hold what should not be spread.
+    """
+    metric = task.spec.metric
+    parts = {**task.spec.options, "metric": [metric.name, metric.low, metric.high]}
+    hashes = {name: _hash(value) for name, value in parts.items()}
+    kind = type(task)
+    file = None if kind.__module__.startswith("soulkit.") else inspect.getsourcefile(kind)
+    return {**hashes, **({"code": _file_hash(Path(file))} if file else {})}
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _file_hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+# -- in the run folder -----------------------------------------------------------------------------
+
+
+def read_provenance(folder: Path) -> Print:
+    """What the run in `folder` recorded; empty for one that is older than this record.
+
+    RunError when the file is damaged.
+    """
+    path = folder / PROVENANCE
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record["players"], dict) or not isinstance(record["tasks"], dict):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"'{path}' does not say with whom and on which rows the run was measured.",
+            "The file was changed by hand or by another program.",
+            "Bring it back; without the file, the run counts as one that did not record this.",
+        ) from error
+    return dict(record)
+
+
+def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
+    """What the run in `folder` recorded, with rows and scorers as they are now; empty for an older
+    one. `rows` are the examples by their ids."""
+    record = read_provenance(folder)
+    now = {task.name: _task_options(task) for task, _ in rows.values()}
+    for name, entry in record.get("tasks", {}).items():
+        hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
+                  entry.get("rows", {}).items()}  # fmt: skip
+        entry |= {"rows": hashes} if hashes else {}
+        entry["options"] = now.get(name, entry.get("options", {}))
+    return record
+
+
+_LIMIT = "replies of at most"
+"""How a change of a limit begins."""
+
+
+def write_provenance(run: Run, now: Print, *, proven: bool = False) -> None:
+    """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
+    or scorers. `proven`: whatever was sampled so far came from the weights that are recorded."""
+    before = read_provenance(run.path)
+    changes = _changes(before, now) if before else []
+    limits = [what for what in changes if what.startswith(_LIMIT)]
+    if limits:
+        raise RunError(
+            f"{run.path} was started with {'; '.join(limits)}.",
+            "An earlier version began it, and limits that nobody named are other ones now: "
+            "a mean would mix cut replies with whole ones.",
+            "Play all of it in another folder with --out, or go on with the soulkit that began it. "
+            f"What is there is shown by: soul report {shlex.quote(str(run.path))}",
+        )
+    for what in changes:
+        raise RunError(
+            f"{run.path} was started with {what}.",
+            "What is already in the folder was made with the old one, and a mean would mix them.",
+            "Bring the old one back to resume, or give another folder with --out. A scorer that "
+            "was mended is applied to what is there by: soul rescore",
+        )
+    if before and not proven and has_lines(run.episodes):
+        now = _weaker(before, now)
+    if now:
+        write_json(run.path / PROVENANCE, {**_with_calls_of(before, now), **_directory(run.path)})
+
+
+CALLS = ("sent", "dropped_settings")
+"""What is known of a task's calls when they have been made."""
+
+
+def _with_calls_of(before: Print, now: Print) -> Print:
+    """`now` with what is known of the calls that the run has made already."""
+    old = before.get("tasks", {})
+    tasks = {
+        task: {**{name: old[task][name] for name in CALLS if name in old.get(task, {})}, **entry}
+        for task, entry in now["tasks"].items()
+    }
+    servers = {"servers": before["servers"]} if "servers" in before else {}
+    return {**servers, **now, "tasks": tasks}
+
+
+def note_calls(
+    folder: Path, calls: TaskCalls, dropped: Mapping[str, Mapping[str, Any]],
+    models: Iterable[Any] = (),
+) -> None:  # fmt: skip
+    """Add to the record of the run in `folder` how its calls were sent, which settings were
+    `dropped` (task → role → model → setting → share) and what the servers of `models` (live ones,
+    endpoints among them) are known to be. Does nothing for a run without a record."""
+    record = read_provenance(folder)
+    if not record:
+        return
+    for task, entry in record["tasks"].items():
+        roles = calls.get(task, {})
+        sent = {role: {model: one["sent"] for model, one in of_role.items()}
+                for role, of_role in roles.items()}  # fmt: skip
+        nothing: Print = {role: {} for role in roles}
+        entry["sent"] = {**entry.get("sent", {}), **sent}
+        known = entry.get("dropped_settings", {})
+        entry["dropped_settings"] = {**known, **nothing, **dropped.get(task, {})}
+    servers = {f"{one.name}@{one.base_url}": one.server.as_dict()
+               for one in models if getattr(one, "server", None) is not None}  # fmt: skip
+    if servers:
+        record["servers"] = {**record.get("servers", {}), **servers}
+    write_json(folder / PROVENANCE, record)
+
+
+def _weaker(before: Any, now: Any) -> Any:
+    """`now` with the weaker basis of both records: a part of the episodes was sampled on the old
+    one. A record of an earlier version, which says none, counts as declared."""
+    if isinstance(now, list):
+        olds = before if isinstance(before, list) else []
+        return [_weaker(old, new) for old, new in zip_longest(olds[: len(now)], now)]
+    if not isinstance(now, Mapping):
+        return now
+    old = before if isinstance(before, Mapping) else {}
+    merged = {name: _weaker(old.get(name), value) for name, value in now.items()}
+    if BASIS in old or BASIS in now:
+        both = (old.get(BASIS, "declared"), now.get(BASIS, old.get(BASIS)))
+        merged[BASIS] = "declared" if "declared" in both else "verified"
+    return merged
+
+
+def _directory(folder: Path) -> Print:
+    """The working folder as seen from the run: relative paths of its settings begin there."""
+    try:
+        return {"directory": os.path.relpath(Path.cwd(), folder.resolve())}
+    except ValueError:  # on another drive
+        return {}
+
+
+def start_folder(folder: Path) -> Path | None:
+    """Where the run in `folder` was started; None for an older run, or where that folder is gone.
+
+    RunError when its record is damaged.
+    """
+    directory = read_provenance(folder).get("directory")
+    place = folder.resolve() / str(directory) if directory else None
+    return place.resolve() if place is not None and place.is_dir() else None
+
+
+@contextmanager
+def in_start_folder(path: Path) -> Iterator[None]:
+    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
+    version did not record that, or the run was moved away from its files, stay here."""
+    place = start_folder(path)
+    with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
+        yield
+
+
+def _has_files(place: Path, run: Path) -> bool:
+    """Whether the files that a run names by relative paths lie in `place`, as far as it names any
+    of rows and tasks."""
+    settings = read_config(run) if is_run(run) else {}
+    data = settings.get("data")
+    named = [settings.get("tasks_file"), *(data.values() if isinstance(data, dict) else ())]
+    files = [Path(str(name)) for name in named if name and not str(name).startswith("synth:")]
+    relative = [file for file in files if not file.is_absolute()]
+    return not relative or any((place / file).exists() for file in relative)
+
+
+def _changes(before: Print, now: Print) -> list[str]:
+    """What cannot be seen in the settings and is not as it was."""
+    changes = _other_players(before["players"], now["players"])
+    for task, entry in now["tasks"].items():
+        seated = before["tasks"].get(task, {}).get("players", {})
+        changes += _other_players(seated, entry.get("players", {}))
+        old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
+        changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
+        changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
+        old_sampling = before["tasks"].get(task, {}).get("sampling", {})
+        changes += _other_limit(f"the actor in {task}", old_sampling, entry.get("sampling", {}))
+        old_options = before["tasks"].get(task, {}).get("options", {})
+        options = entry.get("options", {}) if old_options else {}
+        changes += [
+            f"another {name} of the task {task}"
+            for name in sorted({*old_options, *options})
+            if options and old_options.get(name) != options.get(name)
+        ]
+    return list(dict.fromkeys(changes))
+
+
+def _other_players(before: Print, now: Print) -> list[str]:
+    """What is not as it was of players with the same settings."""
+    changes = []
+    for role, players in now.items():
+        for old, new in zip(before.get(role, ()), players, strict=False):
+            changes += [
+                f"another {word} of the {role} '{old['model']}'"
+                for name, word in CHANGING.items()
+                if name in old and name in new and old[name] != new[name]
+            ]
+            changes += _other_limit(f"the {role} '{old['model']}'", old, new)
+    return changes
+
+
+def _other_limit(who: str, old: Print, new: Print) -> list[str]:
+    """Defaults of limits move between versions, and nobody wrote them into the settings."""
+    limits = old.get("max_tokens"), new.get("max_tokens")
+    if None in limits or limits[0] == limits[1]:
+        return []
+    return [f"{_LIMIT} {limits[0]} tokens by {who} ({limits[1]} now)"]

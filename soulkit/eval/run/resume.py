@@ -1,0 +1,171 @@
+"""Progress of a resumed run: which episodes and controls are already on disk.
+
+    episodes.jsonl ──▶ keys and whether each has a score    controls.jsonl ──▶ the controls
+
+Nothing else of an episode is read where nothing is left to play: then the summary that the run
+wrote is still its summary.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import DataError, RunError
+from soulkit.eval.results.summary import Summary, summary_line
+from soulkit.eval.run.controls import control_counts, controls_left
+from soulkit.eval.run.provenance import ENGINE, PROVENANCE, read_provenance
+from soulkit.eval.run.run_lock import is_locked
+from soulkit.models.local.journal import SAMPLED
+from soulkit.models.vllm.settings import LOCAL, engine_words
+from soulkit.play.engine import ControlJob, Job
+from soulkit.play.plan import Work
+from soulkit.runs.folder import Run, is_run, read_environment
+from soulkit.runs.jsonl import has_lines, lines_in, newest_change
+from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
+from soulkit.types import ControlRecord, record_key
+from soulkit.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeState:
+    """What a run has."""
+
+    scored: Mapping[str, bool]
+    """Key of an episode → whether it has a score."""
+    controls: Sequence[ControlRecord]
+    changed: tuple[int, int]
+    """When the files of episodes and controls last changed before they were read."""
+
+    def jobs_left(self, work: Sequence[Work], repeats: int) -> list[Job]:
+        """The plays that have no scored record yet, in order."""
+        return [
+            Job(part.task, example, index)
+            for part in work
+            for example in part.examples
+            for index in range(repeats)
+            if not self.scored.get(draft_key(example.id, index))
+        ]
+
+    def controls_left(self, work: Sequence[Work], repeats: int) -> list[ControlJob]:
+        return controls_left(self.controls, work, repeats)
+
+    def any_left(self, work: Sequence[Work], repeats: int) -> bool:
+        """Whether there is anything to play or to ask."""
+        return bool(self.jobs_left(work, repeats) or self.controls_left(work, repeats))
+
+
+def resume_state(
+    run: Run, work: Sequence[Work], repeats: int, before: ResumeState | None = None
+) -> ResumeState:
+    """What `run` has of `work`: what it had `before`, where no file has changed since. RunError
+    when it holds episodes of other rows."""
+    changed = newest_change(run.episodes), newest_change(run.path / CONTROLS)
+    if before is not None and before.changed == changed:
+        return before
+    scored = scored_keys(run.episodes) if has_lines(run.episodes) else {}
+    strange = scored.keys() - set(draft_keys(work, repeats))
+    if strange:
+        raise RunError(
+            f"{run.path} holds {len(strange)} episodes of rows that are not evaluated now.",
+            "The data files have changed since the run began, and means over both would mix them.",
+            "Restore the files, or give another folder with --out.",
+        )
+    return ResumeState(scored=scored, controls=load_controls(run.path), changed=changed)
+
+
+def draft_keys(work: Sequence[Work], repeats: int) -> list[str]:
+    """The keys of all that an evaluation plays, in order."""
+    return [draft_key(e.id, i) for part in work for e in part.examples for i in range(repeats)]
+
+
+def draft_key(example_id: str, index: int) -> str:
+    return record_key(0, example_id, index, "draft")
+
+
+def finished_summary(
+    run: Run, work: Sequence[Work], standing: ResumeState, suite: str
+) -> Summary | None:
+    """The summary that a run wrote when nothing was left to play; None where it has to be made:
+    it is older than the episodes, of another version, or a user's own code has a say in it."""
+    if not all(part.task.spec.home.builtin_task for part in work):
+        return None
+    try:
+        written = run.summary_path.stat().st_mtime_ns
+        late = max(standing.changed) > written
+        line = summary_line(run.path)
+    except (OSError, DataError):  # there is none, or none that can be read: it is made anew
+        return None
+    summary, origin = Summary.from_json(line), line.get("provenance")
+    versions = origin.get("versions") if isinstance(origin, dict) else None
+    same = (
+        not late
+        and isinstance(versions, dict)
+        and versions.get("soulkit") == __version__
+        and summary.n == summary.n_scored == len(standing.scored)
+        and summary.controls == control_counts(standing.controls)
+        and summary.suite == suite
+    )
+    return summary if same else None
+
+
+def resume_text(run: Run, left: int, total: int, controls: int = 0) -> str:
+    """What a run that was begun before still has to do; a finished one says so."""
+    if left or controls:
+        also = f", controls left to ask about: {controls}" if controls else ""
+        return f"resuming {run.path}: {left} of {total} episodes are left to play{also}"
+    again = f"soul report {shlex.quote(str(run.path))}"
+    return f"{run.path} is finished already: nothing is left to play; see: {again}"
+
+
+def check_weights(run: Run, version: str) -> None:
+    """RunError when the episodes of `run` came from another adapter than that of the hash `version`
+    (empty: none), which plays now."""
+    played = stream_records(run.episodes, light=True) if has_lines(run.episodes) else ()
+    turns = (turn for record in played for trace in record.episode.traces for turn in trace.turns)
+    if any(turn.completion.policy != version for turn in turns):
+        raise RunError(
+            f"{run.path} holds episodes of other adapter weights than those given now.",
+            "The adapter was trained further or replaced since, and a mean would mix two models.",
+            "Give another folder with --out.",
+        )
+
+
+def is_unbegun(folder: Path, command: str) -> bool:
+    """Whether the run in `folder` is one of `command` that ended before anything was played, as
+    where a server did not start, and nobody is at work in it."""
+    played = any(has_lines(folder / name) for name in ("episodes.jsonl", CONTROLS))
+    if played or not is_run(folder) or (folder / PROVENANCE).exists() or is_locked(folder):
+        return False
+    return bool(read_environment(folder).get("command") == command)
+
+
+def begun_engine(run: Run) -> Mapping[str, Any]:
+    """What the actor of `run` has been sampled by so far: kind, version of vLLM, and its context
+    where the model's is longer. Empty for a run that has sampled nothing; LOCAL where an earlier
+    version began it."""
+    if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
+        return {}  # files that were opened, and a start that failed, are no beginning
+    engine = read_provenance(run.path).get(ENGINE)
+    return dict(engine) if isinstance(engine, Mapping) else LOCAL
+
+
+def _any_line(path: Path) -> bool:
+    return has_lines(path) and next(lines_in(path), None) is not None
+
+
+def check_engine(run: Run, engine: Mapping[str, Any]) -> None:
+    """RunError when the episodes of `run` were sampled by another engine than `engine` (`kind`,
+    `version`, `max_context`); what one of the two does not tell is passed over."""
+    begun = begun_engine(run)
+    if any(begun[name] != engine[name] for name in begun.keys() & engine.keys()):
+        raise RunError(
+            f"{run.path} holds episodes sampled by {engine_words(begun)}, not by "
+            f"{engine_words(engine)}.",
+            "Two engines round differently or cut replies at other lengths, and a mean would mix "
+            "what they sampled.",
+            f"Go on with --engine {begun['kind']} as it was, or give another folder with --out.",
+        )

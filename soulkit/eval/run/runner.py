@@ -1,0 +1,616 @@
+"""Evaluation: play every example `repeats` times, score, keep every record, write the summary.
+
+    check all that can be wrong ──▶ open the run ──▶ play what has no score yet ──▶ summary.json
+
+* Nothing is played, and no folder made, before tasks, rows, roles, keys and prompt lengths are
+  known to be in order.
+* A record goes to disk as soon as its episode is scored, and every paid reply is in the ledger
+  before that. A run may die at any moment; the same command finishes it and pays for no reply
+  twice.
+* After GIVE_UP failed episodes in a row the run stops: a dead server would only cost hours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from soulkit.config import MissingSettings
+from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
+from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_missing
+from soulkit.eval.planning import evaluation_plan
+from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
+from soulkit.eval.results.calls import calls_by_task, costs_by_task
+from soulkit.eval.results.summary import Summary, summarise
+from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.run.actor import (
+    ActorSetup,
+    LoadActor,
+    actor_reader,
+    check_actor,
+    checkpoint_model,
+    eval_engine,
+    eval_servers,
+    note_choices,
+    on_vllm,
+    starts_servers,
+    unfitting_lines,
+)
+from soulkit.eval.run.api_batches import (
+    check_open_batches,
+    make_batches,
+    max_calls,
+    refuse_dialogues,
+    report_open_batches,
+)
+from soulkit.eval.run.controls import (
+    calibration_remarks,
+    control_counts,
+    controls_words,
+    ordered_controls,
+    play_controls,
+)
+from soulkit.eval.run.provenance import (
+    BASIS,
+    ENGINE,
+    actor_identity,
+    model_identity,
+    note_calls,
+    provenance,
+    read_provenance,
+    with_rows,
+    write_provenance,
+)
+from soulkit.eval.run.resume import (
+    ResumeState,
+    draft_keys,
+    finished_summary,
+    is_unbegun,
+    resume_state,
+    resume_text,
+)
+from soulkit.eval.run.run_lock import CLOCK, GroupWriter, RunClock, find_resumable, run_lock
+from soulkit.models.base import Cast, ChatModel, Player, unfilled
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.threads import take_threads
+from soulkit.models.players.players import Players, cast_of
+from soulkit.models.vllm.manager import Starts, VllmServers
+from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.play.default_players import training_player_remarks, with_default_players
+from soulkit.play.engine import Engine, Job, Sink, gather
+from soulkit.play.plan import Work
+from soulkit.play.requirements import (
+    MissingRequirement,
+    left_out_lines,
+    missing_checkpoints,
+    missing_engine,
+    missing_keys,
+    missing_model,
+    missing_roles,
+    missing_services,
+    refuse_missing,
+)
+from soulkit.runs.coroutines import run_coroutine
+from soulkit.runs.folder import Run, default_run_path, is_run, note_start
+from soulkit.runs.jsonl import pack_lines
+from soulkit.runs.provenance import with_provenance
+from soulkit.runs.records import stream_records, without_tokens
+from soulkit.types import ControlRecord, Record, Score
+
+if TYPE_CHECKING:
+    from soulkit.models.api.batch_endpoint import Batches
+
+
+_EXTERNAL_FAILURES = ("provider_error", "partner_error", "judge_error", TaskError.reason)
+
+
+class RunningMean:
+    """The mean of the scores so far, in words: of episodes, which need not be the headline."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.total, self.count, self.failed = 0.0, 0, 0
+        for record in records:
+            if record.score.scored:  # the others are about to be played again
+                self.add(record)
+
+    def add(self, record: Record) -> None:
+        if record.score.value is None:
+            self.failed += 1
+        else:
+            self.total, self.count = self.total + record.score.value, self.count + 1
+
+    def words(self) -> str:
+        mean = f"mean over episodes {self.total / self.count:.3f}" if self.count else "no score yet"
+        return f"{mean}, {self.failed} unscored" if self.failed else mean
+
+
+class FailureStreak:
+    """Counts failures in a row and stops the run when there are too many."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.length = limit, 0
+
+    def add(self, score: Score) -> None:
+        """CallError after `limit` scores in a row that something outside the actor broke: TaskError
+        where the last of them was the task's own code."""
+        failed = not score.scored and score.reason in _EXTERNAL_FAILURES
+        self.length = self.length + 1 if failed else 0
+        if self.length >= self.limit:
+            kind = TaskError if score.reason == TaskError.reason else ProviderError
+            raise kind(f"{self.length} episodes in a row failed, the last with: {score.words}")
+
+
+GIVE_UP = 20
+"""The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
+
+
+class EvalBar(Protocol):
+    """What shows how far the run is."""
+
+    def advance(self, steps: int = 1, note: str = "") -> None: ...
+
+
+EvalBars = Callable[[int], AbstractContextManager[EvalBar]]
+"""Makes a bar for so many episodes."""
+Waiting = Callable[[str], AbstractContextManager[object]]
+"""Shows what is waited for, where nothing can be counted."""
+
+
+# -- from a configuration to a finished run ------------------------------------------------------
+
+
+def run_eval(
+    config: EvalConfig,
+    out: Path | None = None,
+    *,
+    bars: EvalBars | None = None,
+    say: Callable[[str], None] | None = None,
+    ask: AskUser | None = None,
+    waiting: Waiting | None = None,
+    load: LoadActor | None = None,
+    starts: Starts | None = None,
+    servers: VllmServers | None = None,
+) -> tuple[Run, Summary]:
+    """Do what `soul eval` does and return the run with its summary.
+
+    `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
+    is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
+    `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded,
+    by `load` where the caller has it already; it is closed in the end. `starts` shows that a vLLM
+    server starts; `servers` are those of several runs, else this one's are stopped in the end.
+
+    Raises a UserError before anything is played, ProviderError when the model stays silent.
+    """
+    say = say or _say_nothing
+    config, work = prepare(config, say)
+    if remark := controls_words(work, on=config.controls):
+        say(remark)
+    folder = out or _default_folder(config, work)
+    # An existing folder is opened first: to be refused it need not wait for a model.
+    run = _open(folder, config) if is_run(folder) else None
+    check_open_batches(config, folder)
+    check_endpoints(config)
+    standing = None if run is None else resume_state(run, work, config.repeats)
+    _confirm(config, work, standing, say, ask)
+    engine = eval_engine(config, run)
+    in_process = engine is not None and not on_vllm(engine)
+    threads = take_threads(config.threads, folder) if in_process else None
+    with waiting("loading the model") if waiting and in_process else nullcontext():
+        reader = actor_reader(config, engine, load)
+    check_actor(reader, work, config, run)
+    with eval_servers(config, engine, folder, say, starts, servers) as pool:
+        left = standing is None or standing.any_left(work, config.repeats)
+        seats = ActorSetup(config, engine, reader, pool, calls=left)
+        seats.check(run)
+        run = run or _open(folder, config)
+        _say_servers(config, say)
+        with run_lock(run), open_ledger(run, config) as ledger:
+            note_choices(run, threads, engine, say)
+            players = _make_players(run, config, seats, ledger, say)
+            for line in unfitting_lines(seats.actor, reader, work, config):
+                say(line)
+            write_provenance(run, _provenance(config, players, work, seats.engine))
+            _say_declared(run, config, say)
+            playing = _play_and_close(run, work, players, config, bars, ledger, say, standing)
+            with report_open_batches(players.batches, say):
+                summary = run_coroutine(playing)
+    for remark in calibration_remarks(work, summary.tasks):
+        say(remark)
+    return run, summary
+
+
+def _default_folder(config: EvalConfig, work: Sequence[Work]) -> Path:
+    begun = find_resumable(config.command, config.identity(), config.identity_defaults())
+    return begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
+
+
+def _make_players(
+    run: Run, config: EvalConfig, seats: ActorSetup, ledger: Ledger, say: Callable[[str], None]
+) -> Players:
+    """The players, with servers started for those who need one."""
+    seats.fill(run, ledger)
+    players = eval_players(config, ledger, seats.actor, make_batches(config, run.path, say))
+    players.serve = seats.player
+    return players
+
+
+UNNAMED_WAYS = {
+    "model": ("model (--model)", "name a model: --model MODEL"),
+    "tasks": ("task (--task or --suite)", "name tasks: --task NAME,NAME, or a suite: --suite NAME"),
+}
+"""Setting that nobody named → what is missing, and how to give it."""
+STAND_INS = {"model": "MODEL", "tasks": ("TASK",)}
+"""What stands in for it while everything else that is missing is collected."""
+
+
+def load_config(
+    file: Path | None, flags: Mapping[str, Any], *, trust: bool = False, asking: bool = True
+) -> EvalConfig:
+    """`EvalConfig.load`. Where no model or no task is named, the error names whatever else is
+    missing, as `prepare` does for the rest (`asking`: also keys and checkpoints)."""
+    unnamed: dict[str, ConfigError] = {}
+    while True:
+        stand_ins = {name: STAND_INS[name] for name in unnamed}
+        try:
+            config = EvalConfig.load(file, flags={**flags, **stand_ins}, trust=trust)
+            break
+        except MissingSettings as error:
+            new = [name for name in error.names if name in STAND_INS and name not in unnamed]
+            if not new:
+                raise
+            unnamed |= dict.fromkeys(new, error)
+        except ConfigError as error:
+            raise next(iter(unnamed.values()), error) from error
+    if unnamed:
+        _refuse_unnamed(config, unnamed, asking=asking)
+    return config
+
+
+def _refuse_unnamed(
+    config: EvalConfig, unnamed: Mapping[str, ConfigError], *, asking: bool
+) -> None:
+    """Raise everything that is missing; `config` has stand-ins for the settings in `unnamed`."""
+    gaps = [
+        MissingRequirement("unnamed", *UNNAMED_WAYS[name], error) for name, error in unnamed.items()
+    ]
+    work: list[Work] = []
+    if "tasks" not in unnamed:
+        registry = eval_registry(config)
+        work, without = work_and_missing(config, registry)
+        config = with_default_players(config, work, registry, suite=config.suite)
+        gaps += without
+    gaps += _role_gaps(config, work, asking=asking, model="model" not in unnamed)
+    there = [part for part in work if part.examples]
+    refuse_missing(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
+
+
+def _role_gaps(
+    config: EvalConfig, work: Sequence[Work], *, asking: bool, model: bool = True
+) -> list[MissingRequirement]:
+    """The players that `work` lacks and, when `asking`, services, keys, checkpoints and vLLM. The
+    actor's checkpoint is looked for only with `model`."""
+    gaps = missing_roles(work, config)
+    if not asking or config.ledger == "replay":
+        return gaps
+    gaps += (
+        missing_services(work)
+        + missing_keys(config)
+        + missing_checkpoints(config)
+        + missing_engine(config, actor=starts_servers(config))
+    )
+    loads = model and config.kind == "local"
+    return gaps + (missing_model(config.model, config.adapter) if loads else [])
+
+
+def prepare(
+    config: EvalConfig, say: Callable[[str], None] | None = None, *, asking: bool = True
+) -> tuple[EvalConfig, list[Work]]:
+    """The configuration with everybody in their seats, and its work; with the checks that need no
+    model. Whoever only plans (`asking` is False) needs neither keys nor checkpoints.
+    """
+    registry = eval_registry(config)
+    work, gaps = work_and_missing(config, registry)
+    config = with_default_players(config, work, registry, suite=config.suite)
+    gaps += _role_gaps(config, work, asking=asking)
+    refuse_dialogues(config, work)
+    there = [part for part in work if part.examples]
+    refuse_missing(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
+    if config.playable and say:
+        for line in left_out_lines(config.suite, left_out(config, work)):
+            say(line)
+    if say:
+        for line in training_player_remarks(config, there, registry):
+            say(line)
+    if asking and say:
+        for remark in (remark for part in work for remark in part.task.remarks()):
+            say(remark)
+    for part in work:
+        if say and (remark := parts_remark(part.task, part.examples)):
+            say(remark)
+        if part.bad and say:
+            first = part.bad[0]
+            say(
+                f"bad rows of {part.task.name} left out: {len(part.bad)}; the first is "
+                f"{first.source}: {first.why}"
+            )
+    return config, work
+
+
+def _confirm(
+    config: EvalConfig, work: Sequence[Work], standing: ResumeState | None,
+    say: Callable[[str], None], ask: AskUser | None,
+) -> None:  # fmt: skip
+    """Have the cost of what is left to play confirmed."""
+    if config.ledger == "replay" or not pays(config):
+        return
+    controls = None
+    if standing is not None:
+        controls = standing.controls_left(work, config.repeats)
+        waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
+        rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
+        work = [replace(w, examples=left) for w, left in rows if left]
+    confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
+
+
+def _say_servers(config: EvalConfig, say: Callable[[str], None]) -> None:
+    for server in config.servers() if config.ledger != "replay" else ():
+        say(server)
+
+
+def _say_declared(run: Run, config: EvalConfig, say: Callable[[str], None]) -> None:
+    """Say where --verify-weights comes too late for a part of the run."""
+    if config.verify_weights and read_provenance(run.path)["actor"].get(BASIS) == "declared":
+        say(
+            f"the weights stay declared, not verified: earlier episodes in {run.path} were sampled "
+            "without --verify-weights; give another folder with --out to verify all of it"
+        )
+
+
+def _open(folder: Path, config: EvalConfig) -> Run:
+    """The run in `folder`. Settings may still change where nothing was played with the old ones:
+    a server that did not start is mended by other settings."""
+    command, settings, sealed = config.command, config.identity(), not config.foreign
+    defaults = config.identity_defaults()
+    try:
+        return Run.open(folder, command, settings, defaults=defaults, sealed=sealed)
+    except RunError:
+        if not is_unbegun(folder, command):
+            raise
+        return Run.open(folder, command, settings, sealed=sealed, replacing=True)
+
+
+def _provenance(
+    config: EvalConfig, players: Players, work: Sequence[Work], engine: Mapping[str, Any]
+) -> dict[str, Any]:
+    sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
+    actor = actor_identity(config.model_dump(), players.actor)
+    record = with_rows(provenance(config, players, work, actor, sampling), work)
+    sampled = {ENGINE: dict(engine)} if engine else {}
+    return {"actor": model_identity(config.model_dump(), players.actor), **sampled, **record}
+
+
+def _say_nothing(remark: str) -> None:
+    """The default of `say`."""
+
+
+async def _play_and_close(
+    run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
+    ledger: Ledger, say: Callable[[str], None], before: ResumeState | None,
+) -> Summary:  # fmt: skip
+    """`before` is what the run had before anybody could be kept out of its folder."""
+    cast, players.say = eval_cast(config, players), say
+    players.note = partial(note_start, run.path)
+    try:
+        standing = resume_state(run, work, config.repeats, before)
+        left = len(standing.jobs_left(work, config.repeats))
+        controls = len(standing.controls_left(work, config.repeats))
+        if run.resumed:
+            say(resume_text(run, left, len(draft_keys(work, config.repeats)), controls))
+        if run.resumed and not (left or controls):
+            suite = config.suite or ""
+            if (summary := finished_summary(run, work, standing, suite)) is not None:
+                return summary
+        if left + controls:
+            await players.roll_call.hold()  # before anything is played
+        if not run.resumed:  # said now: the folder goes when a server refuses
+            say(f"run folder {run.path}")
+        with bars(left + controls) if bars else nullcontext() as bar:
+            return await run_evaluation(
+                run, work, cast, config, bar, ledger=ledger, standing=standing
+            )
+    finally:
+        await cast.actor.model.close()
+        await players.close()
+
+
+# -- the models ----------------------------------------------------------------------------------
+
+
+def eval_players(
+    config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None,
+    batches: Batches | None = None,
+) -> Players:  # fmt: skip
+    """What makes the players of `config`; `local` is the actor when it is no endpoint, `batches`
+    carry the calls of those who are asked by batch."""
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
+    endpoints = [config.endpoint(), *config.settings_of_players()]
+    players = Players(
+        ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints, batches,
+        config.by_batch,
+    )  # fmt: skip
+    if local is None:
+        players.actor = players.model("actor", config.endpoint())
+    return players
+
+
+def eval_cast(config: EvalConfig, players: Players) -> Cast:
+    """The players of `config`; the actor is sampled as each task says."""
+    assert players.actor is not None
+    return cast_of(config, players, Player(players.actor), config.seed)
+
+
+def check_endpoints(config: EvalConfig) -> None:
+    """Raise what is wrong with addresses, keys and prices while no folder has been made."""
+    if config.ledger == "replay":
+        return  # needs no key, and a ledger is opened in any case
+    if config.kind == "api":
+        eval_players(config, None)
+    config.check_players()
+
+
+def open_ledger(run: Run, config: EvalConfig) -> Ledger:
+    """The run's own ledger, or the one to replay; shared by actor and partner."""
+    path = Path(config.ledger_file) if config.ledger_file else run.ledger_path
+    return Ledger(None if config.ledger == "off" else path, config.ledger, mends=True)
+
+
+# -- checks before anything is played ------------------------------------------------------------
+
+
+def check_work_roles(work: Sequence[Work], filled: Collection[str]) -> None:
+    """ConfigError unless every role that an episode may call is filled."""
+    for part in work:
+        for role in sorted(part.roles - set(filled)):
+            raise unfilled(role, part.task.name)
+
+
+# -- playing -------------------------------------------------------------------------------------
+
+
+async def run_evaluation(
+    run: Run,
+    work: Sequence[Work],
+    players: Cast,
+    config: EvalConfig,
+    bar: EvalBar | None = None,
+    *,
+    ledger: Ledger | None = None,
+    standing: ResumeState | None = None,
+) -> Summary:
+    """Play what `run` has no score for yet, write `summary.json` and return it.
+
+    The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
+    not filled, RunError when the folder holds other rows, ProviderError when only failures come.
+    `standing` is what the run has, where the caller knows.
+    """
+    for part in work:
+        check_work_roles([part], players.in_task(part.task.name).filled())
+    standing = standing or resume_state(run, work, config.repeats)
+    jobs = standing.jobs_left(work, config.repeats)
+    asks = standing.controls_left(work, config.repeats)
+    # Only controls ask about an episode again, and want all of it.
+    there = stream_records(run.episodes, light=not asks) if standing.scored else ()
+    scored = {record.key: record for record in there}
+    clock, streak = RunClock(run.path / CLOCK), FailureStreak(max(GIVE_UP, 2 * max_calls(config)))
+    mean = RunningMean(scored.values())
+    writer = GroupWriter(run.episodes)
+    controls = {control.key: control for control in standing.controls}
+
+    def count(score: Score) -> None:
+        clock.tick()
+        if bar is not None:
+            bar.advance(1, mean.words())
+        streak.add(score)
+
+    def sink(record: Record) -> None:
+        writer.add(record)
+        scored[record.key] = record if asks else without_tokens(record)
+        mean.add(record)
+        count(record.score)
+
+    def notice(control: ControlRecord) -> None:
+        controls[control.key] = control
+        count(control.score)
+
+    try:
+        try:
+            await gather(_play_part(part, jobs, players, config, sink) for part in work)
+        finally:
+            await writer.close()
+        # All drafts are on disk: no control can be about words that a kill would take back.
+        engine = partial(_engine, players=players, config=config)
+        await play_controls(run.path, work, asks, scored, engine, notice)
+    finally:
+        seconds = clock.save()
+    records = [scored[key] for key in draft_keys(work, config.repeats)]
+    beside = ordered_controls(controls, work, config.repeats)
+    summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
+    return _written(run, summary, ledger, work, players)
+
+
+def _written(
+    run: Run, summary: Summary, ledger: Ledger | None, work: Sequence[Work], players: Cast
+) -> Summary:
+    """The summary with what the ledger adds, on disk; the records of a whole run are packed."""
+    tasks = {example.id: part.task.name for part in work for example in part.examples}
+    if ledger is not None:
+        calls = calls_by_task(ledger, tasks)
+        dropped = with_calls(summary.dropped_settings, calls)
+        summary = replace(summary, dropped_settings=dropped)
+        note_calls(run.path, calls, dropped, (player.model for player in players.players))
+    if ledger is not None and ledger.mode == "record":
+        unpriced, costs = ledger.totals()["unpriced"], costs_by_task(ledger, tasks)
+        summary = replace(summary, unpriced_calls=unpriced, costs=costs)
+    if summary.n == summary.n_scored:
+        pack_lines(run.episodes)
+    run.write_summary(with_provenance(run.path, summary.to_json()))
+    return summary
+
+
+async def _play_part(
+    part: Work, jobs: Sequence[Job], players: Cast, config: EvalConfig, sink: Sink
+) -> None:
+    jobs_of_task = [job for job in jobs if job.task is part.task]
+    await _engine(part, players, config).run(jobs_of_task, sink)
+
+
+def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
+    """What plays a task, and asks about its controls."""
+    sampling = config.sampling(part.task.spec)
+    cast = players.in_task(part.task.name)
+    table = replace(cast, actor=replace(players.actor, sampling=sampling))
+    # A local model fills its batches only when enough rollouts wait at once.
+    room = max_calls(config) if config.kind == "api" else max(256, 4 * config.batch_size)
+    return Engine(table, config.seed, room)
+
+
+def summary_of(
+    work: Sequence[Work], records: Sequence[Record], config: EvalConfig, seconds: float,
+    cost: float | None, controls: Sequence[ControlRecord] = (),
+) -> Summary:  # fmt: skip
+    """What `summary.json` says of these records, and of the controls beside them."""
+    summary = summarise(
+        records,
+        command=config.command,
+        model=f"{config.model} + {config.adapter}" if config.adapter else config.model,
+        protocol=config.protocol,
+        seconds=round(seconds, 3),
+        cost=cost,
+        **summary_terms((w.task for w in work), controls),
+    )
+    summary = replace(summary, controls=control_counts(controls))
+    if config.suite is None:
+        return summary
+    missing = left_out(config, work) if config.playable else {}
+    return replace(summary, suite=config.suite, left_out=missing)
+
+
+def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
+    """What was paid in US dollars; the ledger also knows the calls of episodes that failed."""
+    if ledger is not None and ledger.mode == "record":
+        return ledger.totals()["cost"]
+    costs = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]
+    return sum(costs) if costs else None
+
+
+def failures(records: Iterable[Record]) -> dict[str, str]:
+    """`reason (count)` → the words of the first unscored episode of that reason."""
+    missing = [r for r in records if not r.score.scored]
+    counts: Mapping[str, int] = Counter(r.score.reason for r in missing)
+    words = {r.score.reason: r.score.words for r in reversed(missing)}
+    return {f"{reason} ({count})": words[reason] for reason, count in counts.items()}

@@ -1,0 +1,283 @@
+"""How a server is reached: its address, its key, and the headers of every request.
+
+* **The address.** A player that names none is asked where OPENAI_BASE_URL says, else at OpenAI's
+  own service. Settings put that address in when they are read. Addresses are written into run
+  folders and ledgers, so they may hold no secret.
+* **The key** is read from the environment by name and never written anywhere. It travels as
+  `Authorization: Bearer KEY`, to Azure's hosts as `api-key: KEY`.
+* **Headers of the user's own** are written as NAME=ENV, where ENV is the name of an environment
+  variable with the value: no value is ever written down, and every one is masked like a key. One
+  that is called `Authorization` or `api-key` replaces the key.
+* **Organisation and project** of OpenAI (OPENAI_ORG_ID, OPENAI_PROJECT_ID) go to the default
+  address, and to nobody else.
+* **Azure's deployments** want their version behind the path. It is a setting of its own, and an
+  address that is copied with `?api-version=...` is taken apart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from soulkit.api_keys import remember, shown_address
+from soulkit.errors import ModelLoadError
+from soulkit.text import web_address
+
+OPENAI_URL = "https://api.openai.com/v1"
+VARIABLE = "OPENAI_BASE_URL"
+PATH = "/chat/completions"
+"""Of the requests, behind the base URL."""
+_VERSION = re.compile(r"api-version=([\w.-]+)", re.ASCII)
+_EXAMPLE = "Give an address such as http://localhost:8000/v1"
+_recorded: ContextVar[bool] = ContextVar("recorded", default=False)
+
+
+def checked_url(base_url: str | None) -> str:
+    """The base URL without a trailing slash, fit to stand in run folders and ledger keys.
+
+    None is the default. Raises ModelLoadError when it cannot be used.
+    """
+    return _checked(base_url) if base_url else default_url()
+
+
+def default_url() -> str:
+    """Where players are asked that name no address. Raises ModelLoadError when it is unusable."""
+    address = "" if _recorded.get() else os.environ.get(VARIABLE, "").strip()
+    return _checked(address, VARIABLE) if address else OPENAI_URL
+
+
+@contextmanager
+def as_recorded() -> Iterator[None]:
+    """Within it the default is OpenAI's own, whatever the environment says: what a run recorded
+    without an address was asked there. For reading records; a key would go to the wrong host."""
+    token = _recorded.set(True)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
+def addressed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` of a served model with the default address where they name none.
+
+    A version behind an address becomes a setting of its own; ValueError where there is another.
+    """
+    address = settings.get("base_url") or default_url()
+    base_url, version = split_version(address) if isinstance(address, str) else (address, None)
+    if version is None:
+        return {**settings, "base_url": base_url}
+    if settings.get("api_version") not in (None, version):
+        raise ValueError(f"the address says api-version {version}, and api_version says another")
+    return {**settings, "base_url": base_url, "api_version": version}
+
+
+def split_version(address: str) -> tuple[str, str | None]:
+    """An address as Azure shows it, `...?api-version=V`, as base URL and version; without one as it
+    is. What is copied may end in the path of the requests."""
+    base_url, question, query = address.partition("?")
+    version = _VERSION.fullmatch(query) if question else None
+    return (base_url.removesuffix(PATH), version[1]) if version else (address, None)
+
+
+def _checked(base_url: str, variable: str = "") -> str:
+    """`variable` is the environment variable that holds the address, where one does."""
+    url = base_url.rstrip("/")
+    parts = web_address(url)
+    way_out = f", or run: unset {variable}" if variable else ""
+    if parts is None or any(c.isspace() or not c.isprintable() for c in url):
+        # What stands in a variable may be anything, a key for instance.
+        subject = f"in {variable}" if variable else f"'{shown_address(url)}'"
+        raise ModelLoadError(
+            f"The base URL {subject} is no http or https address.",
+            "Requests go to its path /chat/completions.",
+            f"{_EXAMPLE}{way_out}.",
+        )
+    subject = f"in {variable}" if variable else f"of '{parts.hostname}'"
+    if parts.username or parts.password:
+        raise ModelLoadError(
+            f"The base URL {subject} holds a user name or password.",
+            "Base URLs are written into run folders, where no secret may stand.",
+            "Put the secret into an environment variable and give its name as the key variable.",
+        )
+    if parts.query or parts.fragment:
+        raise ModelLoadError(
+            f"The base URL {subject} goes on behind its path, with ? or #.",
+            "/chat/completions is appended to it, and a key in it would be stored with the run.",
+            f"{_EXAMPLE}, and a key by its variable's name{way_out}.",
+        )
+    return url
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the server at `url` is on this machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def read_key(name: str, *, optional: bool) -> str:
+    """The key in the environment variable `name`, empty when it is unset and `optional`.
+
+    Raises ModelLoadError when it is missing or can be no key.
+    """
+    key = os.environ.get(name, "").strip()
+    if not key and not optional:
+        raise ModelLoadError(
+            f"The environment variable '{name}' is not set.",
+            "The server's key is read from there; keys are never written into configurations.",
+            f"Run: export {name}=...  (any value will do for a server that asks for no key).",
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ModelLoadError(
+            f"The environment variable '{name}' holds characters that no key can have.",
+            "A key travels in an HTTP header, which allows printable ASCII without spaces only.",
+            f"Copy the key again and run: export {name}=...",
+        )
+    remember(key)
+    return key
+
+
+AZURE = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+"""Ends of the hosts that want the key under the name `api-key`."""
+DEPLOYMENT = "/openai/deployments/"
+"""In the path of an Azure address that is of no use without an api-version."""
+FOR_KEYS = frozenset(("authorization", "api-key"))
+"""Headers that stand in for the key."""
+ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+"""Header → variable, for the default address alone."""
+_OURS = frozenset(("host", "content-type", "content-length", "transfer-encoding", "connection"))
+_NAME = re.compile(r"[!#$%&'*+.^`|~\w-]+", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One server, as requests are sent to it. No `repr` shows the values of its headers."""
+
+    base_url: str
+    headers: Mapping[str, str] = field(repr=False)
+    key_env: str
+    """Where the key is read from, in words for messages."""
+    api_version: str | None = None
+    has_key: bool = True
+
+    def url(self, path: str) -> str:
+        """The address of `path`, which begins with a slash."""
+        version = f"?api-version={self.api_version}" if self.api_version else ""
+        return f"{self.base_url}{path}{version}"
+
+    def root_url(self, path: str) -> str:
+        """The address of a `path` of the server itself, which stands beside its `/v1`."""
+        return f"{self.base_url.removesuffix('/v1')}{path}"
+
+
+def open_access(
+    base_url: str | None,
+    api_key_env: str,
+    headers: Mapping[str, str] | None = None,
+    api_version: str | None = None,
+    *,
+    keyless: bool = False,
+) -> Access:
+    """The access to a server; `headers` maps names to names of variables.
+
+    The key may be missing for a server on this machine, and where nothing is going to be asked
+    (`keyless`). Raises ModelLoadError for an address that is of no use, and for missing values.
+    """
+    url, named = checked_url(base_url), headers or {}
+    if DEPLOYMENT in f"{url}/" and api_version is None:
+        raise _versionless(url)
+    own = {name: _value(name, variable, keyless) for name, variable in named.items()}
+    standing_in = [variable for name, variable in named.items() if name.lower() in FOR_KEYS]
+    if standing_in:
+        return Access(url, {**_account(url, own), **own}, ", ".join(standing_in), api_version)
+    key = read_key(api_key_env, optional=keyless or is_loopback(url))
+    kept_by_azure = (urlsplit(url).hostname or "").endswith(AZURE)
+    proof = {"api-key": key} if kept_by_azure else {"Authorization": f"Bearer {key or 'unused'}"}
+    return Access(
+        url, {**proof, **_account(url, own), **own}, api_key_env, api_version, has_key=bool(key)
+    )
+
+
+def wants_key(base_url: str | None, headers: Mapping[str, str]) -> bool:
+    """Whether the key variable of a player has to be set."""
+    return not (is_loopback(checked_url(base_url)) or FOR_KEYS & {name.lower() for name in headers})
+
+
+def account_headers(base_url: str) -> dict[str, str]:
+    """Header → variable of OpenAI's organisation and project, as far as they go to `base_url`."""
+    there = {name: variable for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+    return there if there and _is_default(base_url) else {}
+
+
+def _is_default(base_url: str) -> bool:
+    """Whether players are asked there that name no address; not where that one is unusable."""
+    try:
+        return base_url == default_url()
+    except ModelLoadError:
+        return False
+
+
+def checked_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Header → variable; ValueError, which shows no value, for what can be neither."""
+    names = [name.lower() for name in headers]
+    for name, variable in headers.items():
+        if names.count(name.lower()) > 1:
+            raise ValueError(f"the header '{name}' is there twice, in other letters")
+        if not _NAME.fullmatch(name) or name.lower() in _OURS:
+            raise ValueError(f"'{name}' can be no header here; write NAME=ENV, as X-Team=MY_TEAM")
+        if not _VARIABLE.fullmatch(variable):
+            raise ValueError(
+                f"of the header '{name}' no environment variable is named: its value is read from "
+                "one and never written down; write NAME=ENV"
+            )
+    return headers
+
+
+def _account(url: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Values of `account_headers` that the user does not give otherwise."""
+    names = {name.lower() for name in own}
+    return {
+        name: _value(name, variable, missing=True)
+        for name, variable in account_headers(url).items()
+        if name.lower() not in names
+    }
+
+
+def _value(name: str, variable: str, missing: bool) -> str:
+    """What the environment says of a header; empty where it may be `missing`."""
+    value = os.environ.get(variable, "").strip()
+    if not value and not missing:
+        raise ModelLoadError(
+            f"The environment variable '{variable}' is not set.",
+            f"The header '{name}' has its value there; values are never written down.",
+            f"Run: export {variable}=...  or leave the header out.",
+        )
+    if not (value.isascii() and value.isprintable()):
+        raise ModelLoadError(
+            f"The environment variable '{variable}' holds characters that no header can have.",
+            f"It is sent as the header '{name}', which allows printable ASCII only.",
+            f"Copy the value again and run: export {variable}=...",
+        )
+    remember(value.replace(" ", ""))
+    if value.count(" ") == 1:  # of `Bearer KEY` the key alone as well
+        remember(value.partition(" ")[2])
+    return value
+
+
+def _versionless(url: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The address of the deployment at '{urlsplit(url).hostname}' has no api-version.",
+        "Azure answers such an address only with the version of its interface behind it.",
+        "Write it behind the address, as ...?api-version=2024-10-21, or with --api-version; an "
+        "address that ends in /openai/v1 needs none.",
+    )

@@ -1,0 +1,214 @@
+"""Calls through a provider's batch service: within a day, at half the price.
+
+Everything about a call is as in endpoint.py: what is sent, how a reply is read, priced, kept in the
+ledger and asked again. Only the way there differs:
+
+    calls wait ── nobody adds one for a while ──▶ one file ──▶ one batch ──▶ replies ──▶ they go on
+
+* **Waves.** All rollouts wait for the actor, then all for their judges; each wave is a batch (or
+  several, where a service takes no file so large). It leaves when no call came for a while and
+  nobody is asked live (batch_queue.py).
+* **Learning live.** The first call of each set of parameters is asked live, at the full price: what
+  a server refuses is then known within seconds, not after a day.
+* **Kills.** Each step is written down before and after it (batch_book.py); the same command waits
+  for the very batch that it left behind.
+* **Parts.** Lines of a batch that expired or broke are asked again in the next, ROUNDS times at
+  most; then the call fails with the service's words. A batch that somebody cancelled is not sent
+  again. A line that the model refused is a refusal as anywhere.
+* **Money.** With a limit, what a wave costs at most is reserved before it is sent; what does not
+  fit waits until the real cost of the others is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import ProviderError
+from soulkit.models.api.batch_service import BatchService
+from soulkit.models.api.batches import BatchBook, BatchQueue, BatchReply, BatchState
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.limits import Patience
+from soulkit.models.api.replies import BilledReply, CallRequest, Fault, Keep, read_received
+from soulkit.models.api.wire import FORMAT, RUNGS, parameters
+from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
+from soulkit.types import Call, Sampling
+
+ROUNDS = 3
+"""Batches in which one call is sent, at most."""
+LIVE_FAILURES = 3
+"""Calls in a row that fail live before no other is tried."""
+SILENCE_S = 1800.0
+"""A service that says nothing for so long is given up; the batch goes on without us."""
+
+
+class Batches:
+    """All batches of a run, in the folder of the run.
+
+    Args:
+        folder: of the run.
+        poll_s: seconds between two looks at a batch.
+        say: gets a line about each batch now and then.
+        silence_s: seconds after which a service that does not answer is given up.
+    """
+
+    def __init__(
+        self, folder: Path, *, poll_s: float = 30.0, say: Callable[[str], None] = lambda line: None,
+        silence_s: float = SILENCE_S,
+    ) -> None:  # fmt: skip
+        self.book, self.poll_s, self.say = BatchBook(folder), poll_s, say
+        self.silence_s = silence_s
+        self._live: list[Endpoint] = []
+
+    def watch(self, endpoint: Endpoint) -> None:
+        """No batch leaves while this endpoint is asked live: its replies may bring more calls."""
+        self._live.append(endpoint)
+
+    @property
+    def busy(self) -> bool:
+        gates = (s.gate for one in self._live for s in one._sessions.values())
+        return any(gate.inside or gate.waiting for gate in gates)
+
+    def finish(self) -> None:
+        """The run is whole: nobody will ask for what is left of its batches."""
+        for state in list(self.book.unused()):
+            if state.stage == "ended":
+                self.close_book(state)
+
+    def close_book(self, state: BatchState) -> None:
+        """The ledger holds what the batch brought."""
+        self.book.save(replace(state, stage="used"))
+        self.book.clear(state)
+
+    def parting_words(self) -> list[str]:
+        """What to know of the batches that go on without this process."""
+        way_out = f"run the same command again with --out {self.book.path.parent} to take it up"
+        lines = []
+        for s in self.book.unused():
+            about = f"of {s.model} ({s.requests} requests)"
+            if s.stage == "created":
+                lines.append(
+                    f"batch {s.batch_id} {about} goes on at {s.base_url} and is paid for: {way_out}"
+                )
+            elif s.stage == "uploaded":
+                lines.append(f"a batch {about} may go on at {s.base_url}, which was asked for it "
+                             f"and did not say: {way_out}")  # fmt: skip
+        return lines
+
+
+class BatchEndpoint(Endpoint):
+    """An `Endpoint` whose calls go by batch. Arguments are those of `Endpoint`."""
+
+    def __init__(self, *, batches: Batches, **arguments: Any) -> None:
+        # Who answers is asked before the first live call; what is waited for needs no question.
+        super().__init__(**{**arguments, "roll_call": None})
+        self._scout = Endpoint(**arguments)
+        batches.watch(self._scout)
+        self._defaults = self._scout._defaults
+        self.price = self.price.by_batch if self.price else None
+        self.max_attempts = min(self.max_attempts, ROUNDS)
+        self._batches = batches
+        self._lore = batches.book.lore_of(self.base_url, self.name)
+        self._learn()
+        self._queue = BatchQueue(self.name, batches, BatchService(self.access), self._budget)
+        self._scouting = asyncio.Lock()
+        self._lost: list[str] = []
+        """Why calls that were asked live failed, in a row."""
+
+    async def close(self) -> None:
+        """Close the connections. Batches go on at the provider."""
+        await self._queue.close()
+        await self._scout.close()
+        await super().close()
+
+    async def _ask(
+        self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
+    ) -> LedgerEntry:
+        self._queue.begin()
+        if not self._queue.holds(self._line_key(messages, sampling, call)):
+            entry = await self._ask_live(messages, sampling, call, keep)
+            if entry is not None:
+                return entry
+        return await super()._ask(messages, sampling, call, keep)
+
+    async def _ask_live(
+        self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
+    ) -> LedgerEntry | None:
+        """The reply, where nothing is known yet about what the server says to such a request."""
+        shape = _shape(parameters(sampling, call))
+        if shape in self._lore.taken:
+            return None
+        async with self._scouting:
+            if shape in self._lore.taken:
+                return None
+            if len(self._lost) >= LIVE_FAILURES:
+                raise ProviderError(f"no batch was sent: {self._lost[-1]}")
+            try:
+                entry = await self._scout._ask(messages, sampling, call, keep)
+            except ProviderError as error:
+                self._lost.append(error.detail)
+                raise
+            self._lost.clear()
+            self._lore.taken.append(shape)
+            self._note()
+        return entry
+
+    def _note(self) -> None:
+        """Keep what was learnt live."""
+        self._lore.refused = sorted(self._scout._refused)
+        longest = self._scout._longest
+        self._lore.longest = int(longest) if longest < math.inf else None
+        self._batches.book.save()
+        self._learn()
+
+    def _learn(self) -> None:
+        for one in (self, self._scout):
+            one._refused |= set(self._lore.refused)
+            one._longest = min(one._longest, self._lore.longest or math.inf)
+
+    def _line_key(
+        self, messages: list[dict[str, str]], sampling: Sampling, call: Call
+    ) -> str:  # fmt: skip
+        return request_key(request_of(self.base_url, messages, sampling), self.name, call)
+
+    async def _attempt(
+        self, request: CallRequest, tokens: float, attempts: int, patience: Patience
+    ) -> BilledReply | Fault:
+        """One line of one batch."""
+        request = await self._prepare(self._session(), request)
+        key = self._line_key(request.messages, request.sampling, request.call)
+        body = {"model": self.name, "messages": request.messages, **request.sent}
+        started = time.perf_counter()
+        reply = await self._queue.ask(key, body, self._cost_limit(request))
+        outcome = self._read(request, reply, time.perf_counter() - started)
+        self._queue.used(reply)
+        return outcome
+
+    def _read(self, request: CallRequest, reply: BatchReply, seconds: float) -> BilledReply | Fault:
+        if isinstance(reply.outcome, Fault):
+            return reply.outcome
+        sent = reply.sent
+        limit = sent.get("max_tokens") or sent.get("max_completion_tokens")
+        settings = {**request.settings, "max_tokens": limit or request.settings["max_tokens"]}
+        outcome = read_received(reply.outcome, settings, sent)
+        if isinstance(outcome, Fault):
+            return replace(outcome, wait_s=None)  # the next batch is pause enough, and an attempt
+        as_sent = replace(request, settings=settings, sent=sent)
+        return self._reply(*outcome, as_sent, seconds, {"batch": reply.state.batch_id})
+
+    async def _confirm(self) -> None:
+        await self._scout._confirm()
+
+    def _wait(self, fault: Fault, attempts: int) -> float:
+        return 0.0  # the next batch is pause enough
+
+
+def _shape(settings: Mapping[str, Any]) -> str:
+    """What decides whether a server takes a request, whatever it is about."""
+    form = settings[FORMAT][RUNGS[0]]["name"] if FORMAT in settings else ""
+    return "+".join([*sorted(settings), *([form] if form else [])])

@@ -1,0 +1,528 @@
+"""Questions to a server before a run: does it answer, which models has it, does it follow schemas?
+
+Every endpoint of a run joins the `Preflight`; the first call that no ledger answers waits until
+all of them have been asked for one token, each server for itself. So a judge's wrong key is known
+before the actor says its first word, and a run whose replies are all in its ledger asks nobody.
+
+    what came back ──▶ Answer       the server answers
+                   ──▶ Undecided    it is busy, or not there yet
+                   ──▶ Refusal      no request will ever be answered: the run stops
+
+Only a wrong key, an unknown model, an address that lacks its `/v1` and an account without credit
+are refusals. A list of models decides nothing: some servers have none, and some break on it. In the
+middle of a run a call that is refused has the question put again.
+
+The schema question: some servers take a schema with HTTP 200 and do nothing about it. One reply
+shows which it is: the only text that the schema allows is a word that answers nothing and that no
+model would say by chance. The form is the word alone, not an object around it, because a model may
+fill an object's white space for ever.
+
+Before the first question, the connections of all endpoints together are compared with the number of
+files that this process may open. Where they are too many, each endpoint gets fewer. The questions
+are no part of the run's ledger; what they cost counts against the budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, Protocol
+from urllib.parse import urlsplit
+
+from soulkit.errors import ModelLoadError, UserError, did_you_mean
+from soulkit.models.api import transport
+from soulkit.models.api.addresses import PATH, Access
+from soulkit.models.api.batch_service import make_sdk
+from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_of
+from soulkit.models.api.transport import ClientPool, file_limits, fitted, lowered_line, open_files
+from soulkit.models.api.wire import (
+    Unreadable,
+    WireReply,
+    error_message,
+    json_or_none,
+    parameters,
+    parse_reply,
+    rate_limit_wait,
+    retry_after,
+    to_messages,
+)
+from soulkit.types import Call, Form, Sampling, Segment
+
+LISTING_TIMEOUT_S = 10.0
+MOST_NAMES = 10_000
+"""Names that are read; routers list a few thousand."""
+
+
+async def list_models(access: Access, timeout_s: float = LISTING_TIMEOUT_S) -> list[str]:
+    """The names of the models of a server, sorted.
+
+    Raises ModelLoadError where there is no list: many servers have none, or one that fails, and
+    answer calls all the same.
+    """
+    import httpx2
+    from openai import OpenAIError
+
+    names: set[str] = set()
+    try:
+        # The package's own limit is one of each read: a server that drips would never end.
+        async with asyncio.timeout(timeout_s), make_sdk(access, timeout_s) as sdk:
+            async for model in sdk.models.list():
+                names.add(clean_detail(str(model.id)))
+                if len(names) >= MOST_NAMES:
+                    break
+    except (
+        OpenAIError, httpx2.HTTPError, TimeoutError, ValueError, TypeError, AttributeError
+    ) as error:  # fmt: skip
+        raise ModelLoadError(
+            f"The server at {access.base_url} gives no list of its models: "
+            f"{clean_detail(str(error) or type(error).__name__)}.",
+            "Some servers have none; that says nothing about whether they answer calls.",
+            "Look up the model's name at the provider, or check the address and the key in "
+            f"{access.key_env}.",
+        ) from error
+    return sorted(names)
+
+
+SCHEMA_WORD = "qvx7zk"
+SCHEMA_FORM = Form("schema_question", json.dumps({"enum": [SCHEMA_WORD]}, separators=(",", ":")))
+SCHEMA_REPLY_TOKENS = 32
+SCHEMA_REPLY_BYTES = 1024 * 1024
+ASKED_FOR_FORMS = ("judge", "auditor", "coach", "environment", "filter", "drafter")
+"""Roles whose replies may be asked for in a form."""
+
+
+def schema_question() -> tuple[Sequence[Segment], Sampling, Call]:
+    """What is asked, how, and as which call: greedily, and without thinking before it."""
+    context = [Segment("user", "Which day comes after Monday? Reply with one word.")]
+    sampling = Sampling(
+        temperature=0.0, max_tokens=SCHEMA_REPLY_TOKENS, seed=0, thinking=False, form=SCHEMA_FORM
+    )
+    return context, sampling, Call(role="judge", example_id=SCHEMA_FORM.name)
+
+
+def follows_schema(text: str) -> bool | None:
+    """Whether a reply's text shows that the schema was followed; None where it says nothing."""
+    answer = text.rpartition("</think>")[2].strip()
+    if not answer:
+        return None
+    return bool(json_or_none(answer) == SCHEMA_WORD)
+
+
+def schema_words(holds: bool) -> str:
+    """The outcome, as half a sentence about the server."""
+    if holds:
+        return "it holds replies to a schema"
+    return "it holds no reply to a schema: whoever reads them checks their form"
+
+
+async def ask_schema(
+    access: Access, model: str, beside: Mapping[str, Any], pool: ClientPool, timeout_s: float
+) -> tuple[bool | None, WireReply | None]:
+    """The question, put to a chat server with `beside` among its parameters: whether it follows a
+    schema (None: it did not show), and the reply for whoever counts the money."""
+    import httpx2 as errors
+
+    context, sampling, call = schema_question()
+    body = {
+        "model": model, "messages": to_messages(context), **parameters(sampling, call), **beside,
+    }  # fmt: skip
+    try:
+        async with asyncio.timeout(timeout_s), pool.client() as client:
+            url = access.url(PATH)
+            received = await transport.post(client, url, access.headers, body, SCHEMA_REPLY_BYTES)
+    except (TimeoutError, errors.HTTPError, transport.TooLong):
+        return None, None
+    if not 200 <= received.status < 300:
+        return None, None  # what it refuses of a form is found out, and said, as for any other
+    try:
+        reply = parse_reply(received.text)
+    except Unreadable:
+        return None, None
+    return follows_schema(reply.text), reply
+
+
+QUESTION = "Reply with one word: yes."
+TIMEOUT_S = 20.0
+MAX_BYTES = 1024 * 1024
+PAUSES_S = (0.0, 1.0, 3.0)
+"""Before each time that a busy server is asked; multiples of the back-off."""
+LONGEST_PAUSE_S = 10.0
+SHOWN_MODELS = 6
+USUAL_PATHS = ("/v1", "/api/v1", "/v1beta/openai")
+"""Of base URLs, on most servers, on OpenRouter's and on Google's."""
+
+Kind = Literal["key", "model", "path", "credit", "moved"]
+
+_NO_MODEL = re.compile(
+    r"(?:model|deployment)\W.{0,80}(?:does ?n[o']t exist|not (?:be )?(?:found|exist|available))"
+    r"|(?:model|deployment)[ _]?not[ _]?(?:found|exist)|no such (?:model|deployment)"
+    r"|(?:invalid|unknown|not a valid) model|no endpoints found",
+    re.IGNORECASE,
+)
+_NO_KEY = re.compile(r"(?:invalid|incorrect|wrong) api.?key|api.?key (?:is )?(?:not valid|invalid)",
+                     re.IGNORECASE)  # fmt: skip
+_ABOUT_MODEL = re.compile(r"\b(?:models?|deployment)\b|deploymentnotfound", re.IGNORECASE)
+
+
+class EndpointRefused(UserError):
+    """A server that will answer nothing that it is asked as things are: nothing goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The server answers."""
+
+    model: str = ""
+    """What it calls the model, where it says so."""
+    reply: WireReply | None = None
+    """What it counted; None where it liked everything but the question."""
+    refusal: str = ""
+    """What it did not like about the question."""
+    forms: bool | None = None
+    """Whether it holds replies to a form; None where nobody needs to know, or it did not show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The server may yet answer."""
+
+    why: str
+    wait_s: float | None = None
+    busy: bool = False
+    """Whether the same question may have another answer in a moment."""
+    page: bool = False
+    """Whether it answered with a page for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The server will not answer."""
+
+    kind: Kind
+    why: str
+    hint: str = ""
+    """What else was learnt about the way out, as a sentence."""
+
+
+Outcome = Answer | Undecided | Refusal
+
+
+async def probe(
+    access: Access, model: str, pool: ClientPool, timeout_s: float, backoff_s: float,
+    beside: Mapping[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
+    """Put the question, again while the server is busy, and look where else it may answer.
+
+    `beside` are parameters of the question beyond those that every server takes.
+    """
+    outcome: Outcome = Undecided("it was not asked")
+    for pause in PAUSES_S:
+        asked_for = outcome.wait_s if isinstance(outcome, Undecided) else None
+        await asyncio.sleep(min(LONGEST_PAUSE_S, max(asked_for or 0.0, pause * backoff_s)))
+        outcome = await _ask(access, access.url(PATH), model, pool, timeout_s, beside)
+        if not (isinstance(outcome, Undecided) and outcome.busy):
+            break
+    if isinstance(outcome, Refusal) and outcome.kind == "model":
+        return Refusal("model", outcome.why, await _offered(access, model, timeout_s))
+    if isinstance(outcome, Undecided) and not outcome.page:
+        return outcome
+    if isinstance(outcome, Answer) or (isinstance(outcome, Refusal) and outcome.kind != "path"):
+        return outcome
+    return await _elsewhere(access, model, pool, timeout_s, outcome)
+
+
+async def _elsewhere(
+    access: Access, model: str, pool: ClientPool, timeout_s: float, outcome: Outcome
+) -> Outcome:
+    """Whether the same host answers under one of the usual paths, which the address then lacks."""
+    for base_url in () if access.api_version else _usual(access.base_url):
+        there = await _ask(access, f"{base_url}{PATH}", model, pool, timeout_s)
+        if isinstance(there, Answer) or (
+            isinstance(there, Refusal) and there.kind in ("key", "model", "credit")
+        ):
+            why = outcome.why if isinstance(outcome, Refusal | Undecided) else ""
+            return Refusal("path", why, f"It answers at {base_url}: give that address.")
+    return outcome
+
+
+def _usual(base_url: str) -> list[str]:
+    """Addresses that may have been meant by one that answers nothing."""
+    if base_url.endswith(PATH):
+        return [base_url.removesuffix(PATH)]
+    return [f"{base_url}{path}" for path in USUAL_PATHS if not base_url.endswith("/v1")]
+
+
+async def _ask(
+    access: Access, url: str, model: str, pool: ClientPool, timeout_s: float,
+    beside: Mapping[str, Any] | None = None,
+) -> Outcome:  # fmt: skip
+    import httpx2 as errors
+
+    messages = [{"role": "user", "content": QUESTION}]
+    body = {"model": model, "messages": messages, "max_tokens": 1, **(beside or {})}
+    limit = min(TIMEOUT_S, timeout_s)
+    try:
+        async with asyncio.timeout(limit), pool.client() as client:
+            received = await transport.post(client, url, access.headers, body, MAX_BYTES)
+    except (TimeoutError, errors.TimeoutException):
+        return Undecided(f"no answer within {limit:g} s")
+    except errors.HTTPError as error:
+        return Undecided(clean_detail(connection_fault(error).detail))
+    except transport.TooLong:
+        return Undecided("its answer is too long to be one")
+    return outcome_of(received, model)
+
+
+def outcome_of(received: transport.Received, model: str) -> Outcome:
+    """What a reply to the question says of the server."""
+    status, body = received.status, json_or_none(received.text)
+    error = error_of(body)
+    if 200 <= status < 300:
+        try:
+            reply = parse_reply(received.text)
+        except Unreadable as unreadable:
+            status = _status_within(error)
+            if not status:
+                page = received.text.lstrip().startswith("<")
+                why = "a page for people" if page else f"an unreadable reply ({unreadable})"
+                return Undecided(f"HTTP {received.status} with {why}", page=page)
+        else:
+            name = body.get("model") if isinstance(body, dict) else ""
+            return Answer(clean_detail(name) if isinstance(name, str) else "", reply)
+    return _outcome_of_error(status, error, received, model)
+
+
+def _outcome_of_error(
+    status: int, error: object, received: transport.Received, model: str
+) -> Outcome:
+    fields: Mapping[str, Any] = error if isinstance(error, dict) else {}
+    message = error_message(received.text if error is None else error)
+    text = " ".join([*(str(fields.get(name) or "")[:200] for name in ("code", "type")), message])
+    why = clean_detail(f"HTTP {status} {message}".strip())
+    if 300 <= status < 400:
+        return Refusal("moved", f"HTTP {status}", _moved(received.headers.get("location", "")))
+    if status == 402 or (status == 429 and NO_CREDIT.search(text)):
+        return Refusal("credit", why)
+    if status in (401, 403) or (status == 400 and _NO_KEY.search(text)):
+        return Refusal("key", why)
+    if status in (400, 422) and _NO_MODEL.search(text) and "max_tokens" not in text:
+        return Refusal("model", why)
+    if status in (404, 405, 410):
+        named = error is not None and (_ABOUT_MODEL.search(text) or _names(message, model))
+        is_model = status != 405 and (named or _NO_MODEL.search(text))
+        return Refusal("model" if is_model else "path", why)
+    if status == 429:
+        return Undecided(why, rate_limit_wait(received.headers, message), busy=True)
+    if status in (408, 409) or status >= 500:
+        return Undecided(why, retry_after(received.headers), busy=True)
+    return Answer(refusal=why)
+
+
+def _names(message: str, model: str) -> bool:
+    """Whether a message names a model, by itself and not as a part of a word or path."""
+    return len(model) > 1 and bool(re.search(rf"(?<![\w/]){re.escape(model)}(?![\w/])", message))
+
+
+def _status_within(error: object) -> int:
+    """The status that some servers report in a body of status 200; 0 for none."""
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    return int(code) if re.fullmatch("[45][0-9][0-9]", code) else 0
+
+
+def _moved(where: str) -> str:
+    place = clean_detail(where.partition("?")[0].removesuffix(PATH)) or "an unknown place"
+    return f"It sends on to {place}, which is not followed: prompts go where you say alone."
+
+
+async def _offered(access: Access, model: str, timeout_s: float) -> str:
+    """What the server's list of models says of a name that it does not have; empty without one."""
+    try:
+        return _hint(model, await list_models(access, min(TIMEOUT_S, timeout_s)))
+    except ModelLoadError:
+        return ""
+
+
+def _hint(model: str, names: Iterable[str]) -> str:
+    models = list(names)
+    near = did_you_mean(model, models) if models else ""
+    if not models or near.startswith("Did you mean"):
+        return near
+    more = f" and {len(models) - SHOWN_MODELS} more" if len(models) > SHOWN_MODELS else ""
+    return f"It has: {', '.join(models[:SHOWN_MODELS])}{more}."
+
+
+# -- in words --------------------------------------------------------------------------------------
+
+
+def answer_line(outcome: Answer | Undecided, model: str, base_url: str) -> str:
+    """A line on who answered, or why that is not known yet."""
+    where = f"{model} at {urlsplit(base_url).netloc}"
+    if isinstance(outcome, Undecided):
+        return f"no answer yet from {where}: {outcome.why}; calls wait for it"
+    known_as = f" (as {outcome.model})" if outcome.model not in ("", model) else ""
+    holds = "" if outcome.forms is None else f"; {schema_words(outcome.forms)}"
+    return f"answered: {where}{known_as}{holds}"
+
+
+def refused(refusal: Refusal, model: str, access: Access, *, before: bool) -> EndpointRefused:
+    """The error of a refusal; `before` anything was played, or in the middle of a run."""
+    what, way_out = _what_and_way(refusal, model, access)
+    when = (
+        "It was asked a question of one token first, so nothing was played or paid for."
+        if before
+        else "It had answered before. What is played is kept, and no further call is made."
+    )
+    return EndpointRefused(what, when, f"{way_out} Then give the same command again.")
+
+
+def _what_and_way(refusal: Refusal, model: str, access: Access) -> tuple[str, str]:
+    url, why, hint = access.base_url, refusal.why, refusal.hint
+    unset = "" if access.has_key else ", which is not set"
+    ways: dict[Kind, tuple[str, str]] = {
+        "key": (
+            f"The server at {url} refuses the key for '{model}': {why}",
+            f"The key is read from {access.key_env}{unset}: check it, or name another variable "
+            "with --api-key-env or behind the player's address as #NAME.",
+        ),
+        "model": (
+            f"The server at {url} has no model '{model}': {why}",
+            f"{hint} Name one that it has.".lstrip(),
+        ),
+        "path": (
+            f"Nothing answers at {url}{PATH}: {why}",
+            hint or "Give the address up to the part before that, with /v1 where there is one.",
+        ),
+        "credit": (
+            f"The account at {url} has no credit left for '{model}': {why}",
+            f"Add credit to the account of the key in {access.key_env}, or name another player.",
+        ),
+        "moved": (f"The server at {url} is not where it is asked: {why}",
+                  f"{hint} Give the address that it names, if you trust it."),
+    }  # fmt: skip
+    return ways[refusal.kind]
+
+
+log = logging.getLogger(__name__)
+UNLIMITED = (
+    "--max-cost cannot hold for {names}: on this machine (loopback) no price is known, and what is "
+    "asked there counts nothing; name its price, or 0: --price-in and --price-out for the model "
+    "that is measured, else price_in and price_out in --endpoints FILE, or --prices FILE"
+)
+"""Said before the first call of a run with a cost limit."""
+
+
+class PreflightMember(Protocol):
+    """Who can be asked."""
+
+    name: str
+    access: Access
+    concurrency: int
+
+    @property
+    def unlimited(self) -> bool: ...
+
+    async def probe(self) -> Outcome: ...
+
+    def limit_concurrency(self, most: int) -> None: ...
+
+
+def forget(facts: Mapping[str, Any]) -> None:
+    """The default of `note`."""
+
+
+class Preflight:
+    """The endpoints of one run. `say` gets a line on each of them, `remark` every warning about one
+    of their servers, once; `note` gets what differs from the settings, for the run's record."""
+
+    def __init__(
+        self, say: Callable[[str], None], note: Callable[[Mapping[str, Any]], None] = forget,
+        remark: Callable[[str], None] = log.info,
+    ) -> None:  # fmt: skip
+        self.say, self.note, self._remark = say, note, remark
+        self._remarks: set[str] = set()
+        self._waiting: list[PreflightMember] = []
+        self._members: list[PreflightMember] = []
+        self._files_before: int | None = None
+        self._refusal: EndpointRefused | None = None
+        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+
+    def warn(self, remark: str) -> None:
+        """Pass on a warning about a server, unless it was passed on before."""
+        if remark not in self._remarks:
+            self._remarks.add(remark)
+            self._remark(remark)
+
+    def join(self, member: PreflightMember) -> None:
+        """`member` is asked before the next call of anybody."""
+        self._waiting.append(member)
+
+    async def hold(self) -> None:
+        """Ask everybody who was not asked yet. Raises EndpointRefused."""
+        if self._refusal is None and not self._waiting:
+            return
+        async with self._lock():
+            self._check()
+            if not self._waiting:
+                return
+            members = list(self._waiting)
+            self._members += members
+            self._fit()
+            outcomes = await asyncio.gather(*(member.probe() for member in members))
+            self._waiting = [one for one in self._waiting if one not in members]
+            errors = []
+            for member, outcome in zip(members, outcomes, strict=True):
+                if isinstance(outcome, Refusal):
+                    errors.append(refused(outcome, member.name, member.access, before=True))
+                else:
+                    self.say(answer_line(outcome, member.name, member.access.base_url))
+            if errors:
+                self._stop(errors)
+            if unlimited := [one for one in members if one.unlimited]:
+                names = (
+                    f"{one.name} at {urlsplit(one.access.base_url).netloc}" for one in unlimited
+                )
+                self.say(UNLIMITED.format(names=" and ".join(names)))
+
+    def _fit(self) -> None:
+        """Lower the concurrency of all members where this process may not open enough files."""
+        if self._files_before is None:
+            self._files_before = open_files()
+        asked, servers = max(one.concurrency for one in self._members), len(self._members)
+        used = fitted(asked, servers, self._files_before)
+        if used >= asked:
+            return
+        for member in self._members:
+            member.limit_concurrency(used)
+        log.warning(lowered_line(asked, used, servers, self._files_before))
+        limit = (file_limits() or (0, 0))[0]
+        self.note({"concurrency": {"asked": asked, "used": used, "open_files": limit}})
+
+    async def confirm(self, member: PreflightMember) -> None:
+        """A call to `member` was refused. Raises EndpointRefused where that is for good."""
+        async with self._lock():
+            self._check()
+            outcome = await member.probe()
+            if isinstance(outcome, Refusal):
+                self._stop([refused(outcome, member.name, member.access, before=False)])
+
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise EndpointRefused(*self._refusal.lines())
+
+    def _stop(self, errors: list[EndpointRefused]) -> NoReturn:
+        """Several refusals are one error: each would have been the next start's."""
+        lines = [" ".join(dict.fromkeys(parts))
+                 for parts in zip(*(error.lines() for error in errors), strict=True)]  # fmt: skip
+        self._refusal = EndpointRefused(*lines)
+        raise self._refusal
+
+    def _lock(self) -> asyncio.Lock:
+        """Of this event loop: runs may have several in turn."""
+        loop = asyncio.get_running_loop()
+        if self._turn is None or self._turn[0] is not loop:
+            self._turn = (loop, asyncio.Lock())
+        return self._turn[1]

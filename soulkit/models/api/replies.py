@@ -1,0 +1,365 @@
+"""What came back from a server: a fault, or a paid reply and the completion in it.
+
+A `Fault` says why an attempt brought no answer: what may be tried again, what is the server's
+trouble and concerns every call, and what is mended by asking for less, is decided here only.
+
+A completion is read from the ledger's entry anew at every look-up, so a repaired reader also
+repairs old entries. A server may take a parameter with HTTP 200 and do nothing about it. What one
+reply can show is recorded in `Completion.ignored`: a form that was sent and that the reply does not
+have (`form`), and a seed that the server names in its reply and that is another one (`seed`).
+
+A reply that ended for its length with fewer tokens than were asked for was ended by a limit of the
+server: its context was full, or it gives no longer replies (`overflow_words`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from soulkit.api_keys import MASK, masked, printable
+from soulkit.models.api.transport import OUT_OF_FILES, Received
+from soulkit.models.api.wire import (
+    FORMAT,
+    RUNGS,
+    Unreadable,
+    WireReply,
+    error_message,
+    json_or_none,
+    offered_room,
+    parse_reply,
+    rate_limit_wait,
+    refused_name,
+    refused_rung,
+    retry_after,
+    safe_reply,
+    sent_seed,
+    too_long,
+)
+from soulkit.models.ledger.ledger import LedgerEntry
+from soulkit.types import Call, Completion, Form, Sampling, Usage
+
+_DETAIL_CHARS = 220
+_FILES_WAIT_S = 0.25
+"""Until other calls have closed some of the files that are open."""
+_RETRIED = frozenset({408, 409, 429})
+_REFUSING = frozenset({400, 413, 422})
+"""Statuses of a request that is at fault itself."""
+_FINAL = frozenset({401, 402, 403, 404, 405, 410})
+_REFUSING_FORMS = frozenset({400, 404, 415, 422, 500, 501})
+"""Statuses with which servers turn a form down: routers do not find one that takes it, others
+break on it."""
+NO_CREDIT = re.compile(
+    r"insufficient[_ ](?:quota|balance|credit|funds)|billing[_ ](?:hard[_ ]limit|not[_ ]active)",
+    re.IGNORECASE,
+)
+"""Some say 429 to whoever has not paid: no pause mends that. Words such as "quota" and "billing"
+alone say nothing, since others use them of their limits per minute."""
+_KEY_LIKE = re.compile(r"\bsk-[\w*.-]{6,}|\bBearer\s+\S+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why one attempt brought no answer."""
+
+    detail: str
+    retry: bool = True
+    server: Literal["up", "busy", "down", "unasked"] = "up"
+    """What the fault says about the server, for the other calls; `unasked`: the request never left
+    this machine."""
+    wait_s: float | None = None
+    """Seconds that the server asks to wait, or that this machine needs."""
+    refused: str = ""
+    """What the server does not take, in the words of `wire.without`."""
+    overflow: bool = False
+    room: int = 0
+    """Tokens to ask for instead, where the server has no room for so long a reply; 0: it is about
+    something else."""
+    key: bool = False
+    """The server does not take the key, or wants one."""
+    final: bool = False
+    """It may be the answer to whatever is asked: no key, no credit, no such model or path."""
+    probe: bool = False
+    """It was found by a probe: the server's fault, not one of the call's attempts."""
+
+    @property
+    def stated_wait_s(self) -> float:
+        """Seconds to wait without spending an attempt: what a rate limit states, or what this
+        machine needs; else 0."""
+        return (self.wait_s or 0.0) if self.server in ("busy", "unasked") else 0.0
+
+
+def read_received(
+    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]
+) -> tuple[str, WireReply] | Fault:
+    """A reply as it may be kept and what it says, or why it is none; `sent` is what is left of
+    the `settings`."""
+    if 200 <= received.status < 300:
+        try:
+            return safe_reply(received.text)
+        except Unreadable as error:
+            fault = unreadable_fault(received, error, settings, sent)
+    else:
+        fault = refusal(received, settings, sent)
+    return replace(fault, detail=clean_detail(fault.detail))
+
+
+def refusal(received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:
+    """The fault of a reply whose status is none of success."""
+    if 300 <= received.status < 400:
+        where = received.headers.get("location", "an unknown place")
+        return Fault(
+            f"HTTP {received.status} sends on to {where}, which is not followed", retry=False
+        )
+    body = json_or_none(received.text)
+    error = received.text if body is None else error_of(body)
+    return status_fault(received.status, error, received.headers, settings, sent)
+
+
+def error_of(body: object) -> object:
+    """What an error body says of the error; Google's interface puts it into a list."""
+    if isinstance(body, list) and len(body) == 1:
+        body = body[0]
+    return body.get("error", body) if isinstance(body, dict) else body
+
+
+def status_fault(
+    status: int,
+    body: object,
+    headers: Mapping[str, str],
+    settings: Mapping[str, Any],
+    sent: Mapping[str, Any],
+) -> Fault:
+    """The fault of an error status; `sent` is what is left of the `wanted` parameters."""
+    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    code, kind = (str(fields.get(name) or "")[:_DETAIL_CHARS] for name in ("code", "type"))
+    message, param = error_message(body), str(fields.get("param") or "")
+    detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
+    if status in _REFUSING:
+        overflow = too_long(f"{code} {kind} {message}")
+        room = offered_room(message, _limit(sent), overflow=overflow)
+        if overflow or room:
+            return Fault(detail, retry=False, overflow=overflow, room=room)
+    refused = refused_name(code, param, message, sent)
+    if refused == FORMAT and status in _REFUSING_FORMS:
+        return Fault(detail, retry=False, refused=refused_rung(code, message, settings, sent))
+    if status in _REFUSING:
+        return Fault(detail, retry=False, refused=refused)
+    if status == 429 and NO_CREDIT.search(f"{code} {kind} {message}"):
+        return Fault(detail, retry=False, final=True)
+    server: Literal["up", "busy", "down"] = "busy" if status == 429 else "up"
+    return Fault(
+        detail,
+        retry=status in _RETRIED or status >= 500,
+        server="down" if status >= 500 else server,
+        wait_s=rate_limit_wait(headers, message) if status == 429 else retry_after(headers),
+        key=status == 401,
+        final=status in _FINAL,
+    )
+
+
+def _limit(sent: Mapping[str, Any]) -> int:
+    """The reply's limit as it was sent, under whichever name; 0 without one."""
+    return int(sent.get("max_tokens") or sent.get("max_completion_tokens") or 0)
+
+
+def unreadable_fault(
+    received: Received, error: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any]
+) -> Fault:
+    """The fault of a reply with status 200 that holds no completion; some report errors so."""
+    body, headers = json_or_none(received.text), received.headers
+    inner = body.get("error") if isinstance(body, dict) else None
+    if not inner:
+        return Fault(f"unreadable reply ({error}): {received.text}")
+    code = str(inner.get("code") if isinstance(inner, dict) else "")
+    if re.fullmatch("[45][0-9][0-9]", code):
+        return status_fault(int(code), inner, headers, settings, sent)
+    # Without a status only its words tell a refusal from a fault that passes.
+    fault = status_fault(400, inner, headers, settings, sent)
+    if fault.refused or fault.overflow or fault.room:
+        return fault
+    return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
+
+
+def timeout_fault(seconds: float) -> Fault:
+    """The fault of an attempt that took too long."""
+    return Fault(f"no answer within {seconds:g} s", server="down")
+
+
+def oversize_fault(most: int) -> Fault:
+    """The fault of a reply of more than `most` bytes."""
+    return Fault(f"the reply is longer than {most >> 20} MB", retry=False)
+
+
+def connection_fault(error: BaseException) -> Fault:
+    """The fault of a connection, in the words of the HTTP package."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return Fault("connection refused", server="down")
+        if isinstance(cause, OSError) and cause.errno in OUT_OF_FILES:
+            words = "this process has too many files open (raise it with: ulimit -n)"
+            return Fault(words, server="unasked", wait_s=_FILES_WAIT_S)
+        cause = cause.__cause__ or cause.__context__
+    return Fault(f"the connection broke: {str(error) or type(error).__name__}", server="down")
+
+
+def clean_detail(text: str) -> str:
+    """One short line without keys; masked before it is cut, so that no half key is left over."""
+    return _KEY_LIKE.sub(MASK, printable(" ".join(text.split())))[:_DETAIL_CHARS]
+
+
+Keep = Callable[[LedgerEntry, Mapping[str, Any]], LedgerEntry]
+"""Puts a paid reply into the ledger, with what was sent beside the sampling settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """One request of a call."""
+
+    messages: list[dict[str, str]]
+    settings: Mapping[str, Any]
+    sent: Mapping[str, Any]
+    call: Call
+    number: int
+    """Of the requests for this call, from 1."""
+    keep: Keep
+    sampling: Sampling
+    """As it was asked for: the reply may be as long where the server has room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BilledReply:
+    """A reply that can be read, and what it came to."""
+
+    entry: LedgerEntry
+    answer: WireReply
+
+    @property
+    def tokens(self) -> float | None:
+        if self.answer.prompt_tokens is None or self.answer.completion_tokens is None:
+            return None
+        return float(self.answer.prompt_tokens + self.answer.completion_tokens)
+
+
+NEAR_TOKENS, NEAR_SHARE = 8, 64
+"""Servers count by rules of their own: a context counts as full when at most so many tokens were
+left, and a reply as long as was asked for when it lacks at most this part of it (1/64)."""
+_UNFINISHED = ("length", "content_filter", "refusal")
+"""Replies that end so show nothing about their form."""
+
+
+def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
+    """The completion in a reply that was asked for with `sampling`. Raises `Unreadable`."""
+    answer = parse_reply(entry.reply)
+    # Entries of earlier versions may lack the reasoning among their completion tokens.
+    whole = answer.completion_tokens == entry.completion_tokens
+    usage = Usage(
+        calls=1,
+        prompt_tokens=entry.prompt_tokens,
+        completion_tokens=entry.completion_tokens,
+        seconds=entry.seconds,
+        cost=entry.cost,
+        reasoning_tokens=answer.reasoning_tokens if whole else 0,
+    )
+    return Completion(
+        text=answer.text,
+        stop_reason=_ending(answer, entry.completion_tokens, sampling),
+        reasoning=answer.reasoning,
+        usage=usage,
+        dropped=entry.dropped,
+        ignored=ignored_fields(entry, answer, sampling),
+    )
+
+
+def _ending(answer: WireReply, tokens: int, sampling: Sampling) -> str:
+    """How a reply ended; one that used up its limit was cut, where the server does not say."""
+    used_up = answer.stop_reason == "unknown" and tokens >= sampling.max_tokens
+    return "length" if used_up else answer.stop_reason
+
+
+def overflow_words(
+    entry: LedgerEntry, reply: Completion, sampling: Sampling, context: int | None, longest: float
+) -> str:
+    """At which limit of its own the server ended a reply; empty where it did not, or did not count.
+
+    `context` is what the server says that prompt and reply may have together, in tokens; `longest`
+    the tokens that it gives any reply, infinite where it did not say.
+    """
+    if reply.stop_reason != "length":
+        return ""
+    tokens, asked = parse_reply(entry.reply).completion_tokens, sampling.max_tokens
+    if tokens is None or tokens >= asked:
+        return ""
+    full = context is not None and entry.prompt_tokens + tokens + NEAR_TOKENS >= context
+    if not full and (not tokens or asked - tokens <= max(1, asked // NEAR_SHARE)):
+        return ""
+    limit, way_out = "the server does not say at which limit", "Start it with more context, or ask"
+    if full:
+        limit = f"the server holds {context} tokens of prompt and reply together"
+    elif tokens + NEAR_TOKENS >= longest:
+        limit, way_out = f"the server gives no reply of more than {longest:.0f} tokens", "Ask"
+    return (
+        f"the server cut the reply after {tokens} of the {asked} tokens asked for (prompt: "
+        f"{entry.prompt_tokens} tokens); {limit}. {way_out} for shorter replies"
+    )
+
+
+def read_older_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
+    """Of an entry that was there before: earlier versions kept keys that a server had escaped."""
+    completion = read_completion(entry, sampling)
+    return replace(
+        completion,
+        text=masked(completion.text),
+        reasoning=masked(completion.reasoning),
+        stop_reason=masked(completion.stop_reason),
+    )
+
+
+def ignored_fields(entry: LedgerEntry, answer: WireReply, sampling: Sampling) -> tuple[str, ...]:
+    """The `Sampling` fields that were sent and that the reply shows were not followed, sorted."""
+    form = sampling.form is not None and _lacks_form(answer, sampling.form, entry.dropped)
+    seed = "seed" not in entry.dropped and _other_seed(entry, sampling)
+    return (*(("form",) if form else ()), *(("seed",) if seed else ()))
+
+
+def _lacks_form(answer: WireReply, form: Form, dropped: tuple[str, ...]) -> bool:
+    """Whether a whole reply is not the object that the server was told to hold it to."""
+    rung = next((name for name in RUNGS if f"form:{name}" not in dropped), None)
+    if rung is None:
+        return False
+    return lacks_form(answer.text, answer.stop_reason, form, shaped=rung == RUNGS[0])
+
+
+def lacks_form(text: str, stop_reason: str, form: Form, *, shaped: bool = True) -> bool:
+    """Whether a whole reply is no JSON object, or (`shaped`) none of the form's shape."""
+    text = text.rpartition("</think>")[2].strip()
+    if stop_reason in _UNFINISHED or not text:
+        return False
+    value = json_or_none(text)
+    if not isinstance(value, dict):
+        return True
+    return shaped and not _has_shape(value, json_or_none(form.schema))
+
+
+def _has_shape(value: Mapping[str, Any], schema: Any) -> bool:
+    """Whether an object has the keys that its schema asks for, and no others where it says so."""
+    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    required = schema.get("required", ()) if isinstance(schema, dict) else ()
+    closed = isinstance(schema, dict) and schema.get("additionalProperties") is False
+    return set(required) <= set(value) and (not closed or set(value) <= set(properties))
+
+
+def _other_seed(entry: LedgerEntry, sampling: Sampling) -> bool:
+    """Whether the reply names the seed that it was sampled with, and it is not the one sent."""
+    if sampling.seed is None or '"seed"' not in entry.reply:
+        return False
+    body = json_or_none(entry.reply)
+    choices = body.get("choices") if isinstance(body, dict) else None
+    first = choices[0] if isinstance(choices, list) and choices else {}
+    places = (body, first) if isinstance(first, dict) else (body,)
+    seeds = [place["seed"] for place in places if isinstance(place, dict) and "seed" in place]
+    numbers = [seed for seed in seeds if isinstance(seed, int) and not isinstance(seed, bool)]
+    return bool(numbers) and sent_seed(sampling.seed, entry.call) not in numbers

@@ -1,0 +1,248 @@
+"""Which server an endpoint talks to, what is sent so that it fills in nothing, and its context.
+
+A server fills in the sampling settings that a request leaves out, from the model's own
+`generation_config.json` or from defaults of its own. Each kind of server is asked for neutral
+values in its own words:
+
+    vLLM, SGLang          top_k -1, min_p 0, repetition_penalty 1
+    llama.cpp             top_k 0, min_p 0, repeat_penalty 1
+    transformers serve    generation_config: a JSON text that stands in for the model's own
+
+vLLM, SGLang and llama.cpp name themselves as the owner of their models in `/v1/models`.
+`transformers serve` does not: it is known by `/load_model` in its `/openapi.json`, or, behind a
+proxy that hides this, by the words with which it refuses a field. The question before a run
+(probe.py) names such a field. A few hosted services document neutral defaults. Of any other server
+the defaults are unknown, and the run says so.
+
+The server is asked once, before the first request. One that is too busy to say (408, 429, an error
+of its own) is asked a few times. After that it is asked again only while it has answered nothing at
+all, so that a server which is still starting is not taken for another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from soulkit.models.api import transport
+from soulkit.models.api.addresses import AZURE, Access
+from soulkit.models.api.transport import ClientPool
+from soulkit.models.api.wire import NEUTRAL, json_or_none
+
+LLAMA_CPP, TRANSFORMERS = "llamacpp", "transformers"
+OWNERS = frozenset(("vllm", "sglang", LLAMA_CPP))
+"""What these servers say as the owner of their models."""
+FILLED = ("top_k", "min_p", "repetition_penalty", "repeat_penalty", "generation_config")
+"""Everything that may be sent beside the parameters that every request names."""
+NEUTRAL_HOSTS = ("api.openai.com", "api.anthropic.com", "api.deepseek.com", *AZURE)
+"""Ends of the hosts whose documentation gives neutral defaults for all that is not sent."""
+HOSTED = (*NEUTRAL_HOSTS, "generativelanguage.googleapis.com", "openrouter.ai")
+"""Ends of the hosts that are known services: they are not asked whether they are a local server."""
+_REFUSAL = re.compile(r"HTTP 422\b.*Unexpected fields in the request", re.DOTALL)
+_CONTEXT_NAMES = ("max_model_len", "context_length", "context_window")
+"""Where lists of models say how many tokens prompt and reply may have together."""
+TIMEOUT_S = 5.0
+PAUSES_S = (0.0, 0.2, 0.5)
+"""Before each time that the list of models is asked for."""
+MAX_BYTES = 8 * 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """What is known of a server. The default is one that says nothing."""
+
+    engine: str = ""
+    """`vllm`, `sglang`, `llamacpp`, `transformers`; empty: not known."""
+    neutral: bool = False
+    """Whether its documentation gives neutral defaults."""
+    context: int | None = None
+    """Tokens of a prompt and its reply together; None: it does not say."""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether its defaults are unknown."""
+        return not (self.engine or self.neutral)
+
+    def beside(self, temperature: float) -> dict[str, Any]:
+        """The neutral values that this server is sent beside the sampling settings.
+
+        `transformers serve` samples only where `do_sample` says so: without it every reply is
+        greedy at any temperature.
+        """
+        if self.engine == TRANSFORMERS:
+            values = {"do_sample": temperature > 0, "top_k": 0, "min_p": 0.0,
+                      "repetition_penalty": 1.0}  # fmt: skip
+            return {"generation_config": json.dumps(values)}
+        if self.engine == LLAMA_CPP:
+            return {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+        if self.engine in OWNERS:
+            return {name: NEUTRAL[name] for name in ("top_k", "min_p", "repetition_penalty")}
+        return {}
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the record of conditions says of it."""
+        defaults = "not used" if self.engine else "documented as neutral"
+        return {
+            **({"engine": self.engine} if self.engine else {}),
+            "defaults": "unknown" if self.unknown else defaults,
+            **({"context": self.context} if self.context else {}),
+        }
+
+
+class ServerDefaults:
+    """The server of one endpoint, asked for what it is when that is first needed."""
+
+    def __init__(self, model: str, access: Access, timeout_s: float) -> None:
+        self.model, self.access = model, access
+        self.timeout_s = min(TIMEOUT_S, timeout_s)
+        self.found: ServerKind | None = None
+        """What is known; None: it was not asked yet."""
+        self._certain = False
+        """Whether `found` stays, whatever comes."""
+
+    async def server(self, pool: ClientPool, turn: asyncio.Lock) -> ServerKind:
+        """What the server is; `turn` lets one caller ask."""
+        async with turn:
+            if self.found is None:
+                self.found = await self._ask(pool)
+                sent = ", ".join(self.found.beside(1.0))
+                if sent:
+                    log.info("%s: neutral %s are sent as well.", self.access.base_url, sent)
+            return self.found
+
+    def field_to_refuse(self) -> dict[str, Any]:
+        """A field for the first question to an unknown server: `transformers serve` refuses it, and
+        its value changes nothing where it is taken."""
+        doubtful = self.found is not None and self.found.unknown and not self._is_at(HOSTED)
+        return {"top_k": 0} if doubtful else {}
+
+    def recognise(self, refusal: str) -> None:
+        """Take an unknown server for `transformers serve` if it refuses a field in its words."""
+        known = self.found is not None and not self.found.unknown
+        if not known and _REFUSAL.search(refusal):
+            self.found = replace(self.found or ServerKind(), engine=TRANSFORMERS)
+            self._certain = True
+
+    def answered(self) -> None:
+        """A request was answered: from now on all are sent like it."""
+        self._certain = True
+
+    def silent(self) -> None:
+        """A request got no answer: the next one asks again, unless the server is known."""
+        if not self._certain:
+            self.found = None
+
+    async def _ask(self, pool: ClientPool) -> ServerKind:
+        if self._is_at(NEUTRAL_HOSTS):
+            self._certain = True
+            return ServerKind(neutral=True)
+        reply = None
+        for pause in PAUSES_S:
+            await asyncio.sleep(pause)
+            reply = await self._get(pool, self.access.url("/models"))
+            if reply is None or not _busy(reply.status):
+                break
+        self._certain = reply is not None and reply.status < 500
+        listed = models_listed(reply, self.model)
+        engine = listed_engine(listed)
+        if not engine and not self._is_at(HOSTED) and await self._loads_models(pool):
+            engine, self._certain = TRANSFORMERS, True
+        context = await self._slot(pool) if engine == LLAMA_CPP else listed_context(listed)
+        return ServerKind(engine, context=context)
+
+    def _is_at(self, hosts: tuple[str, ...]) -> bool:
+        """Whether its address is at one of these hosts, or below it."""
+        return (urlsplit(self.access.base_url).hostname or "").lower().endswith(hosts)
+
+    async def _loads_models(self, pool: ClientPool) -> bool:
+        """Whether its interface has the path by which only `transformers serve` is known."""
+        body = _object(await self._page(pool, "/openapi.json"))
+        paths = body.get("paths")
+        return isinstance(paths, dict) and "/load_model" in paths
+
+    async def _slot(self, pool: ClientPool) -> int | None:
+        """The context of one slot of llama.cpp's server, which is less than the model's own. A
+        server of several models tells that of one it is asked for by name."""
+        for query in ("", f"?model={quote(self.model, safe='')}"):
+            body = _object(await self._page(pool, f"/props{query}"))
+            settings = body.get("default_generation_settings")
+            context = _positive(settings.get("n_ctx")) if isinstance(settings, dict) else None
+            if context:
+                return context
+        return None
+
+    async def _page(self, pool: ClientPool, path: str) -> transport.Received | None:
+        """The answer of a page beside the interface, asked for twice where the connection breaks: a
+        server that has just failed (`transformers serve` over its list of models) closes it."""
+        return await self._get(pool, self.access.root_url(path), attempts=2)
+
+    async def _get(
+        self, pool: ClientPool, url: str, *, attempts: int = 1
+    ) -> transport.Received | None:
+        """The answer of `url`, None where none came."""
+        import httpx2 as errors
+
+        try:
+            async with asyncio.timeout(self.timeout_s), pool.client() as client:
+                return await transport.get(client, url, self.access.headers, MAX_BYTES)
+        except (TimeoutError, errors.HTTPError, transport.TooLong) as error:
+            if attempts > 1 and isinstance(error, errors.NetworkError | errors.ProtocolError):
+                return await self._get(pool, url, attempts=attempts - 1)
+            log.info("%s does not say what it is: %s", url, type(error).__name__)
+            return None
+
+
+def defaults_line(model: str, base_url: str) -> str:
+    """What is said of a server that may fill in anything."""
+    where = urlsplit(base_url).netloc
+    return (
+        f"unknown server: {model} at {where} does not say what it is; its defaults for top_k, "
+        "min_p and penalties are unknown, and no value is sent for them"
+    )
+
+
+def models_listed(listing: transport.Received | None, model: str) -> list[Mapping[str, Any]]:
+    """The entries of a list of models that may be about `model`: its own, else all of them."""
+    listed = _object(listing).get("data")
+    models: list[Mapping[str, Any]] = []
+    if isinstance(listed, list):
+        models = [entry for entry in listed if isinstance(entry, dict)]
+    return [m for m in models if m.get("id") == model] or models
+
+
+def listed_engine(listed: list[Mapping[str, Any]]) -> str:
+    """The server that the entries name as their owner; empty where they name none or several."""
+    owners = {str(entry.get("owned_by")).lower() for entry in listed}
+    return next(iter(owners)) if len(owners) == 1 and owners <= OWNERS else ""
+
+
+def listed_context(listed: list[Mapping[str, Any]]) -> int | None:
+    """The context that the entries agree on, in tokens; None where they name none."""
+    named = {_positive(entry.get(name)) for entry in listed for name in _CONTEXT_NAMES}
+    contexts = named - {None}
+    return next(iter(contexts)) if len(contexts) == 1 else None
+
+
+def _object(received: transport.Received | None) -> Mapping[str, Any]:
+    """The JSON object of an answer with status 200; an empty one for anything else."""
+    body = json_or_none(received.text) if received and received.status == 200 else None
+    return body if isinstance(body, dict) else {}
+
+
+def _positive(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if value > 0 else None
+
+
+def _busy(status: int) -> bool:
+    """Whether the same question may have another answer in a moment."""
+    return status in (408, 429) or status >= 500

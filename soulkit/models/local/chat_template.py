@@ -1,0 +1,421 @@
+"""Contexts to token ids: the model's own chat template, with the actor's earlier ids spliced in.
+
+An assistant message that carries `token_ids` is never tokenised again. The template is rendered
+with a marker in the place of each such message, the text is cut at the markers, the pieces are
+tokenised one by one, and the ids go in between. Where the template closes a turn with a token that
+the actor has already emitted, the token stands there once.
+
+Three habits of templates are found by rendering small conversations, not by looking at names:
+thinking that is stripped from the history, a system message that is refused (its text is then put
+before the first user message), and a history that does not continue the earlier prompt.
+`splice_report` says which, so that a trainer knows whether turns share one sequence.
+
+**Special tokens.** A tokenizer finds its added tokens in any text: `<|eot_id|>` in a message would
+end it and begin another one that nobody said. Which tokens count: every one that the tokenizer
+calls special, wherever it says so (`special_tokens_map`, `tokenizer_config`, or only the
+`added_tokens` of `tokenizer.json`, as with Llama 3 and Gemma 3), and every added token that the
+chat template itself writes around a message, flagged or not. Not among them: the tags of thinking
+where they are not flagged; white space; and signs of one or two characters, unless the template
+ends a turn with them. Such words are bent (`<|eot_id|>` becomes `< |eot_id|>`), or, where that is
+not enough, blunted: every sign that could begin such a token is exchanged for STAND_IN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from soulkit.errors import ModelLoadError
+from soulkit.types import Segment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+START_OF_THINKING, END_OF_THINKING = "<think>", "</think>"
+THINKING = frozenset({START_OF_THINKING, END_OF_THINKING})
+STAND_IN = "‹"
+
+_SIGNS = 2
+"""Longest token that is a lone sign: perhaps somebody's padding, seldom a turn."""
+
+
+class Specials:
+    """The special tokens of one tokenizer under one chat template.
+
+    `ids` are those of all of them, lone signs included.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, written: str, after: str) -> None:
+        """`written`: a plain conversation as the template writes it; `after`: that from the end of
+        an assistant's words on."""
+        self._tokenizer = tokenizer
+        added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
+        flagged = {token.content for token in added if token.special}
+        flagged |= {str(token) for token in tokenizer.all_special_tokens}
+        marks = {token.content for token in added if token.content in written}
+        marks = {n for n in marks if n.strip()} - THINKING
+        self.ids = frozenset(tokenizer.convert_tokens_to_ids(sorted(flagged | marks)))
+        names = {n for n in flagged | marks if len(n) > _SIGNS or after.startswith(n)}
+        self._any, self._but_thinking = _pattern(names), _pattern(names - THINKING)
+        self._turns = _pattern(names & (marks | {str(tokenizer.eos_token)}))
+        # A text may spell a normalized token in other characters, one that is a word of the
+        # vocabulary as well may come of them, and tokenizers in Python may lower what they read:
+        # there only the ids tell.
+        literal = getattr(tokenizer, "is_fast", False) and not _is_word(tokenizer, names)
+        self._exact = literal and not any(t.normalized for t in added if t.content in names)
+        first = "".join(sorted({n.strip()[0] for n in names if n.strip()}))
+        tags = "|".join(THINKING)
+        self._first = re.compile(f"(?!{tags})[{re.escape(first)}]" if first else "(?!)", re.I)
+
+    def bend(self, text: str, *, thinks: bool = False) -> str:
+        """`text` with a gap in everything that spells a special token.
+
+        `thinks`: tags of thinking stay, since the template looks for them.
+        """
+        return (self._but_thinking if thinks else self._any).sub(_gap, text)
+
+    def bend_turns(self, text: str) -> str:
+        """Like `bend`, for the tokens of turns alone: a reply may hold tags that are special."""
+        bent = self._turns.sub(_gap, text)
+        return self.blunt(text) if self._turns.search(bent) else bent
+
+    def blunt(self, text: str) -> str:
+        """`text` without any sign that could begin a special token."""
+        plain = text if self._exact else unicodedata.normalize("NFKC", text)
+        return self._first.sub(STAND_IN, plain)
+
+    def spelled(self, text: str) -> list[str] | list[int]:
+        """The special tokens in `text`, in order: names, or ids where names do not tell."""
+        if self._exact:
+            return self._any.findall(text)
+        unknown = self._tokenizer.unk_token_id
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return [i for i in ids if i in self.ids and i != unknown]
+
+
+def _is_word(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> bool:
+    """Whether normalized words could become one of `names` without being an added token."""
+    backend = tokenizer.backend_tokenizer
+    if backend.normalizer is None:
+        return False
+    cut = backend.pre_tokenizer
+    try:
+        for name in names:
+            pieces = [n for n, _ in cut.pre_tokenize_str(name)] if cut else [name]
+            if any(t.value in names for n in pieces for t in backend.model.tokenize(n)):
+                return True
+    except Exception:  # noqa: BLE001 - a vocabulary without an unknown word says nothing
+        return True
+    return False
+
+
+def _pattern(names: set[str]) -> re.Pattern[str]:
+    """Matches any of `names`, the longest first; white space is not among them."""
+    ordered = sorted((n for n in names if n.strip()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+
+
+def _gap(match: re.Match[str]) -> str:
+    """The match with a space after its first sign; a lone sign is exchanged."""
+    name = match[0]
+    at = len(name) - len(name.lstrip()) + 1
+    return f"{name[:at]} {name[at:]}" if name[at:].strip() else STAND_IN
+
+
+MARKER = "SPLICEdHEREx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpliceReport:
+    """What a template does to a conversation, measured by a probe."""
+
+    prefix_stable: bool
+    """A later prompt starts with the earlier prompt ids + emitted ids: turns share a sequence."""
+    strips_thinking: bool
+    """Thinking of earlier turns is left out of later prompts."""
+    folds_system: bool
+    """System text goes into the first user message, because the template has no system role."""
+    detail: str
+
+
+def bare(context: Sequence[Segment]) -> tuple[Segment, ...]:
+    """The same conversation with every feedback slot empty (what a copy is trained on)."""
+    return tuple(s if s.bare is None else replace(s, text=s.bare, bare=None) for s in context)
+
+
+def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The default chat template. ModelLoadError when the tokenizer has none."""
+    template: Any = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default") or next(iter(template.values()), None)
+    if template:
+        return str(template)
+    raise ModelLoadError(
+        f"The tokenizer of '{tokenizer.name_or_path}' has no chat template.",
+        "Without one there is no agreed way to write a conversation as tokens.",
+        "Use the instruction-tuned version of the model, or put a chat_template.jinja in its "
+        "folder.",
+    )
+
+
+class Renderer:
+    """Writes contexts as the ids that one model is prompted with.
+
+    `thinking` False asks the template for a turn without thinking, True for one with, None leaves
+    the template's own default.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, thinking: bool | None = None) -> None:
+        self.template = template_text(tokenizer)
+        self.tokenizer = tokenizer
+        self.thinking = thinking
+        self._options = _thinking_options(thinking)
+
+    def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
+        """Ids of the whole context with the header of the actor's next turn at the end.
+
+        Raises ModelLoadError when the template refuses the conversation.
+        """
+        spliced = [s for s in context if s.role == "assistant" and s.token_ids]
+        if not spliced:
+            return self.tokenize(self.render(context))
+        return self._splice(context, [self.history_ids(s.token_ids) for s in spliced])
+
+    def pieces(self, context: Sequence[Segment]) -> tuple[list[str], bool]:
+        """The template's text before, between and after the messages that carry `token_ids`, and
+        whether all words in it are blunted (see `render`).
+
+        `prompt_ids` is the ids of the pieces with those of the messages in between; the last piece
+        ends with the header of the actor's next turn. Raises as `prompt_ids` does.
+        """
+        base = _unused_marker(context)
+        places = [i for i, s in enumerate(context) if s.role == "assistant" and s.token_ids]
+        markers = {i: f"{base}{number:04d}" for number, i in enumerate(places)}
+        marked = [replace(s, text=markers.get(i, s.text)) for i, s in enumerate(context)]
+        text, blunted = self._safe(marked, True)
+        return self._cut(text, list(markers.values())), blunted
+
+    def opening(self) -> str:
+        """What the template writes before an actor who speaks first."""
+        context = [Segment("assistant", MARKER)]
+        return self.render(context, reply=False).partition(MARKER)[0]
+
+    def bare(self, context: Sequence[Segment]) -> tuple[Segment, ...]:
+        """See `bare`."""
+        return bare(context)
+
+    def render(self, context: Sequence[Segment], *, reply: bool = True) -> str:
+        """The conversation as the template's text; `reply` adds the header of the next turn.
+
+        Special tokens that stand in a message are bent: they would end it, and begin another one
+        that nobody said. Where the template joins words to one that no message holds, all messages
+        are blunted.
+        """
+        return self._safe(context, reply)[0]
+
+    def _safe(self, context: Sequence[Segment], reply: bool) -> tuple[str, bool]:
+        """The text of `render`, and whether all messages are blunted."""
+        messages = _fold(context) if self.folds_system else list(context)
+        bent = [
+            replace(s, text=self.specials.bend(s.text, thinks=s.role == "assistant"))
+            for s in messages
+        ]
+        blunt = [replace(s, text=self.specials.blunt(s.text)) for s in bent]
+        text = self._render(bent, reply)
+        if blunt == bent:
+            return text, False
+        safe = self._render(blunt, reply)
+        spelled = self.specials.spelled
+        return (text, False) if spelled(text) == spelled(safe) else (safe, True)
+
+    @cached_property
+    def specials(self) -> Specials:
+        """The special tokens of the tokenizer and of the template."""
+        rules = [] if self.folds_system else [Segment("system", "rules")]
+        text = self._render([*rules, *_probe(Segment("assistant", MARKER))], True)
+        return Specials(self.tokenizer, text, text.partition(MARKER)[2])
+
+    @property
+    def reads_thinking(self) -> bool:
+        """Whether the template knows a switch for thinking."""
+        return "enable_thinking" in self.template or "thinking_budget" in self.template
+
+    @cached_property
+    def folds_system(self) -> bool:
+        """Whether the template refuses, or loses, a system message."""
+        probe = [Segment("system", MARKER), Segment("user", "a")]
+        try:
+            return MARKER not in self._render(probe, True)
+        except ModelLoadError:
+            return True
+
+    @cached_property
+    def strips_thinking(self) -> bool:
+        """Whether an earlier turn's thinking is missing from a later prompt."""
+        thought = f"{START_OF_THINKING}\n{MARKER}\n{END_OF_THINKING}\n\nyes"
+        return MARKER not in self.render(_probe(Segment("assistant", thought)))
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The special token that the template puts right after a reply, None without one."""
+        text = self.render(_probe(Segment("assistant", MARKER)))
+        after = self.tokenize(text.partition(MARKER)[2])
+        return after[0] if after and after[0] in self.specials.ids else None
+
+    def _render(self, context: Sequence[Segment], reply: bool) -> str:
+        from jinja2.exceptions import TemplateError
+
+        messages = [{"role": s.role, "content": s.text} for s in context]
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=reply, **self._options
+                )
+            )
+        except TemplateError as error:
+            raise _refused(self.tokenizer.name_or_path, str(error)) from error
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of text that the template wrote."""
+        # The template writes the special tokens itself: adding them again would double them.
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def joined(self, pieces: Sequence[str], emitted: Sequence[tuple[int, ...]]) -> list[list[int]]:
+        """The ids of `pieces`, each without the end of turn that what stands before it holds."""
+        ids = [self.tokenize(piece) for piece in pieces]
+        for place, before in enumerate(emitted, 1):
+            after = ids[place]
+            if after and before and after[0] == before[-1] == self.end_of_turn:
+                ids[place] = after[1:]
+        return ids
+
+    def _splice(self, context: Sequence[Segment], ids: list[tuple[int, ...]]) -> list[int]:
+        first, *rest = self.joined(self.pieces(context)[0], ids)
+        return [*first, *(i for turn in zip(ids, rest, strict=True) for part in turn for i in part)]
+
+    def _cut(self, text: str, markers: list[str]) -> list[str]:
+        pieces: list[str] = []
+        for marker in markers:
+            head, separator, text = text.partition(marker)
+            if not separator or marker in text:
+                raise _refused(self.tokenizer.name_or_path, "an earlier reply is dropped or moved")
+            pieces.append(head)
+        return [*pieces, text]
+
+    def history_ids(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The emitted ids that stay in the history: all, or those after the thinking."""
+        return after_thinking(self.tokenizer, ids) if self.strips_thinking else ids
+
+
+def after_thinking(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids after the last end of thinking and its blank lines; all ids when there is none."""
+
+    def text(upto: int) -> str:
+        return str(tokenizer.decode(list(ids[:upto]), skip_special_tokens=False))
+
+    closes = text(len(ids)).count(END_OF_THINKING)
+    if not closes:
+        return ids
+    start = first_true(len(ids), lambda k: text(k).count(END_OF_THINKING) >= closes)
+    while start < len(ids) and not str(tokenizer.decode([ids[start]])).strip():
+        start += 1
+    return ids[start:]
+
+
+def first_true(n: int, holds: Callable[[int], bool]) -> int:
+    """The least k in 0..n for which `holds(k)`; it must hold for n and stay true once it is."""
+    low, high = 0, n
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def splice_report(renderer: Renderer) -> SpliceReport:
+    """Plays two turns through the template and says whether the second continues the first."""
+    thinks = renderer.strips_thinking and renderer.thinking is not False
+    plain = _continues(renderer, "yes")
+    stable = plain and not (thinks and not _continues(renderer, "<think>\na\n</think>\n\nyes"))
+    if stable:
+        detail = "Each prompt continues the one before: the turns of a dialogue share one sequence."
+    elif plain:
+        detail = "The template drops earlier thinking: a turn that thought ends its sequence."
+    else:
+        detail = "A later prompt does not continue the earlier one: each turn is its own sequence."
+    return SpliceReport(
+        prefix_stable=stable,
+        strips_thinking=renderer.strips_thinking,
+        folds_system=renderer.folds_system,
+        detail=detail,
+    )
+
+
+def _continues(renderer: Renderer, reply: str) -> bool:
+    end = renderer.end_of_turn
+    ids = (*renderer.tokenize(reply), *(() if end is None else (end,)))
+    turn = Segment("assistant", reply, token_ids=tuple(ids))
+    first = [*renderer.prompt_ids(_probe()), *ids]
+    return renderer.prompt_ids(_probe(turn))[: len(first)] == first
+
+
+def _probe(*turns: Segment) -> list[Segment]:
+    first = Segment("user", "Say yes or no.")
+    return [first, *turns, Segment("user", "And now?")] if turns else [first]
+
+
+def _fold(context: Sequence[Segment]) -> list[Segment]:
+    """System texts, in order, put before the first user message."""
+    rules = [s.text for s in context if s.role == "system"]
+    rest = [s for s in context if s.role != "system"]
+    if not rules:
+        return rest
+    at = next((i for i, s in enumerate(rest) if s.role == "user"), None)
+    if at is None:
+        return [Segment("user", "\n\n".join(rules)), *rest]
+    rest[at] = replace(rest[at], text="\n\n".join([*rules, rest[at].text]))
+    return rest
+
+
+def _unused_marker(context: Sequence[Segment]) -> str:
+    marker = MARKER
+    while any(marker in s.text for s in context):
+        marker += "x"
+    return marker
+
+
+def _thinking_options(thinking: bool | None) -> dict[str, Any]:
+    # Families read one switch or the other, and some need both before they stop thinking.
+    if thinking is False:
+        return {"enable_thinking": False, "thinking_budget": 0}
+    return {} if thinking is None else {"enable_thinking": True}
+
+
+def _refused(name: str, why: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The chat template of '{name}' refuses this conversation: {why}.",
+        "Some templates accept only certain roles in a certain order.",
+        "Use another model for this task, or edit the chat_template.jinja in the model's folder.",
+    )
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """First 16 hex digits of the SHA-256 of what a tokenizer does to a text.
+
+    Equal prints give equal ids. How the last batch was padded or cut is state of the object, not of
+    the tokenizer, and left out.
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        rules: Any = sorted(tokenizer.get_vocab().items())
+    else:
+        whole = json.loads(fast.to_str())
+        rules = {k: v for k, v in whole.items() if k not in ("padding", "truncation")}
+    text = json.dumps(rules, ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

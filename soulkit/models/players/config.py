@@ -1,0 +1,264 @@
+"""The settings of everybody but the actor: who fills which role, in all tasks or in one.
+
+What is named for one task goes before what is named for all of them; a judge also audits where
+nobody else does. Where nothing is named, a task's declaration may offer somebody (play/seating.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from soulkit.config import setting
+from soulkit.models.api.addresses import OPENAI_URL, account_headers, checked_url
+from soulkit.models.base import Panel
+from soulkit.models.call_settings import ASKING, CallSettings
+from soulkit.models.players.settings import REPLY, RoleSettings, TaskPlayers, players_by_name
+from soulkit.models.vllm.settings import VllmSettings
+from soulkit.option_texts import BY_TASK
+from soulkit.runs.folder import INSTEAD, plain_config, refuse_secrets
+
+if TYPE_CHECKING:
+    from soulkit.models.ledger.ledger import Ledger
+
+UNSAID = f"base_url{INSTEAD}"
+"""What a folder means that names no address: it was written before OPENAI_BASE_URL was read."""
+LIMITS = ("requests_per_minute", "tokens_per_minute")
+_PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
+
+
+class RolesConfig(CallSettings, VllmSettings):
+    """The settings of everybody but the actor; base of every command that plays."""
+
+    OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = frozenset(
+        (
+            "endpoints", "requests_per_minute", "tokens_per_minute", "prices", "max_cost", "yes",
+            "timeout_s", "max_attempts", "backoff_s", "rate_limit_wait_s", "down_after_s",
+            "vllm_python", "vllm_start_s", "verify_weights",
+        )
+    )  # fmt: skip
+    """Settings that change only speed, retries and prices: a run may be resumed with others."""
+
+    endpoints: str | None = setting(
+        None,
+        section="Players",
+        only=ASKING,
+        metavar="FILE",
+        help="Models by name: URLs, limits, prices; may also say who plays a role.",
+    )
+    partner: RoleSettings | None = setting(
+        None, section="Players", only=("plays",), metavar=BY_TASK, unset="the task's own",
+        help="Plays the other side; may be repeated for single tasks.",
+    )  # fmt: skip
+    environment: RoleSettings | None = setting(
+        None, section="Players", only=("plays",), metavar=BY_TASK, unset="the task's own",
+        help="Plays the surroundings; may be repeated for single tasks.",
+    )  # fmt: skip
+    judge: tuple[RoleSettings, ...] = setting(
+        (), section="Players", only=ASKING, metavar=BY_TASK, unset="the task's own",
+        help="Scores; may be repeated.",
+    )  # fmt: skip
+    auditor: tuple[RoleSettings, ...] = setting(
+        (), section="Players", only=("plays",), metavar=BY_TASK,
+        unset="the judge if one is named, else the task's own",
+        help="Looks whether the actor plays to the judge; may be repeated.",
+    )  # fmt: skip
+    task_players: dict[str, TaskPlayers] = setting(
+        factory=dict, flag=None, section="Players", only=("plays",),
+        help="Who plays in one task alone, by task and role.",
+    )  # fmt: skip
+    judge_samples: int | None = setting(
+        None, gt=0, section="Players", only=("plays",), unset="the question's own",
+        help="Opinions of each judge on every question.",
+    )  # fmt: skip
+    judge_combine: Literal["mean", "vote"] = setting(
+        "mean", section="Players", only=("plays",), help="What becomes of several opinions."
+    )
+    judge_order: Literal["both", "seeded"] = setting(
+        "both",
+        section="Players",
+        only=("plays",),
+        help="Of pairs: both ways round, or one by seed.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _look_up(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        return players_by_name(raw, cls.roles())
+
+    @model_validator(mode="after")
+    def _different_judges(self) -> Self:
+        """Equal judges would be one ledger entry, and agree with themselves by construction."""
+        panels = [(one.judge, one.auditor) for one in self.task_players.values()]
+        for pair in ((self.judge, self.auditor), *panels):
+            for several in pair:
+                players = [one.model_dump_json() for one in several]
+                if len(set(players)) < len(players):
+                    raise ValueError(
+                        "the same judge is named twice; several opinions of one are "
+                        "--judge-samples 2"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _without_secrets(self) -> Self:
+        """Whatever reads these settings, a plan as well, may print and store them."""
+        refuse_secrets(plain_config(self.resolved()))
+        return self
+
+    @classmethod
+    def roles(cls) -> list[str]:
+        """The roles that these settings may fill, the actor's left out."""
+        return [name for name in REPLY if name in cls.model_fields]
+
+    @property
+    def panel(self) -> Panel:
+        return Panel(
+            samples=self.judge_samples, combine=self.judge_combine, orders=self.judge_order
+        )
+
+    # -- who plays ---------------------------------------------------------------------------------
+
+    def named(self, role: str, task: str = "") -> Any:
+        """What is named for `role` in `task`, else in all tasks; None for nothing."""
+        alone = self.task_players.get(task)
+        return (alone.named(role) if alone else None) or getattr(self, role, None) or None
+
+    def cast_as(self, role: str, task: str) -> tuple[RoleSettings, ...]:
+        """The players of `role` in `task`; nobody for a coach that is rules."""
+        players = _several(self.named(role, task))
+        return self.cast_as("judge", task) if role == "auditor" and not players else players
+
+    def players_in(self, task: str) -> list[tuple[str, RoleSettings]]:
+        """Everybody beside the actor in one task, with their role; a judge that audits twice."""
+        return [(role, one) for role in self.roles() for one in self.cast_as(role, task)]
+
+    def players(self) -> list[tuple[str, RoleSettings]]:
+        """Everybody who is named beside the actor, in all tasks or in one, with their role."""
+        everywhere = [self, *self.task_players.values()]
+        return [
+            (role, one)
+            for role in self.roles()
+            for one in _distinct(who for p in everywhere for who in _several(getattr(p, role, ())))
+        ]
+
+    def filled(self, task: str = "") -> set[str]:
+        """The roles that somebody fills in `task`, the actor's included."""
+        return {"actor", *(role for role, _ in self.players_in(task))}
+
+    def settings_of_players(self) -> list[RoleSettings]:
+        """Their settings alone, with the limits of this command where they name none."""
+        limits = {name: getattr(self, name) for name in LIMITS} if self.limits_players else {}
+        return [
+            one.model_copy(update={k: v for k, v in limits.items() if getattr(one, k) is None})
+            for _, one in self.players()
+        ]
+
+    @property
+    def limits_players(self) -> bool:
+        """Whether requests and tokens per minute are the players'; else they are the actor's."""
+        return True
+
+    def checkpoints(self, *kinds: str) -> list[str]:
+        """Folders and hub ids of the models of players that are loaded here (kind `local`) or that
+        a vLLM server is started for (`vllm`), each once; of both where no kind is named."""
+        which = kinds or ("local", "vllm")
+        return list(dict.fromkeys(who.model for _, who in self.players() if who.kind in which))
+
+    def served(self) -> list[tuple[str, RoleSettings]]:
+        """Everybody who is asked over HTTP, with their role."""
+        return [(role, who) for role, who in self.players() if who.kind == "endpoint"]
+
+    def servers(self) -> list[str]:
+        """A line for each server that is asked: its address, and who is asked there."""
+        players_by_url: dict[str, dict[str, None]] = {}
+        for role, who in self.served():
+            url = checked_url(who.base_url)
+            version = f" (api-version {who.api_version})" if who.api_version else ""
+            names = {**account_headers(url), **who.headers}
+            headers = f" (headers {', '.join(names)})" if names else ""
+            players = players_by_url.setdefault(f"{url}{version}{headers}", {})
+            players[f"{role} {who.model}"] = None
+        return [f"server {url}: {', '.join(names)}" for url, names in players_by_url.items()]
+
+    def by_batch(self, role: str, settings: RoleSettings) -> bool:
+        """Whether a player is asked through its server's batch service."""
+        return False
+
+    def check_players(self) -> None:
+        """Raise what is wrong with addresses, keys, prices, scripts and with servers that are to be
+        started, while nothing is asked."""
+        from soulkit.models.players.players import Players
+        from soulkit.models.vllm.manager import check_needs, players_needs, terms_of
+
+        players = Players(
+            call_arguments=self.call_arguments(None), settings_of_all=self.settings_of_players()
+        )
+        for role, settings in self.players():
+            if settings.kind in ("endpoint", "scripted"):
+                players.model(role, settings)
+        check_needs(players_needs(self), terms_of(self))
+
+    # -- what a run folder keeps -------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a run folder stores and compares."""
+        return self._of_identity(self.resolved())
+
+    @classmethod
+    def identity_defaults(cls) -> dict[str, Any]:
+        """What a folder of an earlier version is taken to say of settings that it does not name."""
+        player = {UNSAID: OPENAI_URL, **cls._of_identity(RoleSettings.defaults())}
+        # Earlier versions had one opinion of each judge where no other number was asked for.
+        meant = {f"judge_samples{INSTEAD}": 1}
+        return meant | cls._of_identity(cls.defaults()) | {
+            f"{role}.{name}": value
+            for role in cls.roles()
+            for name, value in player.items()
+            if name not in _PRICING
+        }  # fmt: skip
+
+    @classmethod
+    def _of_identity(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        # Without flags of servers a folder says what it said before there were any.
+        return {
+            k: _without_pricing(v)
+            for k, v in settings.items()
+            if k not in cls.OUTSIDE_IDENTITY and (v or k != "vllm_arg")
+        }
+
+    def call_arguments(self, ledger: Ledger | None) -> dict[str, Any]:
+        """Further arguments of every Endpoint of the run: time and money."""
+        from soulkit.models.players.players import cost_arguments
+
+        return {
+            "timeout_s": self.timeout_s,
+            "max_attempts": self.max_attempts,
+            "backoff_s": self.backoff_s,
+            "rate_limit_wait_s": self.rate_limit_wait_s,
+            "down_after_s": self.down_after_s,
+            **cost_arguments(self, ledger),
+        }
+
+
+def _several(value: Any) -> tuple[RoleSettings, ...]:
+    """The players in what stands under a role; none for a coach that is rules."""
+    players = value if isinstance(value, tuple) else (value,)
+    return tuple(one for one in players if isinstance(one, RoleSettings))
+
+
+def _distinct(players: Iterable[RoleSettings]) -> list[RoleSettings]:
+    once: list[RoleSettings] = []
+    for player in players:
+        once += [player] if player not in once else []
+    return once
+
+
+def _without_pricing(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_pricing(v) for k, v in value.items() if k not in _PRICING}
+    return [_without_pricing(one) for one in value] if isinstance(value, list) else value

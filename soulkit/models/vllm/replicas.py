@@ -1,0 +1,430 @@
+"""Several vLLM servers that serve the same weights, asked as one.
+
+    request ──▶ a place at the least loaded server ──▶ reply
+                     └─ the connection breaks ─▶ does the server live?
+                             ├─ it does: the request is put again
+                             └─ it does not: the server is dropped, its requests go to the others
+
+* **Places.** Each server has at most `in_flight` requests under way; who finds no place waits, the
+  first to come first.
+* **Death.** A server is dropped when it does not answer its `/health` after a connection to it
+  broke, when its `/health` stays silent three times in a row while requests are under way there and
+  none of them comes back, or when the process that soulkit started has ended. One line is said. Its
+  requests are put to the others with the same body, so the same seed makes the same reply. With
+  nobody left `NoServerLeft` ends the run, which the same command takes up again.
+* **No second life.** A server that comes back is not taken up again within a run: it would lack the
+  adapters that were loaded meanwhile. One that was started anew so fast that nobody missed it is
+  known by that, and dropped as well.
+* **Event loops.** A fleet may be used from several loops, one after the other, as its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Never
+
+from soulkit.errors import ProviderError, UserError
+from soulkit.models.vllm.client import ServerGone, ServerRefused, VllmClient
+from soulkit.text import counted
+
+log = logging.getLogger(__name__)
+
+HEALTH_S = 5.0
+"""Between two looks at a server's health, and how long it may take to answer one."""
+SILENCES = 3
+"""Looks in a row that find nobody, after which a server is taken to be dead."""
+BREAKS = 2
+"""Times that the client gives one request up at servers that live, after which it is none."""
+PAUSE_S = 0.2
+"""Before a request is put again to a server that lives; twice as long each time."""
+CAUSE_S = 3.0
+"""How long the end of a process of our own may take to be noticed after its connections broke."""
+
+Body = dict[str, Any]
+
+
+class ServerReply(dict[str, Any]):
+    """A server's JSON reply; `server` is the address that it came from."""
+
+    def __init__(self, body: Mapping[str, Any], server: str) -> None:
+        super().__init__(body)
+        self.server = server
+
+
+class NoServerLeft(UserError):
+    """Every vLLM server of the run is dead: nothing can be sampled any more."""
+
+    def __init__(self, endings: Mapping[str, str]) -> None:
+        last = "; ".join(f"{url} ({why})" for url, why in endings.items())
+        super().__init__(
+            "No vLLM server is left to sample from.",
+            f"The last that was heard: {last}. What has been played is kept.",
+            "Start it again (a server that soulkit starts itself comes with the run) and give the "
+            "same command: it goes on where it stopped.",
+        )  # fmt: skip
+
+
+@dataclass(eq=False)
+class _Replica:
+    """One server; `ending` says why it is none any more."""
+
+    client: VllmClient
+    check: Callable[[], None] | None
+    ending: str = ""
+    silences: int = 0
+
+    @property
+    def url(self) -> str:
+        return self.client.address.url
+
+    def ended(self) -> str:
+        """Why our own process is no more; empty while it runs, and for a server of others."""
+        try:
+            if self.check is not None:
+                self.check()
+        except UserError as error:
+            return f"{error.what} {error.why}"
+        return ""
+
+
+@dataclass(eq=False)
+class _Session:
+    """What belongs to one event loop."""
+
+    load: Counter[_Replica] = field(default_factory=Counter)
+    tasks: defaultdict[_Replica, set[asyncio.Task[Body]]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
+    """Requests on the wire, which the death of their server ends."""
+    queue: deque[asyncio.Future[_Replica]] = field(default_factory=deque)
+    """Who waits for a place."""
+    names: Counter[str] = field(default_factory=Counter)
+    """Model's name → requests that are not answered yet."""
+    leaving: defaultdict[str, list[asyncio.Future[None]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Model's name → who waits until it is idle."""
+    looks: defaultdict[_Replica, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+    watch: asyncio.Task[None] | None = None
+
+
+class Replicas:
+    """Servers of the same weights. `checks` maps addresses of servers that soulkit started to what
+    raises a UserError once they have ended; `say` takes one line on each server that is dropped."""
+
+    def __init__(
+        self, clients: Sequence[VllmClient], *, in_flight: int,
+        say: Callable[[str], None] = log.warning,
+        checks: Mapping[str, Callable[[], None]] | None = None,
+        health_s: float = HEALTH_S,
+    ) -> None:  # fmt: skip
+        if not clients or in_flight < 1:
+            raise ValueError("a fleet is at least one server with one request in flight")
+        own_checks = checks or {}
+        self._members = [_Replica(c, own_checks.get(c.address.url)) for c in clients]
+        self.in_flight, self.health_s = in_flight, health_s
+        self.adapters: set[str] = set()
+        """Names of adapters that every living server has; `adapters.py` keeps them."""
+        self._say = say
+        self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of the servers that live."""
+        return tuple(member.url for member in self._members if not member.ending)
+
+    async def silent(self) -> tuple[str, ...]:
+        """The addresses of those living servers that do not answer their /health now, although they
+        are asked a few times; nobody is dropped for it."""
+        living = [member for member in self._members if not member.ending]
+        alive = await asyncio.gather(*(self._answers(member) for member in living))
+        return tuple(member.url for member, well in zip(living, alive, strict=True) if not well)
+
+    @property
+    def places(self) -> int:
+        """Requests that can be under way at once."""
+        return self.in_flight * len(self.urls)
+
+    async def ask(self, path: str, body: Body) -> ServerReply:
+        """The reply to a POST at the least loaded server; it waits for a place and outlives the
+        death of servers.
+
+        Raises NoServerLeft, ServerRefused for what a server answers with a refusal, and
+        ProviderError where connections break again and again at servers that live.
+        """
+        session, name = self._session(), str(body.get("model", ""))
+        session.names[name] += 1
+        try:
+            return await self._answer(session, path, body)
+        finally:
+            session.names[name] -= 1
+            if not session.names[name]:
+                _wake(session.leaving.pop(name, ()))
+
+    async def idle(self, name: str) -> None:
+        """Returns when no request for the model of this name is waiting or under way."""
+        session = self._session()
+        while session.names[name]:
+            turn = asyncio.get_running_loop().create_future()
+            session.leaving[name].append(turn)
+            await turn
+
+    async def each(self, path: str, body: Body | None = None) -> dict[str, Body | ServerRefused]:
+        """Address → what each living server answers to a POST of `body`, or to a GET without one.
+
+        Takes no place from generation. A server that dies over it is dropped and has no entry;
+        raises NoServerLeft when all have gone, ProviderError as `ask` does.
+        """
+        session = self._session()
+        living = [member for member in self._members if not member.ending]
+        answers = await asyncio.gather(
+            *(self._stubborn(session, member, path, body) for member in living),
+            return_exceptions=True,
+        )
+        replies: dict[str, Body | ServerRefused] = {}
+        for member, answer in zip(living, answers, strict=True):
+            if isinstance(answer, dict | ServerRefused):
+                replies[member.url] = answer
+            elif not isinstance(answer, ServerGone):
+                raise answer
+        if not self.urls:
+            self._give_up()
+        return replies
+
+    async def everywhere(self, path: str, body: Body) -> dict[str, Body]:
+        """Address → reply to a POST at each living server, as `each`; all have answered before the
+        first refusal is raised as ServerRefused."""
+        replies = await self.each(path, body)
+        for reply in replies.values():
+            if isinstance(reply, ServerRefused):
+                raise reply
+        return {url: reply for url, reply in replies.items() if isinstance(reply, dict)}
+
+    async def close(self) -> None:
+        """Close every connection; the servers are left as they are."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None and session.watch is not None:
+            session.watch.cancel()
+        for member in self._members:
+            await member.client.close()
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def _free(self, session: _Session) -> _Replica | None:
+        """The least loaded server with a place; None while there is none."""
+        living = [member for member in self._members if not member.ending]
+        if not living:
+            self._give_up()
+        least = min(living, key=lambda member: session.load[member])
+        return least if session.load[least] < self.in_flight else None
+
+    async def _enter(self, session: _Session) -> _Replica:
+        """A server in which a place is taken for the caller."""
+        member = self._free(session)
+        if member is not None:  # then nobody waits: places go to the queue first
+            session.load[member] += 1
+            return member
+        turn: asyncio.Future[_Replica] = asyncio.get_running_loop().create_future()
+        session.queue.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._leave(session, turn.result())  # the place came together with the end
+            raise
+
+    def _leave(self, session: _Session, member: _Replica) -> None:
+        session.load[member] -= 1
+        self._hand_out(session)
+
+    def _hand_out(self, session: _Session) -> None:
+        """Places that are free to those who wait, or the news that there will be none."""
+        while session.queue:
+            try:
+                member = self._free(session)
+            except NoServerLeft as error:
+                turn = session.queue.popleft()
+                if not turn.done():
+                    turn.set_exception(error)
+                continue
+            if member is None:
+                return
+            turn = session.queue.popleft()
+            if not turn.done():
+                session.load[member] += 1
+                turn.set_result(member)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def _answer(self, session: _Session, path: str, body: Body) -> ServerReply:
+        breaks = 0
+        while True:
+            member = await self._enter(session)
+            try:
+                if not member.ending:
+                    return ServerReply(await self._send(session, member, path, body), member.url)
+            except ServerGone as error:
+                if await self._lives(session, member, error):
+                    breaks += 1
+                    await self._again(member, breaks, error)
+            except ServerRefused as refusal:
+                if refusal.status != 404 or body.get("model") not in self.adapters:
+                    raise
+                self._drop(session, member, "it was started anew and has lost its adapter")
+            finally:
+                self._leave(session, member)
+
+    async def _stubborn(
+        self, session: _Session, member: _Replica, path: str, body: Body | None
+    ) -> Body | ServerRefused:
+        """The reply of this one server; ServerGone when it is dead."""
+        breaks = 0
+        while True:
+            try:
+                return await self._send(session, member, path, body)
+            except ServerRefused as refusal:
+                return refusal
+            except ServerGone as error:
+                if not await self._lives(session, member, error):
+                    raise
+                breaks += 1
+                await self._again(member, breaks, error)
+
+    async def _again(self, member: _Replica, breaks: int, error: ServerGone) -> None:
+        """Wait before a request is put again; ProviderError when that was done often enough."""
+        if breaks >= BREAKS:
+            raise ProviderError(
+                f"{member.url}: the connection broke {breaks} times over one request although the "
+                f"server answers its /health: {error}"
+            )
+        await asyncio.sleep(PAUSE_S * 2 ** (breaks - 1))
+
+    async def _send(
+        self, session: _Session, member: _Replica, path: str, body: Body | None
+    ) -> Body:
+        """One request on the wire, ended when its server is found dead meanwhile."""
+        client = member.client
+        request: Coroutine[Any, Any, Body] = (
+            client.get(path) if body is None else client.post(path, body)
+        )
+        task = asyncio.ensure_future(request)
+        session.tasks[member].add(task)
+        self._watch(session)
+        try:
+            await asyncio.wait({task})
+        finally:
+            session.tasks[member].discard(task)
+            if not task.done():  # the caller was cancelled: the server must hear of it
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            raise ServerGone(member.ending or "it was given up")
+        if not isinstance(task.exception(), ServerGone):
+            member.silences = 0
+        return task.result()
+
+    # -- life and death ----------------------------------------------------------------------------
+
+    def _watch(self, session: _Session) -> None:
+        """See to it that somebody looks after the servers while requests are on the wire."""
+        if session.watch is None or session.watch.done():
+            session.watch = asyncio.ensure_future(self._look_after(session))
+
+    async def _look_after(self, session: _Session) -> None:
+        while any(session.tasks.values()):
+            await asyncio.sleep(self.health_s)
+            busy = [member for member, tasks in session.tasks.items() if tasks]
+            await asyncio.gather(*(self._look(session, m) for m in busy if not m.ending))
+
+    async def _look(self, session: _Session, member: _Replica) -> None:
+        """A look at a busy server; replies that come between two looks are signs of life, too."""
+        ended = member.ended()
+        if ended:
+            self._drop(session, member, ended)
+        elif await self._alive(member):
+            member.silences = 0
+        else:
+            member.silences += 1
+            if member.silences >= SILENCES:
+                why = f"its /health was silent {SILENCES} times in a row"
+                self._drop(session, member, await self._cause(member) or why)
+
+    async def _alive(self, member: _Replica) -> bool:
+        try:
+            async with asyncio.timeout(self.health_s):
+                return await member.client.alive()
+        except TimeoutError:
+            return False
+
+    async def _lives(self, session: _Session, member: _Replica, error: ServerGone) -> bool:
+        """Whether a server lives to which a connection broke; one that does not is dropped. Of
+        those whose connections broke together one looks, the others learn from it."""
+        async with session.looks[member]:
+            if member.ending:
+                return False
+            ended = member.ended()
+            if not ended and await self._answers(member):
+                return True
+            self._drop(session, member, ended or await self._cause(member) or str(error))
+            return False
+
+    async def _answers(self, member: _Replica) -> bool:
+        """Whether a server says that it is well, at one of a few questions."""
+        for look in range(SILENCES):
+            await asyncio.sleep(PAUSE_S * look)
+            if await self._alive(member):
+                return True
+        return False
+
+    async def _cause(self, member: _Replica) -> str:
+        """What our own process left as its last words; they may come later than the silence."""
+        pause = 0.1
+        for _ in range(int(CAUSE_S / pause) if member.check is not None else 0):
+            if ended := member.ended():
+                return ended
+            await asyncio.sleep(pause)
+        return ""
+
+    def _drop(self, session: _Session, member: _Replica, why: str) -> None:
+        if member.ending:
+            return
+        member.ending = why = _ending(why)
+        again, left = session.load[member], len(self.urls)
+        if left:
+            self._say(
+                f"vLLM server {member.url} is dropped ({why}): {counted(again, 'request')} put "
+                f"again, {counted(left, 'server')} left"
+            )
+        for task in session.tasks[member]:
+            task.cancel()
+        self._hand_out(session)
+
+    def _give_up(self) -> Never:
+        raise NoServerLeft({member.url: member.ending for member in self._members})
+
+    def _session(self) -> _Session:
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            # A session refers to its loop, so a dead loop's entry would never go by itself.
+            for dead in [other for other in self._sessions if other.is_closed()]:
+                del self._sessions[dead]
+            self._sessions[loop] = _Session()
+        return self._sessions[loop]
+
+
+def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
+    for turn in waiting:
+        if not turn.done():
+            turn.set_result(None)
+
+
+def _ending(why: str) -> str:
+    """Why a server ended, as it stands between brackets; the client writes whole sentences."""
+    return re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")

@@ -1,0 +1,230 @@
+"""Settings as texts: how a command line and a settings file write lists, mappings and players.
+
+a,b:0.5              task → mixing ratio
+TAG=REGEX            name → text
+[TASK=]WHERE         task, or `*` for every other one → where its rows are
+[TASK=]WHO           a player of a role, for all tasks or for one
+[TASK=]ADAPTER       an adapter, for all tasks or for one
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import ConfigError, did_you_mean
+
+BY_TASK = "[TASK=]WHO"
+"""How a player is written that may be meant for one task."""
+ADAPTERS = "[TASK=]ADAPTER"
+"""The metavar of an adapter for all tasks whose option takes one for a single task as well: those
+stand in the setting of the plural name."""
+
+
+def text_form(annotation: Any, metavar: str | None) -> str:
+    """How texts are read that stand for more than one value; empty for a single value.
+
+    `players`, `panel` and `adapters` for everything or for single tasks; `rows`, `numbers` and
+    `texts` by name; `tasks` and other lists.
+    """
+    parts = plain_parts(annotation)
+    several = typing.get_origin(parts[0]) if len(parts) == 1 else None
+    if metavar == BY_TASK:
+        return "panel" if several is tuple else "players"
+    if metavar == ADAPTERS:
+        return "adapters"
+    if several is dict:
+        if (metavar or "").startswith("[TASK=]"):
+            return "rows"
+        return "numbers" if float in typing.get_args(parts[0]) else "texts"
+    if several in (tuple, list):
+        return "tasks" if metavar == "TASK" else "list"
+    return ""
+
+
+def plain_parts(annotation: Any) -> list[Any]:
+    """The alternatives in an annotation, None left out."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    parts = typing.get_args(annotation) if union else (annotation,)
+    return [part for part in parts if part is not type(None)]
+
+
+def settings_from_texts(name: str, form: str, flag: str, value: Any) -> dict[str, Any]:
+    """Texts in a form, as the settings that they stand for."""
+    if form == "numbers":
+        return {name: mixing_ratios(",".join(value))}
+    if form == "texts":
+        return {name: named_texts(flag, value)}
+    if form in ("players", "panel"):
+        return player_settings(name, value, flag, form == "panel")
+    if form == "adapters":
+        return adapter_settings(name, value, flag)
+    return {name: split_names(value) if form == "tasks" else value}
+
+
+def given_twice(option: str, command: str = "", how: str = "") -> ConfigError:
+    """The error for an option that holds one value; `how` says for what, or by what, it came."""
+    see = f"; see: {command} --help" if command else ""
+    return ConfigError(
+        f"{option} is given twice{f' {how}' if how else ''}.",
+        "It holds one value, and only the last one would count.",
+        f"Leave one of them out{see}.",
+    )
+
+
+def split_names(texts: Sequence[str] | None) -> list[str]:
+    """The names in texts such as `a,b`."""
+    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
+
+
+def named_texts(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    """`TAG=REGEX` or `NAME=VALUE` options → tag or name → the text behind it."""
+    forms: dict[str, str] = {}
+    for text in texts:
+        name, equals, form = text.partition("=")
+        if not equals or not name.strip():
+            raise _nameless(flag, text)
+        if name.strip() in forms:
+            raise given_twice(f"{flag} {name.strip()}")
+        forms[name.strip()] = form
+    return forms
+
+
+def _nameless(flag: str, text: str) -> ConfigError:
+    if flag == "--option":
+        return ConfigError(
+            f"{flag} {text} names no option and its value.",
+            "An option of a task is set by its name.",
+            f"Write {flag} NAME=VALUE; soul tasks show TASK lists the names.",
+        )
+    if flag == "--headers":
+        return ConfigError(
+            f"A {flag} names no header and its variable.",
+            "The value of a header is read from an environment variable and never written down.",
+            f"Write {flag} NAME=ENV, such as {flag} X-Team=MY_TEAM.",
+        )
+    if flag == "--vllm-arg":
+        return ConfigError(
+            f"{flag} {text} names no flag and its value.",
+            "A flag of vLLM is set by its name, with an equals sign behind it.",
+            f"Write {flag} FLAG=VALUE, or {flag} FLAG= for a flag that takes no value.",
+        )
+    return ConfigError(
+        f"{flag} {text} names no tag and what it is to match.",
+        "Rows are chosen by one tag and a regular expression for the whole of it.",
+        f"Write {flag} TAG=REGEX; soul data show FILE names the tags.",
+    )
+
+
+def mixing_ratios(text: str) -> dict[str, float]:
+    """`a,b:0.5` → task → mixing ratio."""
+    mixture: dict[str, float] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, colon, number = part.partition(":")
+        try:
+            ratio = float(number) if colon else 1.0
+        except ValueError:
+            ratio = -1.0
+        if not 0 < ratio < math.inf:
+            raise ConfigError(
+                f"'{part}' is not a task with a mixing ratio.",
+                "A ratio is a positive number after a colon: 0.5 takes half of the rows.",
+                f"Write {name} or {name}:0.5.",
+            )
+        if mixture.get(name, ratio) != ratio:
+            raise given_twice("A mixing ratio", how=f"for '{name}'")
+        mixture[name] = ratio
+    return mixture
+
+
+def values_by_task(texts: Sequence[str] | None, tasks: str) -> dict[str, str]:
+    """`TASK=FILE` options → task → file; a bare FILE is meant for the only task there is."""
+    names = list(mixing_ratios(tasks)) if tasks else []
+    rows: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals and len(names) == 1:
+            name, value = names[0], text
+        elif not equals:
+            raise ConfigError(
+                f"'{text}' does not say which task it is for.",
+                f"There are {len(names)} tasks.",
+                f"Write --data TASK={text} for each task.",
+            )
+        if name in rows:
+            raise given_twice("--data", how=f"for '{name}'")
+        rows[name] = value
+    return rows
+
+
+def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+    """`TASK=WHERE` options as task → where; a bare WHERE is meant for every (other) task."""
+    rows: dict[str, str] = {}
+    for text in texts:
+        name, equals, where = text.partition("=")
+        named = bool(equals) and (name in tasks or name.isidentifier())
+        key, value = (name, where) if named else ("*", text)
+        if key in rows:
+            raise ConfigError(
+                f"--data is given twice for {'every task' if key == '*' else repr(key)}.",
+                "Only one of them could be evaluated.",
+                "Write --data TASK=FILE once for each task.",
+            )
+        if named and tasks and name not in tasks:
+            raise ConfigError(
+                f"--data has rows for '{name}', which is not evaluated here.",
+                "They would be ignored.",
+                did_you_mean(name, tasks),
+            )
+        rows[key] = value
+    return rows
+
+
+def player_settings(
+    role: str, texts: Sequence[str] | str, flag: str, several: bool
+) -> dict[str, Any]:
+    """`WHO` and `TASK=WHO` options of a role as settings: for all tasks, and for single ones.
+
+    `several` players may fill the role together.
+    """
+    everywhere: list[str] = []
+    alone: dict[str, list[str]] = {}
+    for text in [texts] if isinstance(texts, str) else texts:
+        task, equals, who = text.partition("=")
+        # A path or an address may hold an =, a name before it is never a form of player.
+        if equals and task.isidentifier():
+            alone.setdefault(task, []).append(who)
+        else:
+            everywhere.append(text)
+    settings = {f"task_players.{task}.{role}": who for task, who in alone.items()}
+    settings |= {role: everywhere} if everywhere else {}
+    if several:
+        return settings
+    for name, players in settings.items():
+        if len(players) > 1:
+            raise given_twice(flag, how="" if name == role else f"for '{name.split('.')[1]}'")
+    return {name: who for name, (who,) in settings.items()}
+
+
+def adapter_settings(setting: str, texts: Sequence[str], flag: str) -> dict[str, Any]:
+    """`ADAPTER` and `TASK=ADAPTER` options as settings: for all tasks, and for single ones.
+
+    A folder that is there is one, whatever its name looks like.
+    """
+    settings: dict[str, Any] = {}
+    alone: dict[str, str] = {}
+    for text in texts:
+        task, equals, adapter = text.partition("=")
+        if equals and task.isidentifier() and not Path(text).exists():
+            if task in alone:
+                raise given_twice(flag, how=f"for '{task}'")
+            alone[task] = adapter
+        else:
+            if settings:
+                raise given_twice(flag)
+            settings[setting] = text
+    return settings | ({f"{setting}s": alone} if alone else {})

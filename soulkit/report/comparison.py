@@ -1,0 +1,132 @@
+"""What `soul compare` prints: a row for each task, means of the suite, gates, and remarks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from soulkit.eval.comparison.comparability import NOT_ALIKE
+from soulkit.eval.comparison.provenance_text import provenance_facts
+from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
+from soulkit.report.narrow_tables import FittingTable
+from soulkit.report.tables import literal_text, plain_table, task_label
+from soulkit.text import one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from soulkit.eval.comparison.compare import Comparison, TaskDifference
+    from soulkit.eval.comparison.contrasts import MeanDifference
+    from soulkit.eval.comparison.gates import GateResult
+    from soulkit.metrics.comparisons import PairedDifference
+
+_HEADS = ("A", "B", "B \u2212 A [95% CI]", "p", "p (Holm)", "shared", "clusters")
+
+
+def comparison_parts(result: Comparison) -> list[RenderableType]:
+    """The table of differences and its notes: rich renderables, top to bottom."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = [Text("\n".join(map(one_line, _head(result))))]
+    table = plain_table()
+    table.add_column("task")
+    for name in _HEADS:
+        table.add_column(name, justify="right")
+    alike = len(_metrics(result)) == 1
+    for task in result.tasks:
+        name = task.task if alike else task_label(task.task, task.metric)
+        name += f" ({', '.join(task.over)})" if task.over else ""
+        table.add_row(*map(literal_text, _task_row(one_line(name), task)))
+    for mean in result.means:
+        table.add_row(*map(literal_text, _mean_row(mean)), style="bold")
+    shown.append(FittingTable(table))
+    shown += [Text(one_line(gate_text(gate))) for gate in result.gates]
+    return [*shown, *(Text(one_line(note), style="dim") for note in _notes(result))]
+
+
+def _head(result: Comparison) -> list[str]:
+    """The two runs, each with who judged it on which rows, and what is compared."""
+    lines = [f"A  {result.a}", f"B  {result.b}", f"metric  {', '.join(_metrics(result))}"]
+    for place, origin in enumerate(result.origins):
+        facts = " · ".join(f"{label} {text}" for label, text in provenance_facts(origin))
+        lines[place] += f"  {facts}" if facts else ""
+    if result.shared_rows:
+        rows = (f"{task} {one.words()}" for task, one in result.shared_rows.items())
+        lines += [f"rows only those that both have: {', '.join(rows)}"]
+    return [*lines, f"suite  {result.suite}"] if result.suite else lines
+
+
+def gate_text(result: GateResult) -> str:
+    """`gate TASK/METRIC>=-0.2: pass, −0.050 [−0.120, +0.020] (METRIC, 450 episodes)`."""
+    where = estimate_text(result.difference, result.low, result.high, signed)
+    where = where if "[" in where else "no interval"
+    why = f" ({result.why})" if result.why else ""
+    return f"gate {result.gate.text}: {result.outcome}, {where}{why}"
+
+
+def _notes(result: Comparison) -> list[str]:
+    notes = [f"{NOT_ALIKE}: {line}" for line in result.mixed]
+    notes += [f"beside the difference: {line}" for line in result.remarks]
+    notes += [f"only in A: {', '.join(result.only_a)}"] if result.only_a else []
+    notes += [f"only in B: {', '.join(result.only_b)}"] if result.only_b else []
+    notes += [
+        f"{t.task}: {t.paired.n_only_a} scored only in A, {t.paired.n_only_b} only in B"
+        for t in result.tasks
+        if t.paired.n_only_a or t.paired.n_only_b
+    ]
+    for mean in result.means:
+        notes += [_signs(mean)]
+    return [
+        *notes,
+        "A, B and the difference are over the shared episodes, those both runs scored.",
+        "p belongs to the interval beside it; p (Holm) is adjusted for the number of tasks.",
+    ]
+
+
+def _clusters(pair: PairedDifference) -> str:
+    """`32`, `7: few`, `no spread in 7`: how many clusters the difference rests on."""
+    if not pair.n_clusters:
+        return DASH
+    remark = interval_remark(pair.n_clusters, pair.method)
+    return remark.replace(" clusters", "").replace(" cluster", "")
+
+
+def _signs(mean: MeanDifference) -> str:
+    """`COG: 2 of 3 members better, 1 worse`, and what is missing with the bounds that it leaves."""
+    counted = f"{mean.name}: {mean.better} of {mean.members} members better, {mean.worse} worse"
+    if not mean.missing:
+        return counted
+    bounds = "" if mean.worst is None else f", between {number(mean.worst)} and {number(mean.best)}"
+    return f"{counted}; no mean without {', '.join(mean.missing)}{bounds}"
+
+
+def _metrics(result: Comparison) -> list[str]:
+    """What is compared, under the names that the tasks declare."""
+    return list(dict.fromkeys(task.metric for task in result.tasks))
+
+
+def _task_row(name: str, task: TaskDifference) -> list[str]:
+    pair = task.paired
+    return [
+        name,
+        number(pair.mean_a),
+        number(pair.mean_b),
+        estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
+        number(pair.p, 4),
+        number(task.p_holm, 4),
+        str(pair.n_shared),
+        _clusters(pair),
+    ]
+
+
+def _mean_row(mean: MeanDifference) -> list[str]:
+    pair = mean.paired
+    return [
+        f"{mean.name} ({mean.level})",
+        number(pair.mean_a),
+        number(pair.mean_b),
+        estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
+        number(pair.p, 4),
+        DASH,
+        str(pair.n_shared),
+        _clusters(pair),
+    ]

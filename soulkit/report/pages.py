@@ -1,0 +1,341 @@
+"""One report in every form, the HTML page of runs, and the HTML page of a rating sheet."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soulkit.eval.comparison.provenance_text import provenance_json
+from soulkit.eval.results.summary import VALUE, Cell
+from soulkit.eval.results.warnings import limits_text, uniform_text
+from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
+from soulkit.metrics.intervals import Interval
+from soulkit.report import tables
+from soulkit.report.load import RunData
+from soulkit.report.published import Publication, published_beside
+from soulkit.report.suites import Grid, SuiteTable, grid_markdown, grid_parts, suite_grid
+from soulkit.report.training import Figure, learning_curves
+from soulkit.report.transcript import CAP, choose
+from soulkit.runs.jsonl import write_aside
+from soulkit.text import one_line
+from soulkit.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from rich.console import RenderableType
+
+
+N_COLOURS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A mean with its interval on the scale [0, 1], in percent of the width."""
+
+    run: str
+    colour: str
+    left: float
+    width: float
+    dot: float | None
+    """None: there is no mean, and the strip is of the bounds it could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteView:
+    """A suite's table, and for each of its lines the means of the runs on the scale [0, 1]."""
+
+    grid: Grid
+    strips: list[list[Strip]]
+
+
+def suite_view(table: SuiteTable, *, playable: bool = False, details: bool = False) -> SuiteView:
+    """What a page shows of a suite."""
+    lines = table.shown(playable=playable, details=details)
+    return SuiteView(
+        suite_grid(table, playable=playable, details=details),
+        [_strips(table.runs, [one.cell for one in line.runs]) for line in lines],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A training run's figures and its first and last step."""
+
+    run: RunData
+    figures: list[Figure]
+    rows: list[tuple[str, str, str]]
+
+
+def render(
+    runs: Sequence[RunData], *, cap: int = CAP, suite: SuiteView | None = None,
+    notes: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The page for `runs`, with at most `cap` episodes, and as a suite where `suite` shows one;
+    `notes` stand above the numbers.
+
+    Raises MissingPackage for figures.
+    """
+    units, total = choose(runs, cap)
+    published = published_beside(runs)
+    said = suite.grid.notes if suite else ()
+    names = [one_line(run.name) for run in runs]
+    return environment().get_template("report.html.j2").render(
+        title=" · ".join(names),
+        version=__version__,
+        runs=runs,
+        notes=notes,
+        origin_text=provenance_json,
+        table=tables,
+        suite=suite,
+        rows=_result_rows(runs, published.tables),
+        firsts=_first_columns(published.tables),
+        compared=tables.comparable_runs(runs),
+        unlike=tables.side_by_side(runs),
+        summarised=[run for run in runs if run.tasks],
+        trained=[_trained(run) for run in runs if run.steps or run.evals],
+        statuses=_statuses(runs),
+        published=published.tables,
+        published_notes=[note for note in published.notes if note not in said],
+        units=units,
+        total=total,
+        choices=_choices(units),
+        script_hash=script_hash(),
+    )  # fmt: skip
+
+
+def write_page(
+    runs: Sequence[RunData], path: Path, *, cap: int = CAP, suite: SuiteView | None = None,
+    notes: Sequence[str] = (),
+) -> Path:  # fmt: skip
+    """Render into `path`, written aside and renamed; parents are made. Returns `path`."""
+    page = render(runs, cap=cap, suite=suite, notes=notes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside.write_text(page, encoding="utf-8", errors="replace")
+    aside.replace(path)
+    return path
+
+
+@cache
+def environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("soulkit.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["line"] = one_line
+    return made
+
+
+def script_hash(name: str = "script.html.j2") -> str:
+    """The CSP source of a script, which stands between its tags exactly as the file has it."""
+    text = environment().get_template(name).render()
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _trained(run: RunData) -> Trained:
+    return Trained(run, learning_curves(run), tables.step_rows(run) if run.steps else [])
+
+
+def _result_rows(runs: Sequence[RunData], published: Sequence[Publication]) -> list[dict[str, Any]]:
+    columns = tables.comparable_runs(runs)
+    rows: list[dict[str, Any]] = []
+    for task, cells in tables.rows_across(columns):
+        context = [t.figure(task, m) for t in published for m in t.highlight]
+        label = tables.headline_label(columns, task)
+        row = {"task": label, "cells": cells, "strips": _strips(columns, cells), "shown": context}
+        rows.append({**row, "sub": False})
+        without = {"strips": [], "shown": [None] * len(context), "sub": True}
+        rows += [{"task": n, "cells": c, **without} for n, c in tables.extra_cells(columns, task)]
+    return rows
+
+
+def _first_columns(published: Sequence[Publication]) -> list[int]:
+    """Where each published table begins among the context columns."""
+    starts, at = [], 0
+    for context in published:
+        starts.append(at)
+        at += len(context.highlight)
+    return starts
+
+
+def _strips(runs: Sequence[RunData], cells: Sequence[Cell | None]) -> list[Strip]:
+    strips = []
+    for i, (run, cell) in enumerate(zip(runs, cells, strict=True)):
+        ends = _strip_ends(cell) if cell else None
+        if cell is None or ends is None:
+            continue
+        low, high = ends
+        if not 0 <= low <= high <= 1:
+            return []  # another scale: a picture on [0, 1] would mislead
+        colour = f"var(--s{i % N_COLOURS + 1})"
+        dot = None if cell.mean is None else 100 * cell.mean
+        strips.append(Strip(run.name, colour, 100 * low, 100 * (high - low), dot))
+    return strips
+
+
+def _strip_ends(cell: Cell) -> Interval | None:
+    """What a strip spans: the interval, or without a mean the bounds it could have."""
+    if cell.mean is None:
+        return None if cell.worst is None or cell.best is None else (cell.worst, cell.best)
+    low = cell.mean if cell.ci_low is None else cell.ci_low
+    high = cell.mean if cell.ci_high is None else cell.ci_high
+    return min(low, cell.mean), max(high, cell.mean)
+
+
+def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
+    """What became of the episodes: a row a run and task, a column a status or unscored reason; and
+    run → replies at their limit of which the columns do not tell."""
+    rows = []
+    for run in runs:
+        for task, counts in (run.summary.statuses if run.summary else {}).items():
+            scored = {k: v for k, v in counts.items() if k != "unscored"}
+            cell = run.tasks.get(task, {}).get(VALUE, Cell())
+            reasons = {f"unscored: {k}": v for k, v in cell.unscored.items()}
+            rows.append((run.name, task, scored | reasons))
+    columns = sorted({name for *_, counts in rows for name in counts}, key=_status_order)
+    limits = {run.name: limits_text(s.limits, s.statuses) for run in runs if (s := run.summary)}
+    return {
+        "columns": columns,
+        "rows": rows,
+        "limits": {n: text for n, text in limits.items() if text},
+        "uniform": {
+            run.name: text
+            for run in runs
+            if (s := run.summary) and (text := uniform_text(s.uniform_verdicts))
+        },
+    }
+
+
+def _status_order(name: str) -> tuple[bool, bool, str]:
+    return name != "ok", name.startswith("unscored"), name
+
+
+def _choices(units: Sequence[Any]) -> dict[str, list[str]]:
+    return {
+        "run": list(dict.fromkeys(u.run for u in units)),
+        "task": sorted({u.task for u in units}),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """What is shown of some runs, and how much of it."""
+
+    runs: Sequence[RunData]
+    suite: SuiteTable | None = None
+    playable: bool = False
+    """Of the suite only members that a run has."""
+    details: bool = False
+    """Every metric and break-down."""
+    notes: Sequence[str] = ()
+    """What the runs' folder says beside their numbers; on the page."""
+
+    def parts(self) -> list[RenderableType]:
+        """For a terminal: rich renderables, top to bottom."""
+        grid = self._grid()
+        if grid is None:
+            return tables.report_parts(self.runs, details=self.details)
+        if self.details:
+            inner = tables.report_parts(self.runs, details=True)
+            return [*_heads(self.runs), *grid_parts(grid), *inner]
+        return [*_heads(self.runs), *grid_parts(grid), *_trainings(self.runs)]
+
+    def text(self) -> str:
+        """The same as plain text."""
+        return tables.parts_text(self.parts())
+
+    def markdown(self) -> str:
+        grid = self._grid()
+        if grid is None:
+            return tables.markdown(self.runs, details=self.details)
+        inner = [tables.markdown(self.runs, details=True)] if self.details else []
+        for run in () if self.details else _n_trained(self.runs):
+            inner += [f"## {tables.md_text(run.name)}\n", tables.md_steps(run)]
+        return "\n".join(["# Results\n", grid_markdown(grid), *inner])
+
+    def latex(self) -> str:
+        """A `table` for an article; the runs without a suite are one of all their tasks."""
+        from soulkit.report.exports import grid_latex
+
+        grid = self._grid()
+        return grid_latex(grid) if grid is not None else ""
+
+    def csv(self) -> str:
+        """A line for each number of the suite."""
+        from soulkit.report.exports import suite_csv
+
+        return suite_csv(self.suite, **self._shown()) if self.suite is not None else ""
+
+    def values(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        from soulkit.report.exports import suite_values
+
+        suite = {} if self.suite is None else {"suite": suite_values(self.suite, **self._shown())}
+        return {**tables.runs_as_json(self.runs), **suite}
+
+    def page(self, path: Path) -> Path:
+        """Write the page; returns `path`."""
+        pass
+
+        shown = None if self.suite is None else suite_view(self.suite, **self._shown())
+        return write_page(self.runs, path, suite=shown, notes=self.notes)
+
+    def _grid(self) -> Grid | None:
+        return None if self.suite is None else suite_grid(self.suite, **self._shown())
+
+    def _shown(self) -> dict[str, bool]:
+        return {"playable": self.playable, "details": self.details}
+
+
+def _heads(runs: Sequence[RunData]) -> list[RenderableType]:
+    """The head of each run: what it is, by whom, at what cost."""
+    return [tables.run_head(run) for run in runs]
+
+
+def _n_trained(runs: Sequence[RunData]) -> list[RunData]:
+    return [run for run in runs if run.steps]
+
+
+def _trainings(runs: Sequence[RunData]) -> list[RenderableType]:
+    """The first and the last step of each training, under its name where there are several."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = []
+    for run in _n_trained(runs):
+        if len(runs) > 1:
+            shown.append(Text("\n" + one_line(run.name), style="bold"))
+        shown.append(tables.terminal_steps(run))
+    return shown
+
+
+SCRIPT = "sheet_script.html.j2"
+
+
+def render_sheet(sheet: RaterSheet, guide: str = "") -> str:
+    """The page of one rater; `guide` is text that stands above the cards."""
+    return environment().get_template("sheet.html.j2").render(
+        sheet=sheet,
+        guide=guide,
+        preference=PREFERENCE,
+        script=SCRIPT,
+        script_hash=script_hash(SCRIPT),
+        questions=sum(len(card.scales) for card in sheet.cards),
+    )  # fmt: skip
+
+
+def write_sheet_page(sheet: RaterSheet, path: Path, guide: str = "") -> Path:
+    """Render into `path`, written aside and renamed. Returns `path`."""
+    write_aside(path, render_sheet(sheet, guide).encode("utf-8", "replace"))
+    return path

@@ -1,0 +1,595 @@
+"""Results of runs as a terminal table, as Markdown and as JSON.
+
+All three show the recorded summaries. A mean never stands alone: `0.720 [0.624, 0.799] (98/100,
+32 clusters)` is the mean, its interval, scored of all episodes, and how many clusters the interval
+rests on; where anything is unscored or truncated, the worst and best mean it could hide follow. A
+metric has the name that its task declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from soulkit.eval.comparison.comparability import unlike_pairs
+from soulkit.eval.comparison.provenance_text import ROLES, provenance_facts, unknown_text
+from soulkit.eval.results.cells import missing_parts_text, named_with_origin
+from soulkit.eval.results.summary import (
+    DEV,
+    VALUE,
+    Cell,
+    Summary,
+    headline,
+    headline_name,
+    headline_shown,
+    metric_name,
+)
+from soulkit.eval.results.warnings import (
+    cuts_text,
+    dropped_text,
+    ignored_text,
+    limits_text,
+    truncation_text,
+    uniform_text,
+)
+from soulkit.metrics.intervals import (
+    DASH,
+    estimate_text,
+    few_independent_events,
+    interval_remark,
+    number,
+)
+from soulkit.report.load import RunData
+from soulkit.report.narrow_tables import FittingTable, InParts
+from soulkit.report.published import published_beside
+from soulkit.report.training import LABELLED_FACTS, facts_of_training, validation_rows
+from soulkit.text import one_line
+from soulkit.train.state.metrics import StepLine
+from soulkit.train.state.summary import TrainSummary
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+HEADS = ("run", "task", "role", "calls", "tokens", "cost")
+
+
+def dollar_text(cost: object) -> str:
+    """US dollars with four digits behind the point; a dash where no price is known."""
+    if isinstance(cost, bool) or not isinstance(cost, int | float):
+        return "\u2013"
+    return f"${cost:,.4f}"
+
+
+def cost_rows(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
+    """The table by run, task and role, under `HEADS`; empty where nobody was asked over HTTP."""
+    return [
+        (run.name, task, role, f"{one.get('calls', 0):,}", f"{one.get('tokens', 0):,}",
+         dollar_text(one.get("cost")))
+        for run in runs if run.summary is not None
+        for task, roles in run.summary.costs.items()
+        for role, one in roles.items()
+    ]  # fmt: skip
+
+
+def cost_table(runs: Sequence[RunData]) -> Table | None:
+    """The same for a terminal; None where there is nothing to show."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = cost_rows(runs)
+    if not rows:
+        return None
+    table = Table(title="cost by task and role", title_justify="left")
+    for head in HEADS:
+        table.add_column(head, justify="left" if head in HEADS[:3] else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def cost_by_role(summary: Summary) -> str:
+    """`judge $0.4000, actor $0.0120`, dearest first; empty where fewer than two
+    roles were paid for."""
+    sums: dict[str, float] = {}
+    for roles in summary.costs.values():
+        for role, one in roles.items():
+            sums[role] = sums.get(role, 0.0) + (one.get("cost") or 0.0)
+    paid = sorted((cost, role) for role, cost in sums.items() if cost)
+    if len(paid) < 2:
+        return ""
+    return ", ".join(f"{role} {dollar_text(cost)}" for cost, role in reversed(paid))
+
+
+def mean_text(cell: Cell) -> str:
+    """`0.720 [0.624, 0.799] (98/100, 32 clusters)`, as much of it as is known."""
+    more = ", ".join(filter(None, (clusters_text(cell), missing_parts_text(cell))))
+    return f"{scored_text(cell)[:-1]}, {more})" if more else scored_text(cell)
+
+
+def scored_text(cell: Cell) -> str:
+    """`0.720 [0.624, 0.799] (98/100)`; for a metric that applies to no row, why it does not."""
+    if cell.not_applicable:
+        return f"{DASH} ({cell.not_applicable})"
+    return f"{cell_text(cell)} ({cell.n_scored}/{cell.n})"
+
+
+def cell_text(cell: Cell) -> str:
+    """`0.720 [0.624, 0.799]`."""
+    return estimate_text(cell.mean, cell.ci_low, cell.ci_high)
+
+
+def clusters_text(cell: Cell, *, headed: bool = False) -> str:
+    """`32 clusters`, `7 clusters: few`, `no spread in 7 clusters`; empty where it is not known.
+    `headed`: without the word, which stands at the head of the column."""
+    few = few_independent_events(cell, cell.method)
+    text = interval_remark(cell.n_clusters, cell.method, cell.events, few=few)
+    return text.replace(" clusters", "").replace(" cluster", "") if headed else text
+
+
+def bounds_text(cell: Cell) -> str:
+    """The mean if everything unscored or truncated were worst or best; empty when complete. It is
+    no interval, and looks like none."""
+    if cell.worst is None or cell.best is None:
+        return ""
+    between = " to " if cell.worst < 0 else "\u2013"
+    return f"{number(cell.worst)}{between}{number(cell.best)}"
+
+
+def unscored_text(cell: Cell) -> str:
+    """`2 judge_error, 1 provider_error`, or empty; for a metric that applies to no row, why. Of a
+    mean over parts, those that are missing."""
+    if cell.not_applicable:
+        return cell.not_applicable
+    counts = ", ".join(f"{count} {reason}" for reason, count in cell.unscored.items())
+    return "; ".join(filter(None, (missing_parts_text(cell), counts)))
+
+
+def duration_text(seconds: object) -> str:
+    """`1 h 02 min`, `3 min 20 s`, `4.2 s`; a dash when unknown."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return DASH
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def runs_as_json(runs: Sequence[RunData]) -> dict[str, Any]:
+    """What `--json` prints: the recorded summaries by run, training runs with their last step, and
+    which of them are no pair for a difference."""
+    shown = {}
+    for run in runs:
+        shown[run.name] = {
+            **(run.summary.to_json() if run.summary else {}),
+            "kind": run.kind,
+            "finished": run.progress is None,
+            "provenance": dict(run.provenance),
+            **({"progress": run.progress.as_dict()} if run.progress else {}),
+            **({"last_step": run.steps[-1].to_json()} if run.steps else {}),
+        }
+    return {
+        "runs": shown,
+        "unlike": [pair.as_dict() for pair in unlike_pairs(comparable_runs(runs))],
+    }
+
+
+def facts(run: RunData) -> list[tuple[str, str]]:
+    """What stands in the head of a run: label and text."""
+    summary = run.summary or Summary()
+    steps = str(run.steps[-1].step + 1) if run.steps else ""
+    lines = [
+        ("command", summary.command),
+        ("model", summary.model),
+        ("protocol", summary.protocol),
+        ("steps", steps),
+        ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
+        ("cost", _cost(summary)),
+        ("by role", cost_by_role(summary)),
+        ("answers", answers_text(summary)),
+        ("origin", origins_text(summary)),
+        *provenance_facts(run.provenance),
+        ("truncated", truncation_text(summary.statuses)),
+        ("at their limit", limits_text(summary.limits, summary.statuses)),
+        ("words cut", cuts_text(summary.cuts)),
+        ("judged alike", uniform_text(summary.uniform_verdicts)),
+        ("ignored by servers", ignored_text(summary.ignored)),
+        ("refused by servers", dropped_text(summary.dropped_settings)),
+        ("unknown defaults", unknown_text(run.provenance)),
+    ]
+    if isinstance(summary, TrainSummary):
+        lines += facts_of_training(summary)
+    return [(label, one_line(text, 200)) for label, text in lines if text]
+
+
+def answers_text(summary: Summary) -> str:
+    """`TASK 30 ok, 2 salvaged` for the tasks in which not every answer had the form asked for.
+
+    What is unscored is no answer; the table counts it by reason.
+    """
+    parts = []
+    for task, statuses in summary.statuses.items():
+        read = {status: n for status, n in statuses.items() if status != "unscored"}
+        if set(read) - {"ok"}:
+            order = sorted(read, key=lambda status: (status != "ok", status))
+            parts.append(f"{task} {', '.join(f'{read[s]} {s}' for s in order)}")
+    return "; ".join(parts)
+
+
+def origins_text(summary: Summary) -> str:
+    """`TASK 40 rows of my_chats.jsonl`: the rows that were made of a user's own files."""
+    return "; ".join(
+        f"{task} {', '.join(f'{n} rows of {file}' for file, n in files.items())}"
+        for task, files in summary.origins.items()
+    )
+
+
+def _cost(summary: Summary) -> str:
+    """Dollars; `unknown` where calls were paid for and nobody named the prices, and `at least`
+    where somebody named some of them."""
+    cost, missing = summary.cost, summary.unpriced_calls
+    if cost is not None and missing:
+        return f"at least ${cost:,.2f}, {missing:,} call{'s' * (missing != 1)} without a price"
+    if cost is not None:
+        return f"${cost:,.2f}"
+    return "unknown" if missing or summary.command == "eval api" else ""
+
+
+def comparable_runs(runs: Sequence[RunData]) -> list[RunData]:
+    """The runs whose headlines may stand side by side.
+
+    A training run averages over a policy that changed under way, so it stands beside others only
+    when there is nothing else to show. Imitation has a loss and no headline.
+    """
+    scored = [run for run in runs if any(map(headline_name, run.tasks.values()))]
+    return [run for run in scored if run.kind == "eval"] or scored
+
+
+def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
+    """The report as Markdown: one section a run, a line a task; with `details` every metric."""
+    parts = ["# Results\n"]
+    for run in runs:
+        parts.append(f"## {md_text(run.name)}\n")
+        parts.append(" · ".join(f"{label}: {md_text(text)}" for label, text in facts(run)) + "\n")
+        if run.progress is not None:
+            parts.append(f"This run is unfinished: {run.progress.text()}.\n")
+        if run.tasks:
+            parts.append(_md_cells([_row(run, *item) for item in _cells(run, details)]))
+        if run.steps:
+            parts.append(md_steps(run))
+    unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
+    parts += ["## Side by side\n", "\n".join(unlike) + "\n"] if unlike else []
+    parts += _md_published(runs)
+    return "\n".join(parts)
+
+
+def md_steps(run: RunData) -> str:
+    """The first and the last step of a training run."""
+    return md_table(("training", "first step", "last step"), step_rows(run))
+
+
+def side_by_side(runs: Sequence[RunData]) -> list[str]:
+    """What a reader of several runs side by side has to know; nothing for one."""
+    return [line for pair in unlike_pairs(comparable_runs(runs)) for line in pair.lines()]
+
+
+def rows_across(runs: Sequence[RunData]) -> list[tuple[str, list[Cell | None]]]:
+    """(task, headline cell of each run), tasks in the order they first appear."""
+    tasks = dict.fromkeys(task for run in runs for task in run.tasks)
+    sides = {task: [run.tasks.get(task, {}) for run in runs] for task in tasks}
+    return [
+        (task, [headline(cells) if headline_name(cells) else None for cells in several])
+        for task, several in sides.items()
+    ]
+
+
+def step_rows(run: RunData) -> list[tuple[str, str, str]]:
+    """(quantity, first, last) for what a training run records every step."""
+    first, last = run.steps[0], run.steps[-1]
+    rows = [(label, read(first), read(last)) for label, read in QUANTITIES.items()]
+    whole = [(label, number(a), number(b)) for label, a, b in rows if (a, b) != (None, None)]
+    return whole + _task_rows(run) + validation_rows(run.valid)
+
+
+def _task_rows(run: RunData) -> list[tuple[str, str, str]]:
+    """Draft reward and gap of each task of a mixture, in the first and the last step that played
+    it; where that is another than the column's, the cell names it."""
+    rows = []
+    for label, name in (("draft reward", "draft_by_task"), ("leave-one-out gap", "loo_by_task")):
+        columns = {line.step: getattr(line.rewards, name) for line in run.steps}
+        for task in dict.fromkeys(task for column in columns.values() for task in column):
+            steps = [step for step, column in columns.items() if task in column]
+            ends = ((steps[0], run.steps[0].step), (steps[-1], run.steps[-1].step))
+            first, last = (
+                number(columns[step][task]) + (f" (step {step})" if step != end else "")
+                for step, end in ends
+            )
+            rows.append((f"{label}, {task}", first, last))
+    return rows
+
+
+QUANTITIES: dict[str, Callable[[StepLine], float | None]] = {
+    "draft reward": lambda line: line.rewards.draft,
+    "refined reward": lambda line: line.rewards.refined,
+    "leave-one-out gap": lambda line: line.rewards.loo,
+    "pair gap": lambda line: line.rewards.pair,
+    "loss": lambda line: line.learned.loss,
+    "drafts with feedback": lambda line: line.feedback.share,
+    "feedback that leaks": lambda line: line.feedback.leak_share,
+    "different feedback texts per draft": lambda line: line.feedback.distinct,
+    "clipped tokens": lambda line: line.learned.means.clipped,
+    "mean ratio": lambda line: line.learned.means.ratio,
+    "entropy": lambda line: line.learned.means.entropy,
+    "KL to base": lambda line: line.learned.kl_base,
+    "response length": lambda line: line.rewards.tokens_per_turn,
+}
+"""What is shown of a step."""
+
+
+def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[RenderableType]:
+    """What `soul report` prints: rich renderables, top to bottom; with `details` every metric."""
+    from rich.text import Text
+
+    shown: list[RenderableType] = []
+    if len(comparable_runs(runs)) > 1:
+        shown.append(_overview(comparable_runs(runs)))
+        shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
+    for run in runs:
+        shown.append(run_head(run))
+        if run.tasks:
+            shown.append(_terminal_table(run, details))
+        if run.steps:
+            shown.append(terminal_steps(run))
+    if details and (costs := cost_table(runs)) is not None:
+        shown.append(costs)
+    return shown + _terminal_published(runs)
+
+
+def terminal_text(runs: Sequence[RunData], width: int = 120, *, details: bool = False) -> str:
+    """What `terminal` shows as plain text of `width` columns, for a file."""
+    return parts_text(report_parts(runs, details=details), width)
+
+
+def parts_text(parts: Sequence[RenderableType], width: int = 120) -> str:
+    """Rich renderables as plain text of `width` columns."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
+
+
+_HEAD = ("task", "metric", "mean [95% CI] (scored)", "clusters", "worst to best", "unscored")
+_BOUNDS = _HEAD.index("worst to best")
+"""From here on a column is about what is missing."""
+
+
+def _md_cells(rows: Sequence[tuple[str, ...]]) -> str:
+    """All columns; runs of earlier versions know no clusters."""
+    shown = [i for i, head in enumerate(_HEAD) if head != "clusters" or any(row[i] for row in rows)]
+    return md_table([_HEAD[i] for i in shown], [tuple(row[i] for i in shown) for row in rows])
+
+
+def metric_label(run: RunData, task: str, metric: str) -> str:
+    """A metric under the name that its task declares, and in a training run of which rows."""
+    cells = run.tasks[task]
+    if metric == DEV:
+        return f"{cells[DEV].name or DEV} (held-out rows)"
+    name = metric_name(metric, cells)
+    if isinstance(run.summary, TrainSummary) and metric == VALUE:
+        return f"{name} (drafts, last {run.summary.summary_steps} steps)"
+    return name
+
+
+def task_label(task: str, *metrics: str) -> str:
+    """`TASK (accuracy)`; the task alone where nothing says what its metric is called."""
+    named = [one_line(name) for name in dict.fromkeys(metrics) if name]
+    return one_line(task) if named in ([], [VALUE]) else f"{one_line(task)} ({', '.join(named)})"
+
+
+def headline_label(runs: Sequence[RunData], task: str) -> str:
+    """A task with the name of its headline, in runs that differ in it with each."""
+    return task_label(task, *(_headline_of(run.tasks.get(task, {})) for run in runs))
+
+
+def _headline_of(cells: Mapping[str, Cell]) -> str:
+    name = named_with_origin(headline_shown(cells), headline(cells))
+    return f"{name}, held-out rows" if headline_name(cells) == DEV != name else name
+
+
+def _cells(run: RunData, details: bool) -> list[tuple[str, str, Cell]]:
+    """(task, metric, cell): the headline and what belongs beside it; with `details` all."""
+    return [
+        (task, metric, cell)
+        for task, metrics in run.tasks.items()
+        for metric, cell in in_order(metrics)
+        if details or cell.beside or metric == headline_name(metrics) or not headline_name(metrics)
+    ]
+
+
+def in_order(metrics: Mapping[str, Cell]) -> list[tuple[str, Cell]]:
+    """The headline, what belongs beside it, its break-downs, then the others."""
+
+    first = headline_name(metrics)
+
+    def place(item: tuple[str, Cell]) -> int:
+        name, cell = item
+        if name == first:
+            return -1
+        if name == VALUE:
+            return 0
+        return 1 if cell.beside else 2 if name.startswith("value/") else 3
+
+    return sorted(metrics.items(), key=place)
+
+
+def extra_cells(runs: Sequence[RunData], task: str) -> list[tuple[str, list[Cell | None]]]:
+    """(metric for readers, its cell of each run) for what a task shows beside its headline."""
+    sides = [
+        {metric_name(name, metrics): cell for name, cell in metrics.items()}
+        for metrics in (run.tasks.get(task, {}) for run in runs)
+    ]
+    names = dict.fromkeys(n for metrics in sides for n, c in metrics.items() if c.beside)
+    return [(name, [metrics.get(name) for metrics in sides]) for name in names]
+
+
+def _row(
+    run: RunData, task: str, metric: str, cell: Cell, *, brief: bool = False
+) -> tuple[str, ...]:
+    """The texts of a line; `brief`: of a break-down of the mean score only what it is of."""
+    part = metric.removeprefix(f"{VALUE}/")
+    short = f" {one_line(part)}" if brief and part != metric else ""
+    return (
+        one_line(task),
+        short or one_line(named_with_origin(metric_label(run, task, metric), cell), 60),
+        DASH if cell.not_applicable else scored_text(cell),
+        clusters_text(cell, headed=True),
+        bounds_text(cell),
+        unscored_text(cell),
+    )
+
+
+def _terminal_table(run: RunData, details: bool) -> RenderableType:
+    rows = [_row(run, *item, brief=True) for item in _cells(run, details)]
+    # Columns that stay empty in a complete run would only take room from the others.
+    shown = [i for i in range(len(_HEAD)) if any(row[i] for row in rows)]
+    gaps = [row for row in rows if any(row[_BOUNDS:])]
+    parts = [_columns(rows, [i for i in shown if i < _BOUNDS], details)]
+    if gaps:
+        parts.append(_columns(gaps, [0, 1, *(i for i in shown if i >= _BOUNDS)], details))
+    return InParts(_columns(rows, shown, details), [FittingTable(part) for part in parts])
+
+
+def _columns(rows: Sequence[tuple[str, ...]], shown: Sequence[int], details: bool) -> Table:
+    table = plain_table()
+    for i in shown:
+        # Numbers must survive a narrow terminal whole; names may fold, and what a mean rests on.
+        table.add_column(
+            _HEAD[i],
+            justify="left" if _HEAD[i] in ("task", "metric", "unscored") else "right",
+            no_wrap=_HEAD[i] in ("mean [95% CI] (scored)", "worst to best"),
+            overflow="fold",
+            min_width={"metric": 12, "clusters": 8}.get(_HEAD[i]),
+        )
+    before = None
+    for row in rows:
+        if details and before not in (None, row[0]):
+            table.add_section()
+        cells = [row[0] if row[0] != before else "", *row[1:]]
+        cells = [cells[i] for i in shown]
+        table.add_row(*map(literal_text, cells), style="bold" if row[0] != before else None)
+        before = row[0]
+    return table
+
+
+def _overview(runs: Sequence[RunData]) -> RenderableType:
+    table = plain_table()
+    table.add_column("task")
+    for run in runs:
+        table.add_column(literal_text(one_line(run.name, 40)), justify="right")
+    for task, cells in rows_across(runs):
+        texts = [mean_text(c) if c else DASH for c in cells]
+        table.add_row(*map(literal_text, [headline_label(runs, task), *texts]))
+        for name, others in extra_cells(runs, task):
+            texts = [mean_text(c) if c else DASH for c in others]
+            table.add_row(*map(literal_text, [f"  {one_line(name)}", *texts]), style="dim")
+    return FittingTable(table)
+
+
+def terminal_steps(run: RunData) -> RenderableType:
+    """The same for a terminal."""
+    table = plain_table()
+    table.add_column("training")
+    steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
+    for step in steps:
+        table.add_column(f"step {step}", justify="right")
+    for row in step_rows(run):
+        table.add_row(*row[: 1 + len(steps)])
+    return table
+
+
+def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
+    from rich.text import Text
+
+    tables: list[RenderableType] = []
+    beside_runs = published_beside(runs)
+    for table in beside_runs.tables:
+        shown = plain_table()
+        shown.add_column(table.title)
+        for model in table.highlight:
+            shown.add_column(model, justify="right")
+        for task in table.figures:
+            shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
+        tables += [Text(), shown]
+    notes = [Text(one_line(note), style="dim") for note in beside_runs.notes]
+    return [*tables, *notes]
+
+
+def run_head(run: RunData) -> RenderableType:
+    """A run's name and what it was, on one line; of an unfinished one how far it came."""
+    from rich.text import Text
+
+    head = Text("\n" + one_line(run.name), style="bold")
+    head.append("   " + _facts_line(run), style="not bold dim")
+    if run.progress is not None:
+        head.append(f"\nunfinished: {run.progress.text()}", style="not bold yellow")
+    return head
+
+
+def _facts_line(run: RunData) -> str:
+    labelled = (
+        "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers",
+        "refused by servers", "origin", *ROLES, "rows", "revision", "unknown defaults",
+        *LABELLED_FACTS,
+    )  # fmt: skip
+    return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
+
+
+def plain_table() -> Table:
+    """An empty rich table in the house's style."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        header_style="dim", border_style="dim",
+    )  # fmt: skip
+
+
+def literal_text(text: str) -> Any:
+    """Text that rich does not read as markup: names come from files."""
+    from rich.text import Text
+
+    return Text(text)
+
+
+def md_text(text: str) -> str:
+    """A line in which Markdown reads no markup."""
+    line = one_line(text)
+    for mark in "\\`*_[]<>|#":
+        line = line.replace(mark, "\\" + mark)
+    return line
+
+
+def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of plain texts."""
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(map(md_text, row)) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _md_published(runs: Sequence[RunData]) -> list[str]:
+    parts = []
+    beside_runs = published_beside(runs)
+    for table in beside_runs.tables:
+        rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
+        parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
+        parts.append(md_table(("task", *table.models), rows))
+    return [*parts, *(f"{md_text(note)}\n" for note in beside_runs.notes)]

@@ -1,0 +1,466 @@
+"""Rows of `fantom`: made conversations, or FANToM's original file.
+
+Made: a conversation is made as a list of moments (someone speaks, leaves, comes, or tells again
+what the others missed); who was there for which part follows, and with it the gold of every
+question. Each piece of information gives one set of questions: the fact, what absent and present
+people believe (free, with options, and one inside of another), and lists and yes-or-no questions on
+who can answer and who has the information. Yes-or-no questions are asked about everybody who lacks
+the information and about as many who have it, so that neither answer is the better guess. Sets
+follow one another, so that a hundred rows hold about seven whole ones.
+
+    {"context": "Ada: I cooked paella.\\n...", "complete_question": "...", "question_type":
+     "tom:info_accessibility:list", "correct_answer": "['Ada', 'Ben']", "wrong_answer": "['Cleo']",
+     "missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "set_size": 7,
+     "set_beliefs": 1, "part_id": "0-0", "events": {"told": 7, "retold": []}}
+
+A set is asked about one piece of information at one accessibility. `set_size` counts its lettered
+beliefs, lists, and yes or no (what ALL asks for), `set_beliefs` its beliefs in free words that have
+a wrong answer beside the right one (what ALL* adds). Facts and the golds `no:long` are in no set.
+
+Imported:
+
+* `fantom_v1.json`: one record a set, with its question-answer pairs under `factQA`, `beliefQAs`,
+  `answerabilityQA_list` and so on. Each pair gives a row, a belief two (in free words, and with its
+  two answers as options in an order that follows from the words); the questions on who can answer
+  or has the information get what they are about in front of them. Rows say how large their set is.
+* `flattened_fantom.csv` with `Percept-FANToM.csv` beside it (PercepToM): questions and a part of
+  the conversations, but no answers. None of its records can be scored; each is listed, with why.
+
+FANToM's authors ask that it be used to evaluate and never to train; the notes of an import say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.made_rows import Row
+from soulkit.tasks.kit.prompting import Texts
+
+
+def set_part(row: Mapping[str, Any]) -> Literal["strict", "belief"] | None:
+    """What a row is to its set: asked for by ALL, by ALL* alone, or in no set (None)."""
+    kind = str(row["question_type"])
+    if kind.startswith("fact") or str(row.get("correct_answer")) == "no:long":
+        return None
+    if kind.startswith("tom:belief:") and not kind.endswith(":multiple-choice"):
+        return "belief" if row.get("wrong_answer") else None
+    return "strict"
+
+
+def with_set_sizes(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one set, with the sizes of the set; rows that say the same count once."""
+    members: dict[tuple[str, str | None], set[str]] = defaultdict(set)
+    for row in rows:
+        content = repr(
+            (row.get("complete_question"), row["question_type"], row.get("correct_answer"))
+        )
+        members[str(row.get("missed_info_accessibility")), set_part(row)].add(content)
+    return [
+        {
+            **row,
+            "set_size": len(members[str(row.get("missed_info_accessibility")), "strict"]),
+            "set_beliefs": len(members[str(row.get("missed_info_accessibility")), "belief"]),
+        }
+        for row in rows
+    ]
+
+
+TEXTS = Texts(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """A piece of information in its several wordings; {s} is who it is about, {v} what varies."""
+
+    statement: str
+    fact: str
+    question: str
+    clause: str
+    """What the question asks, inside of a sentence: `what {s} cooked`."""
+    values: tuple[str, ...]
+
+
+FAREWELLS = ("See you later, {x}.", "Of course, {x}.", "Take your time, {x}.")
+COMING = ("Hello, everyone. Sorry that I am late.", "Hi! The bus did not come. Here I am at last.")
+RETURNING = ("I am back. What are you talking about?", "Here I am again. Go on, please.")
+WELCOMES = ("Welcome, {x}. Sit down.", "There you are, {x}. We were just chatting.")
+RETELLING = ("{x}, you missed something:", "For {x}, who was not here:")
+
+
+@dataclass(slots=True)
+class Piece:
+    """One piece of information and who got it."""
+
+    topic: _Topic
+    speaker: str
+    value: str
+    line: int
+    hearers: set[str]
+    retold: list[int] = field(default_factory=list)
+    overview: set[str] = field(default_factory=set)
+    """Who was there each time it was told, and so saw who else was."""
+
+    def word(self, text: str) -> str:
+        return text.format(s=self.speaker, v=self.value)
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation as far as it has got."""
+
+    rng: random.Random
+    people: list[str]
+    present: set[str]
+    lines: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def say(self, who: str, text: str) -> int:
+        """Its number, from 1."""
+        self.lines.append(f"{who}: {text}")
+        return len(self.lines)
+
+    def other(self, *but: str) -> str:
+        """Someone who is there, beside those named."""
+        return self.rng.choice([p for p in self.people if p in self.present and p not in but])
+
+    def tell(self, topic: _Topic) -> None:
+        """A piece of information and two replies."""
+        speaker = self.other()
+        value = self.rng.choice(topic.values)
+        line = self.say(speaker, topic.statement.format(v=value))
+        listeners = set(self.present)
+        self.pieces.append(Piece(topic, speaker, value, line, listeners, overview=set(listeners)))
+        reply, more = self.rng.sample(TEXTS["replies"], 2)
+        self.say(self.other(speaker), reply)
+        if self.rng.random() < 0.5:
+            self.say(self.other(speaker), more)
+
+    def leave(self, who: str) -> None:
+        self.say(who, self.rng.choice(TEXTS["leaving"]))
+        self.say(self.other(who), self.rng.choice(FAREWELLS).format(x=who))
+        self.present.discard(who)
+
+    def come(self, who: str, greetings: tuple[str, ...]) -> None:
+        self.present.add(who)
+        self.say(who, self.rng.choice(greetings))
+        self.say(self.other(who), self.rng.choice(WELCOMES).format(x=who))
+
+    def retell(self, who: str) -> None:
+        """Someone who knows the latest piece tells it to `who`, and to all who are there."""
+        piece = self.pieces[-1]
+        teller = self.other(who) if piece.speaker not in self.present else piece.speaker
+        if teller not in piece.hearers:
+            return
+        sentence = piece.topic.statement.format(v=piece.value)
+        text = sentence if teller == piece.speaker else f"{_capital(piece.word(piece.topic.fact))}."
+        lead = self.rng.choice(RETELLING).format(x=who)
+        piece.retold.append(self.say(teller, f"{lead} {text}"))
+        piece.hearers |= self.present
+        piece.overview &= self.present
+
+
+@cache
+def _topics() -> tuple[_Topic, ...]:
+    return tuple(_Topic(**item) for item in TEXTS["topics"])
+
+
+def rows(n: int, seed: int) -> list[Row]:
+    """`n` rows, whole sets one after another; the first rows of a longer list are the same."""
+    rows: list[Row] = []
+    conversation = 0
+    while len(rows) < n:
+        rows += _conversation(random.Random(f"fantom/{seed}/{conversation}"), conversation)
+        conversation += 1
+    return rows[:n]
+
+
+def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
+    talk = _made_talk(rng)
+    context = "\n".join(talk.lines)
+    for i, piece in enumerate(talk.pieces):
+        shared = {
+            "context": context,
+            "set_id": f"{number}-0-{i}",
+            "part_id": f"{number}-0",
+            "events": {"told": piece.line, "retold": piece.retold},
+        }
+        for row in with_set_sizes(list(_questions(rng, talk, piece))):
+            yield {**row, **shared}
+
+
+# -- conversations -------------------------------------------------------------------------------
+
+
+def _made_talk(rng: random.Random) -> Talk:
+    """Two or three pieces, with people who leave, come late or come back between them."""
+    people = rng.sample(TEXTS["names"], rng.randint(3, 6))
+    late = people[3:5] if rng.random() < 0.8 else []
+    talk = Talk(rng, people, set(people) - set(late))
+    chosen = rng.sample(_topics(), 3)
+    # Everybody says something at once: who is there must be readable from the conversation.
+    for who, greeting in zip(sorted(talk.present), rng.sample(TEXTS["greetings"], 6), strict=False):
+        talk.say(who, greeting)
+    if rng.random() < (0.5 if late else 0.15):  # without late ones nobody would miss it
+        talk.tell(chosen[0])
+    away = rng.sample(sorted(talk.present), min(len(talk.present) - 2, rng.randint(1, 3)))
+    for who in away:
+        talk.leave(who)
+    talk.tell(chosen[1])
+    for who in away:
+        _someone_comes(talk, who, RETURNING)
+    for who in late:
+        _someone_comes(talk, who, COMING)
+    if rng.random() < 0.12:
+        talk.tell(chosen[2])
+    return talk
+
+
+def _someone_comes(talk: Talk, who: str, greetings: tuple[str, ...]) -> None:
+    talk.come(who, greetings)
+    if talk.rng.random() < 0.2:
+        talk.retell(who)
+
+
+# -- questions -----------------------------------------------------------------------------------
+
+
+def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
+    """The set of one piece, in the order fact, beliefs, who can answer, who has it."""
+    yield _question_row(
+        piece.word(piece.topic.question), "fact", _sentence(piece), "", _access(talk, piece)
+    )
+    others = [p for p in talk.people if p != piece.speaker]
+    absent = [p for p in others if p not in piece.hearers]
+    present = [p for p in others if p in piece.hearers]
+    subjects = [rng.choice(group) for group in (absent, present) if group]
+    for who in subjects:
+        yield from _beliefs(rng, piece, (who,))
+    if absent and piece.overview:
+        inner = rng.choice(absent)
+        seer = rng.choice([p for p in talk.people if p in piece.overview])
+        yield from _beliefs(rng, piece, (seer, inner))
+    yield from _knowledge_questions(rng, talk, piece, "answerability", piece.topic.question)
+    yield from _knowledge_questions(rng, talk, piece, "info_accessibility")
+
+
+def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterator[Row]:
+    """One belief in free words and with two options in random order."""
+    inner, clause = chain[-1], piece.word(piece.topic.clause)
+    knows = inner in piece.hearers
+    knowledge = f"{inner} knows that {piece.word(piece.topic.fact)}."
+    unknown = f"{inner} was not there and does not know {clause}."
+    texts = [f"{chain[0]} thinks: {t}" if len(chain) > 1 else t for t in (knowledge, unknown)]
+    right, wrong = texts if knows else reversed(texts)
+    question = (
+        f"What does {inner} believe about {clause}?"
+        if len(chain) == 1
+        else f"What does {chain[0]} think that {inner} believes about {clause}?"
+    )
+    access = "accessible" if knows else "inaccessible"
+    tom = "first-order" if len(chain) == 1 else "second-order"
+    kind = f"tom:belief:{access}"
+    yield _question_row(question, kind, right, wrong, access, tom=tom)
+    options = [right, wrong] if rng.random() < 0.5 else [wrong, right]
+    lettered = "\n".join(f"({'ab'[i]}) {text}" for i, text in enumerate(options))
+    index = str(options.index(right))
+    yield _question_row(
+        f"{question}\n{lettered}", f"{kind}:multiple-choice", index, wrong, access, question, tom
+    )
+
+
+def _knowledge_questions(
+    rng: random.Random, talk: Talk, piece: Piece, kind: str, question: str = ""
+) -> Iterator[Row]:
+    """The list question, and yes-or-no questions with as many golds of either sort as can be.
+
+    With `question` they are about the question, without it about the information itself.
+    """
+    knowing = [p for p in talk.people if p in piece.hearers]
+    rest = [p for p in talk.people if p not in piece.hearers]
+    access = _access(talk, piece)
+    subject = piece.word(question) if question else _sentence(piece)
+    lead = f"{'Question' if question else 'Information'}: {subject}\n"
+    what = " the right answer to this question" if question else " this"
+    every = f"Who of those in the conversation knows{what}? Name all of them."
+    yield _question_row(lead + every, f"tom:{kind}:list", repr(knowing), repr(rest), access, every)
+    some = rng.sample(knowing, min(len(knowing), max(len(rest), 1)))
+    for who in (p for p in talk.people if p in rest or p in some):
+        one = f"Does {who} know{what}?"
+        gold = "yes" if who in piece.hearers else "no"
+        full = f"{lead}{one} Answer yes or no."
+        yield _question_row(full, f"tom:{kind}:binary", gold, "", access, one)
+
+
+def _question_row(
+    complete: str, kind: str, gold: str, wrong: str, access: str, question: str = "", tom: str = ""
+) -> Row:
+    row = {
+        "complete_question": complete,
+        "question": question or complete,
+        "question_type": kind,
+        "correct_answer": gold,
+        "wrong_answer": wrong,
+        "missed_info_accessibility": access,
+    }
+    return {**row, "tom_type": tom} if tom else row
+
+
+def _access(talk: Talk, piece: Piece) -> str:
+    return "accessible" if piece.hearers >= set(talk.people) else "inaccessible"
+
+
+def _sentence(piece: Piece) -> str:
+    return f"{_capital(piece.word(piece.topic.fact))}."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+LICENCE = "MIT; its authors restrict FANToM to evaluation"
+_SINGLE = ("answerabilityQA_list", "infoAccessibilityQA_list")
+_SEVERAL = ("beliefQAs", "answerabilityQAs_binary", "infoAccessibilityQAs_binary")
+_PERCEPTS = "Percept-FANToM.csv"
+_UNGIVEN = "no gold answer is published with this file"
+
+
+def import_fantom(path: Path) -> Imported:
+    """Rows of `fantom_v1.json`; of `flattened_fantom.csv` only why there are none."""
+    raw, bad = read_rows(path)
+    if raw and all("question_type" in row.fields and "set_id" in row.fields for row in raw):
+        return _without_gold(path, raw, bad)
+    if not any("factQA" in row.fields and "set_id" in row.fields for row in raw):
+        columns = ("set_id", "short_context", "factQA")
+        raise wrong_shape(path, columns, "Give fantom_v1.json of the FANToM release.")
+    rows: list[Row] = []
+    for record in raw:
+        try:
+            good, broken = _rows_of_set(record)
+            rows += good
+            bad += broken
+        except BadRecord as error:
+            bad.append(BadRow(record.source, str(error)))
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=(f"Licence: {LICENCE}.",))
+
+
+# -- fantom_v1.json ------------------------------------------------------------------------------
+
+
+def _rows_of_set(record: RawRow) -> tuple[list[Row], list[BadRow]]:
+    """The rows of one set, and its pairs that cannot be one."""
+    (context,) = need(record, "short_context")
+    fact = record.fields.get("factQA")
+    if not isinstance(fact, Mapping) or not fact.get("question") or not fact.get("correct_answer"):
+        raise BadRecord("its factQA has no question with an answer, which others build on")
+    shared = {
+        "context": context,
+        "fact_question": str(fact["question"]),
+        "fact_answer": str(fact["correct_answer"]),
+        **{k: record.fields.get(k) for k in ("set_id", "part_id")},
+        "provenance": f"FANToM, {record.source}",
+        "licence": LICENCE,
+    }
+    good: list[Row] = []
+    bad: list[BadRow] = []
+    for name, pair in _pairs(record.fields):
+        try:
+            good += [{**row, **shared} for row in _from_pair(pair, shared)]
+        except BadRecord as error:
+            bad.append(BadRow(record.source, f"{name}: {error}"))
+    return with_set_sizes(good), bad
+
+
+def _pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "factQA", {"question_type": "fact", **fields["factQA"]}
+    for name in _SEVERAL:
+        for i, pair in enumerate(fields.get(name) or ()):
+            yield f"{name}[{i}]", pair
+    yield from ((name, fields[name]) for name in _SINGLE if fields.get(name))
+
+
+def _from_pair(pair: Any, shared: Mapping[str, Any]) -> list[Row]:
+    if not isinstance(pair, Mapping):
+        raise BadRecord("it is no question-answer pair")
+    question, kind = str(pair.get("question") or ""), str(pair.get("question_type") or "")
+    gold, wrong = pair.get("correct_answer"), pair.get("wrong_answer")
+    if not question or not kind:
+        raise BadRecord("it lacks a question or its type")
+    if gold is None or gold == "" or gold == "error":
+        raise BadRecord(f"its gold answer is {gold!r}")
+    columns = ("tom_type", "missed_info_accessibility")
+    row = {
+        "question": question,
+        "question_type": kind,
+        "complete_question": complete_question(question, kind, shared),
+        "correct_answer": gold,
+        "wrong_answer": wrong,
+        **{name: pair[name] for name in columns if pair.get(name) is not None},
+    }
+    if not kind.startswith("tom:belief:") or kind.endswith(":multiple-choice") or not wrong:
+        return [row]
+    return [row, {**row, **_lettered(question, kind, str(gold), str(wrong))}]
+
+
+def complete_question(question: str, kind: str, shared: Mapping[str, Any]) -> str:
+    """The question with what it is about before it, and how to answer behind it."""
+    if "answerability" in kind:
+        question = f"Question: {shared['fact_question']}\n{question}"
+    if "info_accessibility" in kind:
+        information = f"{shared['fact_question']} {shared['fact_answer']}"
+        question = f"Information: {information}\n{question}"
+    return f"{question} Answer yes or no." if kind.endswith(":binary") else question
+
+
+def _lettered(question: str, kind: str, gold: str, wrong: str) -> Row:
+    """The belief with two options; which comes first follows from the words, not from chance."""
+    options = [gold, wrong]
+    if hashlib.sha256(f"{question}\n{gold}".encode()).digest()[0] % 2:
+        options.reverse()
+    lines = "\n".join(f"({letter}) {text}" for letter, text in zip("ab", options, strict=True))
+    return {
+        "question_type": f"{kind}:multiple-choice",
+        "complete_question": f"{question}\n{lines}",
+        "correct_answer": options.index(gold),
+    }
+
+
+# -- the derived tables --------------------------------------------------------------------------
+
+
+def _without_gold(path: Path, raw: list[RawRow], bad: list[BadRow]) -> Imported:
+    parts = percept_conversations(path.parent / _PERCEPTS)
+    reasons = [BadRow(row.source, _why_not(row, parts)) for row in raw]
+    kinds = Counter(str(row.fields["question_type"]) for row in raw)
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    placed = sum(reason.why == _UNGIVEN for reason in reasons)
+    notes = (
+        f"{path.name} has questions and no answers: {counted}. Nothing of it can be scored; "
+        f"{placed} of {len(raw)} have a conversation in {_PERCEPTS}.",
+        "The answers are in fantom_v1.json of the FANToM release.",
+    )
+    return Imported(rows=(), bad=(*bad, *reasons), notes=notes)
+
+
+def _why_not(row: RawRow, parts: Mapping[str, str]) -> str:
+    part = str(row.fields["set_id"]).rpartition("-")[0]
+    return _UNGIVEN if part in parts else f"{_UNGIVEN}, nor the conversation '{part}'"
+
+
+def percept_conversations(path: Path) -> dict[str, str]:
+    """Part → its utterances, one a line, from `Percept-FANToM.csv`; empty without the file."""
+    if not path.is_file():
+        return {}
+    lines: dict[str, list[str]] = {}
+    for row in read_rows(path)[0]:
+        part, utterance = need(row, "part_id", "utterance")
+        lines.setdefault(part, []).append(utterance)
+    return {part: "\n".join(utterances) for part, utterances in lines.items()}

@@ -1,0 +1,206 @@
+"""Humanual rows of the six domains: imported from processed files, or made.
+
+    {"persona": "...", "prompt": [{"role": "poster", "content": "...", "metadata": {...}}],
+     "completion": "...", "user_id": "...", "post_id": "..."}
+
+A row needs who writes (persona), what they saw (prompt) and what they wrote (completion). Scraped
+records without a persona, and `reddit_post_dict_testset.json`, which holds posts and no replies,
+lack one or two of them: each of their records is listed as unusable, because a reply made up here
+would be no human's.
+
+Made rows: a persona tells what an invented person thinks of such things and how they write; both
+show in the completion, so that it can be predicted from the row, as far as a human's words ever
+can. PER_PERSON rows in a row are by the same person.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes
+from soulkit.data.literals import structure
+from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
+from soulkit.tasks.kit.prompting import Texts
+
+_DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
+TASKS = tuple(f"humanual_{domain}" for domain in _DOMAINS)
+LICENCE = "not stated with the texts; see the terms of Humanual and of the sites they come from"
+_KEPT = ("id", "dataset", "category", "user_id", "post_id", "turn_id", "split_type")
+_FIELDS = ("prompt", "completion")
+
+
+def import_humanual(path: Path) -> Imported:
+    """Rows of a processed file, or the posts of the post file as records that are no rows."""
+    posts = _posts(path)
+    if posts is not None:
+        return posts
+    raw, bad = records_with(path, _FIELDS, "Give rows with persona, prompt and completion.")
+    rows = rows_of_records(raw, bad, _imported_row)
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(len(rows), bad))
+
+
+def _imported_row(raw: RawRow, index: int) -> dict[str, Any]:
+    persona, completion = need(raw, "persona", "completion")
+    columns = {name: raw.fields[name] for name in _KEPT if name in raw.fields}
+    return {
+        "persona": persona,
+        "prompt": _prompt(raw.fields.get("prompt")),
+        "completion": completion,
+        **columns,
+        "index": index,
+        "provenance": raw.source,
+        "licence": LICENCE,
+    }
+
+
+def _prompt(value: Any) -> str:
+    """JSON text of the messages without their metadata, or the plain text that the prompt is."""
+    messages = structure(value)
+    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        messages = [
+            {"role": str(m.get("role") or "user"), "content": m["content"]} for m in messages
+        ]
+        return json.dumps(messages, ensure_ascii=False)
+    if isinstance(value, str) and value.strip():
+        return value
+    raise BadRecord("its prompt is neither text nor a list of messages with content")
+
+
+def _is_message(value: Any) -> bool:
+    content = value.get("content") if isinstance(value, Mapping) else None
+    return isinstance(content, str) and bool(content.strip())
+
+
+def _posts(path: Path) -> Imported | None:
+    """Every post of the post file as a record that is no row; None for any other file."""
+    if path.suffix.lower() != ".json":
+        return None
+    try:
+        value = parse_row_json(read_bytes(path).decode("utf-8-sig"))
+    except ValueError:
+        return None  # the reader of rows says what is wrong with it
+    posts = isinstance(value, Mapping) and value and all(map(_is_post, value.values()))
+    if not posts:
+        return None
+    why = "it is a post without anybody's reply: there is no completion, and no persona"
+    bad = tuple(BadRow(f"{path.name}: {key}", why) for key in value)
+    return Imported(rows=(), bad=bad)
+
+
+def _is_post(value: Any) -> bool:
+    return isinstance(value, Mapping) and "post" in value and "completion" not in value
+
+
+def _notes(rows: int, bad: list[BadRow]) -> tuple[str, ...]:
+    without = sum("'persona'" in b.why for b in bad)
+    lacking = f"{without} records have no persona: only the processed sets carry one."
+    return (f"{rows} rows; metadata of messages is left out.", *([lacking] if without else []))
+
+
+TEXTS = Texts(__file__)
+PER_PERSON = 2
+"""Rows in a row that are by the same person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stance:
+    """A trait, in the words of a description, and two ways of saying what follows from it."""
+
+    trait: str
+    says: tuple[tuple[str, str], tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """What the person saw (role, text), and what the sayings of a stance are filled with."""
+
+    category: str
+    seen: tuple[tuple[str, str], ...]
+    words: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    dataset: str
+    stances: tuple[Stance, ...]
+    topics: tuple[_Topic, ...]
+
+
+@cache
+def domain_of(name: str) -> Domain:
+    """One of DOMAINS, with its texts."""
+    table = TEXTS["domains"][name]
+    stances = tuple(Stance(**stance) for stance in table["stances"])
+    return Domain(table["dataset"], stances, tuple(_Topic(**topic) for topic in table["topics"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Habit:
+    """How somebody writes: in words, and as what it does to the two sentences of a saying."""
+
+    description: str
+    write: Callable[[str, str], str]
+
+
+HABITS = (
+    _Habit("Writes in full sentences and leaves it at two.", lambda a, b: f"{a} {b}"),
+    _Habit("Writes everything in small letters.", lambda a, b: f"{a} {b}".lower()),
+    _Habit("Says one thing and stops.", lambda a, b: a),
+    _Habit("Starts a new line for every thought.", lambda a, b: f"{a}\n\n{b}"),
+    _Habit("Begins with an apology for butting in.", lambda a, b: f"Sorry to butt in. {a} {b}"),
+    _Habit("Ends on three dots.", lambda a, b: f"{a} {b.rstrip('.!?')}..."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Person:
+    text: str
+    stance: Stance
+    habit: _Habit
+
+
+def rows(n: int, seed: int, *, task: str) -> list[dict[str, Any]]:
+    """`n` rows of one of TASKS; row i depends on (seed, i) alone, so fewer are a prefix of more."""
+    domain = task.removeprefix("humanual_")
+    return [_made_row(domain, seed, index) for index in range(n)]
+
+
+def _made_row(domain: str, seed: int, index: int) -> dict[str, Any]:
+    number, turn = divmod(index, PER_PERSON)
+    rng = random.Random(f"humanual/{domain}/{seed}/{number}")
+    person = _person(rng, domain)
+    # Drawn together, so that nobody writes twice about the same thing.
+    topic = rng.sample(domain_of(domain).topics, PER_PERSON)[turn]
+    first, second = rng.choices(person.stance.says, k=PER_PERSON)[turn]
+    written = person.habit.write(first.format(**topic.words), second.format(**topic.words))
+    return {
+        "persona": person.text,
+        "prompt": json.dumps(_messages(topic), ensure_ascii=False),
+        "completion": written,
+        "id": f"made-{domain}-{seed}-{index}",
+        "dataset": domain_of(domain).dataset,
+        "category": topic.category,
+        "user_id": f"made-{domain}-{seed}-{number}",
+        "index": index,
+    }
+
+
+def _person(rng: random.Random, domain: str) -> _Person:
+    stance = rng.choice(domain_of(domain).stances)
+    habit = rng.choice(HABITS)
+    job, age, town = rng.choice(TEXTS["jobs"]), rng.randint(18, 79), rng.choice(TEXTS["towns"])
+    text = (
+        f"A {job} of {age} from {town} who {rng.choice(TEXTS['pastimes'])}. In matters like these, "
+        f"a person who {stance.trait}. {habit.description}"
+    )
+    return _Person(text, stance, habit)
+
+
+def _messages(topic: _Topic) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in topic.seen]

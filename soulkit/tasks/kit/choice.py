@@ -1,0 +1,403 @@
+"""Tasks with one prompt, one completion and one right answer: free, lettered, with worked examples.
+
+`ChoiceTask`: a template, a parser and a scorer. `LetteredTask`: one of the letters A to D; rows may
+name options as a mapping, a list, or JSON text of either (`read_options`). `WorkedTask`: its
+feedback may be how the row is solved, answer included (`feedback: {kind: worked_example}`).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from soulkit.data.literals import item_text, read_literal
+from soulkit.errors import DataError
+from soulkit.judge.coach import ask_coach
+from soulkit.judge.leaks import LeakView, check_leak
+from soulkit.judge.verdict import plain, spoken, tagged_letter
+from soulkit.models.base import Cast
+from soulkit.tasks.kit.base import READABLE, Rollout, Task, dropped_note
+from soulkit.tasks.kit.scoring import actor_status
+from soulkit.types import (
+    Completion,
+    Episode,
+    Example,
+    Feedback,
+    Kind,
+    Line,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    unscored,
+)
+
+
+def first_safe_lesson(lessons: Iterable[Iterable[str]], view: LeakView) -> str | None:
+    """The first lesson, its sentences joined, that leaks nothing of `view`; None when all do."""
+    for sentences in lessons:
+        text = " ".join(sentence for sentence in sentences if sentence)
+        if text and not check_leak(Feedback(text=text, author="symbolic"), view).leak:
+            return text
+    return None
+
+
+class ChoiceTask(Task):
+    """One prompt, one completion, one right answer.
+
+    A subclass gives `parse`, `grade` and `gold_completion`. The template's `feedback` slot is
+    rendered full and empty, so a copy is the same conversation with the slot left empty.
+    """
+
+    template = "user"
+
+    def context(self, example: Example, feedback: Feedback | None) -> tuple[Segment, ...]:
+        """The prompt, and the same prompt without feedback as its `bare`."""
+        return (self.slot(example, self.acted_seat(example), feedback),)
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        view, _ = self.within_budget(example.visible(seat))
+        bare = self.prompts.render(self.template, feedback=None, **view)
+        full = bare
+        if feedback is not None:
+            full = self.prompts.render(self.template, feedback=feedback.text, **view)
+        return Segment("user", full, bare=bare)
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        return self.context(example, None)
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        context = self.context(example, rollout.feedback)
+        completion = await cast.actor.complete(context, rollout.call("actor", example))
+        return self._episode(example, context, completion, rollout.index, rollout.kind)
+
+    def _episode(
+        self,
+        example: Example,
+        context: tuple[Segment, ...],
+        completion: Completion,
+        index: int,
+        kind: Kind,
+    ) -> Episode:
+        seat = self.acted_seat(example)
+        _, cuts = self.within_budget(example.visible(seat))
+        return Episode(
+            example_id=example.id,
+            task=self.name,
+            kind=kind,
+            rollout=index,
+            traces=(Trace(seat, (Turn(context, completion),)),),
+            transcript=(Line(seat, completion.text),),
+            stop=completion.stop_reason,
+            usage=completion.usage,
+            notes={**dropped_note([completion]), **({"cut_words": cuts} if cuts else {})},
+        )
+
+    def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
+        completion = Completion(text=self.gold_completion(example))
+        return self._episode(example, self.context(example, feedback), completion, 0, "gold")
+
+    @abstractmethod
+    def gold_completion(self, example: Example) -> str:
+        """The text of a perfect answer."""
+
+    def wrong(self, example: Example) -> Episode | None:
+        text = self.wrong_completion(example)
+        if text is None:
+            return None
+        context = self.context(example, None)
+        return self._episode(example, context, Completion(text=text), 0, "draft")
+
+    def wrong_completion(self, example: Example) -> str | None:
+        """The text of a readable answer that is not right, the same at every call.
+
+        By default another option of the leak view, by its letter where it has one. None: there is
+        no other option. Override it where an answer is no option.
+        """
+        view = self.leak_view(example)
+        if view is None:
+            return None
+        gold = plain(view.gold)
+        labelled = zip(view.letters or view.options, view.options, strict=False)
+        others = [name for name, option in labelled if plain(option) != gold]
+        rng = random.Random(example.id)
+        return f"<answer>{rng.choice(others)}</answer>" if others else None
+
+    @abstractmethod
+    def parse(self, text: str) -> tuple[str, str]:
+        """(answer, status): what the completion answers, and how it could be read.
+
+        `ok`; `salvaged` (readable, but not in the form asked for; graded all the same); `no_tag`;
+        `malformed`. Whether a reply was empty or cut off is seen without the task.
+        """
+
+    def read(self, example: Example, text: str) -> tuple[str, str]:
+        """`parse`, for tasks in which what can be read depends on the row (on its scale, say)."""
+        return self.parse(text)
+
+    @abstractmethod
+    def grade(self, example: Example, answer: str) -> float:
+        """The value of an answer in [0, 1]."""
+
+    def measures(self, example: Example, answer: str) -> dict[str, float | None]:
+        """Further numbers about an answer, by name; None where one is undefined.
+
+        Asked for every scored reply, so that means are over the same replies as the headline;
+        `answer` is empty for a reply that could not be read.
+        """
+        return {}
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        completion = episode.final
+        assert completion is not None
+        answer, status = self.read(example, completion.text)
+        status = actor_status(completion, status, self.strict_endings)
+        readable = status in READABLE
+        value = self.grade(example, answer) if readable else self.spec.metric.low
+        return Score(
+            value=value,
+            reward=value,
+            metrics=self.measures(example, answer if readable else ""),
+            status=status,
+            words=answer,
+            protocol=self.protocol,
+            prompts=self.prompts.hashes(self.template),
+        )
+
+
+LETTERS = ("A", "B", "C", "D")
+_TAGGED = re.compile(r"<answer>\s*([A-D])\s*</answer>", re.IGNORECASE)
+_ABSENT = ("", "nan", "NaN")  # `Nan` is a name
+
+
+class LetteredTask(ChoiceTask):
+    """One of the letters A to D in the answer tag."""
+
+    question_column = "question"
+    """What a blind reader of feedback is told that the options are about."""
+    hears_thinking = False
+    """Under `reference`: whether an answer inside of thinking counts."""
+
+    def options(self, example: Example) -> Mapping[str, str]:
+        """Letter → text of the option."""
+        options: Mapping[str, str] = example.fields["options"]
+        return options
+
+    def gold_letter(self, example: Example) -> str:
+        """The right letter; empty where a row names none."""
+        return str(example.fields.get("correct_letter") or "")
+
+    def parse(self, text: str) -> tuple[str, str]:
+        if self.protocol == "reference":
+            match = _TAGGED.search(text if self.hears_thinking else spoken(text, "reference"))
+            return (match.group(1).upper(), "ok") if match else ("", "no_tag")
+        letter, status = tagged_letter(text, "paper")
+        if not letter or letter in LETTERS:
+            return letter, status
+        return "", "malformed"
+
+    def grade(self, example: Example, answer: str) -> float:
+        return float(bool(answer) and answer == self.gold_letter(example))
+
+    def gold_text(self, example: Example) -> str:
+        return self.options(example).get(self.gold_letter(example), "")
+
+    def gold_completion(self, example: Example) -> str:
+        return f"<answer>{self.gold_letter(example)}</answer>"
+
+    def leak_view(self, example: Example) -> LeakView:
+        options = self.options(example)
+        question = str(example.fields.get(self.question_column) or "")
+        return LeakView(question, tuple(options.values()), self.gold_text(example), tuple(options))
+
+    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
+        """Long fields are cut for a model coach as they are for the actor."""
+        view, _ = self.within_budget(super().coach_view(example, episode, score))
+        return view
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        """The first lesson that helps nobody who has not read the row; None when all would."""
+        view = self.leak_view(example)
+        for text in self.lessons(example, score):
+            if not check_leak(Feedback(text=text, author="symbolic"), view).leak:
+                return text
+        return None
+
+    @abstractmethod
+    def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
+        """What could be said about a draft (None: before one), best first."""
+
+
+def read_options(mapping: Any, listed: Any) -> dict[str, str]:
+    """Letter → text, from a mapping from letters, else from a list in order; {} when there is none.
+
+    Either may be JSON text. What a gap left behind (None, NaN, blank) is no option. Raises
+    DataError when a value is neither form, or an option no text.
+    """
+    by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list)
+    pairs = (
+        [(str(letter).strip().upper(), text) for letter, text in by_letter.items()]
+        if by_letter
+        else list(zip(LETTERS, in_order or (), strict=False))
+    )
+    texts = {k: item_text(v, "options") for k, v in pairs if v is not None and k in LETTERS}
+    return {letter: texts[letter] for letter in sorted(texts) if texts[letter] not in _ABSENT}
+
+
+def _structure_of(value: Any, kind: type[Any]) -> Any:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    structure = value
+    if isinstance(value, str):
+        try:
+            structure = read_literal(value)
+        except ValueError as error:
+            raise _unreadable(value) from error
+    structure = list(structure) if isinstance(structure, tuple) else structure
+    if not isinstance(structure, kind):
+        raise _unreadable(value)
+    return structure
+
+
+def _unreadable(value: Any) -> DataError:
+    return DataError(
+        "The row's options cannot be read.",
+        f"They are {type(value).__name__} {value!r:.60}, neither a mapping from letters nor a list "
+        "in order.",
+        "Mend the row, or leave it out.",
+    )
+
+
+def gold_error(letter: str, options: Mapping[str, str]) -> DataError | None:
+    """Why a row cannot be answered: fewer than two options, or a gold that is none of them."""
+    if len(options) < 2:
+        what, why = "The row has fewer than two options.", "There is nothing to choose between."
+    elif letter not in options:
+        what = f"The gold answer '{letter}' is none of the row's options."
+        why = f"Its options are {', '.join(options)}."
+    else:
+        return None
+    return DataError(what, why, "Mend the row, or leave it out.")
+
+
+def read_state(score: Score | None) -> str:
+    """How a draft went: `none` (there is none), `right`, `wrong`, or why it could not be read."""
+    if score is None:
+        return "none"
+    if score.status not in READABLE:
+        return score.status
+    return "right" if score.value == 1 else "wrong"
+
+
+UNREAD_OPENINGS = {
+    "no_tag": "The draft reasoned but never put its choice between the answer tags.",
+    "malformed": "The draft put something other than one letter between the answer tags.",
+    "empty": "The draft said nothing.",
+    "truncated": "The draft ran out of room before it answered; reason in fewer words.",
+    "refusal": "The draft declined; picking among given options is all that is asked.",
+}
+"""What is said first about a draft that could not be read."""
+
+
+def opening(state: str, right: str, wrong: str, unread: Mapping[str, str] = UNREAD_OPENINGS) -> str:
+    """The first sentence of a lesson, by how the draft went; empty without a draft."""
+    return {"none": "", "right": right, "wrong": wrong, **unread}.get(state, wrong)
+
+
+_LED = re.compile(r"\s*[(\[*]*([A-Za-z])(?:[)\]*.:]+(?:\s+(.*))?)?\s*", re.DOTALL)
+
+CLOSE = "Close with one option's letter between <answer> and </answer>, nothing else inside."
+
+
+class WorkedTask(LetteredTask):
+    """A lettered task that can explain either way."""
+
+    @abstractmethod
+    def worked_example(self, example: Example) -> str:
+        """How the row is solved, answer included, without a model."""
+
+    def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
+        if self.spec.feedback.kind == "worked_example":
+            return self.worked_example(example)
+        return super().explain(example, episode, score)
+
+    async def critique(
+        self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
+    ) -> Feedback | None:
+        if cast.coach is None or self.spec.feedback.kind != "worked_example":
+            return await super().critique(example, episode, score, cast, rollout)
+        prompt = self.prompts.render("worked_example", **self.worked_view(example))
+        feedback = await ask_coach(cast.coach, prompt, rollout.call("coach", example))
+        return replace(feedback, kind="worked_example")
+
+    def other_prompts(
+        self, example: Example, draft: Episode, score: Score
+    ) -> Iterator[tuple[str, str]]:
+        """The prompts of both kinds of feedback, whichever the declaration asks for."""
+        view = self.worked_view(example)
+        yield "worked_example", self.prompts.render("worked_example", **view)
+        view = self.coach_view(example, draft, score)
+        yield "coach", self.prompts.render("coach", **view)
+
+    def wrong_completion(self, example: Example) -> str | None:
+        # By letter, since texts may differ in nothing but signs (`<` and `>`).
+        others = [key for key in self.options(example) if key != self.gold_letter(example)]
+        rng = random.Random(example.id)
+        return f"<answer>{rng.choice(others)}</answer>" if others else None
+
+    def worked_view(self, example: Example) -> dict[str, Any]:
+        """What the writer of a worked example reads: the actor's view, and the gold."""
+        view, _ = self.within_budget(example.visible(self.acted_seat(example)))
+        letter, text = self.gold_letter(example), self.gold_text(example)
+        return {**view, "gold_letter": letter, "gold_text": text}
+
+
+# -- what rows say about their gold --------------------------------------------------------------
+
+
+def led_letter(text: str, letters: str) -> str:
+    """The letter that a gold such as `B`, `b)`, `(B)` or `B. some text` stands for, else "".
+
+    A word is no letter: `Burn the will` gives "".
+    """
+    match = _LED.fullmatch(text)
+    letter = match.group(1).upper() if match else ""
+    return letter if letter in letters else ""
+
+
+def led_text(text: str) -> str:
+    """`B. some text` without its letter; other texts as they are."""
+    match = _LED.fullmatch(text)
+    return match.group(2).strip() if match and match.group(2) else text.strip()
+
+
+def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
+    """The option that `gold` names, by a letter, its whole text, or both; "" if none does.
+
+    The text goes before a letter that leads it: an option may itself begin like one (`A. Smith`).
+    A letter with the text of another option names none. Without options any letter will do.
+    """
+    letter, gold_words = led_letter(gold, letters), plain(gold)
+    text_matches = [
+        key for key, text in options.items() if gold_words and plain(text) == gold_words
+    ]
+    if len(text_matches) == 1 and len(gold_words) > 1:
+        return text_matches[0]
+    rest = plain(led_text(gold)) if len(gold_words) > 1 else ""
+    rest_matches = {key for key, text in options.items() if rest and plain(text) == rest}
+    contradicts = bool(rest_matches) and letter not in rest_matches
+    return "" if contradicts or (options and letter not in options) else letter
+
+
+def bad_gold(gold: str, expected: str) -> DataError:
+    return DataError(
+        f"The gold answer '{gold:.60}' names none of the row's options.",
+        f"It should be {expected}.",
+        "Mend the row, or leave it out.",
+    )

@@ -1,0 +1,432 @@
+"""Conversations: of one acted seat, of several on a `Stage`, and `DialogueTask` for two seats.
+
+    talk = Conversation("keeper", [opening])
+    talk.hear(Line("visitor", "Hello"))
+    reply = await talk.speak(cast.actor, rollout.call("actor", example, turn))
+    talk.record(Line("keeper", "Good evening."), memory=reply.text)
+
+The context is exactly what the sampler gets: the actor's own turns carry the ids that it emitted,
+and the others' words stand in user messages that never train. On a `Stage` each acted seat has a
+conversation of its own; all share one transcript, and thoughts stay with their author:
+
+    stage = Stage({seat: Conversation(seat, [opening(seat)]) for seat in seats})
+    reply = await stage.speak("ann", cast.actor, rollout.call("actor", example, turn, seat="ann"))
+    stage.record(Line("ann", text), memory=reply.text, shown=without_thoughts(text))
+
+`partner_reply` asks a partner or environment once more where its reply is of no use. Under
+`reference` all replies of an episode share 8,192 tokens with what is heard (`episode_tokens_left`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from soulkit.errors import CallError, ConfigError, PartnerError, did_you_mean
+from soulkit.judge.verdict import spoken
+from soulkit.models.api.wire import estimated_tokens, to_messages
+from soulkit.models.base import Cast, Player
+from soulkit.tasks.kit.base import Rollout, Task, dropped_note
+from soulkit.types import (
+    Call,
+    Completion,
+    Episode,
+    Example,
+    Failure,
+    Feedback,
+    Line,
+    Role,
+    Segment,
+    Trace,
+    Turn,
+    Usage,
+)
+
+T = TypeVar("T")
+_TIMES = {1: "", 2: ", twice"}
+
+
+def _unusable(reply: str) -> str:
+    """What is wrong with a reply where nobody can say more."""
+    return "said nothing usable"
+
+
+async def partner_reply(
+    player: Player,
+    context: Sequence[Segment],
+    call: Call,
+    read: Callable[[str], T | None],
+    who: str,
+    attempts: int = 2,
+    *,
+    trouble: Callable[[str], str] = _unusable,
+) -> tuple[T, Usage]:
+    """(what `read` makes of the reply's text, the cost of all that was asked).
+
+    `read` gives None for a reply that is of no use. `who` names the speaker in the error ("the
+    partner"), `trouble` says what is wrong with its last reply.
+
+    Raises:
+        PartnerError: no attempt gave anything usable. Like every other CallError of a call made
+            here it carries what the attempts before it cost; `play_out` counts that.
+    """
+    usage, calls = Usage(), [replace(call, sample=call.sample + i) for i in range(attempts)]
+    try:
+        for once in calls:
+            reply = await player.complete(context, once)
+            usage += reply.usage
+            result = read(reply.text)
+            if result is not None:
+                return result, usage
+        for once in calls:
+            player.set_aside(context, once)
+        times = _TIMES.get(attempts, f", {attempts} times")
+        raise PartnerError(f"{who} {trouble(reply.text)}{times} ({reply.stop_reason})")
+    except CallError as error:
+        error.usage += usage
+        raise
+
+
+@dataclass
+class Conversation:
+    """A conversation from the view of one acted seat.
+
+    `merge` joins user messages that follow each other (several chat templates refuse them apart).
+    """
+
+    seat: str
+    context: list[Segment]
+    merge: bool = True
+    turns: list[Turn] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def hear(self, line: Line, shown: str | None = None) -> None:
+        """Another seat's line; `shown` is what this seat sees of it (None: its text)."""
+        self.lines.append(line)
+        self.notify(line.text if shown is None else shown)
+
+    def notify(self, text: str) -> None:
+        """A user message that is nobody's line: a start mark, a reminder."""
+        last = self.context[-1] if self.context else None
+        if self.merge and last is not None and last.role == "user" and last.bare is None:
+            self.context[-1] = Segment("user", f"{last.text}\n\n{text}")
+        else:
+            self.context.append(Segment("user", text))
+
+    async def speak(self, actor: Player, call: Call) -> Completion:
+        """The actor's next completion, kept as a turn; follow with `record`."""
+        reply = await actor.complete(tuple(self.context), call)
+        self.usage += reply.usage
+        self.take(reply)
+        return reply
+
+    def take(self, reply: Completion) -> None:
+        """Keep a completion as this seat's turn, a scripted one for instance; then `record`."""
+        self.turns.append(Turn(tuple(self.context), reply))
+
+    def record(self, line: Line, memory: str | None = None) -> None:
+        """What the last completion came to: its line, and the text that its author sees later."""
+        self.lines.append(line)
+        self.remember(line.text if memory is None else memory)
+
+    def remember(self, text: str) -> None:
+        """`text` is what this seat sees of its last completion from now on."""
+        ids = self.turns[-1].completion.token_ids
+        self.context.append(Segment("assistant", text, token_ids=ids))
+
+    def episode(
+        self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
+    ) -> Episode:
+        """Everything that happened so far, as a record."""
+        return Episode(
+            example_id=example.id, task=example.task, kind=rollout.kind, rollout=rollout.index,
+            traces=(Trace(self.seat, tuple(self.turns)),),
+            transcript=tuple(self.lines), stop=stop, failure=failure, usage=self.usage,
+            notes={**self.notes, **dropped_note(turn.completion for turn in self.turns)},
+        )  # fmt: skip
+
+
+class OngoingTalk(Protocol):
+    """A conversation under way, of one acted seat or of several."""
+
+    usage: Usage
+
+    def episode(
+        self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
+    ) -> Episode: ...
+
+
+async def play_out(
+    talk: OngoingTalk, example: Example, rollout: Rollout, converse: Callable[[], Awaitable[str]]
+) -> Episode:
+    """The episode of `converse`, which returns why it stopped.
+
+    A CallError leaves the lines so far on record and the episode unscored: it is not the actor's 0.
+    """
+    try:
+        stop = await converse()
+    except CallError as error:
+        talk.usage += error.usage
+        return talk.episode(example, rollout, "failed", Failure(error.reason, error.detail))
+    return talk.episode(example, rollout, stop)
+
+
+def others_view(
+    seat: str, opening: Sequence[Segment], lines: Sequence[Line]
+) -> tuple[Segment, ...]:
+    """The context of a partner: its own lines as the assistant's, everybody else's as the user's.
+
+    Lines of the same side that follow each other are joined by a blank line.
+    """
+    merged: list[Segment] = list(opening)
+    for line in lines:
+        role = "assistant" if line.seat == seat else "user"
+        if merged and merged[-1].role == role:
+            merged[-1] = Segment(merged[-1].role, f"{merged[-1].text}\n\n{line.text}")
+        else:
+            merged.append(Segment("assistant" if role == "assistant" else "user", line.text))
+    return tuple(merged)
+
+
+class DialogueTask(Task):
+    """Two seats in turns: the partner opens, the actor answers, until it is over.
+
+    The prompts are called like the seats; the actor's has the feedback slot. A subclass gives
+    `score`, and says in `ending` when a conversation is over before `max_turns`.
+    """
+
+    start = "(You meet.)"
+    """What the partner is told before its first line."""
+    default_turns = 6
+
+    @property
+    def most_turns(self) -> int:
+        """Turns of each side at most: the option `max_turns`."""
+        return int(self.spec.options.get("max_turns", self.default_turns))
+
+    def calls(self, example: Example) -> dict[Role, int]:
+        return dict.fromkeys(sorted(set(example.seats.values())), self.most_turns)
+
+    def partner_seat(self, example: Example) -> str:
+        return next(seat for seat, role in example.seats.items() if role == "partner")
+
+    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
+        """The actor's opening, with the feedback slot full and empty."""
+        view, _ = self.within_budget(example.visible(seat))
+        bare = self.prompts.render(seat, feedback=None, **view)
+        if feedback is None:
+            return Segment("system", bare, bare=bare)
+        return Segment("system", self.prompts.render(seat, feedback=feedback.text, **view), bare)
+
+    def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
+        """What the partner sees: its brief, the start mark, the lines so far from its side."""
+        seat = self.partner_seat(example)
+        view, _ = self.within_budget(example.visible(seat))
+        brief = Segment("system", self.prompts.render(seat, **view))
+        return others_view(seat, [brief, Segment("user", self.start)], lines)
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        return (self.slot(example, self.acted_seat(example), None), Segment("user", self.start))
+
+    def ending(self, example: Example, lines: Sequence[Line], turns: int) -> str | None:
+        """Why the conversation is over after so many turns of each side; None: it goes on."""
+        return None
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        seat = self.acted_seat(example)
+        _, cuts = self.within_budget(example.visible(seat))
+        opening = self.slot(example, seat, rollout.feedback)
+        talk = Conversation(seat, [opening], notes=cut_note(cuts))
+        converse = partial(self._converse, example, cast, rollout, talk)
+        return await play_out(talk, example, rollout, converse)
+
+    async def _converse(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
+    ) -> str:
+        """Turn by turn until the end; returns why it stopped."""
+        for index in range(self.most_turns):
+            talk.hear(await self._partner_line(example, cast, rollout, talk, index))
+            reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
+            talk.record(Line(talk.seat, spoken(reply.text, self.protocol)))
+            if reason := self.ending(example, talk.lines, index + 1):
+                return reason
+        return "max_turns"
+
+    async def _partner_line(
+        self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
+    ) -> Line:
+        """What the partner says next; PartnerError when that is nothing."""
+        partner, seat = cast.player("partner"), self.partner_seat(example)
+        context = self.partner_context(example, talk.lines)
+        call = rollout.call("partner", example, index)
+        text, usage = await partner_reply(
+            partner, context, call, partner_words, f"the {seat}", attempts=1, trouble=_silence
+        )
+        talk.usage += usage
+        return Line(seat, text)
+
+    def scripted(
+        self, example: Example, exchanges: Iterable[tuple[str, str]], feedback: Feedback | None,
+        stop: str,
+    ) -> Episode:  # fmt: skip
+        """The episode in which partner and actor say these lines: for `gold` and `wrong`."""
+        seat, other = self.acted_seat(example), self.partner_seat(example)
+        context: list[Segment] = [self.slot(example, seat, feedback)]
+        turns: list[Turn] = []
+        lines: list[Line] = []
+        for line, answer in exchanges:
+            context.append(Segment("user", line))
+            turns.append(Turn(tuple(context), Completion(text=answer)))
+            context.append(Segment("assistant", answer))
+            lines += [Line(other, line), Line(seat, answer)]
+        return Episode(
+            example_id=example.id, task=self.name, kind="gold", transcript=tuple(lines),
+            traces=(Trace(seat, tuple(turns)),), stop=stop,
+        )  # fmt: skip
+
+
+def partner_words(reply: str) -> str | None:
+    """What a partner says in a reply, its thoughts left out; None: nothing."""
+    return spoken(reply, "paper") or None
+
+
+def _silence(reply: str) -> str:
+    return "said nothing"
+
+
+def others_words(context: Sequence[Segment]) -> str:
+    """What a seat was told so far, by whomever."""
+    return "\n".join(segment.text for segment in context if segment.role == "user")
+
+
+def cut_note(cuts: Mapping[str, int]) -> dict[str, Any]:
+    """The note on words that budgets cut, if any."""
+    return {"cut_words": dict(cuts)} if cuts else {}
+
+
+@dataclass
+class Stage:
+    """A scene under way: the acted seats' conversations, and what everybody heard.
+
+    The tables are taken as they are, openings and start marks included; their order is that of the
+    traces. A table's own lines and notes stay empty: the stage keeps them for all.
+    """
+
+    tables: Mapping[str, Conversation]
+    lines: list[Line] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    notes: dict[str, Any] = field(default_factory=dict)
+    _unrecorded: set[str] = field(default_factory=set, init=False, repr=False)
+    """Seats whose last completion has come to no line yet."""
+
+    def table(self, seat: str) -> Conversation:
+        """The conversation of an acted seat; ConfigError where nobody sits there."""
+        if seat not in self.tables:
+            raise ConfigError(
+                f"Nobody sits at '{seat}' on this stage.",
+                f"Its seats are {', '.join(self.tables)}; others speak through record() alone.",
+                f"{did_you_mean(seat, self.tables)} Mend it where the task calls speak or take.",
+            )
+        return self.tables[seat]
+
+    async def speak(self, seat: str, player: Player, call: Call) -> Completion:
+        """The next completion at `seat`'s table, kept as its turn; follow with `record`.
+
+        A call that names no seat is named here: two seats of one turn are two calls.
+        """
+        table = self.table(seat)
+        reply = await table.speak(player, replace(call, seat=call.seat or seat))
+        self.usage += reply.usage
+        self._unrecorded.add(seat)
+        return reply
+
+    def take(self, seat: str, reply: Completion) -> None:
+        """Keep a completion as `seat`'s turn, a scripted one for instance; then `record`."""
+        self.table(seat).take(reply)
+        self._unrecorded.add(seat)
+
+    def record(self, line: Line, memory: str | None = None, shown: str | None = None) -> None:
+        """One line of the transcript, brought to every table.
+
+        Its author's own table has `memory` (None: the line's text) as its assistant's words; all
+        others hear `shown` (None: the line's text; empty: nothing). Of an author that did not speak
+        (a line that was there before the play) the words carry no ids, and never train.
+        """
+        self.lines.append(line)
+        self._remember(line.seat, line.text if memory is None else memory)
+        public = line.text if shown is None else shown
+        for seat, table in self.tables.items():
+            if seat != line.seat and public:
+                table.notify(public)
+
+    def _remember(self, seat: str, text: str) -> None:
+        table = self.tables.get(seat)
+        if table is None:
+            return
+        if seat in self._unrecorded:
+            self._unrecorded.remove(seat)
+            table.remember(text)
+        else:
+            table.context.append(Segment("assistant", text))
+
+    def notify(self, text: str) -> None:
+        """A user message to all tables that is nobody's line: a start mark, a reminder."""
+        for table in self.tables.values():
+            table.notify(text)
+
+    def episode(
+        self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
+    ) -> Episode:
+        """Everything that happened so far, as a record: a trace for each seat that spoke."""
+        traces = [Trace(seat, tuple(table.turns)) for seat, table in self.tables.items()]
+        traces = [trace for trace in traces if trace.turns]
+        replies = (turn.completion for trace in traces for turn in trace.turns)
+        return Episode(
+            example_id=example.id, task=example.task, kind=rollout.kind, rollout=rollout.index,
+            traces=tuple(traces), transcript=tuple(self.lines), stop=stop, failure=failure,
+            usage=self.usage, notes={**self.notes, **dropped_note(replies)},
+        )  # fmt: skip
+
+
+EPISODE_TOKENS, LEAST_TOKENS = 8192, 10
+"""What an episode may have after its prompt, and what must be left of it for a turn."""
+
+
+def episode_tokens_left(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
+    """Tokens that are left of the episode."""
+    return EPISODE_TOKENS - tokens_since(player, turns, context)
+
+
+def with_reply_limit(player: Player, room: int) -> Player:
+    """The player, whose reply may have no more than `room` tokens."""
+    limit = min(player.sampling.max_tokens, room)
+    return replace(player, sampling=replace(player.sampling, max_tokens=limit))
+
+
+def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
+    """Tokens of `context` beyond the prompt of the first turn; 0 before it.
+
+    A local model counts them. Of a served one the server counted up to its last reply, and what was
+    heard since is guessed at four bytes a token; servers that count nothing are guessed throughout.
+    """
+    if not turns:
+        return 0
+    first, last = turns[0], turns[-1]
+    count = getattr(player.model, "prompt_length", None)
+    if count is not None:
+        thinking = player.sampling.thinking
+        return int(count(context, thinking)) - len(first.completion.prompt_ids)
+    counted, usage = first.completion.usage.prompt_tokens, last.completion.usage
+    if not counted or not usage.prompt_tokens:
+        return int(_guess(context) - _guess(first.context))
+    fresh = context[len(last.context) + 1 :]  # the reply itself stands between the two
+    said = usage.completion_tokens - usage.reasoning_tokens  # reasoning is in no later prompt
+    return usage.prompt_tokens + said + int(_guess(fresh)) - counted
+
+
+def _guess(context: Sequence[Segment]) -> float:
+    return estimated_tokens(to_messages(context), 0)

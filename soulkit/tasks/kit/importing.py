@@ -1,0 +1,247 @@
+"""Import original benchmark files as flat rows, and recognise them where rows are expected.
+
+Each benchmark brings its own importer, which its declaration names (`importer: importer:read`). It
+keeps the texts and the published gold, and repairs only what is no part of either. A file is an
+original where a record has a column that only the original has (`original: [prompting_type]`), or
+where it holds no rows of the task and the importer knows its form.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from soulkit.data.chats import holds_chats
+from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
+from soulkit.data.rows import ColumnsError
+from soulkit.errors import ConfigError, DataError
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.user_code import Hook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """Flat rows, the records that could not be one, and what the reader should know."""
+
+    rows: tuple[dict[str, Any], ...]
+    bad: tuple[BadRow, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class BadRecord(Exception):
+    """Raised inside an importer: this one record is no row; the message says why."""
+
+
+class WrongShape(DataError):
+    """A file that an importer does not know: it is of none of the forms that it reads."""
+
+
+def records_with(
+    path: Path, fields: Sequence[str], way_out: str
+) -> tuple[list[RawRow], list[BadRow]]:
+    """The records of a file and its broken ones; DataError when no record has all of `fields`."""
+    raw, bad = read_rows(path)
+    if not any(all(name in row.fields for name in fields) for row in raw):
+        raise wrong_shape(path, fields, way_out)
+    return raw, bad
+
+
+def rows_of_records(
+    raw: Iterable[RawRow], bad: list[BadRow], make: Callable[[RawRow, int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What `make` gives for each record and its place; `bad` grows by those that are no row."""
+    rows: list[dict[str, Any]] = []
+    for index, record in enumerate(raw):
+        try:
+            rows.append(make(record, index))
+        except BadRecord as error:
+            bad.append(BadRow(record.source, str(error)))
+    return rows
+
+
+def need(row: RawRow, *names: str) -> tuple[str, ...]:
+    """The text of the named fields; BadRecord when one is absent, blank or no text."""
+    for name in names:
+        value = row.fields.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise BadRecord(f"it has no text under '{name}'")
+    return tuple(str(row.fields[name]) for name in names)
+
+
+def wrong_shape(path: Path, fields: Iterable[str], way_out: str) -> WrongShape:
+    return WrongShape(
+        f"'{path}' is not of the original format.",
+        f"None of its records has {', '.join(fields)}.",
+        way_out,
+    )
+
+
+def is_release(task: Task, path: Path) -> bool:
+    """Whether `path` is a folder that as a whole is the original release of `task`."""
+    mark = task.spec.release_mark
+    return bool(mark) and (path / mark).is_file()
+
+
+class OriginalFile(DataError):
+    """A file of the original release where rows of the task are read."""
+
+
+def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
+    """OriginalFile where a row has a column of the original release. The released files of the task
+    are rows, whatever columns they have."""
+    released = {*task.spec.files.train, *task.spec.files.eval}
+    for row in rows if task.spec.original else ():
+        file, _, _ = row.source.rpartition(":")
+        marks = [name for name in task.spec.original if name in row.fields]
+        if marks and file not in released:
+            raise _original(
+                task, file or "FILE",
+                f"{row.source} has '{marks[0]}', which is a column of the original release and of "
+                "no row: an original holds more than the benchmark scores, or holds it in another "
+                "form.",
+            )  # fmt: skip
+
+
+@contextmanager
+def explaining_originals(task: Task, path: Path) -> Iterator[None]:
+    """While the rows of `task` in `path` are read: of an original file say that it is one, and name
+    the command that imports it."""
+    try:
+        yield
+    except (ColumnsError, OriginalFile, UnusableFile) as error:
+        raise _as_original(task, path, error) from error
+
+
+def _as_original(task: Task, path: Path, error: DataError) -> DataError:
+    """What to say of a file that could not be read as rows of `task`: `error`, where the importer
+    does not know the file either."""
+    if not task.spec.importer:
+        return _as_chats(task, path, error)
+    if isinstance(error, OriginalFile):
+        return _original(task, str(path), error.why)
+    try:
+        imported = import_rows(task, path)
+    except (WrongShape, UnusableFile):
+        chats = _as_chats(task, path, error)
+        return _with_importer(task, error) if chats is error else chats
+    except DataError as lacking:  # the form is known, and something that belongs to it is not there
+        return OriginalFile(
+            f"{_what(task, str(path))} {lacking.what}", lacking.why, lacking.way_out
+        )
+    if imported.rows:
+        return _original(
+            task, str(path), "The importer knows its layout; read as rows it cannot be used."
+        )
+    reasons = [f"{bad.source}: {bad.why}" for bad in imported.bad] or list(imported.notes)
+    why = "; ".join(reason.rstrip(".") for reason in reasons[:1]) or "its importer keeps none"
+    return _original(task, str(path), f"None of its records can be a row as it stands: {why}.")
+
+
+def _as_chats(task: Task, path: Path, error: DataError) -> DataError:
+    """What to say of recorded chats where rows are read; `error` of everything else."""
+    if not isinstance(error, ColumnsError):
+        return error
+    return chats_for_rows(task, path) or error
+
+
+def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
+    """The error of a file or folder of recorded chats where rows of `task`, or of any, are read;
+    None for anything else."""
+    needed = {
+        alias
+        for name, column in (task.spec.columns if task else {}).items()
+        if column.required
+        for alias in (name, *column.aliases)
+    }
+    # Rows in a folder may hold a conversation, too: they say whose they are.
+    if not holds_chats(path, needed or ({"data_source"} if path.is_dir() else ())):
+        return None
+    file = shlex.quote(str(path))
+    learn = f"soul train sft --model MODEL --data {file} --side human"
+    if task is not None and task.spec.drafting:
+        one_file = f"soul data dedupe {file} -o chats.jsonl, then " if path.is_dir() else ""
+        source = "chats.jsonl" if path.is_dir() else file
+        way_out = (
+            f"Two models draft rows from chats: {one_file}soul data build {task.name} {source} "
+            "--drafter endpoint:MODEL --filter endpoint:MODEL -o rows.jsonl; then give --data "
+            f"rows.jsonl. To learn what the people write: {learn}"
+        )
+    else:
+        way_out = (
+            f"Learn from the chats themselves: {learn}; or have rows of another task drafted: "
+            "soul data build --help"
+        )
+    return DataError(
+        f"'{path}' holds chats, and {f'{task.name!r} is' if task else 'tasks are'} played on rows.",
+        "A row says what is to be played and how it is scored; recorded chats do not.",
+        way_out,
+    )
+
+
+def _what(task: Task, path: str) -> str:
+    return f"'{path}' is of the original release of '{task.name}', and is no file of its rows."
+
+
+def release_folder_error(task: Task, folder: str) -> OriginalFile:
+    """The error of a folder that is the original release where rows are looked for."""
+    return _original(task, folder, f"It holds '{task.spec.release_mark}', and no released rows.")
+
+
+def _original(task: Task, path: str, why: str) -> OriginalFile:
+    return OriginalFile(
+        _what(task, path), why,
+        f"Import it, and give --data the file that this writes: {import_command(task, path)}",
+    )  # fmt: skip
+
+
+def import_command(task: Task, path: str) -> str:
+    """The command that turns an original file into rows."""
+    return f"soul data import {task.name} {shlex.quote(path)}"
+
+
+def _with_importer(task: Task, error: DataError) -> DataError:
+    """Of a file with columns that nobody knows, what the importer reads."""
+    if not isinstance(error, ColumnsError):
+        return error
+    formats = "; ".join(task.spec.formats)
+    return ColumnsError(
+        error.what, error.why,
+        f"{error.way_out}; an original file ({formats}) becomes rows with: "
+        f"soul data import {task.name} FILE",
+    )  # fmt: skip
+
+
+def import_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:
+    """The rows of an original file of `task`; DataError when the file as a whole cannot be used.
+
+    `options` are the task's own, as the command line gives them.
+    """
+    importer = task.spec.hook(task.name, "importer")
+    if importer is None:
+        raise ConfigError(
+            f"There is no importer for '{task.name}'.",
+            "Only original files of some benchmarks need importing; released rows are read as is.",
+            "Tasks that have one say so in the column rows of: soul tasks list",
+        )
+    return _read(importer, path, options)
+
+
+def build_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:
+    """Rows that are put together from several original files."""
+    builder = task.spec.hook(task.name, "builder")
+    if builder is None:
+        raise ConfigError(
+            f"Rows of '{task.name}' are not built from several files.",
+            "Its declaration names no function that does it ('builder:').",
+            f"For other original files: soul data import {task.name} FILE",
+        )
+    return _read(builder, path, options)
+
+
+def _read(function: Hook, path: Path, options: Mapping[str, str] | None) -> Imported:
+    imported: Imported = function(path, options=options)
+    return imported

@@ -1,0 +1,273 @@
+"""Make rows: by rule from a seed, with invented people, or drafted by models.
+
+By rule (`synth: rows:rows`): any number, without network, licences or label noise. Row i depends on
+the seed alone, so fewer rows are the beginning of more.
+
+Invented people have a writing style (`Voice`): what `trait` promises is what `write` does.
+
+    HASTY.write("Could you please show me the next step, because I am stuck.")
+    → "could u pls show me the next step, bc i am stuck"
+
+Drafted (`drafting: build:drafts`): a task turns recorded conversations into *sketches*. A model
+drafts what each lacks, another says whether the draft is fit to be a row. Asking is the same for
+all tasks (`eval/drafted_rows.py`). Templates lie in `prompts/drafting/`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from soulkit.data.files import BadRow, RawRow
+from soulkit.errors import ConfigError, UnreadableVerdict
+from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
+from soulkit.tasks.kit.base import Task
+from soulkit.text import words_only
+
+Feature = tuple[str, str, str]
+"""Name, question and answer of one feature of style."""
+
+FIRST_NAMES = (
+    "Agnes", "Baltasar", "Corin", "Delia", "Elio", "Freya", "Gustav", "Henrike", "Imre", "Jolanda",
+    "Kaspar", "Leonie", "Matteo", "Noor", "Orla", "Piotr", "Rhea", "Samir", "Thekla", "Urban",
+)  # fmt: skip
+FAMILY_NAMES = (
+    "Abend", "Brook", "Castell", "Dunne", "Engel", "Ferro", "Grath", "Holm", "Ivers", "Jansky",
+    "Klee", "Lund", "Moravec", "Nagy", "Oort", "Pell", "Quist", "Rask", "Stern", "Tamm",
+)  # fmt: skip
+"""Enough names that rows of two seeds seldom are about one person."""
+
+_SHORT = {"you": "u", "your": "ur", "please": "pls", "because": "bc", "thanks": "thx"}
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One way of writing."""
+
+    trait: str
+    """What a description says of it, as the end of `This person ...`."""
+    write: Callable[[str], str]
+    """A plain message (whole sentences, full stops) as this voice would put it."""
+    features: tuple[Feature, ...]
+
+
+def _lower(text: str) -> str:
+    return text.lower().rstrip(".")
+
+
+def _hasty(text: str) -> str:
+    return re.sub(r"\w+", lambda word: _SHORT.get(word[0], word[0]), _lower(text))
+
+
+def _loud(text: str) -> str:
+    return re.sub(r"\.(?=\s|$)", "!", text)
+
+
+def _trailing(text: str) -> str:
+    return re.sub(r"\.(?=\s|$)", "...", text)
+
+
+CAPITALS = "Does the user write capitals where they belong?"
+STOPS = "How does the user end sentences?"
+SHORT_FORMS = "Does the user take short forms and slang?"
+
+_PLAIN = Voice(
+    "writes whole sentences with capitals and full stops",
+    lambda text: text,
+    (
+        ("Capitalization Patterns", CAPITALS, "Yes, at every beginning of a sentence."),
+        ("Punctuation Usage", STOPS, "With full stops and question marks."),
+    ),
+)
+LOWER = Voice(
+    "writes in small letters and leaves out the last full stop",
+    _lower,
+    (
+        ("Capitalization Patterns", CAPITALS, "No, everything is in small letters."),
+        ("Punctuation Usage", STOPS, "The last sentence has no full stop."),
+    ),
+)
+HASTY = Voice(
+    "writes in a hurry, in small letters and with short forms such as u, pls and thx",
+    _hasty,
+    (
+        ("Capitalization Patterns", CAPITALS, "No, everything is in small letters."),
+        ("Use of Slang, Contractions, or Emojis", SHORT_FORMS, "Yes, such as u, pls and thx."),
+    ),
+)
+LOUD = Voice(
+    "ends nearly every sentence with an exclamation mark",
+    _loud,
+    (("Punctuation Usage", STOPS, "With exclamation marks instead of full stops."),),
+)
+TRAILING = Voice(
+    "lets sentences trail off in three dots",
+    _trailing,
+    (("Punctuation Usage", STOPS, "With three dots instead of a full stop."),),
+)
+VOICES = (_PLAIN, LOWER, HASTY, LOUD, TRAILING)
+
+
+Row = dict[str, Any]
+Split = Literal["train", "test"]
+
+MADE = "synth:"
+"""What stands before the number of rows to make, in the place of a file name."""
+_WHOLE = re.compile(r"-?\d+")
+DEFAULT_ROWS = 100
+"""How many are made where nobody says."""
+
+
+def make_rows(
+    task: Task, n: int | None, seed: int, options: Mapping[str, str] | None = None
+) -> list[Row]:
+    """The first `n` rows of a task's endless data set; ConfigError for a task that has none.
+
+    `options` are the task's own, as the command line gives them.
+    """
+    maker = task.spec.hook(task.name, "synth")
+    if maker is None:
+        raise ConfigError(
+            f"Rows of '{task.name}' cannot be made here.",
+            "Its declaration names no function that makes them ('synth:').",
+            "Tasks that can make rows have 'synth' in the column rows of: soul tasks list",
+        )
+    if n is not None and n < 1:
+        raise ConfigError(
+            f"{n} rows cannot be made.",
+            "-n says how many rows to write.",
+            "Give a number of at least 1.",
+        )
+    if n is None and not maker.has_default("n"):
+        n = DEFAULT_ROWS
+    count = {} if n is None else {"n": n}
+    return [dict(row) for row in maker(**count, seed=seed, options=options)]
+
+
+def split_seed(seed: int, split: Split) -> int:
+    """The seed of a split: training rows come from even seeds, test rows from odd ones.
+
+    So rows that are generated for a run and for its evaluation never are the same stories.
+    """
+    return 2 * seed + (split == "test")
+
+
+def made_rows(task: Task, source: str, seed: int, split: Split) -> list[RawRow]:
+    """The rows that `synth:N` stands for on a command line, from `seed`, or `synth:N@SEED`, from a
+    seed of its own; ConfigError when N is no count or SEED no whole number."""
+    number, at, own_seed = source.removeprefix(MADE).partition("@")
+    if not number.isdecimal() or not int(number) or (at and not _WHOLE.fullmatch(own_seed)):
+        raise ConfigError(
+            f"'{source}' does not say how many rows to make.",
+            f"Rows are made here when the data of a task is {MADE}N.",
+            f"Write --data {task.name}={MADE}2000, for example.",
+        )
+    rows = make_rows(task, int(number), split_seed(int(own_seed) if at else seed, split))
+    return [RawRow(row, f"{source}:{i}") for i, row in enumerate(rows, 1)]
+
+
+S = TypeVar("S", bound=VerdictShape)
+NO_FAULT = "none"
+"""The fault of a draft that has none."""
+
+
+class Review(VerdictShape):
+    """What a filter says; a task narrows `fault` to `none` and the faults that it asks about."""
+
+    reasoning: str
+    fault: str
+
+    @property
+    def keeps(self) -> bool:
+        return self.fault == NO_FAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketch:
+    """One record that rows may be made of."""
+
+    key: str
+    """Names its calls; equal records have equal keys."""
+    source: str
+    """`file:line`."""
+    draft: JudgeQuestion[Any]
+    """What the drafter is asked."""
+    review: Callable[[Any], JudgeQuestion[Any]]
+    """What the filter is asked about a draft; its answer is a Review."""
+    rows: Callable[[Any], Sequence[Row]]
+    """The rows of a draft that was kept."""
+    count: int = 1
+    """How many they are."""
+    published: bool = False
+    """Whether the record is one of a published data set. Rows of any other say of which file they
+    were made (`origin`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """The sketches of a file, the records that can be none, and what the reader should know."""
+
+    sketches: tuple[Sketch, ...]
+    prompts: Mapping[str, str]
+    """Template name → hash, for every template that is used."""
+    bad: tuple[BadRow, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def drafts_from(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Drafts:
+    """The sketches that `task` makes of a file; ConfigError for a task that drafts nothing.
+
+    `options` are the task's own, as the command line gives them.
+    """
+    hook = task.spec.hook(task.name, "drafting")
+    if hook is None:
+        raise ConfigError(
+            f"No model drafts rows of '{task.name}'.",
+            "Its declaration names no function that says what is to be drafted ('drafting:').",
+            "Tasks that have one say 'drafted by models' in: soul tasks show TASK",
+        )
+    drafts: Drafts = hook(path, task.prompts, options=options)
+    return drafts
+
+
+def draft_question(
+    prompt: str, shape: type[S], problem: Callable[[S], str] = lambda draft: ""
+) -> JudgeQuestion[S]:
+    """A question to the drafter. A draft of which `problem` says something is asked for once more,
+    as one that cannot be read is."""
+    asked_for = question("draft", prompt, shape, role="drafter")
+
+    def read(text: str) -> S:
+        draft = asked_for.read(text)
+        if trouble := problem(draft):
+            raise UnreadableVerdict(trouble)
+        return draft
+
+    return replace(asked_for, read=read)
+
+
+def review_question(prompt: str, shape: type[Review]) -> JudgeQuestion[Any]:
+    """A question to the filter."""
+    return question("filter", prompt, shape, role="filter")
+
+
+def quotation(text: str, originals: Sequence[str], words: int) -> str:
+    """The first run of `words` words of `text` that stands in one of `originals`; empty for none.
+
+    Case and punctuation do not count. An original that is shorter counts whole, from half as many
+    words on.
+    """
+    tokens = words_only(text.casefold()).split()
+    for original in originals:
+        other = words_only(original.casefold()).split()
+        size = min(words, len(other))
+        if 2 * size < words:
+            continue
+        runs = {tuple(other[i : i + size]) for i in range(len(other) - size + 1)}
+        for i in range(len(tokens) - size + 1):
+            if (run := tuple(tokens[i : i + size])) in runs:
+                return " ".join(run)
+    return ""

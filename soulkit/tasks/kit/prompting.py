@@ -1,0 +1,270 @@
+"""Prompt templates with a hash, word budgets, and tables of texts beside a module.
+
+A template is `prompts/<name>.md` in the task's folder, or `prompts/<task>/<name>.md` where several
+tasks share one. It is rendered for one reader; naming what the reader may not see is an error.
+
+Budgets: examples of equal standing share theirs fairly (texts of 3, 40 and 50 words with 63 words
+between them keep 3, 30 and 30); a history loses its oldest entries.
+
+Texts: `TEXTS = Texts(__file__)` reads `texts.yaml` beside the module when the first table is used;
+its lists are tuples, so that no reader can change them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import (
+    Environment,
+    FileSystemLoader,
+    StrictUndefined,
+    TemplateNotFound,
+    TemplateSyntaxError,
+    UndefinedError,
+)
+from jinja2.sandbox import SandboxedEnvironment
+
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.tasks.kit.user_code import BUILTIN
+
+MARK = "[...]"
+"""Stands where words were left out."""
+
+
+def total_words(texts: Iterable[str]) -> int:
+    """White-space words of all texts together."""
+    return sum(len(text.split()) for text in texts)
+
+
+def first_words(text: str, count: int) -> str:
+    """The first `count` words as they stand, and a mark when there were more."""
+    # No list of all words: it would take fifty times the memory of a long text. Most texts fit, and
+    # to see that is ten times as fast without the places of their words.
+    if count > 0 and len(text.split(None, count)) <= count:
+        return text
+    ends = [word.end() for word in islice(re.finditer(r"\S+", text), max(count, 0) + 1)]
+    if len(ends) <= count:
+        return text
+    return f"{text[: ends[count - 1]]} {MARK}" if count > 0 else MARK
+
+
+def last_words(text: str, count: int) -> str:
+    """The last `count` words as they stand, behind a mark when there were more."""
+    starts = deque((word.start() for word in re.finditer(r"\S+", text)), maxlen=max(count, 0) + 1)
+    if len(starts) <= count:
+        return text
+    return f"{MARK} {text[starts[1] :]}" if count > 0 else MARK
+
+
+def fair_cap(lengths: Sequence[int], budget: int) -> int:
+    """The largest cap under which texts of these lengths, in words, fit the budget together."""
+    words_left = budget
+    for place, length in enumerate(sorted(lengths)):
+        share = words_left // (len(lengths) - place)
+        if length > share:
+            return share
+        words_left -= length
+    return max(lengths, default=0)
+
+
+def share_fairly(
+    items: Sequence[Mapping[str, str]], budget: int | None
+) -> tuple[tuple[Mapping[str, str], ...], int]:
+    """(items whose texts fit the budget together, words cut); every item stays."""
+    texts = [text for item in items for text in item.values()]
+    total = total_words(texts)
+    if budget is None or total <= budget:
+        return tuple(items), 0
+    cap = fair_cap([len(text.split()) for text in texts], budget)
+    fitted = tuple({k: first_words(text, cap) for k, text in item.items()} for item in items)
+    return fitted, sum(max(len(text.split()) - cap, 0) for text in texts)
+
+
+def keep_latest(entries: Sequence[str], budget: int | None) -> tuple[tuple[str, ...], int]:
+    """(the last entries that fit the budget, words cut); the very last is cut to fit if it must."""
+    total = total_words(entries)
+    if budget is None or total <= budget:
+        return tuple(entries), 0
+    latest: list[str] = []
+    words_left = budget
+    for entry in reversed(entries):
+        length = len(entry.split())
+        if length > words_left:
+            break
+        latest.insert(0, entry)
+        words_left -= length
+    if latest:
+        return tuple(latest), total - total_words(latest)
+    return (first_words(entries[-1], budget),), total - budget
+
+
+NAME = "texts.yaml"
+
+
+class Texts:
+    """The tables of one folder."""
+
+    def __init__(self, module_file: str) -> None:
+        self.path = Path(module_file).with_name(NAME)
+
+    def __getitem__(self, table: str) -> Any:
+        tables = read_texts(self.path.parent)
+        if table not in tables:
+            raise ConfigError(
+                f"There is no table '{table}' in '{self.path}'.",
+                "A module beside the file asks for it by that name.",
+                f"{did_you_mean(table, tables)} Else add the table to the file.",
+            )
+        return tables[table]
+
+
+@cache
+def read_texts(folder: Path) -> Mapping[str, Any]:
+    """The tables of `texts.yaml` in a folder; ConfigError when they cannot be read."""
+    path = folder / NAME
+    # Both loaders build plain values only; the one written in C is ten times as fast.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        tables = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"The texts in '{path}' cannot be read.",
+            " ".join(str(error).split()),
+            "Put the file back: reinstall soulkit, or mend it where the task is your own.",
+        ) from error
+    if not isinstance(tables, dict):
+        raise ConfigError(
+            f"The texts in '{path}' are no tables.",
+            "The file has to hold names with a list or a mapping under each.",
+            "Put the file back: reinstall soulkit, or mend it where the task is your own.",
+        )
+    return {str(name): _frozen(table) for name, table in tables.items()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _frozen(part) for key, part in value.items()}
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+
+
+class _Noting(FileSystemLoader):
+    """Notes which files were opened, those that a template includes as well."""
+
+    def __init__(self, folders: Sequence[Path], opened: set[Path]) -> None:
+        super().__init__(folders)
+        self.opened = opened
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        source = super().get_source(environment, template)
+        self.opened.add(Path(source[1]))
+        return source
+
+
+class PromptFolder:
+    """The templates of one task."""
+
+    def __init__(self, task: str, *folders: Path) -> None:
+        self.task = task
+        self.opened: set[Path] = set()
+        """The files that were rendered so far: what a check of the task looks at."""
+        self.folders = [folder / "prompts" for folder in dict.fromkeys((*folders, BUILTIN))]
+        self.sandboxed = False
+
+    def over(self, folder: Path) -> PromptFolder:
+        """The same templates, but those in `folder` go before all others.
+
+        They are rendered in a sandbox: a folder of edited prompts may travel with a run.
+        """
+        edited = PromptFolder(self.task)
+        edited.folders, edited.sandboxed = [folder, *self.folders], True
+        return edited
+
+    @cached_property
+    def _environment(self) -> Environment:
+        # Prompts are plain text for a model, not HTML: escaping would change what the model reads.
+        kind = SandboxedEnvironment if self.sandboxed else Environment
+        return kind(
+            loader=_Noting(self.folders, self.opened),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,
+        )
+
+    def _path(self, name: str) -> str:
+        task_path = f"{self.task}/{name}.md"
+        return (
+            task_path
+            if any((folder / task_path).exists() for folder in self.folders)
+            else f"{name}.md"
+        )
+
+    def render(self, name: str, /, **values: Any) -> str:
+        """The text of template `name`. ConfigError when it is missing or names an unknown value."""
+        try:
+            return self._environment.get_template(self._path(name)).render(**values).strip()
+        except TemplateNotFound as error:
+            raise self._missing(name) from error
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"The prompt '{name}.md' of task '{self.task}' is no valid template.",
+                f"Jinja says, in line {error.lineno}: {error.message}.",
+                "Mend the braces; docs/authoring.md shows a complete prompt.",
+            ) from error
+        except UndefinedError as error:
+            raise ConfigError(
+                f"The prompt '{name}.md' of task '{self.task}' uses something it may not see.",
+                f"Jinja says: {error.message}.",
+                "Name the reader in the column's audience, or take the value out of the template.",
+            ) from error
+
+    def hashes(self, *names: str) -> dict[str, str]:
+        """Template name → first 12 hex digits of the SHA-256 of its source."""
+        return {n: hashlib.sha256(self._source(n).encode()).hexdigest()[:12] for n in names}
+
+    def sizes(self, *starts: str) -> dict[str, int]:
+        """Words of the task's own templates whose names begin with one of `starts`, by name."""
+        files: list[Path] = []
+        for folder in self.folders:
+            if folder != BUILTIN / "prompts":
+                files += [*folder.glob("*.md"), *folder.glob(f"{self.task}/*.md")]
+        names = sorted({file.stem for file in files if file.stem.startswith(starts)})
+        return {name: len(self._source(name).split()) for name in names}
+
+    def is_shared(self, name: str) -> bool:
+        """Whether the task has no template `name` of its own, and takes that of all tasks."""
+        file = self._file(name)
+        return file is not None and BUILTIN / "prompts" in file.parents
+
+    def unopened(self, folder: Path) -> list[str]:
+        """The task's templates in `folder`/prompts that were never rendered, by their paths."""
+        prompts = folder / "prompts"
+        files = [*prompts.glob("*.md"), *prompts.joinpath(self.task).glob("*.md")]
+        return sorted(f.relative_to(prompts).as_posix() for f in files if f not in self.opened)
+
+    def _source(self, name: str) -> str:
+        file = self._file(name)
+        if file is None:
+            raise self._missing(name)
+        return file.read_text(encoding="utf-8")
+
+    def _file(self, name: str) -> Path | None:
+        path = self._path(name)
+        return next((f / path for f in self.folders if (f / path).exists()), None)
+
+    def _missing(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"The prompt '{name}.md' of task '{self.task}' does not exist.",
+            f"It was looked for in {', '.join(str(f) for f in self.folders)}.",
+            f"Write prompts/{name}.md, or prompts/{self.task}/{name}.md, in the task's folder.",
+        )

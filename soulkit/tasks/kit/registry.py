@@ -1,0 +1,314 @@
+"""The registry: the tasks and suites of `tasks.yaml`, of `--tasks FILE` and of installed packages.
+
+A user's file is read after the built-in one and may add tasks and suites. A name that neither file
+declares may be that of a task in an installed package.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from soulkit.config import once_loader
+from soulkit.data.rows import Column
+from soulkit.errors import ConfigError, did_you_mean
+from soulkit.tasks.kit.spec import (
+    DefaultPlayers,
+    FeedbackSpec,
+    Files,
+    HookKey,
+    Metric,
+    RegistryFile,
+    Suite,
+    TaskSpec,
+    cannot_play,
+    check_suites,
+)
+from soulkit.tasks.kit.user_code import (
+    DECLARATION,
+    Home,
+    Hook,
+    installed_task,
+    installed_tasks,
+    note_shadowed,
+)
+from soulkit.types import Protocol
+
+if TYPE_CHECKING:
+    from soulkit.tasks.kit.base import Task
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Every task and suite known to a command."""
+
+    specs: dict[str, TaskSpec]
+    """The declared tasks, and of the installed ones those that were named."""
+    suites: Mapping[str, Suite]
+
+    def spec(self, name: str) -> TaskSpec:
+        """The declaration of a task; ConfigError when there is none."""
+        declared = self.specs.get(name)
+        if declared is None:
+            declared = self.specs[name] = self._installed(name)
+        elif not declared.home.distribution:
+            built_in = declared.home.builtin_task
+            note_shadowed(name, "that comes with soulkit" if built_in else "of your tasks file")
+        return declared
+
+    def _installed(self, name: str) -> TaskSpec:
+        """The declaration of an installed task: the moment at which its package is looked at."""
+        offer = installed_task(name)
+        if offer is None:
+            raise ConfigError(
+                f"There is no task named '{name}'.",
+                "It is declared neither in the built-in tasks.yaml nor in a file given by --tasks, "
+                "and no installed package offers it.",
+                f"{did_you_mean(name, (*self.specs, *installed_tasks()))} See: soul tasks list",
+            )
+        home = offer.home()
+        try:
+            tasks = read_file(home.folder / DECLARATION).tasks
+        except ConfigError as error:
+            raise offer.broken(f"{error.what} {error.why}") from error
+        if name not in tasks:
+            raise offer.broken(f"Its {DECLARATION} declares {', '.join(tasks) or 'no task'}.")
+        return tasks[name].at(home)
+
+    def task(
+        self, name: str, protocol: Protocol = "paper", *, training: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> Task:  # fmt: skip
+        """The live task: its class from `module` (RowsOnly without one), made with its spec.
+
+        `training`: with the word budgets and default players of training; `options` replace those
+        of the task that have their name.
+        """
+        spec = self.spec(name).played(training=training, options=options or {})
+        shared = self._sharing(spec) or spec
+        module, home = shared.module or shared.binder, shared.home
+        if protocol == "reference" and spec.reference:
+            module, home = spec.reference, spec.home
+        elif protocol == "reference" and shared.reference:
+            module = shared.reference
+        cls = _load_class(name, module, home)
+        return cls(name, spec, protocol=protocol, folder=spec.home.folder)
+
+    def _sharing(self, spec: TaskSpec) -> TaskSpec | None:
+        """The built-in task whose class another declaration names, as `soulkit.tasks.…:Class`.
+
+        The module is not looked at: it was another one before each benchmark had a folder.
+        """
+        module, _, cls = (spec.module or spec.binder).partition(":")
+        if spec.home.builtin_task or not module.startswith("soulkit.tasks."):
+            return None
+        built_in = (other for other in self.specs.values() if other.home.builtin_task)
+        return next((o for o in built_in if cls == (o.module or o.binder).partition(":")[2]), None)
+
+    def hook(self, name: str, key: HookKey) -> Hook | None:
+        """The function that a task's declaration names under `key`, None where it names none."""
+        return self.spec(name).hook(name, key)
+
+    def with_hook(self, key: HookKey) -> list[str]:
+        """The tasks whose declaration names a function under `key`."""
+        return [name for name, spec in self.specs.items() if getattr(spec, key)]
+
+    def refuse_rows_only(self, names: Collection[str], suite: str | None = None) -> None:
+        """ConfigError when `names` (the members of `suite`) hold tasks that cannot be played."""
+        unplayable = [name for name in names if self.spec(name).rows_only]
+        if not unplayable:
+            return
+        near = names if len(unplayable) < len(names) else tuple(self.specs)
+        able = [name for name in near if not self.specs[name].rows_only]
+        raise cannot_play(unplayable, able, suite)
+
+    def refuse_evaluation_only(self, names: Collection[str]) -> None:
+        """ConfigError when `names` hold tasks that may be evaluated and never trained on."""
+        marked = [name for name in names if self.spec(name).evaluation_only]
+        if marked:
+            able = [name for name in names if name not in marked]
+            raise not_for_training(f"the task{'s' * (len(marked) > 1)} {', '.join(marked)}", able)
+
+    def suite(self, name: str) -> tuple[str, ...]:
+        """The tasks of a suite; ConfigError when there is none of that name."""
+        return self.suite_spec(name).tasks
+
+    def suite_spec(self, name: str) -> Suite:
+        """The declaration of a suite: members, groups and axes; ConfigError when there is none."""
+        if name not in self.suites:
+            raise ConfigError(
+                f"There is no suite named '{name}'.",
+                "A suite is a named list of tasks under 'suites:' in tasks.yaml.",
+                did_you_mean(name, self.suites),
+            )
+        return self.suites[name]
+
+    def by_source(self) -> dict[str, str]:
+        """What a row may say in `data_source` → the task that it belongs to."""
+        marks = {s: name for name, spec in self.specs.items() for s in spec.files.data_source}
+        # A name goes before a mark: two tasks may share their rows, and one is called like them.
+        return {**marks, **{name: name for name in self.specs}}
+
+
+# -- classes -------------------------------------------------------------------------------------
+
+
+LEAVE_OUT = "Leave them out (of rows: choose others with --where or --example, or another file)"
+
+
+class NotForTraining(ConfigError):
+    """Training on tasks or rows that are for evaluation only."""
+
+
+def not_for_training(what: str, able: Sequence[str] = ()) -> NotForTraining:
+    """The error of tasks or rows that are marked evaluation-only; `able`: what may be trained."""
+    rest = f"Train on what is left: --task {','.join(able)}" if able else LEAVE_OUT
+    return NotForTraining(
+        f"Training was asked for on {what}, marked evaluation-only.",
+        "Their terms or their purpose forbid training on them, and a model that was "
+        "trained on them could not be measured with them.",
+        f"{rest}; measure with: soul eval",
+    )
+
+
+def _load_class(task: str, module: str, home: Home) -> type[Task]:
+    from soulkit.tasks.kit.base import Task
+
+    if not module:
+        from soulkit.tasks.kit.loading import RowsOnly
+
+        return RowsOnly
+    try:
+        cls = home.load(module)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise _unloadable(task, module, home, f"Python says: {error}.") from error
+    if not (inspect.isclass(cls) and issubclass(cls, Task)):
+        name = module.partition(":")[2]
+        raise _unloadable(task, module, home, f"'{name}' is no class derived from Task.")
+    if inspect.isabstract(cls):
+        lacking = ", ".join(sorted(cls.__abstractmethods__))
+        raise _unloadable(task, module, home, f"The class does not define: {lacking}.")
+    return cls
+
+
+def _unloadable(task: str, module: str, home: Home, why: str) -> ConfigError:
+    return ConfigError(
+        f"The class of task '{task}'{home.origin} cannot be loaded from '{module}'.",
+        why,
+        "Write module as 'file:Class', with file.py beside the tasks file; see docs/tasks.md.",
+    )
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def builtin_file() -> Path:
+    """`tasks.yaml`: inside an installed package, or at the root of a checkout."""
+    packaged = Path(str(resources.files("soulkit"))) / "tasks.yaml"
+    return packaged if packaged.exists() else packaged.parents[1] / "tasks.yaml"
+
+
+def read_file(path: Path) -> RegistryFile:
+    """Parse and validate one tasks file; ConfigError names the place and the nearest known key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        # A SafeLoader underneath: it builds plain values only.
+        raw = yaml.load(text, Loader=once_loader())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The tasks file '{path}' does not exist.",
+            "--tasks names a YAML file that declares your own tasks.",
+            "Check the path; docs/authoring.md shows a complete example.",
+        ) from error
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The tasks file '{path}' cannot be read as YAML.",
+            " ".join(str(error).split()),
+            "Mend the file; docs/authoring.md shows a complete example.",
+        ) from error
+    if raw is None:
+        raise ConfigError(
+            f"The tasks file '{path}' is empty.",
+            "It declares neither a task nor a suite, so nothing would come of it.",
+            "Fill it in, or leave --tasks out; docs/authoring.md shows a complete example.",
+        )
+    try:
+        return RegistryFile.model_validate(raw)
+    except ValidationError as error:
+        raise _explained(path, error) from error
+
+
+def _explained(path: Path, error: ValidationError) -> ConfigError:
+    problems = error.errors()
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
+    entry = f"the entry '{where}' is not valid" if where else "it is no tasks file"
+    reason = first["msg"].removeprefix("Value error, ").rstrip(".") + more
+    return ConfigError(
+        f"{path}: {entry}.",
+        reason if reason.endswith("?") else f"{reason}.",
+        _way_out(first["type"], first["loc"], first["input"], first.get("ctx", {})),
+    )
+
+
+def _way_out(kind: str, loc: tuple[int | str, ...], value: Any, context: Mapping[str, Any]) -> str:
+    if kind == "extra_forbidden":
+        return did_you_mean(str(loc[-1]), _fields_at(loc))
+    if kind == "literal_error":
+        return did_you_mean(str(value), re.findall(r"'(\w+)'", str(context.get("expected"))))
+    return "Mend the entry; docs/tasks.md lists every key."
+
+
+def _fields_at(loc: Sequence[int | str]) -> list[str]:
+    """The keys allowed where `loc` points, for a did-you-mean."""
+    nested: dict[str, type[BaseModel]] = {
+        "columns": Column,
+        "metric": Metric,
+        "files": Files,
+        "feedback": FeedbackSpec,
+        "players": DefaultPlayers,
+    }
+    parts = [str(part) for part in loc[:-1]]
+    if parts[:1] == ["suites"] and len(parts) == 2:
+        return list(Suite.model_fields)
+    if parts[:1] != ["tasks"]:
+        return list(RegistryFile.model_fields)
+    inner = next((nested[p] for p in parts[2:3] if p in nested), TaskSpec)
+    return list(inner.model_fields)
+
+
+@cache
+def load_registry(*extra: Path) -> Registry:
+    """The built-in tasks with those of `extra` files added; a name declared twice is an error."""
+    specs: dict[str, TaskSpec] = {}
+    suites: dict[str, Suite] = {}
+    for path in (builtin_file(), *extra):
+        parsed = read_file(path)
+        _refuse_second(path, "task", parsed.tasks, specs)
+        _refuse_second(path, "suite", parsed.suites, suites)
+        beside = Home(path.resolve().parent) if path in extra else None
+        for name, spec in parsed.tasks.items():
+            specs[name] = spec.at(beside or Home.builtin(spec.folder or name))
+        suites.update(parsed.suites)
+    check_suites(specs, suites, installed_tasks)
+    return Registry(specs=specs, suites=suites)
+
+
+def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterable[str]) -> None:
+    for name in names:
+        if name in declared:
+            raise ConfigError(
+                f"The {kind} '{name}' is declared twice, the second time in '{path}'.",
+                "A second declaration would silently change what the name means.",
+                f"Give your {kind} another name.",
+            )

@@ -1,0 +1,365 @@
+"""From replies to numbers: how replies ended, means over a batch, and headlines made of parts.
+
+Endings: a single reply that ran into its limit scores the minimum (`truncated`). A dialogue is
+scored as it stands, with the status `truncated` or `empty`, and `turns/cut` is the share of cut
+turns. A refusal is the actor's own failure. Under `reference`, and in tasks with
+`grades_cut_replies`, what can be read of a cut reply counts.
+
+Parts: a headline may be the mean of other numbers, which the task declares:
+
+    metric:
+      headline: macro
+      parts:
+        macro: {quizzes: quiz_share, chats: chat_mean}
+        chat_mean: {variety: variety, endings: ending_f1}       # a part may have parts itself
+
+Every part counts alike. A part without a number is named with the reason; `value` is the mean of
+the others, for training, and an evaluation shows the bounds. Rows of a person's own file have it as
+their `origin`; rows of different origins are never averaged in an evaluation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from soulkit.data.rows import row_id
+from soulkit.judge.verdict import spoken
+from soulkit.runs.records import drafts
+from soulkit.tasks.kit.user_code import finite_or_none
+from soulkit.types import BatchMetric, Completion, Episode, Record, Score
+
+READABLE = ("ok", "salvaged")
+"""Statuses of an answer that is graded."""
+_UNREAD = ("empty", "no_tag", "malformed")
+"""Statuses of a reply that holds no answer."""
+CUT_TURNS = "turns/cut"
+"""Metric of a dialogue: the share of the actor's turns that ran into their limit."""
+
+
+def reply_failure(completion: Completion, strict: bool) -> str:
+    """`refusal` or `truncated` for a reply that is one whatever can be read of it, else empty.
+
+    Not `strict`: what a filter held back is a refusal only where nothing of it is left.
+    """
+    held_back = completion.stop_reason == "content_filter" and not completion.text.strip()
+    if completion.stop_reason == "refusal" or held_back:
+        return "refusal"
+    if not strict:
+        return ""
+    return {"content_filter": "refusal", "length": "truncated"}.get(completion.stop_reason, "")
+
+
+def actor_status(completion: Completion, parsed: str, strict: bool = True) -> str:
+    """How a single reply was read (`parsed`), or why it counts as none: the actor's own failure."""
+    failure = reply_failure(completion, strict)
+    if failure or parsed in READABLE:
+        return failure or parsed
+    if completion.stop_reason == "content_filter":
+        return "refusal"
+    if completion.stop_reason == "length":
+        return "truncated"
+    return parsed if completion.text.strip() else "empty"
+
+
+def with_endings(
+    score: Score, episode: Episode, low: float, *, strict: bool, dialogue: bool
+) -> Score:
+    """`score` with what the ends of the actor's replies make of it; `low` is the minimum."""
+    replies = [turn.completion for trace in episode.traces for turn in trace.turns]
+    if not score.scored or not replies:
+        return score
+    failures = [reply_failure(reply, strict) for reply in replies]
+    cut = [reply for reply in replies if reply.stop_reason == "length"]
+    if dialogue:
+        score = replace(score, metrics={**score.metrics, CUT_TURNS: len(cut) / len(replies)})
+    if score.status not in (*READABLE, *_UNREAD):
+        return score
+    if dialogue and "refusal" not in failures:
+        return replace(score, status=_dialogue_status(score.status, replies))
+    if cut and (score.status in _UNREAD or not all(reply.text.strip() for reply in cut)):
+        failures.append("truncated")
+    failure = next((name for name in ("refusal", "truncated") if name in failures), "")
+    return replace(score, value=low, reward=low, status=failure) if failure else score
+
+
+def _dialogue_status(status: str, replies: Sequence[Completion]) -> str:
+    """`status`, or what cut and silent turns make of a dialogue: `truncated`, `empty`."""
+    if any(reply.stop_reason == "length" for reply in replies):
+        return "truncated"
+    silent = status in READABLE and not all(spoken(reply.text, "paper") for reply in replies)
+    return "empty" if silent else status
+
+
+NO_ROWS, UNSCORED, UNDEFINED = "no rows", "unscored", "undefined"
+"""Why a part has no number: no row belongs to it, none of its rows has a score, or these scores do
+not define it (one text has no diversity)."""
+Parts = Mapping[str, Mapping[str, str]]
+"""Name of a mean → label of each part → name of the number that is the part."""
+Metrics = Mapping[str, BatchMetric]
+Numbers = Callable[[Sequence[Record]], dict[str, BatchMetric]]
+Kept = Mapping[str, Mapping[str, str]]
+"""Name of a mean → the parts, by label, that it is taken over."""
+
+
+def with_declared_means(
+    declared: Parts, headline: str, numbers: Numbers, records: Sequence[Record]
+) -> dict[str, BatchMetric]:
+    """What `numbers` makes of the records, and the declared means of it."""
+    origins = origins_of(records)
+    if len(origins) < 2:
+        return with_means(declared, numbers(records), "".join(origins))
+    made = with_means(declared, numbers(of_origin(records, "")))
+    for origin in filter(None, origins):
+        own = with_means(declared, numbers(of_origin(records, origin)), origin)
+        if headline in own:
+            mean = own[headline]
+            # Its parts are numbers of these rows alone; `eval/batch_cells.py` asks these for them.
+            value = None if mean.missing else mean.value
+            made[of_one_origin(headline, origin)] = replace(
+                mean, parts=(), value=value, beside=True, origin=origin
+            )
+    return made
+
+
+def with_means(declared: Parts, metrics: Metrics, origin: str = "") -> dict[str, BatchMetric]:
+    """`metrics` with the declared means.
+
+    What `metrics` says of a mean is kept as far as it goes (what it counts, its scale); otherwise
+    it counts what its parts count. An inner mean of which no part has any row is left out.
+    """
+    made = dict(metrics)
+    inner = {name for parts in declared.values() for name in parts.values()}
+    for name in _inner_first(declared):
+        mean = _mean(declared[name], made, made.get(name), origin)
+        if mean.n or name not in inner:
+            made[name] = mean
+        else:
+            made.pop(name, None)
+    return made
+
+
+def _inner_first(declared: Parts) -> list[str]:
+    """The names of the means, each after those that are parts of it."""
+    order: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        for part in declared[name].values():
+            if part in declared and part not in order:
+                visit(part)
+        order[name] = None
+
+    for name in declared:
+        visit(name)
+    return list(order)
+
+
+def _mean(
+    parts: Mapping[str, str], made: Metrics, frame: BatchMetric | None, origin: str
+) -> BatchMetric:
+    found = {label: made.get(name) for label, name in parts.items()}
+    there = {label: part for label, part in found.items() if part is not None and part.n}
+    # Rows of one's own have the parts that they have; nothing of the others is missing.
+    counted = there if origin else found
+    missing: dict[str, str] = {}
+    for label, part in counted.items():
+        if (why := why_missing(part)) is not None:
+            missing[label] = why
+        elif part is not None:
+            missing |= {f"{label}/{inner}": why for inner, why in part.missing}
+    values = [part.value for part in there.values() if part.value is not None]
+    return replace(
+        _counted(frame, list(there.values())),
+        value=fmean(values) if values else None,
+        parts=tuple((label, parts[label]) for label in counted),
+        missing=tuple(missing.items()),
+        origin=origin,
+    )
+
+
+def why_missing(part: BatchMetric | None) -> str | None:
+    """Why a part has no number; None where it has one."""
+    if part is None or not part.n:
+        return NO_ROWS
+    if part.value is not None:
+        return None
+    return UNDEFINED if part.n_scored else UNSCORED
+
+
+def _counted(frame: BatchMetric | None, parts: Sequence[BatchMetric]) -> BatchMetric:
+    """What a mean counts, and its scale."""
+    if frame is not None:
+        return frame
+    units = dict.fromkeys(part.unit for part in parts)
+    return BatchMetric(
+        None, sum(part.n for part in parts), sum(part.n_scored for part in parts),
+        " and ".join(units) or "episodes", _mean_end([part.low for part in parts]),
+        _mean_end([part.high for part in parts]),
+    )  # fmt: skip
+
+
+def _mean_end(ends: Sequence[float | None]) -> float | None:
+    known = [end for end in ends if end is not None]
+    return fmean(known) if known and len(known) == len(ends) else None
+
+
+# -- origins --------------------------------------------------------------------------------------
+
+
+def origins_of(records: Sequence[Record]) -> list[str]:
+    """The files of somebody's own that the rows of the drafts were made of; one is empty where
+    some rows are of none."""
+    return sorted({record.origin for record in drafts(records)})
+
+
+def of_origin(records: Iterable[Record], origin: str) -> list[Record]:
+    """The records whose rows were made of this file."""
+    return [record for record in records if record.origin == origin]
+
+
+def of_one_origin(name: str, origin: str) -> str:
+    """The name of a headline over the rows of one of several origins."""
+    return f"{name}/origin={origin}"
+
+
+def without_origin(name: str, origin: str) -> str:
+    """The headline of which `name` is that over the rows of one of several origins; otherwise the
+    name as it is."""
+    return name.removesuffix(of_one_origin("", origin)) if origin else name
+
+
+def without_origins(records: Sequence[Record]) -> list[Record]:
+    """The records as if their rows had no origin, where there are several: training has no
+    published figures beside it, and needs one number of all its rows."""
+    if len(origins_of(records)) < 2:
+        return list(records)
+    return [replace(record, origin="") for record in records]
+
+
+# -- several batches ------------------------------------------------------------------------------
+
+
+def shared_parts(name: str, sides: Sequence[Metrics]) -> dict[str, dict[str, str]]:
+    """The parts of the mean `name`, and of its inner means, that have a number on every side; empty
+    for a number that has no parts."""
+    first = sides[0].get(name)
+    if first is None or not first.parts or first.over:
+        return {}
+    kept: dict[str, dict[str, str]] = {name: {}}
+    for label, part in first.parts:
+        inner = shared_parts(part, sides)
+        whole = all((one := side.get(part)) and one.value is not None for side in sides)
+        if inner.get(part) if inner else whole:
+            kept[name][label] = part
+            kept |= inner
+    return kept
+
+
+def value_over(name: str, metrics: Metrics, kept: Kept) -> float | None:
+    """The number `name`, a mean over those of its parts that are kept; None where one of them has
+    no number here."""
+    if name not in kept:
+        return metrics[name].value if name in metrics else None
+    values = [value_over(part, metrics, kept) for part in kept[name].values()]
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers and len(numbers) == len(values) else None
+
+
+SHARE = (0.0, 1.0)
+ROWS = "rows"
+
+
+def mean_of(
+    values: Sequence[float | None], unit: str = "episodes", scale: tuple[float, float] = SHARE
+) -> BatchMetric:
+    """The mean over units with a number (None: a unit without one), which lies on `scale`."""
+    scored = [value for value in values if value is not None]
+    return BatchMetric(
+        value=sum(scored) / len(scored) if scored else None,
+        n=len(values), n_scored=len(scored), unit=unit, low=scale[0], high=scale[1],
+        is_mean=True,
+    )  # fmt: skip
+
+
+def as_batch_metrics(
+    metrics: Mapping[str, Any], records: Sequence[Record]
+) -> dict[str, BatchMetric]:
+    """What a task's `summarise` made of `records`; plain numbers, as tasks once returned, are over
+    all their episodes and have no known scale.
+
+    What is no finite number has no value, and no unit scored.
+    """
+    main = drafts(records)
+    scored = sum(record.score.scored for record in main)
+    numbers = {
+        name: metric if isinstance(metric, BatchMetric)
+        else BatchMetric(value=metric, n=len(main), n_scored=scored)
+        for name, metric in metrics.items()
+    }  # fmt: skip
+    return {name: _of_finite(one) for name, one in numbers.items()}
+
+
+def _of_finite(metric: BatchMetric) -> BatchMetric:
+    value = finite_or_none(metric.value)
+    lost = value is None and metric.value is not None
+    return replace(metric, value=value, n_scored=0 if lost else metric.n_scored)
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+def row_plays(records: Sequence[Record]) -> dict[str, list[list[Record]]]:
+    """Row → its plays, each with the records of its forms, in the order in which they come."""
+    plays: dict[str, dict[tuple[Any, ...], list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in drafts(records):
+        play = (record.kind, record.step, record.rollout)
+        plays[row_id(record.example_id)][play].append(record)
+    return {row: list(of_row.values()) for row, of_row in plays.items()}
+
+
+def row_values(records: Sequence[Record]) -> dict[str, float | None]:
+    """Row → the mean over its forms, and over its plays of which no form is unscored.
+
+    None: there is no such play. What an order leaves unread would else lean to the other orders.
+    """
+    return {row: _row_value(plays) for row, plays in row_plays(records).items()}
+
+
+def _row_value(plays: Sequence[Sequence[Record]]) -> float | None:
+    means = []
+    for play in plays:
+        values = [record.score.value for record in play if record.score.value is not None]
+        if len(values) == len(play):
+            means.append(sum(values) / len(values))
+    return sum(means) / len(means) if means else None
+
+
+def row_mean(records: Sequence[Record], scale: tuple[float, float] = SHARE) -> BatchMetric:
+    """The mean over rows, however many forms a row is asked in."""
+    return mean_of(list(row_values(records).values()), ROWS, scale)
+
+
+def macro(records: Sequence[Record], tag: str) -> BatchMetric | None:
+    """The mean over the values of a tag of their rows' mean scores; it counts rows.
+
+    None where no record has the tag. A value of the tag without a scored row is a missing part.
+    """
+    tagged: dict[str, list[Record]] = defaultdict(list)
+    for record in drafts(records):
+        if tag in record.tags:
+            tagged[record.tags[tag]].append(record)
+    if not tagged:
+        return None
+    groups = {value: row_mean(group) for value, group in sorted(tagged.items())}
+    means = [group.value for group in groups.values() if group.value is not None]
+    return BatchMetric(
+        value=sum(means) / len(means) if means else None,
+        n=sum(group.n for group in groups.values()),
+        n_scored=sum(group.n_scored for group in groups.values()),
+        unit=ROWS, low=SHARE[0], high=SHARE[1], over=tag,
+        parts=tuple((value, "") for value in groups),
+        missing=tuple((value, UNSCORED) for value, group in groups.items() if group.value is None),
+    )  # fmt: skip

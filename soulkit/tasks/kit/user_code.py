@@ -1,0 +1,596 @@
+"""The code of a task: where it is found, the functions its declaration names, and its errors.
+
+A declaration names what belongs to a task as `module:attribute`. The module is looked for in the
+task's folder first: beside the user's tasks file, in `soulkit/tasks/<folder>/`, or in the folder of
+an installed package.
+
+    synth: rows:make_rows          (n, seed, …) → rows            soul data synth
+    importer: importer:read        (path, …) → Imported           soul data import
+    builder: importer:build        (path, …) → Imported           soul data build
+    drafting: build:drafts         (path, prompts, …) → Drafts    soul data build --drafter
+    audit: audit:audit_labels      (path, examples, …) → LabelAudit   soul data audit
+    scripted_partner: visitor:line (messages) → str               soul serve partner
+
+Keyword-only parameters of such a function are its options: `*, half: Literal["cotp", "vp"]` is
+`--half cotp` or `--half vp` on the command line. A parameter `task` gets the name of the task.
+
+Installed packages offer tasks through entry points:
+
+    [project.entry-points."soulkit.tasks"]
+    game = "my_lab.game"            # the task's name = the package with its tasks.yaml
+
+Within `task_code`, what a task's own code raises becomes a TaskError with its file and line, so
+that one bad row is unscored and the run goes on. Errors of soulkit and of models pass unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import math
+import sys
+import sysconfig
+import traceback
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import dropwhile
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+from soulkit.api_keys import printable
+from soulkit.errors import ConfigError, SoulError, TaskError, UserError, did_you_mean
+from soulkit.text import one_line
+from soulkit.types import Episode, Feedback, Score
+
+
+class Declared(Protocol):
+    @property
+    def home(self) -> Home: ...
+
+
+class DeclaredTask(Protocol):
+    name: str
+
+    @property
+    def spec(self) -> Declared: ...
+
+
+BUILTIN = Path(__file__).parents[1]
+"""`soulkit/tasks`: shared prompts, the kit, and one folder for each built-in benchmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The folder of a task, and its name as a package where it is one."""
+
+    folder: Path = BUILTIN
+    package: str = ""
+    distribution: str = ""
+    """What was installed to bring the package; empty for others."""
+
+    @classmethod
+    def builtin(cls, name: str) -> Home:
+        """The home of a benchmark that comes with soulkit."""
+        return cls(BUILTIN / name, f"soulkit.tasks.{name}")
+
+    @property
+    def builtin_task(self) -> bool:
+        """Whether a task that comes with soulkit lives here."""
+        return self.folder.parent == BUILTIN
+
+    @property
+    def origin(self) -> str:
+        """What an error adds to the name of a task that was installed."""
+        return f" of the distribution '{self.distribution}'" if self.distribution else ""
+
+    def load(self, reference: str) -> Any:
+        """The object that `module:attribute` names.
+
+        Raises what Python raises: ImportError, AttributeError, SyntaxError, ValueError. What else
+        a module raises while it is imported is an ImportError here.
+        """
+        module, _, attribute = reference.partition(":")
+        try:
+            return getattr(self._module(module), attribute or "missing")
+        except (ImportError, AttributeError, SyntaxError, ValueError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise ImportError(f"{type(error).__name__}: {error}") from error
+
+    def _module(self, name: str) -> ModuleType:
+        file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
+        if not file.is_file():
+            self._beside()
+            return importlib.import_module(name)
+        if self.package:
+            return importlib.import_module(f"{self.package}.{name}")
+        self._beside()
+        # A name of its own: two users' files may both be called my_task.py, or random.py.
+        mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+        unique = f"soulkit_user_{mark}.{name}"
+        return sys.modules.get(unique) or _execute(unique, file)
+
+    def _beside(self) -> None:
+        """What a user's file imports from beside it is found, too."""
+        if not self.package and self.folder != BUILTIN and str(self.folder) not in sys.path:
+            sys.path.append(str(self.folder))
+
+
+def _execute(unique: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(unique, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"no loader for {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+    return module
+
+
+COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json", "--drafter",
+                 "--filter", "--max-cost")  # fmt: skip
+"""What the commands that call hooks take themselves: for slips of the pen."""
+TASK_KEYWORD = "task"
+"""The keyword that a function gets the name of the task by."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookOption:
+    """One option of a hook: what it is called and what it may be."""
+
+    name: str
+    kind: Any
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values, where only some are."""
+        literals = [k for k in _kinds(self.kind) if typing.get_origin(k) is typing.Literal]
+        return tuple(str(value) for kind in literals for value in typing.get_args(kind))
+
+    def describe(self) -> str:
+        """`--half cotp|vp|all (cotp)`."""
+        kinds = [k.__name__ for k in _kinds(self.kind) if isinstance(k, type)]
+        shape = "|".join(self.choices) or (kinds or ["text"])[0].upper()
+        default = "" if self.default in (None, inspect.Parameter.empty) else f" ({self.default})"
+        return f"{self.flag} {shape}{default}"
+
+    def read(self, text: str, task: str) -> Any:
+        """The value that `text` stands for; ConfigError when it is none."""
+        if self.choices:
+            return text if text in self.choices else self._refuse(text, task, self.choices)
+        for kind in _kinds(self.kind):
+            if kind in (int, float, Path, str):
+                try:
+                    return kind(text)
+                except ValueError:
+                    self._refuse(text, task, (f"{kind.__name__} values",))
+        return text
+
+    def _refuse(self, text: str, task: str, allowed: tuple[str, ...]) -> None:
+        raise ConfigError(
+            f"'{self.flag} {text}' does not fit the task '{task}'.",
+            f"Allowed: {', '.join(allowed)}.",
+            f"Mend {self.flag}, or leave it out.",
+        )
+
+
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation, None left out."""
+    if typing.get_origin(kind) is typing.Literal:
+        return (kind,)
+    parts = typing.get_args(kind) or (kind,)
+    return tuple(part for part in parts if part is not type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A function of one task."""
+
+    task: str
+    function: Callable[..., Any]
+
+    @property
+    def options(self) -> dict[str, HookOption]:
+        kinds = typing.get_type_hints(self.function)
+        only = inspect.Parameter.KEYWORD_ONLY
+        return {
+            name: HookOption(name, kinds.get(name, str), parameter.default)
+            for name, parameter in inspect.signature(self.function).parameters.items()
+            if parameter.kind is only and name != TASK_KEYWORD
+        }
+
+    def has_default(self, name: str) -> bool:
+        """Whether the parameter `name` may be left out."""
+        parameter = inspect.signature(self.function).parameters.get(name)
+        return parameter is not None and parameter.default is not inspect.Parameter.empty
+
+    def __call__(
+        self, *values: Any, options: Mapping[str, str] | None = None, **keywords: Any
+    ) -> Any:
+        """Call the function with options as the command line gives them, by flag or by name."""
+        keywords |= {
+            o.name: o.read(text, self.task) for o, text in self._chosen_options(options or {})
+        }
+        if TASK_KEYWORD in inspect.signature(self.function).parameters:
+            keywords[TASK_KEYWORD] = self.task
+        return self.function(*values, **keywords)
+
+    def _chosen_options(self, options: Mapping[str, str]) -> list[tuple[HookOption, str]]:
+        declared = self.options
+        chosen: list[tuple[HookOption, str]] = []
+        for flag, text in options.items():
+            name = flag.lstrip("-").replace("-", "_")
+            if name not in declared:
+                raise self._no_option(flag, declared)
+            chosen.append((declared[name], text))
+        return chosen
+
+    def _no_option(self, flag: str, options: Mapping[str, HookOption]) -> ConfigError:
+        flags = [option.flag for option in options.values()]
+        return ConfigError(
+            f"'{flag}' is no option for the task '{self.task}'.",
+            f"It has {', '.join(o.describe() for o in options.values())}."
+            if options
+            else "The task has no options of its own here.",
+            did_you_mean(flag, [*flags, *COMMAND_FLAGS]),
+        )
+
+
+def hook(task: str, key: str, reference: str, home: Home) -> Hook:
+    """The function that `key: reference` of a declaration names; ConfigError when there is none."""
+    try:
+        function = home.load(reference)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise _unloadable(task, key, reference, home, f"Python says: {error}.") from error
+    if not callable(function):
+        raise _unloadable(task, key, reference, home, "It is no function.")
+    return Hook(task, function)
+
+
+def _unloadable(task: str, key: str, reference: str, home: Home, why: str) -> ConfigError:
+    return ConfigError(
+        f"'{key}: {reference}' of the task '{task}'{home.origin} cannot be loaded.",
+        why,
+        f"Write {key} as 'file:function', with file.py in the task's folder; see docs/tasks.md.",
+    )
+
+
+GROUP = "soulkit.tasks"
+DECLARATION = "tasks.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledTask:
+    """A task that an installed distribution offers."""
+
+    task: str
+    package: str
+    distribution: str
+
+    def home(self) -> Home:
+        """The folder of its package; ConfigError when there is none, or no declaration in it."""
+        folder = self._folder()
+        if not (folder / DECLARATION).is_file():
+            raise self.broken(f"There is no {DECLARATION} in '{folder}'.")
+        return Home(folder, self.package, self.distribution)
+
+    def _folder(self) -> Path:
+        try:
+            spec = importlib.util.find_spec(self.package)
+        except Exception as error:
+            raise self.broken(f"Python says: {type(error).__name__}: {error}.") from error
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        if not places:
+            raise self.broken(f"'{self.package}' is no package that can be imported.")
+        return Path(places[0])
+
+    def broken(self, why: str) -> ConfigError:
+        """The error of an offer that nothing can be made of."""
+        return ConfigError(
+            f"The task '{self.task}' of the distribution '{self.distribution}' cannot be used.",
+            " ".join(why.split()),
+            f"Mend or reinstall the distribution '{self.distribution}'; docs/authoring.md says "
+            "what such a package holds.",
+        )
+
+
+def installed_tasks() -> Mapping[str, tuple[InstalledTask, ...]]:
+    """Task → who offers it, as installers noted it; nothing is imported."""
+    return _offers(tuple(sys.path))
+
+
+@cache
+def _offers(path: tuple[str, ...]) -> Mapping[str, tuple[InstalledTask, ...]]:
+    from importlib.metadata import entry_points
+
+    by_task: dict[str, list[InstalledTask]] = {}
+    for entry in entry_points(group=GROUP):
+        name = entry.dist.name if entry.dist is not None else "unknown"
+        by_task.setdefault(entry.name, []).append(
+            InstalledTask(entry.name, entry.value.strip(), name)
+        )
+    return {task: tuple(by_task[task]) for task in sorted(by_task)}
+
+
+def installed_task(task: str) -> InstalledTask | None:
+    """Who offers a task; ConfigError when several do, as nobody could tell which one is meant."""
+    several = installed_tasks().get(task, ())
+    if len(several) > 1:
+        names = ", ".join(f"'{offer.distribution}'" for offer in several)
+        raise ConfigError(
+            f"Several installed distributions offer a task '{task}': {names}.",
+            "Which of them is meant cannot be told from the name.",
+            "Uninstall all but one.",
+        )
+    return several[0] if several else None
+
+
+def note_shadowed(task: str, where: str) -> None:
+    """One line on stderr, once: the name that was used is not that of the installed task."""
+    if names := ", ".join(f"'{offer.distribution}'" for offer in installed_tasks().get(task, ())):
+        _say(f"the task '{task}' is the one {where}, not that of the distribution {names}\n")
+
+
+@cache
+def _say(line: str) -> None:
+    sys.stderr.write(line)
+
+
+T = TypeVar("T")
+PACKAGE = Path(__file__).parents[2]
+KIT = frozenset({"tasks", "judge", "metrics", "data", "text.py", "types.py", "errors.py"})
+"""Parts of soulkit that a task is made of: pure, but for the models that they are handed."""
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+LONGEST = 400
+"""Characters of an error's own words that are kept."""
+
+_log = logging.getLogger(__name__)
+_logged: set[str] = set()
+
+
+@contextmanager
+def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
+    """Within it the code of `task` runs, in its method `call`. Raises TaskError for what that
+    raises, SystemExit included; each place is said once, on stderr."""
+    try:
+        yield
+    except SoulError:
+        raise
+    except (Exception, SystemExit) as error:
+        first = _first(error)
+        if isinstance(first, SoulError):
+            raise first from None
+        place = _place(task, first)
+        if place is None:
+            raise
+        raise _as_error(task, call, f"{error_words(first)} ({place})", place, first) from error
+
+
+def error_words(error: BaseException) -> str:
+    """`ValueError: no tag`, on one line; of an error that cannot be told, its kind alone."""
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001 - an error of a user's own, with a fault in its words
+        words = "(without words)"
+    return f"{type(error).__name__}: {one_line(printable(words), LONGEST)}"
+
+
+def broken_task(error: BaseException) -> UserError | None:
+    """What ended a command within the code of a user's task, where no row could be left out for it:
+    with file and line. None for what did not come of one."""
+    first = _first(error)
+    frames = traceback.extract_tb(first.__traceback__)
+    inside = [i for i, frame in enumerate(frames) if _is_infrastructure(_part(frame.filename))]
+    start = inside[-1] + 1 if inside else 0  # whoever called the task, or broke when it asked
+    task = _task_in(first, start)
+    place = None if task is None else _place_in(task, frames[start:])
+    if task is None or place is None:
+        return None
+    return UserError(
+        f"The task '{task.name}' broke: {error_words(first)} ({place}).",
+        "The task is no part of soulkit, and no single row could be left out for it.",
+        "Mend the task at that line and run the command again; a run that it had begun is scored "
+        "again by `soul rescore RUN`, or begun anew with another --out.",
+    )
+
+
+def _task_in(error: BaseException, start: int) -> DeclaredTask | None:
+    """The user's task whose method was called last before `error`, from frame `start` on."""
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    tasks = (one for one in reversed(callers[start:]) if _is_task(one))
+    task = next(tasks, None)
+    return None if task is None or task.spec.home.builtin_task else task
+
+
+def _is_task(value: object) -> bool:
+    return isinstance(getattr(getattr(value, "spec", None), "home", None), Home)
+
+
+def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead: T) -> T:
+    """What `function` gives, or `instead` where the code of `task` breaks, which is said."""
+    try:
+        with task_code(task, call):
+            return function()
+    except TaskError:
+        return instead
+
+
+def checked_episode(task: DeclaredTask, episode: object) -> Episode:
+    """TaskError for a play that gave back no Episode."""
+    if isinstance(episode, Episode):
+        return episode
+    raise bad_return(task, "play", f"gave back {type(episode).__name__}, no Episode")
+
+
+def checked_feedback(task: DeclaredTask, feedback: object) -> Feedback | None:
+    """TaskError for a critique that gave back neither Feedback with a text nor None."""
+    if feedback is None:
+        return None
+    if isinstance(feedback, Feedback):
+        text: object = feedback.text
+        if isinstance(text, str):
+            return feedback
+        kind = type(text).__name__
+        raise bad_return(task, "critique", f"gave feedback whose text is of type {kind}")
+    raise bad_return(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
+
+
+def as_mapping(task: DeclaredTask, call: str, numbers: object) -> Mapping[str, Any]:
+    """TaskError for a method that gave back no dict."""
+    if isinstance(numbers, Mapping):
+        return numbers
+    raise bad_return(task, call, f"gave back {type(numbers).__name__}, no dict")
+
+
+def checked_score(task: DeclaredTask, score: object, call: str = "score") -> Score:
+    """The score, of plain finite numbers; a metric that is not finite is undefined (None).
+
+    TaskError for what is no Score, and for a value or reward that is not a finite number.
+    """
+    if not isinstance(score, Score):
+        raise bad_return(task, call, f"gave back {type(score).__name__}, no Score")
+    many: object = score.metrics
+    if not isinstance(many, Mapping):
+        kind = type(many).__name__
+        raise bad_return(task, call, f"gave metrics of type {kind}, which are no dict")
+    for name in ("value", "reward"):
+        number = getattr(score, name)
+        if number is not None and finite_or_none(number) is None:
+            raise bad_return(task, call, f"gave a {name} of {number!r}, which is no finite number")
+    metrics = {
+        name: None if number is None else finite_or_none(number)
+        for name, number in score.metrics.items()
+    }
+    return replace(
+        score,
+        value=finite_or_none(score.value),
+        reward=finite_or_none(score.reward),
+        metrics=metrics,
+    )
+
+
+def finite_or_none(number: Any) -> float | None:
+    """A finite number as Python has it (NumPy's cannot be written down); None for all else."""
+    if isinstance(number, str) or number is None:
+        return None
+    try:
+        plain = float(number)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if isinstance(number, bool | int):
+        return number
+    return plain if math.isfinite(plain) else None
+
+
+def _first(error: BaseException) -> BaseException:
+    """An error, or the first one that a group of tasks put together."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+# --- where it broke -------------------------------------------------------------------------------
+
+
+def _place(task: DeclaredTask, error: BaseException) -> str | None:
+    """`file:line, in function` of the task's code that an error comes of; None where it does not
+    come of the task."""
+    # The first frames are those of whoever called the task.
+    return _place_in(task, list(dropwhile(_calls, traceback.extract_tb(error.__traceback__))))
+
+
+def _place_in(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str | None:
+    parts = [_part(frame.filename) for frame in frames]
+    if any(_is_infrastructure(part) for part in parts):
+        return None
+    own = [i for i, part in enumerate(parts) if not part or _is_benchmark(part)]
+    # What the kit makes of what it was handed is the fault of whoever wrote the task, unless the
+    # task is one of ours.
+    ours = task.spec.home.builtin_task
+    if not own and frames and not ours:
+        kind, last = type(task).__qualname__, frames[-1]
+        return f"soulkit/{parts[-1]}:{last.lineno}, in {last.name}, on what {kind} gave it"
+    if not own or (ours and any(parts[own[-1] + 1 :])):
+        return None
+    written = [i for i in own if not _is_library(frames[i].filename, task)]
+    frame = frames[(written or own)[-1]]
+    return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
+
+
+def _part(file: str) -> str:
+    """Where in soulkit a file stands (`tasks/kit/base.py`); empty outside it."""
+    path = Path(file)
+    return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else ""
+
+
+def _is_infrastructure(part: str) -> bool:
+    return bool(part) and part.split("/")[0] not in KIT
+
+
+def _calls(frame: traceback.FrameSummary) -> bool:
+    part = _part(frame.filename)
+    return part == "tasks/kit/user_code.py" or _is_infrastructure(part)
+
+
+def _is_benchmark(part: str) -> bool:
+    return part.count("/") > 1 and part.startswith("tasks/") and part.split("/")[1] != "kit"
+
+
+def _is_library(file: str, task: DeclaredTask) -> bool:
+    if Path(file).is_relative_to(task.spec.home.folder) or _is_benchmark(_part(file)):
+        return False
+    return file.startswith(LIBRARIES) or file.startswith("<frozen")
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    here = Path.cwd()
+    return path.relative_to(here).as_posix() if path.is_relative_to(here) else file
+
+
+def bad_return(task: DeclaredTask, call: str, what: str) -> TaskError:
+    """The error of a method that gave back what it may not."""
+    place = _defined(task, call)
+    return _as_error(task, call, f"{call}() {what} ({place})", place, None)
+
+
+def _defined(task: DeclaredTask, call: str) -> str:
+    """Where the task's class says what `call` does, in its own code or in a part that it calls."""
+    for name in (call, "grade", "parse"):
+        code = getattr(inspect.unwrap(getattr(type(task), name, _nothing)), "__code__", None)
+        if code is None or code is _nothing.__code__:
+            continue
+        part = _part(code.co_filename)
+        if not part or _is_benchmark(part):
+            return f"{_shown(code.co_filename)}:{code.co_firstlineno}, in {name}"
+    return f"in {type(task).__qualname__}"
+
+
+def _nothing() -> None:
+    """Stands for a method that there is not."""
+
+
+def _as_error(
+    task: DeclaredTask, call: str, words: str, place: str, error: BaseException | None
+) -> TaskError:
+    """The TaskError of these words; each place is said once, with --debug as a traceback."""
+    if place not in _logged:
+        _logged.add(place)
+        trace = error if _log.isEnabledFor(logging.DEBUG) else None
+        _log.warning("task error in %s.%s: %s", task.name, call, words, exc_info=trace)
+    return TaskError(words)

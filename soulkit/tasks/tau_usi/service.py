@@ -1,0 +1,508 @@
+"""The service that a customer calls: its agent, the agent's tool calls, the runtime.
+
+An agent writes calls of tools into its text:
+
+    <function=find_member><parameter=name>Ada Amsel</parameter></function>
+
+A message holds one call or none. What is no call and looks like one is a format error; the agent is
+told so in words and may mend it. A message without the mark is said to the customer. Values are
+texts, except where the tool's schema wants something else and the text is JSON for it.
+
+    POST /create  {"env_type": "tau", "params": "{\\"env_name\\": ..., \\"task_index\\": ...}"}
+                  → {"runtime_id": ..., "meta_info": "{instruction, wiki, tools_info}"}
+    POST /step    {"runtime_id": ..., "params": "{\\"name\\": ..., \\"arguments\\": {...}}"}
+                  → {"result": ...}
+    POST /reward  {"runtime_id": ...} → {"reward": ...}
+    POST /ping    {"runtime_id": ...} → {"exists": ...}
+
+A runtime holds the state of an episode, so a call that got no answer may have been carried out or
+not. It is never sent again to the same environment: a new one is created, the earlier calls are
+replayed in it, and each must answer as it did before. A server that cannot be reached is tried for
+`wait_s` seconds, counted once for all episodes, and then every call fails at once. A failure is a
+PartnerError: the episode is unscored, never 0.
+
+Answers are kept in the ledger under what led to them, so that a resumed episode asks the runtime
+for nothing it has answered, and a replay touches no network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from soulkit.errors import ModelLoadError, PartnerError
+from soulkit.judge.verdict import spoken
+from soulkit.models.api import transport
+from soulkit.models.api.addresses import checked_url
+from soulkit.models.api.replies import clean_detail
+from soulkit.models.base import Player
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
+from soulkit.tasks.kit.dialogue import partner_reply
+from soulkit.tasks.tau_usi.desk import DOMAIN, Desk, desk
+from soulkit.types import Call, Sampling, Segment, Usage
+
+OPEN, CLOSE = "<function=", "</function>"
+PARAMETER, END = "<parameter=", "</parameter>"
+_NAME = re.compile(r"[\w.-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that can be made."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FormatError:
+    """Why a message is neither a call nor words for the customer."""
+
+    why: str
+
+
+def read_agent_message(
+    text: str, tools: Sequence[Mapping[str, Any]]
+) -> ToolCall | FormatError | str:
+    """What an agent's message is: a call, a mistake in one, or words for the customer."""
+    if OPEN not in text and CLOSE not in text:
+        return text.strip()
+    try:
+        name, body = _call_parts(text)
+        schema = _schema(name, tools)
+        return ToolCall(name, _arguments(body, schema))
+    except ValueError as error:
+        return FormatError(str(error))
+
+
+def _call_parts(text: str) -> tuple[str, str]:
+    """(name, what stands between head and end) of the only call."""
+    if text.count(OPEN) != 1 or text.count(CLOSE) != 1:
+        raise ValueError(f"a message holds one call, from {OPEN}NAME> to {CLOSE}")
+    _, _, rest = text.partition(OPEN)
+    inside, end, behind = rest.partition(CLOSE)
+    if not end or behind.strip():
+        raise ValueError(f"nothing may stand behind {CLOSE}")
+    name, mark, body = inside.partition(">")
+    if not mark or not _NAME.fullmatch(name.strip()):
+        raise ValueError(f"the head of a call is {OPEN}NAME>")
+    return name.strip(), body
+
+
+def _schema(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Parameter → its JSON Schema; ValueError for a tool that nobody has declared."""
+    declared = {str(d.get("name")): d for d in map(declaration, tools)}
+    if name not in declared:
+        raise ValueError(f"there is no tool '{name}'; there are {', '.join(declared) or 'none'}")
+    parameters = declared[name].get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def declaration(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name, description and parameters of a tool, in either of the shapes that services use."""
+    inner = tool.get("function")
+    return inner if isinstance(inner, Mapping) else tool
+
+
+def _arguments(body: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    place = _past_space(body, 0)
+    while place < len(body):
+        if not body.startswith(PARAMETER, place):
+            raise ValueError(f"between the parameters stands '{body[place : place + 40].rstrip()}'")
+        end = body.find(END, place)
+        head = body[place + len(PARAMETER) : end] if end >= 0 else ""
+        name, mark, value = head.partition(">")
+        if not (mark and _NAME.fullmatch(name.strip())):
+            raise ValueError(f"a parameter is written {PARAMETER}NAME>VALUE{END}")
+        if name.strip() in arguments:
+            raise ValueError(f"the parameter '{name.strip()}' stands twice")
+        arguments[name.strip()] = _value(value.strip(), schema.get(name.strip()))
+        place = _past_space(body, end + len(END))
+    return arguments
+
+
+def _past_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def _value(text: str, schema: Any) -> Any:
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if kind in (None, "string"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+STEP_S, PING_S = 600.0, 5.0
+"""Seconds for one answer: environments are made in minutes, a sign of life in no time."""
+MAX_BYTES = 10_000_000
+RECOVERIES = 3
+"""So often may one episode's environment be lost."""
+_AWAY = (502, 503, 504)
+_SAMPLING = Sampling(temperature=0.0)
+"""Nothing is sampled; the ledger's key wants some."""
+
+
+class Unreached(Exception):
+    """No answer came: nobody knows whether the call was carried out."""
+
+
+class Refused(Exception):
+    """The server answered, and not with what was asked for."""
+
+
+@dataclass
+class RuntimeServer:
+    """A runtime behind HTTP. `wait_s`: seconds for which a server that is away is waited for."""
+
+    url: str
+    wait_s: float = 30.0
+    pause_s: float = 0.5
+    """Between two attempts to reach it."""
+    _down_since: float | None = None
+    _reached: bool = False
+
+    async def ask(
+        self, path: str, body: Mapping[str, Any], timeout_s: float = STEP_S
+    ) -> dict[str, Any]:
+        """The object that the server answers with; Unreached, Refused."""
+        import httpx2 as errors
+
+        url = checked_url(self.url)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                transport.make_client(url, timeout_s, 1) as client,
+            ):
+                received = await transport.post(client, f"{url}{path}", {}, body, MAX_BYTES)
+        except (TimeoutError, errors.HTTPError) as error:
+            self._refuse_strange(error)
+            raise Unreached(clean_detail(f"{type(error).__name__} at {path}")) from error
+        except transport.TooLong as error:
+            raise Refused(f"the answer to {path} is longer than {MAX_BYTES} bytes") from error
+        if received.status in _AWAY:
+            raise Unreached(f"HTTP {received.status} at {path}")
+        self._down_since, self._reached = None, True
+        if received.status != 200:
+            raise Refused(f"HTTP {received.status} at {path}: {clean_detail(received.text)}")
+        return _object(received.text, path)
+
+    def _refuse_strange(self, error: Exception) -> None:
+        """PartnerError where nothing listens and nothing ever did: there is nobody to wait for."""
+        import httpx2 as errors
+
+        if isinstance(error, errors.ConnectError) and not self._reached:
+            raise PartnerError(f"nobody answers as the service at {self.url}") from error
+
+    async def wait(self, error: Unreached) -> None:
+        """Pause before the next attempt; PartnerError once the server has been away too long."""
+        now = time.monotonic()
+        self._down_since = now if self._down_since is None else self._down_since
+        if now - self._down_since >= self.wait_s:
+            raise PartnerError(f"the service at {self.url} cannot be reached: {error}")
+        await asyncio.sleep(self.pause_s)
+
+    async def present(self) -> bool:
+        """Whether a runtime answers there."""
+        try:
+            await self.ask("/ping", {"runtime_id": ""}, PING_S)
+        except (Unreached, PartnerError):
+            return False
+        except Refused:
+            return True  # it answers, and knows no such environment
+        return True
+
+
+def _object(text: str, path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refused(f"the answer to {path} is no JSON object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What a service says of a fresh environment."""
+
+    instruction: str
+    wiki: str
+    tools: tuple[Mapping[str, Any], ...]
+
+
+class Service(Protocol):
+    """The service of one episode."""
+
+    async def open(self) -> Meta: ...
+
+    async def step(self, name: str, arguments: Mapping[str, Any]) -> str: ...
+
+    async def reward(self) -> float: ...
+
+
+@dataclass
+class MadeService:
+    """A made desk, in this process."""
+
+    desk: Desk
+
+    async def open(self) -> Meta:
+        return meta_of(self.desk.meta())
+
+    async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return self.desk.step(name, arguments)
+
+    async def reward(self) -> float:
+        return self.desk.reward()
+
+
+@dataclass
+class RuntimeService:
+    """One episode's environment in a runtime."""
+
+    server: RuntimeServer
+    params: Mapping[str, Any]
+    """`env_name` and `task_index`."""
+    call: Call
+    ledger: Ledger | None = None
+    runtime_id: str = ""
+    _steps: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """Every call so far and what was answered."""
+    _past: Any = field(default_factory=hashlib.sha256)
+    """The same, hashed as it grows: thousands of steps are one pass."""
+    _asked: int = 0
+
+    async def open(self) -> Meta:
+        return meta_of(_decoded(await self._kept("/create", {}, self._create)))
+
+    async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
+        call = {"name": name, "arguments": dict(arguments)}
+        text = await self._kept("/step", call, lambda: self._live("/step", call))
+        self._steps.append((call, text))
+        self._past.update(json.dumps([call, text], sort_keys=True).encode() + b"\n")
+        return text
+
+    async def reward(self) -> float:
+        text = await self._kept("/reward", {}, lambda: self._live("/reward"))
+        try:
+            number = float(json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise PartnerError(f"the service gives no reward: {text[:100]}")
+        return number
+
+    # -- the ledger --
+
+    async def _kept(self, path: str, call: Mapping[str, Any], ask: Any) -> str:
+        """The text that `path` answers with, from the ledger where it stands there."""
+        self._asked += 1
+        content = {"path": path, "params": self.params, "call": call, "after": self._history()}
+        messages = [{"role": "user", "content": json.dumps(content, sort_keys=True)}]
+        url = checked_url(self.server.url)
+        name, request = f"runtime {url}", request_of(url, messages, _SAMPLING)
+        numbered = replace(self.call, turn=self._asked)
+        key = request_key(request, name, numbered)
+        entry = self.ledger.lookup(key, model=name, call=numbered) if self.ledger else None
+        if entry is not None:
+            return str(json.loads(entry.reply)["choices"][0]["message"]["content"])
+        started = time.perf_counter()
+        text: str = await ask()
+        if self.ledger is not None:
+            seconds = time.perf_counter() - started
+            self.ledger.store(key, _entry(name, numbered, text, seconds), request)
+        return text
+
+    def _history(self) -> str:
+        """What led here, in short: another history is another question."""
+        return self._past.hexdigest()
+
+    # -- the network --
+
+    async def _create(self) -> str:
+        body = {"env_type": "tau", "params": json.dumps(dict(self.params))}
+        while True:
+            try:
+                reply = await self.server.ask("/create", body)
+            except Unreached as error:
+                await self.server.wait(error)
+                continue
+            except Refused as error:
+                raise PartnerError(f"the service refused: {error}") from error
+            self.runtime_id = str(reply.get("runtime_id") or "")
+            if not self.runtime_id:
+                raise PartnerError("the service made an environment without a runtime_id")
+            return _text(reply.get("meta_info"))
+
+    async def _live(self, path: str, call: Mapping[str, Any] | None = None) -> str:
+        """What the environment answers, one made anew where it was lost."""
+        for _ in range(RECOVERIES + 1):
+            try:
+                if not self.runtime_id:
+                    await self._restore()
+                return await self._send(path, call)
+            except Unreached as error:
+                self.runtime_id = ""  # nobody knows whether the call was carried out
+                await self.server.wait(error)
+            except Refused as error:
+                if await self._exists():
+                    raise PartnerError(f"the service refused: {error}") from error
+                self.runtime_id = ""
+        raise PartnerError(f"the service lost the environment {RECOVERIES + 1} times")
+
+    async def _send(self, path: str, call: Mapping[str, Any] | None) -> str:
+        body = {"runtime_id": self.runtime_id}
+        reply = await self.server.ask(path, body if call is None else _with_call(body, call))
+        field_name = path.removeprefix("/") if call is None else "result"
+        if reply.get(field_name) is None:
+            raise PartnerError(f"the answer of the service to {path} has no '{field_name}'")
+        return _text(reply[field_name])
+
+    async def _restore(self) -> None:
+        """A fresh environment in the state of the lost one; PartnerError when it is another."""
+        await self._create()
+        for call, before in self._steps:
+            if await self._send("/step", call) != before:
+                raise PartnerError(f"'{call['name']}' answered otherwise when it was replayed")
+
+    async def _exists(self) -> bool:
+        try:
+            reply = await self.server.ask("/ping", {"runtime_id": self.runtime_id}, PING_S)
+        except (Unreached, Refused):
+            return False
+        return bool(reply.get("exists", True))
+
+
+def _with_call(body: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    return {**body, "params": json.dumps(dict(call), sort_keys=True)}
+
+
+def _entry(name: str, call: Call, text: str, seconds: float) -> LedgerEntry:
+    """In the shape of a chat completion, so that whatever reads ledgers can read it."""
+    message = {"role": "assistant", "content": text}
+    reply = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
+    return LedgerEntry(
+        model=name, call=call, reply=reply, prompt_tokens=0, completion_tokens=0, cost=0.0,
+        seconds=seconds, attempts=1, created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _decoded(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise PartnerError("the service says nothing readable of a fresh environment")
+    return value
+
+
+def meta_of(info: Mapping[str, Any]) -> Meta:
+    """What a service said, as far as it is there."""
+    tools = info.get("tools_info") or ()
+    parts = [tool for tool in tools if isinstance(tool, Mapping)] if tools else []
+    return Meta(str(info.get("instruction") or ""), str(info.get("wiki") or ""), tuple(parts))
+
+
+def service_of(
+    env_name: str, task_index: int, server: RuntimeServer, call: Call, ledger: Ledger | None
+) -> Service:
+    """The service of a row: made here for the made domain, else in the runtime."""
+    if env_name == DOMAIN:
+        return MadeService(desk(task_index))
+    return RuntimeService(server, {"env_name": env_name, "task_index": task_index}, call, ledger)
+
+
+def require_runtime(server: RuntimeServer, task: str) -> None:
+    """ModelLoadError where no runtime answers."""
+    if not asyncio.run(server.present()):
+        raise ModelLoadError(
+            f"Nobody answers as the service of '{task}' at {server.url}.",
+            "Its agent looks customers up and changes their orders there, so that no row can be "
+            "played without it.",
+            "Start a runtime and name it: --option runtime_url=URL. Rows of the domain "
+            f"{DOMAIN} need none: --data {task}=synth:20",
+        )
+
+
+GREETING = "Hello, you have reached the service desk. What can I do for you today?"
+
+
+@dataclass
+class ServiceAgent:
+    """An agent under way. Its context is its own: the customer sees only what it says."""
+
+    player: Player
+    service: Service
+    meta: Meta
+    context: list[Segment]
+    call_of: Callable[[int], Call]
+    """The call of its so-many-th message."""
+    complaint: Callable[[str], str]
+    """What it is told about a message in the wrong form."""
+    most_rounds: int
+    usage: Usage = field(default_factory=Usage)
+    messages: int = 0
+    tool_calls: int = 0
+    format_errors: int = 0
+
+    async def answer(self, words: str) -> str:
+        """What the agent says to the customer's words, once it has done with its tools.
+
+        PartnerError where it says nothing, or nothing but calls.
+        """
+        self.context.append(Segment("user", words))
+        for _ in range(self.most_rounds + 1):
+            text = await self._message()
+            self.context.append(Segment("assistant", text))
+            act = read_agent_message(text, self.meta.tools)
+            if isinstance(act, str):
+                return act
+            self.context.append(await self._told(act))
+        raise PartnerError(f"the agent called tools {self.most_rounds} times without a word")
+
+    async def _message(self) -> str:
+        call = self.call_of(self.messages)
+        self.messages += 1
+        text, usage = await partner_reply(
+            self.player, tuple(self.context), call, lambda t: spoken(t, "paper") or None,
+            "the agent",
+        )  # fmt: skip
+        self.usage += usage
+        return text
+
+    async def _told(self, act: ToolCall | FormatError) -> Segment:
+        if isinstance(act, FormatError):
+            self.format_errors += 1
+            return Segment("user", self.complaint(act.why))
+        self.tool_calls += 1
+        return Segment("system", await self.service.step(act.name, act.arguments))
+
+
+def tool_lines(meta: Meta) -> list[str]:
+    """A tool a line, as the agent reads it."""
+    shown = ("name", "description", "parameters")
+    return [
+        json.dumps({key: tool[key] for key in shown if key in tool}, ensure_ascii=False)
+        for tool in map(declaration, meta.tools)
+    ]

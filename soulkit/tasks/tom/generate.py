@@ -1,0 +1,520 @@
+"""Rows of our own stories: events first, then text, answers from the tracker alone.
+
+Story i of a task depends on (task, world, seed, i) and nothing else, so a shorter data set is a
+prefix of a longer one. Story types, questions, lengths and talk take turns by index, hence
+balance. Options are shuffled by the story's own stream: their order says nothing about the answer.
+
+A two-room plan (ToMi, ParaToMi): a mover and an absentee meet, an object is placed, and the
+move and the absentee's coming and going are shuffled; a third person and idle sentences distract.
+Labels such as `false_belief` name the plan; beliefs always come from the tracker.
+
+A chapter plan (Hi-ToM): five people, three rooms, one to three chapters in which people take turns
+to move the object and leave, then perhaps talk, truthfully or not.
+
+No published vocabulary is reused. Its classes are disjoint, so a word says what it is.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Literal
+
+from soulkit.errors import ConfigError
+from soulkit.tasks.kit.made_rows import Row
+from soulkit.tasks.tom.events import (
+    BeliefTracker,
+    ContainerRoom,
+    Enter,
+    Event,
+    Exit,
+    Move,
+    Noise,
+    Place,
+    PrivateTell,
+    PublicClaim,
+    Question,
+    Stay,
+    agents,
+    encode,
+    solve,
+)
+from soulkit.tasks.tom.sentences import (
+    ATTITUDES,
+    FIRST,
+    MEMORY,
+    PLAIN,
+    REALITY,
+    SECOND,
+    SIGHTS,
+    THINGS,
+    nested_question,
+    numbered,
+    paraphrase,
+    render_events,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a story may draw from."""
+
+    names: tuple[str, ...]
+    rooms: tuple[str, ...]
+    containers: tuple[str, ...]
+    objects: tuple[str, ...]
+    states_rooms: bool = True
+    """Whether a sentence says in which room a container stands."""
+    noise: int = 2
+    """At most this many noise sentences in a ToMi-like story."""
+    numbered: bool = True
+    """Whether lines begin with their number."""
+    eventful: bool = True
+    """Whether people come back and a third one passes through a ToMi-like story."""
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_NAMES = _words(
+    "Brigid Otto Tamsin Ravi Ingrid Kofi Yara Bjorn Mei Pablo Zelda Dmitri Anouk Tariq Freya Hugo "
+    "Priya Soren Leila Marek Nadia Oskar Petra Quentin Rosa Stefan Thea Umar Vera Wanda Xavi "
+    "Yusuf Zora Ines Jorge Klara Luca Mirko Noor Opal"
+)
+_ROOMS = _words(
+    "loft greenhouse library studio barn gallery bakery gym tower vault stable nursery "
+    "observatory museum boathouse cabin courtyard laboratory foundry theater tent tavern dairy "
+    "chapel"
+)
+_CONTAINERS = _words(
+    "urn jar trunk sack tin hamper locker barrel bowl cabinet satchel kettle vase pouch teapot tray"
+)
+OBJECTS = _words(
+    "ladle kite drum lamp candle compass medal flute marble brush hammer coin ring map puzzle doll "
+    "ribbon whistle mirror clock spoon fork pen stamp feather shell rope button needle badge lens "
+    "magnet ticket crayon eraser ball mask trumpet novel diary wallet comb thimble lantern nail "
+    "bead bell chisel"
+)
+TINTED = tuple(
+    f"{tint}_{kind}"
+    for tint in ("amber", "teal", "ivory")
+    for kind in ("urn", "jar", "trunk", "sack", "tin", "hamper", "locker", "barrel")
+)
+WAITING = "foyer"
+
+LARGE = World(_NAMES, _ROOMS, _CONTAINERS, OBJECTS)
+SMALL = World(
+    _NAMES[:12], _ROOMS[:8], _CONTAINERS[:12], OBJECTS[:20],
+    states_rooms=False, noise=0, numbered=False, eventful=False,
+)  # fmt: skip
+CHAPTERS = World(_NAMES, _ROOMS, TINTED, OBJECTS)
+
+
+StoryType = Literal["true_belief", "false_belief", "second_order_false_belief"]
+STORY_TYPES: tuple[StoryType, ...] = ("true_belief", "false_belief", "second_order_false_belief")
+
+Message = tuple[int, int | None, str]
+"""Speaker, hearer (None: everybody, 0: somebody who was not there), and what is said: one of two
+random containers (`one`, `two`) or the truth (`true`). People count from 1, as
+they leave."""
+
+TALKS: dict[int, tuple[tuple[Message, Message] | tuple[Message], ...]] = {
+    5: (
+        ((3, None, "one"), (5, 3, "two")),
+        ((4, None, "one"), (5, 1, "true")),
+        ((3, 1, "one"),),
+    ),
+    4: (
+        ((2, None, "one"), (4, 3, "two")),
+        ((3, None, "one"), (1, 4, "two")),
+        ((1, None, "one"), (4, 0, "true")),
+        ((2, 3, "one"), (4, 0, "true")),
+    ),
+    3: (
+        ((2, None, "one"), (3, 2, "two")),
+        ((3, None, "one"), (1, 3, "two")),
+        ((1, None, "one"), (3, 0, "true")),
+        ((2, 3, "one"), (3, 0, "true")),
+    ),
+}
+CHAPTER_SIZES: dict[int, tuple[tuple[int, bool], ...]] = {
+    1: ((5, True),),
+    2: ((5, False), (3, True)),
+    3: ((5, True), (3, False), (4, True)),
+}
+"""Story length → people and whether they may talk, per chapter."""
+CHAPTER_NOISE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TwoRoomPlan:
+    events: tuple[Event, ...]
+    mover: str
+    absentee: str
+    obj: str
+    containers: tuple[str, str]
+    """Before and after the move."""
+    story_type: StoryType
+
+
+@dataclass(frozen=True, slots=True)
+class ChapterPlan:
+    events: tuple[Event, ...]
+    people: tuple[str, ...]
+    obj: str
+    """The object asked about, that of chapter 1."""
+    containers: tuple[str, ...]
+    """All 15, in the order of the options."""
+
+
+def two_room_plan(rng: random.Random, world: World, story_type: StoryType) -> TwoRoomPlan:
+    """A plan of the wanted type, by drawing until one comes."""
+    while True:
+        plan = _draw_two_room(rng, world)
+        if plan.story_type == story_type:
+            return plan
+
+
+def _draw_two_room(rng: random.Random, world: World) -> TwoRoomPlan:
+    mover, absentee, third = rng.sample(world.names, 3)
+    room, other = rng.sample(world.rooms, 2)
+    obj = rng.choice(world.objects)
+    start, target = rng.sample(world.containers, 2)
+    first = [Enter((who,), room, already=rng.random() < 0.05) for who in (mover, absentee)]
+    rng.shuffle(first)
+    first.sort(key=lambda e: not e.already)
+    changes = rng.choice((1, 2)) if world.eventful else 1
+    steps, story_type = _shuffled_steps(rng, changes, mover, absentee, (room, other), (obj, target))
+    events: list[Event] = [*first, Place(obj, start), *steps]
+    if world.states_rooms:
+        events = _with_rooms(events, room)
+    if world.eventful:
+        _insert_third(rng, events, third, rng.choice((room, other)))
+    _insert_noise(rng, events, (mover, absentee, third), world)
+    return TwoRoomPlan(tuple(events), mover, absentee, obj, (start, target), story_type)
+
+
+def _shuffled_steps(
+    rng: random.Random, changes: int, mover: str, absentee: str, rooms: tuple[str, str],
+    thing: tuple[str, str],
+) -> tuple[list[Event], StoryType]:  # fmt: skip
+    names = ["move", *["change"] * changes]
+    rng.shuffle(names)
+    events: list[Event] = []
+    present, mover_left = True, False
+    for index, name in enumerate(names):
+        if name == "move":
+            events.append(Move(mover, *thing))
+        elif present:
+            events.append(Exit(absentee, rooms[0]))
+            present = False
+        else:
+            if index == len(names) - 1 and rng.random() < 0.5:
+                events.append(Exit(mover, rooms[0]))
+                mover_left = True
+            events.append(Enter((absentee,), rng.choice(rooms)))
+    if mover_left:
+        return events, "second_order_false_belief"
+    return events, "false_belief" if names[1] == "move" else "true_belief"
+
+
+def _with_rooms(events: list[Event], room: str) -> list[Event]:
+    all_events: list[Event] = []
+    for event in events:
+        all_events.append(event)
+        if isinstance(event, Place | Move):
+            all_events.append(ContainerRoom(event.container, room))
+    return all_events
+
+
+def _insert_third(rng: random.Random, events: list[Event], who: str, room: str) -> None:
+    steps: tuple[Event, ...] = (Enter((who,), room), Exit(who, room))
+    _insert(rng, events, steps[: rng.choice((0, 1, 2))])
+
+
+def _insert_noise(
+    rng: random.Random, events: list[Event], people: tuple[str, ...], world: World
+) -> None:
+    for _ in range(rng.randint(0, world.noise)):
+        verb, thing = rng.choice(ATTITUDES), rng.choice(world.objects)
+        _insert(rng, events, (Noise(rng.choice(people), verb, thing),))
+
+
+def _insert(rng: random.Random, events: list[Event], new: tuple[Event, ...]) -> None:
+    """Put events in, in their order, never between a container and the room it stands in."""
+    free = [i for i in range(len(events) + 1) if i == len(events) or _may_precede(events[i])]
+    for event, at in reversed(list(zip(new, sorted(rng.choices(free, k=len(new))), strict=True))):
+        events.insert(at, event)
+
+
+def _may_precede(event: Event) -> bool:
+    opens = isinstance(event, Enter) and event.already
+    return not opens and not isinstance(event, ContainerRoom)
+
+
+def chapter_plan(rng: random.Random, length: int, talk: bool) -> ChapterPlan:
+    """A story of `length` chapters (1 to 3), with or without talk."""
+    people = tuple(rng.sample(CHAPTERS.names, 5))
+    rooms = rng.sample(CHAPTERS.rooms, 3)
+    objects = rng.sample(CHAPTERS.objects, 6)
+    containers = rng.sample(CHAPTERS.containers, 15)
+    scene = _Scene(people, {r: containers[5 * i : 5 * i + 5] for i, r in enumerate(rooms)}, {})
+    for index, room in enumerate(rooms):
+        for obj, container in zip(objects[2 * index :], scene.stands[room][:2], strict=False):
+            scene.where[obj] = container
+    events: list[Event] = []
+    first = ""
+    for size, may_talk in CHAPTER_SIZES[length]:
+        chapter, obj = _chapter(rng, scene, size, talk and may_talk)
+        events += chapter
+        first = first or obj
+    noisy = _with_noise(rng, events, people, containers, objects)
+    return ChapterPlan(tuple(noisy), people, first, tuple(rng.sample(containers, 15)))
+
+
+@dataclass(slots=True)
+class _Scene:
+    people: tuple[str, ...]
+    stands: dict[str, list[str]]
+    """Room → its containers."""
+    where: dict[str, str]
+    """Object → its container, kept up to date."""
+
+
+def _chapter(rng: random.Random, scene: _Scene, size: int, talk: bool) -> tuple[list[Event], str]:
+    room = rng.choice(sorted(scene.stands))
+    obj = rng.choice([o for o, c in scene.where.items() if c in scene.stands[room]])
+    here = tuple(rng.sample(scene.people, size))
+    begin = scene.where[obj]
+    targets = [c for c in scene.stands[room] if c != begin]
+    rng.shuffle(targets)
+    events: list[Event] = [Enter(here, room), Place(obj, begin)]
+    for who, target in zip(here, [*targets, begin], strict=False):
+        if rng.random() < 0.5:
+            events.append(Move(who, obj, target))
+            scene.where[obj] = target
+        else:
+            events.append(Stay(who, room))
+        events.append(Exit(who, room))
+    events.append(Enter(here, WAITING))
+    return events + (_talk(rng, scene, here, obj, room) if talk else []), obj
+
+
+def _talk(
+    rng: random.Random, scene: _Scene, here: tuple[str, ...], obj: str, room: str
+) -> list[Event]:
+    one, two = rng.sample(scene.stands[room], 2)
+    claims = {"one": one, "two": two, "true": scene.where[obj]}
+    outside = [p for p in scene.people if p not in here]
+    events: list[Event] = []
+    for speaker, hearer, what in rng.choice(TALKS[len(here)]):
+        name = here[speaker - 1]
+        if hearer is None:
+            events.append(PublicClaim(name, obj, claims[what]))
+        else:
+            listener = here[hearer - 1] if hearer else rng.choice(outside)
+            events.append(PrivateTell(name, listener, obj, claims[what]))
+    return events
+
+
+def _with_noise(
+    rng: random.Random,
+    events: list[Event],
+    people: tuple[str, ...],
+    containers: list[str],
+    objects: list[str],
+) -> list[Event]:
+    noisy: list[Event] = []
+    for event in events:
+        if rng.random() < CHAPTER_NOISE:
+            verb = rng.choice((*ATTITUDES, *SIGHTS))
+            things = (*containers, *objects) if verb in ATTITUDES else THINGS
+            noisy.append(Noise(rng.choice(people), verb, rng.choice(things)))
+        noisy.append(event)
+    return noisy
+
+
+StoryTask = Literal["tomi", "paratomi", "hitom"]
+
+
+def rows(
+    n: int | None = None, seed: int = 0, *, task: StoryTask, stories: int | None = None
+) -> list[Row]:
+    """`n` rows (100 without it), or all rows of so many `stories` of every kind.
+
+    ConfigError when both are asked for, or no story.
+    """
+    if stories is None:
+        return list(synth_rows(task, 100 if n is None else n, seed))
+    if n is not None or stories < 1:
+        raise ConfigError(
+            f"{stories} stories of every kind cannot be made.",
+            "--stories takes the place of -n, and both count from 1.",
+            "Give one of the two.",
+        )
+    return list(synth_rows(task, rows_for_stories(task, stories), seed))
+
+
+def synth_rows(
+    task: StoryTask, n: int, seed: int, world: Literal["large", "small"] = "large"
+) -> Iterator[Row]:
+    """The first `n` rows of an endless, deterministic data set.
+
+    `tomi` gives six and `hitom` five questions per story, one after the other; `paratomi` one.
+    `world="small"` (tomi only) draws from few words and writes short, plain stories. ValueError
+    for an unknown task or world, or a negative `n`.
+    """
+    if task not in _MAKERS:
+        raise ValueError(f"stories are made for {', '.join(_MAKERS)}, not for {task!r}")
+    if world not in ("large", "small") or (world == "small" and task != "tomi"):
+        raise ValueError(f"there is no {world!r} world for {task}")
+    if n < 0:
+        raise ValueError(f"cannot make {n} rows")
+    return islice(_endless(task, seed, world), n)
+
+
+def rows_for_stories(task: StoryTask, stories: int) -> int:
+    """How many rows hold `stories` stories of every kind with all their questions.
+
+    Hi-ToM has six kinds (one to three chapters, with and without talk) and asks five orders: 200
+    stories of each, as many as its authors trained on, are 6,000 questions. ToMi and ParaToMi have
+    three story types and six questions. ValueError for another task.
+    """
+    if task not in _ROWS_PER_KIND:
+        raise ValueError(f"stories are made for {', '.join(_ROWS_PER_KIND)}, not for {task!r}")
+    return stories * _ROWS_PER_KIND[task]
+
+
+def _endless(task: StoryTask, seed: int, world: str) -> Iterator[Row]:
+    for index in count():
+        rng = random.Random(f"{task}/{world}/{seed}/{index}")
+        story_id = f"{task}-{world}-{seed}-{index}"
+        yield from _MAKERS[task](rng, index, story_id, SMALL if world == "small" else LARGE)
+
+
+def _tomi_rows(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
+    # Nobody comes back to an uneventful world, so it has no second-order false beliefs.
+    types = STORY_TYPES if world.eventful else STORY_TYPES[:2]
+    plan = two_room_plan(rng, world, types[index % len(types)])
+    beliefs = BeliefTracker("tomi").run(plan.events)
+    lines = render_events(plan.events, PLAIN, rng)
+    story = numbered(lines) if world.numbered else "\n".join(lines)
+    for question, text in _two_room_questions(plan):
+        answer = _certain(solve(beliefs, question))
+        kind, _ = _question_type(plan, question, answer)
+        yield {
+            "story": story,
+            "question": text,
+            "answer": answer,
+            "cands": rng.sample(plan.containers, 2),
+            "story_type": plan.story_type,
+            "question_type": kind,
+            "order": question.order,
+            "story_id": story_id,
+            "events": encode(plan.events),
+        }
+
+
+def _paratomi_rows(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
+    plan = two_room_plan(rng, world, STORY_TYPES[index % 3])
+    question, text = _two_room_questions(plan)[index // 3 % 6]
+    answer = _certain(solve(BeliefTracker("tomi").run(plan.events), question))
+    kind, raw = _question_type(plan, question, answer)
+    cands = _mentioned(plan)
+    yield {
+        "story": render_events(plan.events, paraphrase(), rng),
+        "question": text,
+        "correct_answer": answer,
+        "cands": rng.sample(cands, len(cands)),
+        "qType": kind,
+        "qTypeRaw": raw,
+        "story_type": plan.story_type,
+        "order": question.order,
+        "index": index,
+        "story_id": story_id,
+        "events": encode(plan.events),
+    }
+
+
+def _hitom_rows(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
+    length, talk = 1 + index % 3, index // 3 % 2 == 1
+    plan = chapter_plan(rng, length, talk)
+    beliefs = BeliefTracker("hitom").run(plan.events)
+    story = numbered(render_events(plan.events, PLAIN, rng))
+    chain = tuple(rng.sample(plan.people, 4))
+    for order in range(5):
+        thinkers = chain[4 - order :]
+        yield {
+            "story": story,
+            "question": nested_question(thinkers, plan.obj),
+            "choices": _options(plan),
+            "correct_answer": _certain(beliefs.answer(thinkers, plan.obj)),
+            "deception": talk,
+            "story_length": length,
+            "question_order": order,
+            "index": 5 * index + order,
+            "story_id": story_id,
+            "events": encode(plan.events),
+        }
+
+
+_MAKERS: dict[str, Callable[[random.Random, int, str, World], Iterator[Row]]] = {
+    "tomi": _tomi_rows,
+    "paratomi": _paratomi_rows,
+    "hitom": _hitom_rows,
+}
+
+
+_ROWS_PER_KIND = {"tomi": 3 * 6, "paratomi": 3 * 6, "hitom": 6 * 5}
+
+
+def _two_room_questions(plan: TwoRoomPlan) -> list[tuple[Question, str]]:
+    """The six questions: memory, reality, then first and second order for both people."""
+    obj, two = plan.obj, (plan.mover, plan.absentee)
+    questions = [
+        (Question("memory", (), obj), MEMORY.format(obj=obj)),
+        (Question("reality", (), obj), REALITY.format(obj=obj)),
+    ]
+    for who in two:
+        questions.append((Question("belief", (who,), obj), FIRST.format(who, obj=obj)))
+    for chain in (two, two[::-1]):
+        questions.append((Question("belief", chain, obj), SECOND.format(*chain, obj=obj)))
+    return questions
+
+
+def _question_type(plan: TwoRoomPlan, question: Question, answer: str) -> tuple[str, str]:
+    """The type without and with the digit that says whether the thinker arrived first (0)."""
+    if not question.chain:
+        return question.kind, question.kind
+    pair = {plan.mover, plan.absentee}
+    first = next(who for who in agents(plan.events) if who in pair)
+    digit = int(question.chain[0] != first)
+    name = "first_order" if question.order == 1 else "second_order"
+    suffix = "no_tom" if answer == plan.containers[1] else "tom"
+    return f"{name}_{suffix}", f"{name}_{digit}_{suffix}"
+
+
+def _mentioned(plan: TwoRoomPlan) -> list[str]:
+    """Containers, and the rooms and idle things that the story also names."""
+    nouns = dict.fromkeys(plan.containers)
+    for event in plan.events:
+        if isinstance(event, Enter | Exit | ContainerRoom):
+            nouns[event.room] = None
+        elif isinstance(event, Noise) and event.thing != plan.obj:
+            nouns[event.thing] = None
+    return list(nouns)
+
+
+def _options(plan: ChapterPlan) -> str:
+    pairs = zip(string.ascii_uppercase, plan.containers, strict=False)
+    return ", ".join(f"{letter}. {container}" for letter, container in pairs)
+
+
+def _certain(answer: str | None) -> str:
+    if answer is None:  # the grammars leave no chain without a belief
+        raise AssertionError("a planned story does not answer its own question")
+    return answer

@@ -1,0 +1,560 @@
+"""Stories as text: sentences written from events, read back into events, and the published files.
+
+Writing: each style maps an event type to templates. The plain style has one template per type,
+built so that it can be read back; `paraphrase()` has several, some with the container or the room
+as the subject.
+
+Reading is exact. A story with one sentence that fits no form is no story (None), because a guess
+would become a wrong answer that looks like a right one. Whether "The pantry is in the den" places
+an object or says where a container stands is decided by position, never by the word: it states a
+room when its subject was a container before.
+
+Paraphrases have no fixed words, so they are read by their shape: nouns and people of a sentence
+decide. A sentence without people tells where something is, a person with the object and a second
+noun moves it, a person with one noun arrives, leaves, or only has an opinion. Happenings are in the
+past tense and opinions in the present; that and the preposition decide the last case. A trace,
+where there is one, must agree event by event.
+
+An item of a published file is one question: the story as events (None when a sentence cannot be
+read), what is asked, and the gold label of the file. Labels are kept as they are; `audit.py` says
+which ones the tracker disputes. Files that are missing or of another shape raise DataError with
+the line.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from soulkit.errors import DataError
+from soulkit.tasks.kit.prompting import Texts
+from soulkit.tasks.tom.events import (
+    ContainerRoom,
+    Enter,
+    Event,
+    Exit,
+    Move,
+    Noise,
+    Place,
+    PrivateTell,
+    PublicClaim,
+    Question,
+    Rules,
+    Stay,
+    Story,
+    decode,
+    encode,
+    read_question,
+)
+
+TEXTS = Texts(__file__)
+Templates = Mapping[type[Any], Sequence[str]]
+
+ATTITUDES = ("enjoys", "fears", "admires", "avoids")
+SIGHTS = ("heard", "lost", "drew", "bought")
+THINGS = ("owl", "drone", "violin", "parade", "button", "ticket", "comb", "wallet")
+
+PLAIN: Templates = {
+    Enter: ("{group} came into the {room}.",),
+    Exit: ("{agent} went out of the {room}.",),
+    Place: ("The {obj} lay in the {container}.",),
+    Move: ("{agent} put the {obj} into the {container}.",),
+    Stay: ("{agent} waited in the {room} and touched nothing.",),
+    PublicClaim: ("{agent} told everyone that the {obj} was in the {container}.",),
+    PrivateTell: ("{agent} whispered to {hearer} that the {obj} was in the {container}.",),
+    Noise: ("{agent} {verb} the {thing}.",),
+    ContainerRoom: ("The {container} stood in the {room}.",),
+}
+STARTED_THERE = "{group} began the day in the {room}."
+
+MEMORY = "Where was the {obj} at first?"
+REALITY = "Where is the {obj} now?"
+FIRST = "Where would {0} search for the {obj}?"
+SECOND = "Where does {0} believe that {1} would search for the {obj}?"
+NESTED = ("Where does {} believe", " {} believes", " the {obj} is?")
+
+
+@cache
+def paraphrase() -> Templates:
+    """Several templates for each type of event that is paraphrased."""
+    kinds = {"enter": Enter, "exit": Exit, "place": Place, "move": Move, "noise": Noise,
+             "container_room": ContainerRoom}  # fmt: skip
+    return {kinds[name]: texts for name, texts in TEXTS["paraphrase"].items()}
+
+
+def render_events(events: Sequence[Event], templates: Templates, rng: random.Random) -> list[str]:
+    """One sentence per event; the rng picks among templates, so one template needs no luck."""
+    return [sentence(event, templates, rng) for event in events]
+
+
+def sentence(event: Event, templates: Templates, rng: random.Random) -> str:
+    if isinstance(event, Enter) and event.already and templates is PLAIN:
+        return STARTED_THERE.format(**template_values(event))
+    return rng.choice(templates[type(event)]).format(**template_values(event))
+
+
+def template_values(event: Event) -> dict[str, str]:
+    """The fields of an event as template values."""
+    values = {name: getattr(event, name) for name in type(event).__slots__}
+    return {k: _joined_names(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}
+
+
+def numbered(lines: Sequence[str]) -> str:
+    """Sentences as lines `1 ...`, `2 ...`."""
+    return "\n".join(f"{i} {line}" for i, line in enumerate(lines, 1))
+
+
+def nested_question(chain: Sequence[str], obj: str) -> str:
+    """The question of a chapter story for a chain of 0 to 4 thinkers."""
+    if not chain:
+        return REALITY.format(obj=obj)
+    head, link, tail = NESTED
+    middle = "".join(link.format(name) for name in chain[1:])
+    return head.format(chain[0]) + middle + tail.format(obj=obj)
+
+
+def _joined_names(names: tuple[str, ...]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+_SLOT = {
+    "agent": r"(?P<agent>[A-Z][A-Za-z]*)",
+    "hearer": r"(?P<hearer>[A-Z][A-Za-z]*)",
+    "group": r"(?P<group>[A-Z][A-Za-z]*(?:(?:, [A-Z][A-Za-z]*)* and [A-Z][A-Za-z]*)?)",
+    "room": r"(?P<room>[\w-]+(?: [\w-]+)?)",
+    "obj": r"(?P<obj>[\w-]+(?: [\w-]+)?)",
+    "container": r"(?P<container>[\w-]+(?: [\w-]+)?)",
+    "thing": r"(?P<thing>[\w-]+(?: [\w-]+)?)",
+}
+_PUBLISHED: tuple[tuple[str, type[Any]], ...] = (
+    ("{group} entered the {room}", Enter),
+    ("{agent} exited the {room}", Exit),
+    ("{agent} moved the {obj} to the {container}", Move),
+    (r"{agent} made no movements and stayed in the {room} for \d+ minutes?", Stay),
+    ("{agent} publicly claimed that (?:the )?{obj} is in the {container}", PublicClaim),
+    (
+        "{agent} privately told {hearer} that (?:the )?{obj} is in the {container}",
+        PrivateTell,
+    ),
+    (r"{agent} (?P<verb>likes|dislikes|loves|hates) the {thing}", Noise),
+    (r"{agent} (?P<verb>saw) an? {thing}", Noise),
+    (r"{agent} (?P<verb>lost) (?:his|her|their) {thing}", Noise),
+)
+_OWN_VERBS = "|".join((*ATTITUDES, *SIGHTS))
+_IS_IN = re.compile(r"[Tt]he (?P<what>[\w-]+(?: [\w-]+)?) is in the (?P<where>[\w-]+(?: [\w-]+)?)")
+_WAS_THERE = re.compile(_SLOT["group"] + r" is in the " + _SLOT["room"])
+_NUMBER = re.compile(r"\d+[.)]?\s+")
+
+
+def _form(template: str, cls: type[Any]) -> tuple[re.Pattern[str], type[Any]]:
+    pattern = template
+    for name, slot in _SLOT.items():
+        pattern = pattern.replace("{" + name + "}", slot)
+    return re.compile(pattern.replace("{verb}", f"(?P<verb>{_OWN_VERBS})")), cls
+
+
+_FORMS = [
+    *(_form(text, cls) for text, cls in _PUBLISHED),
+    *(_form(t.rstrip("."), cls) for cls, texts in PLAIN.items() for t in texts),
+]
+_STARTED, _ = _form(STARTED_THERE.rstrip("."), Enter)
+
+
+def story_lines(text: str) -> list[str]:
+    """The sentences of a story text, without their numbers."""
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.replace("***", "").strip() for line in lines]
+    lines = [line for line in lines if line]
+    if lines and not _NUMBER.match(lines[0]) and any(_NUMBER.match(x) for x in lines[1:]):
+        lines = lines[1:]
+    return [_NUMBER.sub("", line, count=1) if _NUMBER.match(line) else line for line in lines]
+
+
+def read_sentences(lines: Sequence[str]) -> Story | None:
+    """The story of sentences without numbers; None when one cannot be read, or there are none."""
+    events: list[Event] = []
+    containers: set[str] = set()
+    for line in lines:
+        event = read_sentence(line, containers)
+        if event is None:
+            return None
+        if isinstance(event, Place | Move):
+            containers.add(event.container)
+        events.append(event)
+    return Story.of(events, lines) if events else None
+
+
+def read_sentence(line: str, containers: set[str]) -> Event | None:
+    """One sentence; `containers` are those that the story has named so far."""
+    line = line.strip().rstrip(".").removesuffix(" now")
+    if match := _IS_IN.fullmatch(line):
+        what, where = match["what"], match["where"]
+        return ContainerRoom(what, where) if what in containers else Place(what, where)
+    for pattern in (_WAS_THERE, _STARTED):
+        if match := pattern.fullmatch(line):
+            return Enter(_names(match["group"]), match["room"], already=True)
+    for form, cls in _FORMS:
+        if match := form.fullmatch(line):
+            return _build(cls, match.groupdict())
+    return None
+
+
+def _build(cls: Callable[..., Event], values: dict[str, Any]) -> Event:
+    if "group" in values:
+        values["group"] = _names(values["group"])
+    return cls(**values)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(re.split(r", | and ", text))
+
+
+_PERSON = re.compile(r"\b(?!The\b|There\b|Inside\b|In\b|An?\b)[A-Z][a-z]+\b(?!_)")
+_NOUN = re.compile(r"\b(?:[Tt]he|[Aa]n?) ([\w-]+)")
+_MOVE = re.compile(r"([A-Z][a-z]+) [\w ]+? the ([\w-]+) (?:to|into|in) the ([\w-]+)")
+_STEP = re.compile(r"([A-Z][a-z]+) (.+) the ([\w-]+)")
+_IS_THERE = re.compile(r"is(?: (?!interested)\w+| to be found)? (?:in|inside|within)")
+_HOUSES = re.compile(r"The ([\w-]+) (?:contains|has|holds|houses|shelters) ([A-Z][a-z]+)")
+_ARRIVED = re.compile(r"approached|entered|visited|(?:\w+ ){1,2}(?:into|in|at|to|by)")
+_LEFT = re.compile(r"left|exited|quit|departed|(?:\w+ ){1,2}(?:from|of)")
+_PRESENT = re.compile(r"(?:is|has|would|can't|\w+s)\b")
+_TRACE_STEPS = {
+    "enter_agent_0": (Enter, 0),
+    "enter_agent_1": (Enter, 1),
+    "agent_0_moves_obj": (Move, 0),
+    "agent_0_exits": (Exit, 0),
+    "agent_1_exits": (Exit, 1),
+    "agent_1_reenters_loc": (Enter, 1),
+    "agent_1_reenters_alt_loc": (Enter, 1),
+    "agent_2_enters": (Enter, 2),
+    "agent_2_exits": (Exit, 2),
+}
+
+
+def read_paraphrase(
+    lines: Sequence[str],
+    obj: str,
+    nouns: Iterable[str] = (),
+    trace: Sequence[str] | None = None,
+) -> Story | None:
+    """The story of paraphrased sentences about `obj`; None when one cannot be read.
+
+    `nouns` are words of the row that may hold a space ("treasure chest"). With a `trace` (the
+    abstract steps, in order) the arrivals, exits and the move must be exactly those of the trace.
+    """
+    joined = _joiner([*nouns, obj])
+    clean = [joined(line.strip().rstrip(".")) for line in lines]
+    key = obj.replace(" ", "_")
+    vocabulary = _vocabulary(clean, key)
+    events: list[Event] = []
+    for line in clean:
+        event = _read_paraphrased(line, vocabulary)
+        if event is None:
+            return None
+        events.append(event)
+    if not events or (trace is not None and not _agrees(events, trace)):
+        return None
+    return Story.of([_spaced(e) if obj != key or nouns else e for e in events], lines)
+
+
+def _joiner(nouns: Iterable[str]) -> Callable[[str], str]:
+    pairs = [(n, n.replace(" ", "_")) for n in sorted(set(nouns), key=len, reverse=True)]
+    long = [(n, joined) for n, joined in pairs if n != joined]
+
+    def join(line: str) -> str:
+        for noun, joined in long:
+            line = re.sub(rf"\b{re.escape(noun)}\b", joined, line)
+        return line
+
+    return join
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """The nouns whose part in the story is certain before its sentences are read in order."""
+
+    obj: str
+    containers: frozenset[str]
+    rooms: frozenset[str]
+
+    def room(self, word: str) -> str:
+        """The room of a sentence about who is there: some of those lost a name's second half."""
+        full = [room for room in self.rooms if room.startswith(word + "_")]
+        return full[0] if len(full) == 1 and word not in self.rooms else word
+
+
+def _vocabulary(lines: Sequence[str], obj: str) -> _Vocabulary:
+    containers: set[str] = set()
+    rooms: set[str] = set()
+    for line in lines:
+        nouns = _NOUN.findall(line)
+        if obj in nouns and len(nouns) == 2 and (_MOVE.fullmatch(line) or not _PERSON.search(line)):
+            containers.update(n for n in nouns if n != obj)
+        elif _PERSON.match(line) and (match := _STEP.fullmatch(line)):
+            rooms.update(() if _PRESENT.match(match[2]) else (match[3],))
+        else:
+            rooms.update(n for n in nouns if "_" in n)
+    return _Vocabulary(obj, frozenset(containers), frozenset(rooms))
+
+
+def _read_paraphrased(line: str, vocabulary: _Vocabulary) -> Event | None:
+    if not _PERSON.search(line):
+        return _statement(_NOUN.findall(line), vocabulary)
+    if (match := _MOVE.fullmatch(line)) and match[2] == vocabulary.obj:
+        return Move(match[1], vocabulary.obj, match[3])
+    if match := _HOUSES.fullmatch(line):
+        return Enter((match[2],), vocabulary.room(match[1]), already=True)
+    if match := _STEP.fullmatch(line):
+        who, verb, noun = match.groups()
+        if _IS_THERE.fullmatch(verb):
+            return Enter((who,), vocabulary.room(noun), already=True)
+        if not _PRESENT.match(verb):
+            return _step(who, verb, noun)
+    return _opinion(line)
+
+
+def _statement(nouns: Sequence[str], vocabulary: _Vocabulary) -> Event | None:
+    if len(nouns) != 2:
+        return None
+    first, second = nouns
+    if vocabulary.obj in nouns:
+        return Place(vocabulary.obj, second if first == vocabulary.obj else first)
+    pairs = {(c, r) for c, r in ((first, second), (second, first)) if c in vocabulary.containers}
+    if len(pairs) > 1:  # one word may name a container and a room
+        pairs = {(c, r) for c, r in pairs if r in vocabulary.rooms}
+    return ContainerRoom(*pairs.pop()) if len(pairs) == 1 else None
+
+
+def _step(who: str, verb: str, room: str) -> Event | None:
+    if _LEFT.fullmatch(verb):
+        return Exit(who, room)
+    return Enter((who,), room) if _ARRIVED.fullmatch(verb) else None
+
+
+def _opinion(line: str) -> Event | None:
+    person = _PERSON.search(line)
+    if person is None:
+        return None
+    rest = line[person.end() :].strip() if person.start() == 0 else line.split(" ", 2)[-1]
+    return Noise(person[0], "", "") if _PRESENT.match(rest) else None
+
+
+def _agrees(events: Sequence[Event], trace: Sequence[str]) -> bool:
+    steps = [e for e in events if isinstance(e, Enter | Exit | Move)]
+    movers = [e.agent for e in steps if isinstance(e, Move)]
+    trace_steps = [_TRACE_STEPS[name] for name in trace if name in _TRACE_STEPS]
+    if len(movers) != 1 or len(steps) != len(trace) or len(trace_steps) != len(trace):
+        return False
+    for absentee in {_who(e) for e in steps} - set(movers):
+        roles = {movers[0]: 0, absentee: 1}
+        story_steps = [(type(e), roles.get(_who(e), 2)) for e in steps]
+        # Traces list the third person's steps in order, but not at their place among the others.
+        if all(_only(story_steps, third) == _only(trace_steps, third) for third in (True, False)):
+            return True
+    return False
+
+
+def _only(steps: Sequence[tuple[type, int]], third: bool) -> list[tuple[type, int]]:
+    return [step for step in steps if (step[1] == 2) == third]
+
+
+def _who(event: Enter | Exit | Move) -> str:
+    return event.group[0] if isinstance(event, Enter) else event.agent
+
+
+def _spaced(event: Event) -> Event:
+    tag, *values = encode([event])[0]
+    plain = [v.replace("_", " ") if isinstance(v, str) else v for v in values]
+    return decode([[tag, *plain]])[0]
+
+
+_FIXED_TAGS = {"question_type": "question_type", "story_type": "story_type"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoryItem:
+    """One question about one story, as a file has it."""
+
+    id: str
+    story: Story | None
+    question: Question | None
+    text: str
+    """The question as written."""
+    gold: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Question type, order, deception, length and the like, where the file has them."""
+
+
+def rules_of(task: str) -> Rules:
+    """The tracker's rules for a story task."""
+    return "hitom" if task == "hitom" else "tomi"
+
+
+def events_of_row(task: str, row: Mapping[str, Any]) -> Story | None:
+    """The story of a row of `tomi`, `paratomi` or `hitom`; None when it cannot be read.
+
+    A row's `events` are used when it has them, else its text is read.
+    """
+    lines = _lines(row.get("story", ""))
+    packed = literal(row.get("events"))
+    if packed:
+        events = decode(packed)
+        return Story.of(events, lines if len(lines) == len(events) else ())
+    story = read_sentences(lines)
+    question = read_question(str(row.get("question", "")))
+    if story is None and task == "paratomi" and question is not None:
+        nouns = [str(c) for c in literal(row.get("cands")) or ()]
+        return read_paraphrase(lines, question.obj, nouns)
+    return story
+
+
+def read_fixed_tomi(path: Path | str) -> Iterator[StoryItem]:
+    """Fixed ToMi: one JSON object a line."""
+    for number, line in enumerate(_open(path).splitlines(), 1):
+        if line.strip():
+            row = _json(line, f"{path}:{number}")
+            yield _item(f"{number - 1}", row, "answer", path, **_FIXED_TAGS)
+
+
+def read_tomi_txt(path: Path | str, trace: Path | str | None = None) -> Iterator[StoryItem]:
+    """ToMi as released: numbered blocks that end in `question TAB answer TAB 1`."""
+    for index, lines, text, gold, tags, _ in _blocks(path, trace):
+        yield StoryItem(str(index), read_sentences(lines), read_question(text), text, gold, tags)
+
+
+def read_paratomi_txt(path: Path | str, trace: Path | str | None) -> Iterator[StoryItem]:
+    """ParaToMi: the same blocks, paraphrased, whose events must agree with the trace."""
+    for index, lines, text, gold, tags, steps in _blocks(path, trace):
+        question = read_question(text)
+        story = read_paraphrase(lines, question.obj, trace=steps) if question else None
+        yield StoryItem(str(index), story, question, text, gold, tags)
+
+
+def read_percept_tomi(path: Path | str) -> Iterator[StoryItem]:
+    """Percept-ToMi: a CSV whose stories are list literals without numbers."""
+    for number, row in enumerate(csv.DictReader(io.StringIO(_open(path))), 2):
+        if "qType" not in row or "story" not in row:
+            raise _shape(f"{path}:{number}", "has no columns qType and story")
+        yield _item(row.get("index", ""), row, "answer", path, question_type="qType")
+
+
+def read_hitom_json(path: Path | str) -> Iterator[StoryItem]:
+    """Hi-ToM as released: `{"data": [...]}`; a JSON-lines copy is read too."""
+    names = {"order": "question_order", "deception": "deception", "length": "story_length"}
+    for index, row in enumerate(_hitom_rows(path), 1):
+        gold = "correct_answer" if "correct_answer" in row else "answer"
+        row_id = row.get("sample_id", row.get("index", index))
+        yield _item(str(row_id), row, gold, path, prompting_type="prompting_type", **names)
+
+
+def _item(id_: str, row: Mapping[str, Any], gold: str, path: Path | str, **tags: str) -> StoryItem:
+    missing = [name for name in ("story", "question", gold) if name not in row]
+    if missing:
+        raise _shape(f"{path}, row {id_}", f"has no {', '.join(missing)}")
+    text = str(row["question"])
+    tag_values = {name: str(row[column]) for name, column in tags.items() if column in row}
+    question = read_question(text)
+    if question is not None:
+        tag_values.setdefault("order", str(question.order))
+    return StoryItem(
+        id_, read_sentences(_lines(row["story"])), question, text, str(row[gold]), tag_values
+    )
+
+
+def _lines(story: Any) -> list[str]:
+    if isinstance(story, str) and story.lstrip().startswith("["):
+        story = literal(story) or story
+    if isinstance(story, str):
+        return story_lines(story)
+    return [str(line).strip() for line in story]
+
+
+def literal(value: Any) -> Any:
+    """Text read as a Python literal (None when it is none); any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _blocks(
+    path: Path | str, trace: Path | str | None
+) -> Iterator[tuple[int, list[str], str, str, dict[str, str], list[str] | None]]:
+    traces = _open(trace).splitlines() if trace is not None else None
+    blocks = list(_split(path))
+    if traces is not None and len(traces) != len(blocks):
+        raise _shape(str(trace), f"has {len(traces)} lines for {len(blocks)} questions")
+    for index, ((lines, text, gold), steps) in enumerate(zip_longest(blocks, traces or ())):
+        parts = steps.split(",") if steps else None
+        tags = {"question_type": parts[-2], "story_type": parts[-1]} if parts else {}
+        if (question := read_question(text)) is not None:
+            tags["order"] = str(question.order)
+        yield index, lines, text, gold, tags, parts[:-2] if parts else None
+
+
+def _split(path: Path | str) -> Iterator[tuple[list[str], str, str]]:
+    lines: list[str] = []
+    for number, line in enumerate(_open(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        body = line.split(" ", 1)[-1]
+        if "\t" not in body:
+            lines.append(body.strip())
+            continue
+        parts = body.split("\t")
+        if len(parts) < 2 or not lines:
+            raise _shape(f"{path}:{number}", "has a question without a story or an answer")
+        yield lines, parts[0].strip(), parts[1].strip()
+        lines = []
+
+
+def _hitom_rows(path: Path | str) -> Sequence[Mapping[str, Any]]:
+    text = _open(path)
+    if text.lstrip().startswith('{"data"') or text.lstrip().startswith("{\n"):
+        rows = _json(text, str(path)).get("data")
+    elif text.lstrip().startswith("["):
+        rows = _json(text, str(path))
+    else:
+        rows = [_json(x, f"{path}:{i}") for i, x in enumerate(text.splitlines(), 1) if x.strip()]
+    if not isinstance(rows, list):
+        raise _shape(str(path), "has no list of rows under 'data'")
+    return rows
+
+
+def _open(path: Path | str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"The story file {path} cannot be read: {error}.",
+            "Stories are read from a local file in UTF-8.",
+            "Check the path, or fetch the file again.",
+        ) from error
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _shape(where, f"is not JSON ({error.msg})") from error
+
+
+def _shape(where: str, what: str) -> DataError:
+    return DataError(
+        f"{where} {what}.",
+        "The file does not have the layout of the benchmark that it was read as.",
+        "Choose the reader that fits the file, or fetch the file again.",
+    )

@@ -1,0 +1,523 @@
+"""Rows of `userllm`: made here, imported (NQ-open, CommonsenseQA, PRISM), or drafted from chats.
+
+Made: invented wishes in all three subsets in turn: a quiz question that the assistant could not
+answer, a question from which it strays, and a message as in PRISM. Of those every second one is a
+first message, and of the others every second one comes after an answer that settles the wish, so
+that the conversation should end. Rows are written in the spellings that files have: choices as a
+list or as `{label, text}`, conversations as tagged lines, intents with and without the sentence
+that introduces them.
+
+Imported:
+
+* NQ-open `.jsonl` (`question`, `answer`): the question is what the user wants. The benchmark's rows
+  also hold a turn in which the assistant proposes something else, which NQ does not; it is written
+  here from a template, chosen by a hash of the question, and the row's provenance says so.
+* CommonsenseQA `.jsonl`, as on the Hugging Face Hub (`choices: {label, text}`) or as first released
+  (`question: {stem, choices}`): the question is what the user wants, and the choices are what a
+  user does not say. The conversation so far is the benchmark's: the user has asked with the choices
+  listed, and the assistant, in words of a template, was unsure. The letter of the answer is kept
+  for readers; nothing is scored by it.
+* PRISM's `conversations.jsonl` (a history with branches) or `utterances.jsonl` (one reply a
+  record): the reply that the person went on with is part of the conversation. The published files
+  do not say what a person was after. Records with an `intent` become rows; the others are named,
+  and `soul data build` has a model draft an intent for them.
+
+    {"question": "who wrote the song", "answer": ["Ann Lee"]}
+    → {"source": "natural_questions", "intent": "who wrote the song", "question": "who wrote the
+       song", "assistant_suggestion_turn": "Have you ever thought about the planets? ...", ...}
+
+A conversation of PRISM gives up to three rows, of which `is_last_turn` says whether the person was
+done: `first` (nothing has been said yet), `second` (the assistant has answered once, and the person
+did go on) and `end` (the person wrote nothing more). The paper's rows are first and second turns;
+without `end` there would be no termination to score.
+
+Drafted, and then filtered: of recorded chats the intent of the whole conversation, in other words
+than the person's, since a row is scored by how little of the intent is echoed; of CommonsenseQA the
+intent of somebody who asks the quiz question, without its choices; of NQ-open the intent, and the
+turn in which the assistant proposes something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from soulkit.data.chats import Chat, read_chats
+from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.errors import DataError
+from soulkit.judge.quoting import fence, transcript
+from soulkit.judge.structured import VerdictShape
+from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.made_rows import (
+    Drafts,
+    Review,
+    Row,
+    Sketch,
+    draft_question,
+    quotation,
+    review_question,
+)
+from soulkit.tasks.kit.prompting import PromptFolder, Texts
+from soulkit.tasks.kit.spec import ORIGIN
+from soulkit.tasks.userllm.fields import CSQA, NQ
+from soulkit.tasks.userllm.metrics import choices_named
+from soulkit.types import Line
+
+UNSURE = (
+    "I am not certain about this one. Which of them seems right to you?",
+    "Hmm, several of these could be meant, and I would not like to guess. What would you say?",
+    "That is a tricky one, and I do not know. Do you have an idea yourself?",
+    "I cannot tell for sure which one fits. Which way are you leaning?",
+    "Honestly, I am undecided between some of them. What do you think?",
+)
+
+
+def quiz_history(question: str, choices: Sequence[str]) -> str:
+    """Two tagged lines: the question with its choices, and an assistant that is unsure."""
+    listed = " ".join(
+        f"{chr(ord('A') + i)}) {_on_one_line(text)}" for i, text in enumerate(choices)
+    )
+    draw = int(hashlib.sha256(_on_one_line(question).casefold().encode()).hexdigest(), 16)
+    return f"<user>: {_on_one_line(question)} {listed}\n<assistant>: {UNSURE[draw % len(UNSURE)]}"
+
+
+def _on_one_line(text: str) -> str:
+    """On one line: a line that began with a mark would be another speaker's."""
+    return " ".join(text.split())
+
+
+PREAMBLE = "You are a user chatting with an assistant language model to: "
+
+TEXTS = Texts(__file__)
+
+STRAYING = (
+    "Nice question! How about we talk about {aside} instead?",
+    "Before that, let me tell you about {aside}. Would you like that?",
+    "I think {aside} would interest you more. Shall we?",
+)
+
+
+def rows(n: int, seed: int) -> list[Row]:
+    """The first `n` rows; row i depends on the seed alone."""
+    makers = (_made_quiz, _made_search, _made_prism)
+    return [
+        {**makers[i % 3](i // 3, random.Random(f"userllm/{seed}/{i}")), "id": f"m{seed}-{i}",
+         "index": i}
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def _made_quiz(turn: int, rng: random.Random) -> Row:
+    question, texts = rng.choice(TEXTS["quizzes"])
+    place = _place(rng)
+    shown = rng.sample(texts, len(texts))
+    labels = list("ABCDE")
+    wish = f"settle a quiz in {place}: {question}"
+    return {
+        "source": "commonsense_qa",
+        "intent": _introduced(wish, turn),
+        "choices": {"label": labels, "text": shown} if turn % 2 else shown,
+        "answer_key": labels[shown.index(texts[0])],
+        "conversation_history": quiz_history(question, shown),
+    }
+
+
+def _made_search(turn: int, rng: random.Random) -> Row:
+    question, aside = rng.choice(TEXTS["searches"])
+    query = question.format(place=_place(rng))
+    strayed = rng.choice(STRAYING).format(aside=aside)
+    return {
+        "source": "natural_questions",
+        "intent": _introduced(query, turn),
+        "question": query,
+        "assistant_suggestion_turn": strayed,
+        "conversation_history": f"<user>: {query}\n<assistant>: {strayed}",
+    }
+
+
+def _made_prism(turn: int, rng: random.Random) -> Row:
+    wish, opening, settled, asked_back = rng.choice(TEXTS["wishes"])
+    place = _place(rng)
+    last = turn % 4 == 1
+    answer = settled if last else asked_back
+    later = f"<user>: {opening}\n<assistant>: {answer}"
+    return {
+        "source": "prism",
+        "intent": _introduced(f"{wish}, in {place}", turn),
+        "opening_prompt": opening,
+        "conversation_history": later if turn % 2 else "",
+        "is_last_turn": last,
+        "turn": 1 + turn % 2,
+    }
+
+
+def _place(rng: random.Random) -> str:
+    name = rng.choice(TEXTS["heads"]) + rng.choice(TEXTS["tails"])
+    return f"{name} on the {rng.choice(TEXTS['rivers'])}"
+
+
+def _introduced(wish: str, turn: int) -> str:
+    return f"{PREAMBLE}{wish}" if turn % 3 == 2 else wish
+
+
+Turns = Literal["all", "first", "second", "end"]
+PRISM_LICENCE = "PRISM: human text CC-BY-4.0, model text CC-BY-NC-4.0"
+UNKNOWN_LICENCE = "not stated with the chats"
+
+
+def is_prism(chat: Chat) -> bool:
+    """Whether a chat is laid out as one of PRISM's two files."""
+    return chat.layout in ("branches", "replies")
+
+
+def from_prism(chat: Chat) -> bool:
+    """Whether a chat is one of PRISM's: laid out like them, with the kind that each of them has."""
+    return is_prism(chat) and bool(chat.fields.get("conversation_type"))
+
+
+def turn_names(chat: Chat, turns: Turns) -> list[str]:
+    """The rows that a chat gives."""
+    messages = chat.messages
+    users = len(chat.user_messages)
+    there = {
+        "first": messages[0]["role"] == "user",
+        "second": users > 1 and len(messages) > 2 and messages[0]["role"] == "user",
+        "end": len(messages) > 1 and messages[-1]["role"] == "assistant",
+    }
+    return [name for name, is_there in there.items() if is_there and turns in ("all", name)]
+
+
+def rows_of_chat(chat: Chat, intent: str, turns: Turns) -> list[Row]:
+    """The rows of a chat whose person was after `intent`."""
+    histories = {"first": 0, "second": 2, "end": len(chat.messages)}
+    return [_prism_row(chat, intent, name, histories[name]) for name in turn_names(chat, turns)]
+
+
+def recorded_intent(fields: Mapping[str, Any]) -> str:
+    """The intent that stands in the record itself; empty for none."""
+    values = (fields.get(name) for name in ("intent", "intent_summary"))
+    return next((v.strip() for v in values if isinstance(v, str) and v.strip()), "")
+
+
+def _prism_row(chat: Chat, intent: str, name: str, length: int) -> Row:
+    history: Sequence[Mapping[str, str]] = chat.messages[:length]
+    published = from_prism(chat)
+    return {
+        "id": f"{chat.key}-{name}",
+        "source": "prism",
+        "turn": name,
+        "intent": intent,
+        "opening_prompt": chat.user_messages[0],
+        # A list, not tagged lines: what somebody wrote could look like a tag.
+        "conversation_history": [dict(message) for message in history] if history else "",
+        "is_last_turn": name == "end",
+        **({"person": chat.person} if chat.person else {}),
+        **({} if published else {ORIGIN: chat.source.rpartition(":")[0] or chat.source}),
+        "provenance": f"{'PRISM' if published else 'recorded chat'}, {chat.source}",
+        "licence": PRISM_LICENCE
+        if published
+        else str(chat.fields.get("licence") or UNKNOWN_LICENCE),
+    }
+
+
+NQ_LICENCE = "NQ-open: Apache-2.0 (Natural Questions CC-BY-SA-3.0)"
+TEMPLATE = "the assistant's turn is a template of soulkit"
+CSQA_LICENCE = "MIT (CommonsenseQA)"
+NO_INTENT = "it does not say what its person was after; soul data build has a model draft it"
+BROADER = (
+    "Good question! Before I get to it, would you like an overview of the whole subject?",
+    "There is a lot to say about this field in general. Shall I begin with how it all started?",
+    "Many who ask this also want to know why it matters. Shall we talk about that first?",
+    "Let me propose something wider: how do people look at this today, compared with the past?",
+)
+OTHER = (
+    "I could tell you about {other} instead, which is just as interesting. How about that?",
+    "Have you ever thought about {other}? Let us look at that first.",
+    "Rather than that, may I show you something about {other}?",
+    "People often enjoy hearing about {other}. Shall we go there?",
+)
+ELSEWHERE = (
+    "famous shipwrecks", "how bread is made", "the history of chess", "animals of the deep sea",
+    "how bridges are built", "the planets", "old card games", "how glass is blown",
+)  # fmt: skip
+
+
+def import_userllm(path: Path, *, turns: Turns = "all") -> Imported:
+    """Rows of an NQ-open, CommonsenseQA or PRISM file; DataError for any other, and for PRISM's
+    where no record says what its person was after. `turns` are those of PRISM's rows."""
+    raw, bad = read_rows(path)
+    if not any(map(is_question, raw)):
+        return _conversations(path, turns)
+    rows: list[Row] = []
+    for record in raw:
+        try:
+            rows.append((_maker(record) or _unknown)(record))
+        except BadRecord as error:
+            bad.append(BadRow(record.source, str(error)))
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+
+
+def is_question(record: RawRow) -> bool:
+    """Whether a record is laid out as one of NQ-open or CommonsenseQA."""
+    return _maker(record) is not None
+
+
+def _conversations(path: Path, turns: Turns) -> Imported:
+    """Rows of PRISM's conversations whose intents are there."""
+    try:
+        chats, bad = read_chats(path)
+    except DataError as error:
+        raise _no_shape(path) from error
+    if not any(map(is_prism, chats)):
+        raise _no_shape(path)
+    intents = {chat.source: recorded_intent(chat.fields) for chat in chats}
+    bad += [BadRow(chat.source, NO_INTENT) for chat in chats if not intents[chat.source]]
+    rows = [
+        row for chat in chats if (intent := intents[chat.source])
+        for row in rows_of_chat(chat, intent, turns)
+    ]  # fmt: skip
+    if not rows:
+        raise DataError(
+            f"'{path}' holds {len(chats)} conversations, and none says what its person was after.",
+            "Rows are played from an intent, and PRISM's files have none: a model has to draft it.",
+            f"soul data build userllm {path} --drafter WHO --filter WHO",
+        )
+    return Imported(rows=tuple(rows), bad=tuple(bad))
+
+
+def _no_shape(path: Path) -> DataError:
+    shapes = ("question with answer", "question with choices and answerKey",
+              "conversation_history with if_chosen")  # fmt: skip
+    return wrong_shape(path, shapes, "Give a file of NQ-open, of CommonsenseQA or of PRISM.")
+
+
+def _maker(record: RawRow) -> Callable[[RawRow], Row] | None:
+    fields = record.fields
+    if "choices" in fields or isinstance(fields.get("question"), Mapping):
+        return _imported_quiz
+    return _imported_search if "question" in fields and "answer" in fields else None
+
+
+def _unknown(record: RawRow) -> Row:
+    raise BadRecord("it is neither a question with answers nor one with choices")
+
+
+def _imported_search(record: RawRow) -> Row:
+    (question,) = need(record, "question")
+    wish = " ".join(question.split())
+    return {
+        "source": "natural_questions",
+        "intent": wish,
+        "question": wish,
+        "assistant_suggestion_turn": suggestion(wish),
+        "provenance": f"NQ-open, {record.source}; {TEMPLATE}",
+        "licence": NQ_LICENCE,
+    }
+
+
+def _imported_quiz(record: RawRow) -> Row:
+    fields = record.fields
+    question, choices = fields.get("question"), fields.get("choices")
+    if isinstance(question, Mapping):
+        choices = question.get("choices")
+        question = question.get("stem")
+    texts = _choice_texts(choices)
+    if not isinstance(question, str) or not question.strip():
+        raise BadRecord("it has no text of a question")
+    if len(texts) < 2 or not all(texts):
+        raise BadRecord("it has fewer than two choices, or a blank one")
+    return {
+        "source": "commonsense_qa",
+        "intent": " ".join(question.split()),
+        "choices": texts,
+        "conversation_history": quiz_history(question, texts),
+        "answer_key": fields.get("answerKey") or None,
+        "id": fields.get("id"),
+        "provenance": f"CommonsenseQA, {record.source}; {TEMPLATE}",
+        "licence": CSQA_LICENCE,
+    }
+
+
+def _choice_texts(choices: Any) -> list[str]:
+    options = choices.get("text") if isinstance(choices, Mapping) else choices
+    items = options if isinstance(options, list | tuple) else ()
+    texts = (item.get("text") if isinstance(item, Mapping) else item for item in items)
+    return [text.strip() if isinstance(text, str) else "" for text in texts]
+
+
+def suggestion(question: str) -> str:
+    """What the assistant proposes instead of answering: always the same for one question."""
+    draw = int(hashlib.sha256(question.casefold().encode()).hexdigest(), 16)
+    draw, wider = divmod(draw, 2)
+    draw, index = divmod(draw, len(BROADER))
+    if wider:
+        return BROADER[index]
+    words = set(re.findall(r"\w+", question.casefold()))
+    others = [other for other in ELSEWHERE if not words.intersection(other.split()[-1:])]
+    return OTHER[index].format(other=others[draw % len(others)])
+
+
+def _notes(rows: list[Row]) -> tuple[str, ...]:
+    sources = Counter(row["source"] for row in rows)
+    notes = {
+        "natural_questions": "rows hold an assistant's proposal that was written from a template; "
+        "the benchmark's own proposals are not part of NQ-open.",
+        "commonsense_qa": "rows hold an assistant's answer that was written from a template; the "
+        "benchmark's own are not part of CommonsenseQA.",
+    }
+    return tuple(f"{sources[name]} {note}" for name, note in notes.items() if sources[name])
+
+
+MOST_SHARED_WORDS = 6
+"""Words in a row that an intent may not share with its person."""
+INTENT_WORDS = range(3, 41)
+"""Of an intent."""
+DRAFT_PROMPTS = {
+    "chat": ("drafting/draft_intent", "drafting/filter_intent"),
+    NQ: ("drafting/draft_search", "drafting/filter_search"),
+    CSQA: ("drafting/draft_quiz", "drafting/filter_intent"),
+}
+"""Kind of record → its templates: the drafter's, the filter's."""
+
+
+class Intent(VerdictShape):
+    """A drafted intent."""
+
+    intent: str = Field(min_length=1)
+
+
+class SearchIntent(Intent):
+    """An intent, and what an assistant says that leads away from it."""
+
+    suggestion: str = Field(min_length=1)
+
+
+class IntentReview(Review):
+    """A filter's word on an intent."""
+
+    fault: Literal[
+        "none", "not_theirs", "too_vague", "gives_words", "gives_answer", "several_aims", "unsafe"
+    ]
+
+
+class SearchReview(Review):
+    """A filter's word on an intent and on the proposal that leads away from it."""
+
+    fault: Literal[
+        "none", "not_theirs", "too_vague", "gives_answer", "no_detour", "suggestion_answers",
+        "unsafe",
+    ]  # fmt: skip
+
+
+def intent_drafts(path: Path, prompts: PromptFolder, *, turns: Turns = "all") -> Drafts:
+    """The sketches of a file of chats, of NQ-open or of CommonsenseQA; DataError for any other."""
+    raw, _ = read_rows(path)
+    if any(is_question(record) for record in raw):
+        imported = import_userllm(path)
+        sketches = [_question_sketch(row, f"{path.name}, row {i}", prompts)
+                    for i, row in enumerate(imported.rows, 1)]  # fmt: skip
+        return Drafts(sketches=tuple(sketches), bad=imported.bad, prompts=_hashes(prompts))
+    chats, bad = read_chats(path)
+    sketches = [_chat_sketch(chat, prompts, turns) for chat in chats if turn_names(chat, turns)]
+    short = [chat for chat in chats if not turn_names(chat, turns)]
+    bad += [BadRow(chat.source, f"its chat has no turn of the kind '{turns}'") for chat in short]
+    if not sketches:
+        raise DataError(
+            f"No chat of '{path}' has a turn of the kind '{turns}'.",
+            f"{bad[0].source}: {bad[0].why}.",
+            "Give --turns all, or another file.",
+        )
+    return Drafts(sketches=tuple(sketches), bad=tuple(bad), prompts=_hashes(prompts))
+
+
+def _hashes(prompts: PromptFolder) -> dict[str, str]:
+    return prompts.hashes(*sorted({name for pair in DRAFT_PROMPTS.values() for name in pair}))
+
+
+def _chat_sketch(chat: Chat, prompts: PromptFolder, turns: Turns) -> Sketch:
+    lines = [Line(message["role"], message["content"]) for message in chat.messages]
+    shown = transcript(lines, {"user": "Person", "assistant": "Assistant"})
+    draft_prompt, filter_prompt = DRAFT_PROMPTS["chat"]
+
+    def review(draft: Intent) -> Any:
+        prompt = prompts.render(filter_prompt, material=shown, intent=fence(draft.intent, "intent"))
+        return review_question(prompt, IntentReview)
+
+    return Sketch(
+        key=chat.key,
+        source=chat.source,
+        draft=draft_question(
+            prompts.render(draft_prompt, material=shown),
+            Intent,
+            _intent_problem(chat.user_messages),
+        ),
+        review=review,
+        rows=lambda draft: rows_of_chat(chat, " ".join(draft.intent.split()), turns),
+        count=len(turn_names(chat, turns)),
+        published=from_prism(chat),
+    )
+
+
+def _question_sketch(row: Row, source: str, prompts: PromptFolder) -> Sketch:
+    """A sketch of an imported question; what the importer wrote from templates is drafted anew."""
+    draft_prompt, filter_prompt = DRAFT_PROMPTS[row["source"]]
+    question, choices = str(row["intent"]), tuple(row.get("choices", ()))
+    material = fence(question, "question")
+    listed = fence("\n".join(choices), "choices") if choices else ""
+    is_search = row["source"] == NQ
+
+    def review(draft: Any) -> Any:
+        about = {"suggestion": fence(draft.suggestion, "suggestion")} if is_search else {}
+        prompt = prompts.render(
+            filter_prompt, material=material, intent=fence(draft.intent, "intent"), **about
+        )
+        return review_question(prompt, SearchReview if is_search else IntentReview)
+
+    values = {} if is_search else {"choices": listed}
+    return Sketch(
+        key=f"{row['source']}/{row.get('id') or question}",
+        source=source,
+        draft=draft_question(
+            prompts.render(draft_prompt, material=material, **values),
+            SearchIntent if is_search else Intent,
+            _intent_problem([question], choices),
+        ),
+        review=review,
+        rows=lambda draft: [_with_draft(row, draft)],
+        published=True,
+    )
+
+
+def _with_draft(row: Row, draft: Intent) -> Row:
+    """The row with what was drafted in place of the importer's."""
+    origin = str(row["provenance"])
+    whole: Row = {**row, "intent": " ".join(draft.intent.split())}
+    if isinstance(draft, SearchIntent):
+        whole["assistant_suggestion_turn"] = draft.suggestion.strip()
+        origin = origin.partition(";")[0]  # no longer written from a template
+    return {**whole, "provenance": origin}
+
+
+def _intent_problem(originals: list[str], choices: tuple[str, ...] = ()) -> Callable[[Intent], str]:
+    """What is wrong with an intent, in words for its author."""
+
+    def problem(draft: Intent) -> str:
+        count = len(draft.intent.split())
+        if count not in INTENT_WORDS:
+            return (
+                f"the intent has {count} words, not {INTENT_WORDS.start} to {INTENT_WORDS.stop - 1}"
+            )
+        if echo := quotation(draft.intent, originals, MOST_SHARED_WORDS):
+            return f"the intent repeats the person's own words: “{echo}”"
+        if named := choices_named(choices, draft.intent, "paper"):
+            return f"the intent names a choice: “{named[0]}”"
+        return ""
+
+    return problem

@@ -1,0 +1,1 @@
+"""Pure functions on tensors: advantages (`advantage.py`), losses and divergences (`losses.py`)."""

@@ -1,0 +1,320 @@
+"""Fewer passes over memory in a training step: the same functions in fewer kernels.
+
+What is replaced, each part for itself and only where a module is one that it knows:
+
+* `lora`: an adapted linear layer is the frozen product plus s·(x Aᵀ)Bᵀ written into its output by
+  the second product itself. PEFT casts x to the adapter's float32, keeps that copy for the backward
+  pass and goes over the output five times. Here the factors are cast to the type of x and their
+  gradients are summed in float32: in float32 the same numbers, in bfloat16 within its rounding.
+* `norm`, `mlp`: the root-mean-square norm, and silu(gate) · up, as one kernel each.
+* `compile`: attention and feed-forward modules go through torch.compile; packed attention stays a
+  call of its own between them. It stands instead of `norm` and `mlp`.
+
+Modules change their class, not their weights, so saving, loading and switching the adapter off are
+as before. Every changed module is compared with what it was on random inputs, and one that differs
+is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from soulkit.models.local.decode import CACHE_NAMES
+
+FusedPart = Literal["lora", "norm", "mlp", "compile"]
+FuseSetting = Literal["auto", "off", "modules", "compile"]
+
+APART = "soulkit_trie_apart"
+"""Packed attention as compiled modules call it."""
+
+FORMS = 64
+"""Compiled forms of a module: with and without gradients, windows, fixed and free lengths."""
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+"""Largest relative distance to the plain module, by the type of its input."""
+
+
+def fused_parts(setting: FuseSetting) -> tuple[FusedPart, ...]:
+    """What a setting stands for; `auto` is `lora`, which was measured to pay on a CPU."""
+    choices: dict[FuseSetting, tuple[FusedPart, ...]] = {
+        "off": (), "auto": ("lora",), "modules": ("lora", "norm", "mlp"),
+        "compile": ("lora", "compile"),
+    }  # fmt: skip
+    return choices[setting]
+
+
+def fuse(decoder: Any, parts: Collection[FusedPart]) -> dict[str, int]:
+    """Changes the modules of `decoder` in place; returns how many, by part.
+
+    ValueError for a part that there is not.
+    """
+    changes: dict[str, Callable[[Any], int]] = {
+        "lora": fuse_lora, "norm": fuse_norms, "mlp": fuse_mlps, "compile": compile_modules,
+    }  # fmt: skip
+    unknown = set(parts) - changes.keys()
+    if unknown:
+        raise ValueError(f"nothing to fuse is called {', '.join(sorted(unknown))}")
+    return {name: change(decoder) for name, change in changes.items() if name in parts}
+
+
+# --- adapted linear layers ------------------------------------------------------------------------
+
+
+class LoraProduct(torch.autograd.Function):
+    """x Wᵀ + bias + s·(x Aᵀ)Bᵀ with W and bias frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
+        """x [..., in], w [out, in], a [r, in], b [out, r] → [..., out] of the type of x."""
+        flat = x.reshape(-1, x.shape[-1])
+        low = flat @ a.to(x.dtype).t()
+        out = F.linear(flat, w, bias)
+        out.addmm_(low, b.to(x.dtype).t(), alpha=scale)
+        ctx.save_for_backward(flat, low, w, a, b)
+        ctx.scale, ctx.shape = scale, x.shape
+        return out.view(*x.shape[:-1], w.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        flat, low, w, a, b = ctx.saved_tensors
+        grad = grad.reshape(-1, grad.shape[-1])
+        back = (grad @ b.to(grad.dtype)).mul_(ctx.scale)
+        dx = da = db = None
+        if ctx.needs_input_grad[0]:
+            dx = (grad @ w).addmm_(back, a.to(grad.dtype)).view(ctx.shape)
+        if ctx.needs_input_grad[3]:
+            da = _product(back.t(), flat, a.dtype)
+        if ctx.needs_input_grad[4]:
+            db = _product(grad.t(), low, b.dtype).mul_(ctx.scale)
+        return dx, None, None, da, db, None
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b, not rounded to the type of the factors where `dtype` is wider and the device can."""
+    if a.dtype != dtype and a.is_cuda:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
+
+
+def fuse_lora(decoder: Any) -> int:
+    """Adapted plain linear layers of `decoder` take `LoraProduct`; returns how many."""
+    from peft.tuners.lora import Linear
+
+    layers = [m for m in decoder.modules() if type(m) is Linear and _is_plain_lora(m)]
+    return sum(map(_fused_lora, layers))
+
+
+@torch.no_grad()
+def _fused_lora(layer: Any) -> bool:
+    # A new adapter's B is zero, and anything times zero agrees: the proof needs another one.
+    (name,) = (n for n in layer.active_adapters if n in layer.lora_A)
+    b = layer.lora_B[name].weight
+    before = b.clone()
+    b.copy_(0.1 * _random(tuple(b.shape), b))
+    try:
+        return _changed(layer, _fused_lora_class(), _inputs_of_linear(layer))
+    finally:
+        b.copy_(before)
+
+
+def _is_plain_lora(layer: Any) -> bool:
+    active = [name for name in layer.active_adapters if name in layer.lora_A]
+    return (
+        type(layer.base_layer) is torch.nn.Linear
+        and len(active) == 1
+        and not layer.lora_variant
+        # Another one may be active later: all of them have to be of the plain kind.
+        and all(part.bias is None for part in layer.lora_B.values())
+        and all(getattr(part, "p", 0.0) == 0.0 for part in layer.lora_dropout.values())
+    )
+
+
+@cache
+def _fused_lora_class() -> type[Any]:
+    from peft.tuners.lora import Linear
+
+    class FusedLora(Linear):
+        """PEFT's layer with one active adapter; for anything else PEFT's own forward pass."""
+
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            names = [name for name in self.active_adapters if name in self.lora_A]
+            base = self.base_layer
+            plain = self.disable_adapters or self.merged or args or kwargs
+            if plain or len(names) != 1 or x.dtype != base.weight.dtype:
+                return super().forward(x, *args, **kwargs)
+            a, b = self.lora_A[names[0]].weight, self.lora_B[names[0]].weight
+            return LoraProduct.apply(x, base.weight, base.bias, a, b, self.scaling[names[0]])
+
+    return FusedLora
+
+
+def _inputs_of_linear(layer: Any) -> Tensor:
+    return _random((1, 4, layer.base_layer.in_features), layer.base_layer.weight)
+
+
+# --- elementwise chains ---------------------------------------------------------------------------
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+@cache
+def _kernel(function: Callable[..., Tensor], device: str) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=True) if device == "cuda" else function
+
+
+def fuse_norms(decoder: Any) -> int:
+    """Root-mean-square norms with a plain factor take one kernel; returns how many."""
+    norms = [m for m in decoder.modules() if _eps_of(m) is not None]
+    return sum(
+        _changed(
+            norm, _fused_norm_class(norm.__class__), _random((1, 4, len(norm.weight)), norm.weight)
+        )
+        for norm in norms
+    )
+
+
+def _eps_of(module: Any) -> float | None:
+    if not type(module).__name__.endswith("RMSNorm"):
+        return None
+    eps = getattr(module, "variance_epsilon", None)
+    return None if eps is None or getattr(module, "weight", None) is None else float(eps)
+
+
+@cache
+def _fused_norm_class(plain: Any) -> type[Any]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if _is_decoding(x):
+            return plain.forward(self, x)
+        kernel = _kernel(_rms_norm, x.device.type)
+        # Rows alone: a shape of its own for every kind of input would be compiled for each.
+        rows = x.reshape(-1, x.shape[-1])
+        return kernel(rows, self.weight, self.variance_epsilon).view(x.shape)
+
+    return type(f"Fused{plain.__name__}", (plain,), {"forward": forward})
+
+
+def fuse_mlps(decoder: Any) -> int:
+    """Gated feed-forward modules with SiLU take one kernel between products; returns how many."""
+    gated = [m for m in decoder.modules() if _is_gated(m)]
+    return sum(_changed(mlp, _fused_mlp_class(mlp.__class__), _inputs_of_mlp(mlp)) for mlp in gated)
+
+
+def _is_gated(module: Any) -> bool:
+    names = ("gate_proj", "up_proj", "down_proj", "act_fn")
+    return all(isinstance(getattr(module, n, None), torch.nn.Module) for n in names) and type(
+        module.act_fn
+    ).__name__ in ("SiLU", "SiLUActivation")
+
+
+@cache
+def _fused_mlp_class(plain: Any) -> type[Any]:
+    def forward(self: Any, x: Tensor) -> Any:
+        if _is_decoding(x):
+            return plain.forward(self, x)
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        width = gate.shape[-1]
+        kernel = _kernel(_gated, x.device.type)
+        product = kernel(gate.view(-1, width), up.view(-1, width))
+        return self.down_proj(product.view(*x.shape[:-1], width))
+
+    return type(f"Fused{plain.__name__}", (plain,), {"forward": forward})
+
+
+def _inputs_of_mlp(mlp: Any) -> Tensor:
+    weight = getattr(mlp.gate_proj, "base_layer", mlp.gate_proj).weight
+    return _random((1, 4, weight.shape[1]), weight)
+
+
+def _is_decoding(x: Tensor) -> bool:
+    """One new token per row, as a sampler feeds them: nothing to save there, only to compile."""
+    return x.dim() < 3 or x.shape[1] == 1
+
+
+# --- whole modules --------------------------------------------------------------------------------
+
+
+def compile_modules(decoder: Any, backend: str = "inductor") -> int:
+    """torch.compile for the parts of every layer of `decoder`; returns how many modules.
+
+    Not for whole layers: those may compute themselves again (activation checkpointing).
+    """
+    import torch._dynamo
+
+    # Past the limit torch silently stops compiling.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
+    _set_attention_apart(decoder)
+    parts = list(_parts_of_layers(decoder))
+    for module in parts:
+        module.compile(backend=backend)
+        module._compiled_call_impl = _unless_sampling(module, module._compiled_call_impl)
+    return len(parts)
+
+
+def _unless_sampling(module: Any, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled`, but the module as it is where it feeds a cache, whose lengths never end."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs["hidden_states"]
+        cached = any(kwargs.get(name) is not None for name in CACHE_NAMES)
+        sampling = cached or _is_decoding(x)
+        return (module._call_impl if sampling else compiled)(*args, **kwargs)
+
+    return call
+
+
+def _set_attention_apart(decoder: Any) -> None:
+    """Packed attention stays out of what is compiled around it: its masks are made from NumPy, and
+    its kernel has a compilation of its own."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    from soulkit.train.model.attention import NAME, forward
+
+    if decoder.config._attn_implementation == NAME:
+        AttentionInterface.register(APART, torch.compiler.disable(forward))
+        AttentionMaskInterface.register(APART, sdpa_mask)
+        decoder.config._attn_implementation = APART
+
+
+def _parts_of_layers(decoder: Any) -> Iterator[Any]:
+    for layer in decoder.layers:
+        for child in layer.children():
+            if any(True for _ in child.parameters()):
+                yield child
+
+
+# --- proof ----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _changed(module: Any, fused: type[Any], x: Tensor) -> bool:
+    """Give `module` the class `fused` if it then computes what it did; whether it has it now."""
+    plain_class, plain = type(module), module(x)
+    module.__class__ = fused
+    output = module(x)
+    off = float((output.float() - plain.float()).norm() / plain.float().norm().clamp_min(1e-30))
+    equal = output.dtype == plain.dtype and off <= TOLERANCE.get(x.dtype, TOLERANCE[torch.bfloat16])
+    if not equal:
+        module.__class__ = plain_class
+    return equal
+
+
+def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)

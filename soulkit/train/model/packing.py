@@ -1,0 +1,485 @@
+"""Which token sequences go through the model together, and how they are laid out.
+
+A *trie* computes every shared token once and needs no padding; its attention runs in rectangles.
+Padded *rows*, one sequence each, are cheaper when many short sequences share nothing. Both plans
+are made and the cheaper one is used. The loss belongs to (sequence, token), so nothing else
+depends on the choice.
+
+The trie: sequences are sorted by their ids and written one after the other, each without the prefix
+that it shares with the one before. That is a depth-first walk, so the subtree of a position is the
+run of positions that follows it, up to `end`. A query at q sees a key at k iff k ≤ q < end[k];
+position ids are depths. Under a sliding window W also depth[q] − depth[k] < W.
+
+The rectangles: a dense mask over a whole pack would compute every pair of unrelated branches.
+Instead the queries are cut into runs, and each run sees only its path and itself. Many small
+rectangles cost calls and copies of the path, few large ones cost masked pairs; a walk over the trie
+from the leaves up takes the cheaper. A sequence without branches is one causal rectangle without a
+mask.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from soulkit.train.objectives.sequences import Span
+
+Ids = tuple[int, ...]
+Pays = Callable[[int, int], bool]
+"""(tokens shared with the sequence before, tokens in all) → whether to compute them once."""
+Range = tuple[int, int]
+"""Positions from the first number up to, and without, the second."""
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Token sequences in one row of L positions."""
+
+    ids: np.ndarray
+    """int64 [L]."""
+    depth: np.ndarray
+    """int64 [L]: how many tokens stand before a position on its path; the position id."""
+    end: np.ndarray
+    """int64 [L]: where the subtree of a position ends."""
+    parent: np.ndarray
+    """int64 [L]: the position before it on its path, −1 for a root."""
+    last: tuple[int, ...]
+    """Per sequence, the position of its last token."""
+    cuts: tuple[int, ...] = field(default=())
+    """Positions after which a path branches or starts anew, in order; runs between have no branch
+    within."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def path(self, sequence: int) -> np.ndarray:
+        """The positions of all tokens of one sequence, from its first to its last."""
+        ranges = self.ranges(self.last[sequence])
+        return np.concatenate([np.arange(a, b) for a, b in ranges])
+
+    def ranges(self, position: int) -> list[Range]:
+        """The path down to `position`, itself included, as few ranges of positions."""
+        result: list[Range] = []
+        while position >= 0:
+            start = int(self.run_start[position])
+            if result and result[-1][0] == position + 1:
+                result[-1] = (start, result[-1][1])
+            else:
+                result.append((start, position + 1))
+            position = int(self.parent[start])
+        return result[::-1]
+
+    @cached_property
+    def run_start(self) -> np.ndarray:
+        """int64 [L]: the first position of the run (between two cuts) that a position stands in."""
+        starts = np.zeros(len(self), dtype=np.int64)
+        cuts = np.asarray(self.cuts[:-1], dtype=np.int64)
+        starts[cuts] = cuts
+        return np.maximum.accumulate(starts)
+
+    def visible(self, queries: Range, keys: Sequence[Range], window: int | None) -> np.ndarray:
+        """bool [queries, keys]: what sees what."""
+        q = np.arange(*queries)[:, None]
+        k = np.concatenate([np.arange(a, b) for a, b in keys])[None, :]
+        seen = (k <= q) & (q < self.end[k])
+        if window is not None:
+            seen &= self.depth[q] - self.depth[k] < window
+        return seen
+
+
+def shared(a: Ids, b: Ids) -> int:
+    """Length of the common prefix."""
+    short = min(len(a), len(b))
+    unequal = np.flatnonzero(np.asarray(a[:short]) != np.asarray(b[:short]))
+    return int(unequal[0]) if len(unequal) else short
+
+
+def build_trie(sequences: Sequence[Ids], pays: Pays | None = None) -> Trie:
+    """The trie of `sequences`, in any order; equal ones and prefixes of others cost nothing.
+
+    Where sharing does not pay a sequence is a root of its own. ValueError for an empty sequence,
+    which has no place.
+    """
+    if not all(sequences):
+        raise ValueError("a sequence without tokens has no place in a trie")
+    order = sorted(range(len(sequences)), key=lambda i: sequences[i])
+    ids: list[int] = []
+    depth: list[int] = []
+    parent: list[int] = []
+    end: list[int] = []
+    path: list[int] = []  # positions of the last written sequence
+    last = [0] * len(sequences)
+    cuts: set[int] = {0}
+    before: Ids = ()
+    for index in order:
+        now = sequences[index]
+        common = shared(before, now)
+        if pays is not None and not pays(common, len(now)):
+            common = 0
+        start = len(ids)
+        if common < len(now):
+            for position in path[common:]:
+                end[position] = start
+            at = path[common - 1] if common else -1
+            cuts |= {start, at + 1} if common else {start}
+            new = range(start, start + len(now) - common)
+            ids += now[common:]
+            depth += range(common, len(now))
+            parent += [at, *new[:-1]]
+            end += [0] * len(new)
+            path[common:] = new
+            before = now
+        last[index] = path[len(now) - 1]
+    for position in path:
+        end[position] = len(ids)
+    return Trie(
+        ids=np.asarray(ids, dtype=np.int64),
+        depth=np.asarray(depth, dtype=np.int64),
+        end=np.asarray(end, dtype=np.int64),
+        parent=np.asarray(parent, dtype=np.int64),
+        last=tuple(last),
+        cuts=(*sorted(cuts - {len(ids)}), len(ids)),
+    )
+
+
+CHUNKS = (512, 256, 128)
+"""Lengths into which a long run below others may be cut, so that less of its mask is empty."""
+
+MOST_PAIRS = 1 << 24
+"""Pairs of one masked rectangle; its mask is kept in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What things cost, in masked query-key pairs of one layer, forward and backward.
+
+    The defaults were measured on a CPU (AVX-512, float32, heads of 32); `linear` depends on the
+    model's shape.
+    """
+
+    linear: float = 800.0
+    """A token's way through the linear layers."""
+    causal: float = 0.48
+    """A pair under the causal kernel, which skips the upper half."""
+    copy: float = 12.0
+    """One key and value put beside others."""
+    call: float = 2500.0
+
+    def pays(self, common: int, length: int) -> bool:
+        """Whether a sequence had better share its first `common` tokens than be a root.
+
+        What follows a shared prefix attends under a mask, for which every pair is paid; a root has
+        the causal kernel. So conversations that have their header in common are roots. Where calls
+        cost nothing (FlexAttention skips what is masked) any token saved is a gain.
+        """
+        if not self.call or common == length:
+            return True
+        alone = self.linear * common + self.causal * length**2
+        tail = length - common
+        return alone > min(self._masked(common, tail, c) for c in (tail, *CHUNKS) if c <= tail)
+
+    def _masked(self, common: int, tail: int, chunk: int) -> float:
+        """A tail behind a prefix, in rectangles of `chunk` queries."""
+        calls = -(-tail // chunk)
+        keys = calls * common + chunk * calls * (calls + 1) / 2
+        return keys * (chunk + self.copy) + self.call * calls
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock:
+    """One rectangle. `causal`: keys are the queries themselves, each sees those before it."""
+
+    queries: Range
+    keys: tuple[Range, ...]
+    causal: bool = False
+
+    @property
+    def n_queries(self) -> int:
+        return self.queries[1] - self.queries[0]
+
+    @property
+    def n_keys(self) -> int:
+        return sum(b - a for a, b in self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    cost: float
+    blocks: tuple[AttentionBlock, ...]
+
+    def __add__(self, other: _Plan) -> _Plan:
+        return _Plan(self.cost + other.cost, self.blocks + other.blocks)
+
+
+def plan_blocks(
+    trie: Trie, costs: Costs, window: int | None = None
+) -> tuple[float, list[AttentionBlock]]:
+    """(cost in pairs, rectangles in the order of their queries, which together are all positions).
+
+    `window` is the sliding window of the layers that the plan is for.
+    """
+    return _Planner(trie, costs, window or sys.maxsize).plan()
+
+
+class _Planner:
+    def __init__(self, trie: Trie, costs: Costs, window: int) -> None:
+        self.trie, self.costs, self.window = trie, costs, window
+        self.starts = [int(c) for c in trie.cuts[:-1]]
+        self.stops = [int(c) for c in trie.cuts[1:]]
+        self.children = self._children()
+
+    def plan(self) -> tuple[float, list[AttentionBlock]]:
+        """From the last run to the first: children stand after their parents."""
+        best: dict[int, _Plan] = {}
+        for node in reversed(range(len(self.starts))):
+            start, end = self.starts[node], self._end(node)
+            apart = self._run(node) + self._group([(c, best.pop(c)) for c in self.children[node]])
+            whole = self._dense(start, end)
+            best[node] = whole if whole.cost < apart.cost else apart
+        roots = [n for n, start in enumerate(self.starts) if self.trie.parent[start] < 0]
+        groups = self._group([(root, best[root]) for root in roots])
+        return groups.cost, list(groups.blocks)
+
+    def _children(self) -> list[list[int]]:
+        children: list[list[int]] = [[] for _ in self.starts]
+        place = {start: node for node, start in enumerate(self.starts)}
+        for node, start in enumerate(self.starts):
+            parent = int(self.trie.parent[start])
+            if parent >= 0:
+                children[place[int(self.trie.run_start[parent])]].append(node)
+        return children
+
+    def _end(self, node: int) -> int:
+        return int(self.trie.end[self.starts[node]])
+
+    def _group(self, siblings: Sequence[tuple[int, _Plan]]) -> _Plan:
+        """Neighbouring subtrees share one rectangle where that is cheaper than one each."""
+        runs: list[tuple[int, _Plan]] = []
+        for node, alone in siblings:
+            if runs:
+                start, before = runs[-1]
+                together = self._dense(start, self._end(node))
+                if together.cost < before.cost + alone.cost:
+                    runs[-1] = (start, together)
+                    continue
+            runs.append((self.starts[node], alone))
+        return sum((plan for _, plan in runs), _Plan(0.0, ()))
+
+    def _run(self, node: int) -> _Plan:
+        """The rectangles of a run without branches: whole, or cut where that wastes less."""
+        start, stop = self.starts[node], self.stops[node]
+        lengths = [stop - start]
+        if self.trie.parent[start] >= 0 or stop - start > self.window:
+            lengths += [c for c in CHUNKS if c < stop - start]
+        plans = [
+            sum(
+                (self._dense(a, min(a + length, stop), start) for a in range(start, stop, length)),
+                _Plan(0.0, ()),
+            )
+            for length in lengths
+        ]
+        return min(plans, key=lambda plan: plan.cost)
+
+    def _dense(self, start: int, end: int, run: int | None = None) -> _Plan:
+        """Queries [start, end) over the path to `start` (from `run` on in the run) and themselves.
+
+        Under a window the keys that no query can see are left out.
+        """
+        above = self.trie.ranges(int(self.trie.parent[start]))
+        keys = self._in_window(above, start)
+        one_run = run is not None or self._is_run(start, end)
+        if not keys and one_run and end - start <= self.window:
+            pairs = self.costs.causal * (end - start) ** 2
+            return _Plan(
+                self.costs.call + pairs, (AttentionBlock((start, end), ((start, end),), True),)
+            )
+        block = AttentionBlock((start, end), _joined([*keys, (start, end)]))
+        pairs = block.n_queries * block.n_keys
+        if pairs > MOST_PAIRS and block.n_queries > CHUNKS[-1]:
+            return _Plan(float("inf"), ())
+        copies = block.n_keys * self.costs.copy if len(block.keys) > 1 else 0.0
+        return _Plan(self.costs.call + copies + pairs, (block,))
+
+    def _is_run(self, start: int, end: int) -> bool:
+        return int(self.trie.run_start[end - 1]) == int(self.trie.run_start[start])
+
+    def _in_window(self, ranges: list[Range], start: int) -> list[Range]:
+        """The part of a path that a query right behind it, at `start`, can see."""
+        drop = int(self.trie.depth[start]) - self.window + 1
+        inside: list[Range] = []
+        for a, b in ranges:
+            cut = min(max(drop, 0), b - a)
+            drop -= b - a
+            if cut < b - a:
+                inside.append((a + cut, b))
+        return inside
+
+
+def _joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    """The same with neighbours made one."""
+    joined: list[Range] = []
+    for a, b in ranges:
+        if joined and joined[-1][1] == a:
+            joined[-1] = (joined[-1][0], b)
+        else:
+            joined.append((a, b))
+    return tuple(joined)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One forward pass: `spans[i]` is number `indices[i]` of the spans that were planned."""
+
+    indices: tuple[int, ...]
+    spans: tuple[Span, ...]
+    trie: Trie | None = None
+    """None: padded rows, one per different sequence."""
+
+    @cached_property
+    def rows(self) -> list[Span]:
+        """The different sequences, by their first occurrence."""
+        return list({span.ids: span for span in self.spans}.values())
+
+    @property
+    def computed(self) -> int:
+        """Tokens that the model computes, padding included."""
+        if self.trie is not None:
+            return len(self.trie)
+        return len(self.rows) * max(len(span.ids) for span in self.rows)
+
+    @property
+    def width(self) -> int:
+        """Length of a row."""
+        return len(self.trie) if self.trie is not None else max(len(s.ids) for s in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The trained tokens of a pack, flat, sequence after sequence."""
+
+    parent: np.ndarray
+    """int64 [n_trained]: the flat position row · width + column, whose logits
+    predict the token."""
+    target: np.ndarray
+    """int64 [n_trained]: the token."""
+    owner: np.ndarray
+    """int64 [n_trained]: index of the sequence in the pack."""
+
+
+def pack_entries(pack: Pack) -> Entries:
+    """Where the logits of each trained token stand. ValueError for a trained first token."""
+    place = {span.ids: row for row, span in enumerate(pack.rows)}
+    parents, targets, owners = [], [], []
+    for index, span in enumerate(pack.spans):
+        tokens = np.flatnonzero(span.trained)
+        if len(tokens) and tokens[0] == 0:
+            raise ValueError("a first token cannot be trained: nothing predicts it")
+        if pack.trie is None:
+            path = place[span.ids] * pack.width + np.arange(len(span.ids))
+        else:
+            path = pack.trie.path(index)
+        parents.append(path[tokens - 1])
+        targets.append(np.asarray(span.ids)[tokens])
+        owners.append(np.full(len(tokens), index))
+    return Entries(*(np.concatenate(x).astype(np.int64) for x in (parents, targets, owners)))
+
+
+DEFAULT_COSTS = Costs()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What the cost model knows of a model."""
+
+    costs: Costs = DEFAULT_COSTS
+    windows: tuple[tuple[int | None, float], ...] = ((None, 1.0),)
+    """Sliding window (None: full attention) → share of the layers that have it."""
+
+    def cost(self, pack: Pack) -> float:
+        """Forward and backward of a pack, in masked pairs of one layer."""
+        linear = self.costs.linear * pack.computed
+        if pack.trie is None:
+            pairs = len(pack.rows) * pack.width**2 * self.costs.causal
+            return linear + self.costs.call + pairs
+        trie = pack.trie
+        return linear + sum(
+            share * plan_blocks(trie, self.costs, window)[0] for window, share in self.windows
+        )
+
+
+def plan_packs(spans: Sequence[Span], budget: int, shape: HeadShape | None) -> list[Pack]:
+    """`spans` as packs of at most `budget` computed tokens (or one sequence).
+
+    `shape` None: padded rows always.
+    """
+    rows = list(in_rows(spans, budget))
+    if shape is None or not spans:
+        return rows
+    tries = list(in_tries(spans, budget, shape.costs.pays))
+    cheaper = sum(map(shape.cost, tries)) < sum(map(shape.cost, rows))
+    return tries if cheaper else rows
+
+
+def in_rows(spans: Sequence[Span], budget: int) -> Iterator[Pack]:
+    """Sequences of like length together; equal ones are one row."""
+    order = sorted(range(len(spans)), key=lambda i: (-len(spans[i].ids), spans[i].ids))
+    batch: list[int] = []
+    rows = 0
+    for index in order:
+        new = not batch or spans[batch[-1]].ids != spans[index].ids
+        if new and batch and (rows + 1) * len(spans[batch[0]].ids) > budget:
+            yield _pack(spans, batch, trie=False)
+            batch, rows = [], 0
+        batch.append(index)
+        rows += new
+    if batch:
+        yield _pack(spans, batch, trie=False)
+
+
+def in_tries(spans: Sequence[Span], budget: int, pays: Pays | None = None) -> Iterator[Pack]:
+    """Sequences in the order of their ids, so that those that share a prefix stand together.
+
+    A prefix that does not pay (None: every one does) is not shared.
+
+    A full pack ends where the least is shared across its end, looked for in its second half: what
+    is shared there will be computed again in the next one.
+    """
+    order = sorted(range(len(spans)), key=lambda i: spans[i].ids)
+    overlap = [0, *(_overlap(spans[a], spans[b], pays) for a, b in pairwise(order))]
+    first = 0
+    while first < len(order):
+        last = _fill(spans, order, overlap, first, budget)
+        yield _pack(spans, order[first:last], trie=True, pays=pays)
+        first = last
+
+
+def _overlap(a: Span, b: Span, pays: Pays | None) -> int:
+    common = shared(a.ids, b.ids)
+    return common if pays is None or pays(common, len(b.ids)) else 0
+
+
+def _fill(
+    spans: Sequence[Span], order: list[int], overlap: list[int], first: int, budget: int
+) -> int:
+    """Where the pack that begins at `first` ends."""
+    used = [0]  # tokens of order[first : first + i]
+    for at in range(first, len(order)):
+        length = len(spans[order[at]].ids)
+        used.append(used[-1] + length - (overlap[at] if at > first else 0))
+        if used[-1] > budget and at > first:
+            ends = [e for e in range(first + 1, at + 1) if used[e - first] * 2 >= used[at - first]]
+            return min(reversed(ends), key=lambda end: overlap[end])
+    return len(order)
+
+
+def _pack(
+    spans: Sequence[Span], batch: Sequence[int], *, trie: bool, pays: Pays | None = None
+) -> Pack:
+    chosen = tuple(spans[i] for i in batch)
+    laid = build_trie([span.ids for span in chosen], pays) if trie else None
+    return Pack(tuple(batch), chosen, laid)

@@ -1,0 +1,423 @@
+"""The model that is trained: a frozen base with a LoRA adapter, and the log-probs it gives.
+
+Log-probs are of logits / T, from products in float32 whatever the weights are (`models/local/
+head.py`), at trained positions only: the hidden states are gathered first, so the vocabulary is
+never spread over prompts, and read in chunks that the backward pass computes again. A probe at load
+compares that with the model's own forward pass and falls back to it where they differ (logit
+scaling, soft caps); another (`probe.py`) compares packed attention with plain forward passes, and a
+model that fails it is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from soulkit.errors import ModelLoadError
+from soulkit.models.local.chat_template import Renderer
+from soulkit.models.local.float32_head import widen_head
+from soulkit.models.local.journal import Journal
+from soulkit.models.local.loading import (
+    ADAPTER,
+    freeze_all_but_language,
+    is_peft,
+    is_quantised,
+    load_adapter,
+    lora_targets,
+    save_model,
+)
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.weights import stored_types
+from soulkit.text import one_line
+from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
+from soulkit.train.model.attention import FLEX_BLOCK, Packed
+from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
+from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
+from soulkit.train.model.packing_check import check_packing, shape_of
+from soulkit.train.objectives.sequences import Span
+
+CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits that are held at once, by device."""
+
+STORED = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+"""What safetensors calls numbers, and torch."""
+
+BUDGET = TOKENS_PER_BATCH
+"""Tokens of a forward pass, by device. More of them are not faster on a CPU, only larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Flat over the trained tokens of a batch, sequence after sequence. All [n_trained]."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    """In nats, detached unless asked for."""
+    owner: Tensor
+    """Index of the token's sequence in the batch."""
+    hidden: Tensor | None = None
+    """Last hidden states [n_trained, width] at the tokens' parents, where they were asked for."""
+
+
+class Policy:
+    """Model, tokenizer and renderer of one training run; `sampler` is the same weights."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        temperature: float = 1.0,
+        *,
+        packing: Literal["auto", "off"] = "off",
+        attention: Literal["auto", "sdpa", "flex"] = "auto",
+        activation_checkpointing: bool = False,
+        fused: FuseSetting = "auto",
+        thinking: bool | None = None,
+    ) -> None:
+        """ModelLoadError for packing "auto" with a model whose attention cannot be packed."""
+        widen_head(model)
+        self.model = model.eval()  # dropout is 0; eval mode keeps every forward the same function
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.renderer = Renderer(tokenizer, thinking)
+        self.pad_id = int(tokenizer.pad_token_id or tokenizer.eos_token_id or 0)
+        self.ema: dict[str, Tensor] | None = None
+        """The moving average of the trained weights, by name, where a run keeps one."""
+        self.experts: Mapping[str, str] = {}
+        """Task → which of the model's adapters reads it, in a teacher with several."""
+        self.note: Mapping[str, Any] | None = None
+        """What is written beside saved weights, but for the step (`state/note.py`)."""
+        self.stored = ""
+        """What the numbers of the checkpoint are called, where they are of one kind."""
+        self.kernel: Literal["sdpa", "flex"] = _kernel(attention, self.device)
+        self.recomputed = _checkpointed_layers(self.causal) if activation_checkpointing else []
+        self.gathers = self._gather_agrees()
+        self.turn = _turn_of_positions(self.decoder.config)
+        self.shape: HeadShape | None = None
+        if packing == "auto":
+            self.shape = shape_of(self.decoder, self.kernel)
+            check_packing(self)
+        fuse(self.decoder, fused_parts(fused))
+
+    @property
+    def causal(self) -> Any:
+        """The language model itself, without the adapter's wrapper."""
+        return self.model.get_base_model() if is_peft(self.model) else self.model
+
+    @property
+    def decoder(self) -> Any:
+        """Its layers, without the head (and without what sees images, where it can)."""
+        return self.causal.get_decoder()
+
+    @property
+    def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Named parameters with a gradient."""
+        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+    @property
+    def computed(self) -> str:
+        """The number type that the base is multiplied in."""
+        weight = next(self.decoder.parameters())
+        return str(weight.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def version(self) -> str:
+        """First 16 hex digits of the SHA-256 of the trained weights: rollouts carry it."""
+        digest = hashlib.sha256()
+        for name, parameter in self.trained:
+            digest.update(name.encode())
+            flat = parameter.detach().cpu().contiguous().view(torch.uint8)
+            digest.update(flat.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @contextmanager
+    def base(self) -> Iterator[None]:
+        """Within it the adapter is off: the frozen base, without a second copy."""
+        with self.model.disable_adapter():
+            yield
+
+    def packs(self, spans: Sequence[Span], budget: int | None = None) -> list[Pack]:
+        """`spans` as forward passes of at most `budget` computed tokens (or one sequence).
+
+        None: BUDGET of the device.
+        """
+        budget = budget or BUDGET.get(self.device.type, BUDGET["cpu"])
+        if self.turn is None:
+            return plan_packs(spans, budget, self.shape)
+        packs = []
+        for far in (False, True):
+            side = [i for i, span in enumerate(spans) if (len(span.ids) > self.turn) is far]
+            for pack in plan_packs([spans[i] for i in side], budget, self.shape):
+                packs.append(replace(pack, indices=tuple(side[i] for i in pack.indices)))
+        return packs
+
+    def hidden(self, pack: Pack) -> Tensor:
+        """Last hidden states [n_trained, width] at the parents of the trained tokens of `pack`.
+
+        Sequence after sequence, like `score`.
+        """
+        return self.states(pack)[self._tensor(pack_entries(pack).parent)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocabulary], divided by the temperature, of hidden states [n, width]."""
+        return self.causal.get_output_embeddings()(hidden).float() / self.temperature
+
+    def score(self, pack: Pack, *, entropy: bool = False, hidden: bool = False) -> Scored:
+        """Log-probs (and entropies) of every trained token of `pack`, sequence after sequence.
+
+        What sequences share is computed once; its gradients add up. `hidden` needs `gathers`.
+        """
+        places = pack_entries(pack)
+        unique, place = np.unique(places.parent, return_inverse=True)
+        if self.gathers:
+            rows = self.states(pack).index_select(0, self._tensor(unique))
+        else:
+            rows = self._model_logits(pack).index_select(0, self._tensor(unique))
+        log_prob, spread = self._read_all(rows, place, places, entropy)
+        states = rows.index_select(0, self._tensor(place)) if hidden else None
+        return Scored(log_prob, spread, self._tensor(places.owner), states)
+
+    def states(self, pack: Pack) -> Tensor:
+        """Last hidden states [positions, width] of all positions of `pack`, row after row."""
+        with self._recomputing():
+            states = self.decoder(**self._inputs(pack), use_cache=False)[0]
+        return states.reshape(-1, states.shape[-1])
+
+    def _model_logits(self, pack: Pack) -> Tensor:
+        """Logits [positions, vocabulary] by the model's own head."""
+        with self._recomputing():
+            logits = self.causal(**self._inputs(pack), use_cache=False).logits
+        return logits.reshape(-1, logits.shape[-1])
+
+    def _inputs(self, pack: Pack) -> dict[str, Any]:
+        if pack.trie is not None:
+            return self._trie_inputs(pack)
+        # Padding on the right is behind every token that counts: no token sees it.
+        ids = np.full((len(pack.rows), pack.width), self.pad_id)
+        for row, span in enumerate(pack.rows):
+            ids[row, : len(span.ids)] = span.ids
+        return {"input_ids": self._tensor(ids)}
+
+    def _trie_inputs(self, pack: Pack) -> dict[str, Any]:
+        trie = pack.trie
+        assert trie is not None and self.shape is not None
+        short = -len(trie) % FLEX_BLOCK if self.kernel == "flex" else 0
+        length = len(trie) + short
+        costs = self.shape.costs
+        return {
+            "input_ids": self._tensor(np.pad(trie.ids, (0, short), constant_values=self.pad_id))[
+                None
+            ],
+            "position_ids": self._tensor(np.pad(trie.depth, (0, short)))[None],
+            # A mask of four dimensions is handed on as it is; packed attention has its own.
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device),
+            "packed": Packed(trie, costs=costs, kernel=self.kernel, length=length),
+        }
+
+    def _read_all(
+        self, rows: Tensor, place: np.ndarray, places: Entries, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(log-prob, entropy) per entry; `rows` are what the different parents' logits come of."""
+        size = self._rows_at_once
+        order = np.argsort(place, kind="stable")
+        edges = np.searchsorted(place[order], np.arange(0, len(rows) + size, size))
+        parts = []
+        for first, (a, b) in zip(
+            range(0, len(rows), size), itertools.pairwise(edges), strict=False
+        ):
+            chosen = order[a:b]
+            inputs = (rows[first : first + size], self._tensor(place[chosen] - first),
+                      self._tensor(places.target[chosen]), entropy)  # fmt: skip
+            again = len(rows) > size and torch.is_grad_enabled()
+            parts.append(
+                checkpoint(self._read, *inputs, use_reentrant=False)
+                if again
+                else self._read(*inputs)
+            )
+        back = self._tensor(np.argsort(order, kind="stable"))
+        log_prob, spread = (torch.cat(x)[back] for x in zip(*parts, strict=True))
+        return log_prob, spread
+
+    def _read(
+        self, rows: Tensor, place: Tensor, target: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits = self.logits(rows) if self.gathers else rows.float() / self.temperature
+        norm = torch.logsumexp(logits, -1)
+        with torch.set_grad_enabled(entropy and torch.is_grad_enabled()):
+            spread = norm - (torch.softmax(logits, -1) * logits).sum(-1)
+        return logits[place, target] - norm[place], spread[place]
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(array, dtype=np.int64)).to(self.device)
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.causal.get_output_embeddings().weight.shape[0])
+
+    def chunks(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Equal slices of tensors [n, ...], small enough for the logits of each slice."""
+        return zip(*(t.split(self._rows_at_once) for t in tensors), strict=True)
+
+    @property
+    def _rows_at_once(self) -> int:
+        return max(16, CHUNK.get(self.device.type, CHUNK["cpu"]) // self._vocabulary)
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """Layers whose activations are computed again think that they train: that is their switch.
+
+        Set for the forward pass alone, since the sampler needs them in eval mode.
+        """
+        for layer in self.recomputed:
+            layer.training = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            for layer in self.recomputed:
+                layer.training = False
+
+    @torch.no_grad()
+    def _gather_agrees(self) -> bool:
+        if self.decoder is self.causal:  # a family that cannot tell its layers from its head
+            return False
+        ids = tuple(i % self._vocabulary for i in range(4))
+        pack = Pack((0,), (Span(ids, (False, True, True, True), ()),))
+        full = self._model_logits(pack).float() / self.temperature
+        try:
+            short = self.logits(self.states(pack))
+        except (AttributeError, TypeError):
+            return False
+        # The same products in the same order: a soft cap of small logits would pass a loose bound.
+        exact = full.dtype == next(self.decoder.parameters()).dtype
+        return torch.allclose(
+            full, short, rtol=1e-5 if exact else 1e-3, atol=1e-6 if exact else 1e-4
+        )
+
+    def encode_reply(self, text: str) -> list[int]:
+        """Ids of a scripted reply with the end-of-turn token, which its words cannot hold."""
+        end = self.renderer.end_of_turn
+        words = self.renderer.specials.bend_turns(text)
+        ids = self.tokenizer.encode(words, add_special_tokens=False)
+        return [*ids, self.tokenizer.eos_token_id if end is None else end]
+
+    def sampler(
+        self, batch_size: int, *, deterministic: bool = False, journal: Journal | None = None
+    ) -> LocalModel:
+        """A ChatModel over the very weights that are trained."""
+        return LocalModel(
+            self.model,
+            self.tokenizer,
+            batch_size=batch_size,
+            deterministic=deterministic,
+            journal=journal,
+        )
+
+    def save(self, folder: Path, step: int | None = None) -> None:
+        """The adapter (or all weights, when they are what is trained) as a Hugging Face folder."""
+        note = None if self.note is None else {**self.note, "step": step}
+        save_model(self.model, self.tokenizer, folder, note)
+
+
+def _kernel(setting: str, device: torch.device) -> Literal["sdpa", "flex"]:
+    if setting == "auto":
+        return "flex" if device.type == "cuda" else "sdpa"
+    return "flex" if setting == "flex" else "sdpa"
+
+
+def _turn_of_positions(config: Any) -> int | None:
+    """The length past which a model reads positions in another way (longrope; else None).
+
+    The longest sequence of a forward pass decides for all of it, so both sides never share one.
+    """
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    return int(rope["original_max_position_embeddings"])
+
+
+def _checkpointed_layers(causal: Any) -> list[Any]:
+    """Layers that compute their activations again, made ready for it."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # The first name until transformers 5.2x, the second from there on; the settings come first.
+    old, new = causal.gradient_checkpointing_enable, "activation_checkpointing_enable"
+    getattr(causal, new, old)({"use_reentrant": False})
+    layers = causal.get_decoder().modules()
+    return [layer for layer in layers if isinstance(layer, GradientCheckpointingLayer)]
+
+
+def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
+    """The base model of `folder` with a new adapter, the given one, or all weights (`full`)."""
+    from peft import LoraConfig
+
+    # In bfloat16 an update of a usual learning rate is less than half a step of most weights and is
+    # rounded away. An adapter's own weights are float32 whatever the base is.
+    dtype = "float32" if config.full and config.dtype == "auto" else config.dtype
+    loaded = LocalModel.load(folder, device=config.device, dtype=dtype)
+    torch.manual_seed(config.seed)
+    model: Any = loaded.model
+    packed = is_quantised(model)
+    stored = stored_types(model.config._name_or_path, model.config._commit_hash)
+    if packed and config.full:
+        raise ModelLoadError(
+            f"All weights of '{folder}' were to be trained, and they are quantised ({packed}).",
+            "A usual update is far less than a step of such numbers.",
+            "Train an adapter (leave out --full), or name the model in bfloat16 or float32.",
+        )
+    if not packed and next(model.parameters()).dtype == torch.float16:
+        model = model.to(torch.bfloat16)  # the same size, and the range of float32
+    if config.adapter is not None:
+        model = load_adapter(model, config.adapter)
+        model.set_adapter(ADAPTER)  # loaded frozen
+    elif config.full:
+        freeze_all_but_language(model)
+    else:
+        lora = LoraConfig(
+            r=config.lora.r,
+            lora_alpha=config.lora.alpha,
+            target_modules=lora_targets(model),
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+        )
+        model = _adapted(model, lora, folder, packed)
+    policy = Policy(
+        model,
+        loaded.tokenizer,
+        config.temperature,
+        packing=config.packing,
+        attention=config.attention,
+        activation_checkpointing=config.activation_checkpointing,
+        fused=config.fused,
+        thinking=config.thinking,
+    )
+    policy.stored = packed or STORED.get("/".join(sorted(stored)), "")
+    return policy
+
+
+def _adapted(model: Any, lora: Any, folder: Path | str, packed: str) -> Any:
+    """`model` with a new adapter; ModelLoadError for layers that PEFT cannot put one on."""
+    from peft import get_peft_model
+
+    try:
+        return get_peft_model(model, lora, adapter_name=ADAPTER)
+    except (ValueError, TypeError, NotImplementedError, ImportError) as error:
+        if not packed:
+            raise
+        raise ModelLoadError(
+            f"PEFT cannot put an adapter on '{folder}', whose weights are quantised ({packed}).",
+            f"It says: {one_line(str(error), 200)}",
+            "Name the model in bfloat16 or float32, or one that is quantised as PEFT knows it.",
+        ) from error

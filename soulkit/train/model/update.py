@@ -1,0 +1,514 @@
+"""One optimizer update: mini-batch → loss of every pack → gradient → step.
+
+The loss is Σ_components λ Σ_sequences factor · ℓ_t with factors from explicit denominators, so
+packs add up to the mini-batch exactly (algorithms §2, §3). Each kind of sequence gives its own
+per-token term ℓ_t; terms know nothing of methods. A pack is one forward pass; a sequence that is
+trained in two ways (with rewards and towards a teacher) is in it twice and computed once.
+Divergences need whole distributions: they run over chunks of tokens whose logits are computed
+again in the backward pass, so that only one chunk's vocabulary is ever in memory.
+
+An update with a number in it that is not finite is not taken: nothing of it reaches weights,
+optimizer or moving average. Sequences without a gradient (a policy or regression sequence whose
+advantage is zero) are counted in the denominators but not computed, unless a KL or entropy term
+needs them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from soulkit.errors import SoulError
+from soulkit.train.config import TrainConfig
+from soulkit.train.loss.losses import (
+    TokenLoss,
+    clamp_log_ratio,
+    clipped_loss,
+    divergence,
+    gspo_loss,
+    kl_penalty,
+    nll_loss,
+    token_weight,
+)
+from soulkit.train.model.packing import Pack
+from soulkit.train.model.policy import Policy, Scored
+from soulkit.train.model.prepare import Prepared, gap_among, gaps_of, log_probs
+from soulkit.train.model.teacher import move_ema
+from soulkit.train.objectives.sequences import Loss, TrainSequence
+from soulkit.train.state.metrics import Learned, SamplerGap, TokenMeans
+from soulkit.train.state.stops import Skips
+
+PART_NUMBERS = ("clipped", "clipped_dual", "ratio", "kl_old", "entropy")
+"""What is told of the policy's tokens, of the drafts and of every part."""
+
+
+@dataclass
+class Tally:
+    """Sums over the tokens of a step, for its log line.
+
+    A number has its own tokens: every trained token of a part has an entropy and is clipped or not,
+    and those whose ratio nobody computed (without an advantage, after the weights had moved) have
+    none.
+    """
+
+    tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    moved: bool = False
+    """Whether an update of the step has moved the weights: before, every ratio is 1."""
+    gaps: list[Tensor] = field(default_factory=list)
+    """Distances between the sampler's log-probs and those of the first update's forward pass, where
+    the step fixed no old log-probs to compare with."""
+
+    def add(self, used: int, prefix: str = "", **values: float) -> None:
+        """Sums over `used` tokens, by name."""
+        for name, value in values.items():
+            self.tokens[prefix + name] += used
+            self.sums[prefix + name] += value
+
+    def take(self, other: Tally) -> None:
+        """Add what another one counted."""
+        for name, value in other.sums.items():
+            self.tokens[name] += other.tokens[name]
+            self.sums[name] += value
+        self.gaps += other.gaps
+
+    def means(self) -> TokenMeans:
+        """Per token that a number was computed for; what is not finite has no mean."""
+        every = {name: value / self.tokens[name] for name, value in self.sums.items()}
+        means = {name: value for name, value in every.items() if math.isfinite(value)}
+        parts = {name: value for name, value in means.items() if "/" in name}
+        drafts = {n: means.get(f"draft/{n}") for n in PART_NUMBERS}
+        whole = {name: value for name, value in means.items() if "/" not in name}
+        return TokenMeans(**drafts, **whole, parts=parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """Trained tokens and sequences of a mini-batch, per component."""
+
+    tokens: Mapping[str, int]
+    sequences: Mapping[str, int]
+
+    def of(self, sequence: TrainSequence, joint: bool) -> tuple[int, int]:
+        """(tokens, sequences) that the sequence shares; only policy components ever join."""
+        policy = joint and sequence.loss == "policy"
+        names = ("base", "feedback") if policy else (sequence.component,)
+        tokens, sequences = self.tokens, self.sequences
+        return sum(tokens.get(n, 0) for n in names), sum(sequences.get(n, 0) for n in names)
+
+
+def denominators(sequences: Iterable[TrainSequence]) -> Denominators:
+    """Counted over a whole mini-batch, before it is split into packs; with the sequences that
+    count although their weight is 0 (`TrainSequence.counted`), where they are handed in."""
+    tokens: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
+    for sequence in sequences:
+        tokens[sequence.component] += sequence.span.n_trained
+        counts[sequence.component] += 1
+    return Denominators(dict(tokens), dict(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The sequences of one kind in a pack."""
+
+    policy: Policy
+    prepared: Prepared
+    config: TrainConfig
+    tally: Tally
+    indices: list[int]
+    """Places in `prepared.sequences`."""
+    scored: Scored
+    """Of these sequences alone; `owner` counts through `indices`."""
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        return [self.prepared.sequences[i] for i in self.indices]
+
+    def per_token(self, values: Sequence[float]) -> Tensor:
+        """One value a sequence → [n_trained]."""
+        return self.scored.log_prob.new_tensor(values)[self.scored.owner]
+
+    def flat(self, parts: list[Tensor] | None) -> Tensor | None:
+        return None if parts is None else torch.cat([parts[i] for i in self.indices])
+
+
+def pack_loss(
+    policy: Policy,
+    pack: Pack,
+    prepared: Prepared,
+    indices: Sequence[int],
+    counts: Denominators,
+    config: TrainConfig,
+    tally: Tally,
+) -> Tensor:
+    """0-dim: Σ factor · ℓ_t over the trained tokens of `pack`.
+
+    `indices` say which of `prepared.sequences` the pack's spans are.
+    """
+    kinds = [prepared.sequences[i].loss for i in indices]
+    compared = "divergence" in kinds
+    scored = policy.score(pack, entropy=config.entropy_coef > 0, hidden=compared)
+    if prepared.gap is None and not tally.moved:  # these are log-probs of the weights that sampled
+        logs = scored.log_prob.detach().split([span.n_trained for span in pack.spans])
+        tally.gaps.append(gaps_of([prepared.sequences[i] for i in indices], logs))
+    total = scored.log_prob.new_zeros(())
+    for kind in sorted(set(kinds)):
+        rows = [row for row, k in enumerate(kinds) if k == kind]
+        places = [indices[row] for row in rows]
+        share = Share(policy, prepared, config, tally, places, _of_rows(scored, rows))
+        factors = share.per_token([_factor(s, counts, config) for s in share.sequences])
+        total = total + (TERMS[kind](share) * factors).sum()
+    return total
+
+
+def _factor(sequence: TrainSequence, counts: Denominators, config: TrainConfig) -> float:
+    """The component's weight times the factor of its aggregation mode."""
+    tokens, sequences = counts.of(sequence, joint=config.denominator == "joint")
+    mode = config.aggregation if sequence.loss == "policy" else "token-mean"
+    n_trained, length = sequence.span.n_trained, config.norm_length
+    return sequence.weight * token_weight(
+        mode, trained=n_trained, tokens=tokens, sequences=sequences, length=length
+    )
+
+
+def _of_rows(scored: Scored, rows: Sequence[int]) -> Scored:
+    """What was scored of some sequences, renumbered from 0."""
+    count = int(scored.owner.max()) + 1
+    number = scored.owner.new_full((count,), -1)
+    number[torch.tensor(rows, device=number.device)] = torch.arange(len(rows), device=number.device)
+    owner = number[scored.owner]
+    tokens = (owner >= 0).nonzero().squeeze(-1)
+    hidden = None if scored.hidden is None else scored.hidden[tokens]
+    return Scored(scored.log_prob[tokens], scored.entropy[tokens], owner[tokens], hidden)
+
+
+# --- terms ----------------------------------------------------------------------------------------
+
+
+def _policy_term(share: Share) -> Tensor:
+    """Clipped policy gradient with the step's penalties."""
+    config, scored, prepared = share.config, share.scored, share.prepared
+    old = share.flat(prepared.old)
+    old = scored.log_prob.detach() if old is None else old
+    advantages = share.flat(prepared.advantages)
+    if advantages is None:
+        advantages = share.per_token([s.advantage for s in share.sequences])
+    lost = clipped(scored, old, advantages, share.flat(prepared.weights), config)
+    loss = lost.loss
+    base = share.flat(prepared.base)
+    if base is not None:
+        loss = loss + config.kl_coef * kl_penalty(scored.log_prob, base, "k3")
+    if config.entropy_coef > 0:
+        loss = loss - config.entropy_coef * scored.entropy
+    _note(share, lost)
+    return loss
+
+
+def clipped(
+    scored: Scored, old: Tensor, advantages: Tensor, weights: Tensor | None, config: TrainConfig
+) -> TokenLoss:
+    """The clipped loss of algorithms §2, with the token's or the sequence's ratio."""
+    if config.ratio == "token":
+        return clipped_loss(
+            scored.log_prob, old, advantages, eps_low=config.eps_low, eps_high=config.eps_high,
+            clip_ratio_c=config.clip_ratio_c, weights=weights,
+        )  # fmt: skip
+    rows = _Rows(scored.owner, int(torch.bincount(scored.owner).max()))
+    mask = rows.square(torch.ones_like(old))
+    lost = gspo_loss(
+        rows.square(scored.log_prob), rows.square(old), rows.square(advantages), mask,
+        eps_low=config.eps_low, eps_high=config.eps_high,
+        weights=None if weights is None else rows.square(weights),
+    )  # fmt: skip
+    flat = [rows.flat(t) for t in (lost.loss, lost.log_ratio, lost.clipped, lost.clipped_lower)]
+    return TokenLoss(*flat)
+
+
+def _regression_term(share: Share) -> Tensor:
+    """−A log π: the gradient of a policy gradient without ratio, clip or old policy."""
+    advantages = share.per_token([s.advantage for s in share.sequences])
+    log_prob = share.scored.log_prob
+    share.tally.add(len(log_prob), regression_nll=-float(log_prob.detach().sum()))
+    return -advantages * log_prob
+
+
+def _imitation_term(share: Share) -> Tensor:
+    """Cross-entropy of the tokens."""
+    loss = nll_loss(share.scored.log_prob)
+    share.tally.add(len(loss), imitation_nll=float(loss.detach().sum()))
+    return loss
+
+
+def _divergence_term(share: Share) -> Tensor:
+    """Divergence of the student's distributions to the teacher's."""
+    teacher, config, policy = share.prepared.teacher, share.config, share.policy
+    hidden = share.scored.hidden
+    if teacher is None or hidden is None:
+        raise ValueError("a divergence needs a teacher and the student's hidden states")
+    read = [s.span if s.teacher is None else s.teacher for s in share.sequences]
+    tasks = [s.task for s in share.sequences]
+    teacher_hidden = teacher.hidden(read, config.tokens_per_batch, tasks)
+
+    def compare(student: Tensor, other: Tensor) -> Tensor:
+        return divergence(
+            policy.logits(student), teacher.logits(other),
+            kind=config.divergence, top_k=config.divergence_top_k, tail=config.divergence_tail,
+            temperature=config.divergence_temperature, beta=config.jsd_beta,
+        )  # fmt: skip
+
+    parts: list[Tensor] = [
+        checkpoint(compare, student, other, use_reentrant=False, preserve_rng_state=False)
+        for student, other in policy.chunks(hidden, teacher_hidden)
+    ]
+    values = torch.cat(parts)
+    share.tally.add(len(values), divergence=float(values.detach().sum()))
+    return values
+
+
+TERMS: Mapping[Loss, Callable[[Share], Tensor]] = {
+    "policy": _policy_term,
+    "regression": _regression_term,
+    "imitation": _imitation_term,
+    "divergence": _divergence_term,
+}
+
+
+class _Rows:
+    """Flat token values ↔ [sequence, token], for losses that look at whole sequences."""
+
+    def __init__(self, owner: Tensor, width: int) -> None:
+        starts = torch.cumsum(torch.bincount(owner), 0) - torch.bincount(owner)
+        self.owner, self.width, self.count = owner, width, int(owner.max()) + 1
+        self.place = torch.arange(len(owner), device=owner.device) - starts[owner]
+
+    def square(self, flat: Tensor) -> Tensor:
+        return flat.new_zeros(self.count, self.width).index_put((self.owner, self.place), flat)
+
+    def flat(self, square: Tensor) -> Tensor:
+        return square[self.owner, self.place]
+
+
+def _note(share: Share, lost: TokenLoss) -> None:
+    """What became of the tokens of each part. Their entropy is that of the step's beginning, where
+    a pass from before the first update knows it."""
+    sequences, tally, scored = share.sequences, share.tally, share.scored
+    parts = sorted({s.part for s in sequences})
+    ratio = clamp_log_ratio(lost.log_ratio).exp()
+    columns = (lost.clipped, lost.clipped_lower, ratio, -lost.log_ratio, scored.entropy.detach())
+    values = torch.stack([column.double() for column in columns])
+    place = share.per_token([float(parts.index(s.part)) for s in sequences]).long()
+    sums = values.new_zeros(len(columns), len(parts)).index_add_(1, place, values)
+    used = torch.bincount(place, minlength=len(parts)).tolist()
+    for part, n, column in zip(parts, used, sums.T.tolist(), strict=True):
+        numbers = dict(zip(PART_NUMBERS, column, strict=True))
+        if share.prepared.entropy is not None:
+            del numbers["entropy"]
+        tally.add(n, f"{part}/", **numbers)
+
+
+def note_silent(tally: Tally, sequences: Iterable[TrainSequence], measured: bool) -> None:
+    """Count the policy's tokens that no pass is made for, since they have no advantage.
+
+    Their loss is 0 on both sides of a bound: none is clipped. Their ratio is 1 as long as the
+    weights have not moved, and unknown from then on. Unless their entropy was `measured`, a draft's
+    surprise stands for it: −log π of what was sampled from this very policy is right on average.
+    """
+    for one in sequences:
+        if one.loss != "policy":
+            continue
+        numbers = {"clipped": 0.0, "clipped_dual": 0.0}
+        n = one.span.n_trained
+        if not tally.moved:
+            numbers |= {"ratio": float(n), "kl_old": 0.0}
+        if not measured and one.part == "draft" and len(one.span.sampler) == n:
+            numbers["entropy"] = -sum(one.span.sampler)
+        tally.add(n, f"{one.part}/", **numbers)
+
+
+def note_entropy(tally: Tally, prepared: Prepared) -> None:
+    """Count the entropies from before the step's first update, where a pass measured them."""
+    for one, spread in zip(prepared.sequences, prepared.entropy or (), strict=False):
+        if len(spread):
+            tally.add(len(spread), f"{one.part}/", entropy=float(spread.double().sum()))
+
+
+KL_PROBE = 64
+"""Drafts on which the distance to the base is measured each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer step."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    computed: bool = True
+    """Whether any sequence had a gradient."""
+
+
+class NotFinite(SoulError):
+    """A number of an update is not finite; the update is not taken. The words say which."""
+
+
+def mini_batches(sequences: Sequence[TrainSequence], prompts: int) -> Iterator[list[int]]:
+    """Indices of all sequences of `prompts` examples at a time, in the order the examples came."""
+    by_example: dict[str, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        by_example.setdefault(sequence.example_id, []).append(index)
+    whole = list(by_example.values())
+    for start in range(0, len(whole), prompts):
+        yield [i for group in whole[start : start + prompts] for i in group]
+
+
+def take_updates(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    prepared: Prepared,
+    config: TrainConfig,
+    skips: Skips,
+) -> Learned:
+    """The updates of one step, a mini-batch each; a moving average follows each that is taken.
+
+    One whose loss or gradient is not finite is left out, counted and told; after `MOST_SKIPS` in a
+    row the step takes no other.
+    """
+    tally, taken, reasons = Tally(), list[Update](), dict[str, str]()
+    note_entropy(tally, prepared)
+    batches = list(mini_batches(prepared.sequences, config.mini_batch_prompts))
+    for number, indices in enumerate(batches, 1):
+        try:
+            taken.append(update(policy, optimizer, prepared, indices, config, tally))
+        except NotFinite as error:
+            reasons[f"{number} of {len(batches)}"] = str(error)
+            if skips.another():
+                break
+        else:
+            if taken[-1].computed:  # where nothing is computed nothing can go well
+                skips.none()
+            if policy.ema is not None:
+                move_ema(policy, config.ema_tau)
+    return Learned(
+        means=tally.means(),
+        sampler=prepared.gap or gap_among(tally.gaps) or SamplerGap(),
+        correction=prepared.correction,
+        loss=fmean(one.loss for one in taken) if taken else None,
+        grad_norm=fmean(one.grad_norm for one in taken) if taken else None,
+        updates=len(taken),
+        skipped=len(reasons),
+        not_finite=reasons,
+        skipped_row=skips.row,
+    )
+
+
+def update(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    prepared: Prepared,
+    indices: Sequence[int],
+    config: TrainConfig,
+    tally: Tally,
+) -> Update:
+    """One optimizer step on the sequences at `indices`; returns loss and gradient norm.
+
+    Raises NotFinite before weights, optimizer and `tally` are touched.
+    """
+    sequences = [prepared.sequences[i] for i in indices]
+    examples = {s.example_id for s in sequences}
+    counts = denominators([*sequences, *(s for s in prepared.beside if s.example_id in examples)])
+    computed = [i for i in indices if has_gradient(prepared, i, config)]
+    check_fixed(prepared, computed)
+    spans = [prepared.sequences[i].span for i in computed]
+    optimizer.zero_grad(set_to_none=True)
+    total, counted = 0.0, Tally(moved=tally.moved)
+    for pack in policy.packs(spans, config.tokens_per_batch):
+        packed = [computed[i] for i in pack.indices]
+        loss = pack_loss(policy, pack, prepared, packed, counts, config, counted)
+        loss.backward()
+        total += float(loss.detach())
+    norm = take_step(policy, optimizer, total, config)
+    silent = sorted(set(indices) - set(computed))
+    measured = prepared.entropy is not None
+    note_silent(counted, (prepared.sequences[i] for i in silent), measured)
+    tally.take(counted)
+    tally.moved = tally.moved or bool(computed)
+    return Update(total, norm, bool(computed))
+
+
+def take_step(
+    policy: Policy, optimizer: torch.optim.Optimizer, loss: float, config: TrainConfig
+) -> float:
+    """One step of the optimizer on the gradients that are there; returns their norm, unclipped.
+
+    NotFinite, and no gradient is left, where the loss or a gradient is not a finite number.
+    """
+    norm = clip_gradients(policy, config.max_grad_norm)
+    names = {"the loss": loss, "the gradient's norm": norm}
+    broken = [f"{name} is {value}" for name, value in names.items() if not math.isfinite(value)]
+    if broken:
+        optimizer.zero_grad(set_to_none=True)
+        raise NotFinite(" and ".join(broken))
+    optimizer.step()
+    return norm
+
+
+def check_fixed(prepared: Prepared, indices: Sequence[int]) -> None:
+    """NotFinite when what the step fixed beforehand is not finite for one of these sequences."""
+    advantages = torch.tensor([prepared.sequences[i].advantage for i in indices])
+    fixed = {
+        "an advantage": [advantages, *_of(prepared.advantages, indices)],
+        "an old log-prob": _of(prepared.old, indices),
+        "a sampler correction": _of(prepared.weights, indices),
+        "a log-prob of the base": _of(prepared.base, indices),
+    }
+    for name, tensors in fixed.items():
+        if tensors and not bool(torch.cat([t.cpu().double() for t in tensors]).isfinite().all()):
+            raise NotFinite(f"{name} is not finite")
+
+
+def _of(tensors: list[Tensor] | None, indices: Sequence[int]) -> list[Tensor]:
+    return [] if tensors is None else [tensors[i] for i in indices]
+
+
+def has_gradient(prepared: Prepared, index: int, config: TrainConfig) -> bool:
+    """Whether computing the sequence can move anything."""
+    sequence = prepared.sequences[index]
+    if sequence.loss in ("imitation", "divergence"):
+        return True
+    if sequence.loss == "regression":
+        return sequence.advantage != 0
+    if config.kl_coef > 0 or config.entropy_coef > 0:
+        return True
+    if prepared.advantages is not None:
+        return bool((prepared.advantages[index] != 0).any())
+    return sequence.advantage != 0
+
+
+def clip_gradients(policy: Policy, most: float) -> float:
+    """Scale the gradients to a norm of at most `most`; returns the norm before."""
+    gradients = [p for _, p in policy.trained if p.grad is not None]
+    return float(torch.nn.utils.clip_grad_norm_(gradients, most)) if gradients else 0.0
+
+
+def kl_to_base(
+    policy: Policy, sequences: Sequence[TrainSequence], config: TrainConfig
+) -> float | None:
+    """Mean k3 estimate of KL(π_θ‖base) in nats over some drafts' tokens, after the update."""
+    spans = dict.fromkeys((s.rollout, s.span) for s in sequences if s.part == "draft")
+    drafts = [span for _, span in spans][:KL_PROBE]
+    if config.full or not drafts:
+        return None
+    budget = config.tokens_per_batch
+    now = torch.cat(log_probs(policy, drafts, budget))
+    with policy.base():
+        base = torch.cat(log_probs(policy, drafts, budget))
+    distance = float(kl_penalty(now, base, "k3").mean())
+    return distance if math.isfinite(distance) else None

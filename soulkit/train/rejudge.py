@@ -1,0 +1,157 @@
+"""Training runs judged again: by `soul rescore`, and by one judge for all methods of a comparison.
+
+Methods that were trained with different judges cannot be compared by what those judges said. The
+newest held-out episodes of each run, else its drafts of the last steps, are therefore judged again
+by a judge that is the same for all. The result is a run folder inside that of the method.
+
+The rows are those that training read, dev rows included. Means are over all recorded steps, not
+over the last ones as in the run's own summary: they compare one scorer with another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from soulkit.eval.results.batch_statistics import task_scales
+from soulkit.eval.results.recorded import RecordedRun, UnrecordedModel, from_ledger
+from soulkit.eval.results.rejudge import rejudge, rejudge_plan
+from soulkit.eval.results.rescore import (
+    PROMPTS,
+    distinct_tasks,
+    ledger_of,
+    load_recorded,
+    put_prompts,
+)
+from soulkit.eval.results.summary import Summary, summarise
+from soulkit.models.base import Cast, Player
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players, cast_of, checkpoint_player
+from soulkit.models.players.settings import RoleSettings
+from soulkit.play.costs import AskUser, CostUnconfirmed, is_paid
+from soulkit.play.settings import configured_tasks
+from soulkit.runs.records import drafts, load_records, newest_dev
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.train.ablate import PlannedRun
+from soulkit.train.config import TrainConfig, settings_class
+from soulkit.train.objectives.base import built_in
+from soulkit.train.setup.data import training_rows
+from soulkit.train.state.summary import LAST_STEPS
+from soulkit.trust import run_settings
+from soulkit.types import ControlRecord, Example, Record
+
+
+def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
+    """The training run in `path`; RunError or DataError when it cannot be read.
+
+    TrustError when it is not known to be the user's own, unless `trust`. Its actor is gone (the
+    weights have moved on), and scorers that ask it meet a miss.
+    """
+    config, settings, sealed = load_recorded(_kind(path, trust), path, trust=trust)
+
+    def cast(ledger: Ledger) -> Cast:
+        actor = UnrecordedModel(config.model)
+        players = Players(ledger, actor, UnrecordedModel, config.call_arguments(ledger))
+        players.serve = from_ledger(ledger)
+        return cast_of(config, players, Player(actor), config.seed)
+
+    rows = _rows(config)
+    put_prompts(distinct_tasks(rows), path / PROMPTS)
+    scale = task_scales(task for task, _ in rows.values())
+    names = {task.name: task.spec.metric.name for task, _ in rows.values()}
+
+    def summary(
+        records: Sequence[Record], seconds: float, cost: float | None,
+        controls: Sequence[ControlRecord],
+    ) -> Summary:  # fmt: skip
+        return summarise(
+            records, command=f"train {config.method}", model=config.model,
+            protocol=config.protocol, seconds=seconds, cost=cost, scale=scale,
+            names=names, training=True,
+        )  # fmt: skip
+
+    return RecordedRun(
+        path=path, command=f"train {config.method}", settings=settings, sealed=sealed,
+        rows=rows,
+        records=load_records(path / "episodes.jsonl"), ledger=ledger_of(path, settings),
+        cast=cast, sampling=None, summary=summary, grouped=True, config=config,
+        seed=config.seed, actor=lambda: UnrecordedModel(config.model), load=checkpoint_player,
+    )  # fmt: skip
+
+
+def _kind(path: Path, trust: bool) -> type[TrainConfig]:
+    """The settings of the run's method; a package's is imported for a run that may act."""
+    settings, sealed = run_settings(path)
+    method = str(settings.get("method", ""))
+    return settings_class(method) if sealed or trust or method in built_in() else TrainConfig
+
+
+def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    tasks = configured_tasks(registry, config.tasks, config, training=True).values()
+    every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
+    return {row.id: (task, row) for task in tasks for row in training_rows(task, every)}
+
+
+JUDGED_END = "judged_end"
+"""How the run folders of judged ends begin, inside that of their training."""
+
+
+def judging_folder(judge: str) -> str:
+    """The run folder of the end that `judge` scored, as it is written: another judge has another
+    folder, so that nobody's numbers stand under somebody else's name."""
+    return f"{JUDGED_END}-{hashlib.sha256(judge.encode()).hexdigest()[:8]}" if judge else ""
+
+
+def final_episodes(run: Path) -> list[Record]:
+    """What a training last said; DataError when its episodes cannot be read."""
+    held_out = newest_dev(run)
+    if held_out:
+        return held_out
+    played = drafts(load_records(run / "episodes.jsonl"))
+    last = max((record.step for record in played), default=0)
+    return [record for record in played if record.step > last - LAST_STEPS]
+
+
+def confirm_final_judge(
+    judge: RoleSettings, config: RolesConfig, say: Callable[[str], None], ask: AskUser | None
+) -> None:
+    """Have a judge agreed to that costs money: before the training, whose episodes nobody knows.
+
+    CostUnconfirmed when nobody agrees.
+    """
+    if not is_paid(config, judge) or config.yes or config.max_cost is not None:
+        return
+    say(f"{judge.written()} scores the ends of all methods, and is paid for every question")
+    if ask is None or not ask("Go on?"):
+        raise CostUnconfirmed(
+            f"The judge {judge.written()} costs money, and nobody has agreed to it.",
+            "It scores the ends of all methods when these are trained.",
+            "Confirm with --yes, or bound the cost with --max-cost DOLLARS.",
+        )
+
+
+def judge_final_episodes(
+    runs: Sequence[PlannedRun],
+    judge: RoleSettings,
+    say: Callable[[str], None],
+    *,
+    trust: bool = False,
+) -> None:
+    """Score the ends of the runs that are finished; what was asked before is not asked again."""
+    for run in runs:
+        if not (run.path / "summary.json").is_file():
+            continue
+        recorded = recorded_training(run.path, trust=trust)
+        recorded = replace(recorded, records=final_episodes(run.path))
+        renewal = rejudge_plan(
+            recorded, (judge,), None, run.path / judging_folder(judge.written()), run.path,
+            yes=True, max_cost=run.config.max_cost,
+        )  # fmt: skip
+        say(f"{len(recorded.records)} episodes of {run.arm.spelling} seed {run.config.seed} "
+            f"are scored by {judge.written()}")  # fmt: skip
+        rejudge(renewal)

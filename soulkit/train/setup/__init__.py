@@ -1,0 +1,5 @@
+"""Before a run: `data.py` gathers rows, players and objective, and finds what is missing.
+
+rows.py draws the rows of a step · conversations.py reads corpora · feedback_check.py tells whether
+a method that learns from feedback can get any.
+"""

@@ -1,0 +1,482 @@
+"""From a TrainConfig to everything a run needs: tasks, rows, models, the objective.
+
+Whatever can be wrong in the settings is found here, before a run folder is made or a model loaded:
+unknown tasks, missing rows, a missing partner, prompts that do not fit.
+
+Greedy dev scores and probes of a supervised run are those of a reinforcement of the same weights on
+the same rows with the same players. So its settings are made here from those of the supervised run,
+and everything that makes, checks and counts such a run serves for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from soulkit.data.corpora.source import Announcement
+from soulkit.data.rows import dev_split, first_rows
+from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.eval.results.batch_statistics import parts_remark
+from soulkit.models.base import Cast, ChatModel, Player, Sampler, max_reply_tokens, min_reply_tokens
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.players.players import Players, cast_of
+from soulkit.models.players.settings import RoleSettings
+from soulkit.play.default_players import (
+    coach_remarks,
+    training_player_remarks,
+    with_default_players,
+)
+from soulkit.play.plan import Plan, Work
+from soulkit.play.requirements import (
+    MissingRequirement,
+    left_out_lines,
+    missing_checkpoints,
+    missing_engine,
+    missing_keys,
+    missing_model,
+    missing_roles,
+    refuse_empty_suite,
+    refuse_missing,
+    split_playable,
+)
+from soulkit.play.settings import chosen_rows, configured_tasks
+from soulkit.runs.folder import Run, note_start
+from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.loading import NoRows, examples_to_play
+from soulkit.tasks.kit.made_rows import MADE
+from soulkit.tasks.kit.registry import Registry, load_registry, not_for_training
+from soulkit.tasks.kit.spec import EVALUATION_ONLY
+from soulkit.train.config import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_GB,
+    TINY,
+    MeasurementSettings,
+    TrainConfig,
+    suite_members,
+)
+from soulkit.train.objectives.base import Objective, make_objective, method_class
+from soulkit.train.objectives.sft import SftSettings
+from soulkit.train.rollouts.canaries import canaries_of
+from soulkit.train.setup.conversations import Corpus, gather_corpus
+from soulkit.train.setup.feedback_check import refuse_without_feedback
+from soulkit.train.setup.rows import TaskRows, mixture
+from soulkit.types import Example
+
+if TYPE_CHECKING:
+    from soulkit.train.model.policy import Policy
+
+
+PLAIN = "grpo"
+"""The method whose settings stand for greedy play alone: it needs nobody who gives feedback."""
+_ALL_ROWS: dict[str, Any] = {"limit": None, "where": {}, "example": (), "rows_per_task": None}
+_OWN = ("lr", "lr_schedule", "warmup_steps")
+"""Of the optimizer: a probe has those of its method."""
+
+
+def measured_settings(config: TrainConfig) -> TrainConfig | None:
+    """Settings of the reinforcement whose dev rows, players and steps a supervised run is measured
+    with; None for a run that plays nothing."""
+    played = config.eval_every or config.probe_every
+    if config.method != "sft" or not played or not (config.eval_task or config.tasks):
+        return None
+    method = config.probe_method if config.probe_every else PLAIN
+    update: dict[str, Any] = {
+        **_defaults(SftSettings), **_defaults(MeasurementSettings), **_defaults(TrainConfig, _OWN),
+        "method": method, "steps": config.probe_steps, "eval_every": config.probe_steps,
+        "checkpoint_every": 1, "keep_last": 1, "keep_best": 0, "track": "none",
+    }  # fmt: skip
+    if config.eval_task:
+        tasks = dict.fromkeys(config.eval_task, 1.0)
+        update |= {**_ALL_ROWS, "tasks": tasks, "data": config.eval_data, "suite": None,
+                   "playable": False}  # fmt: skip
+    plain = config.model_copy(update=update)
+    usual = method_class(method).own_defaults(plain)
+    lr = {"lr": config.probe_lr} if config.probe_lr else {}
+    return plain.model_copy(update={**usual, **lr})
+
+
+def probe_settings(
+    measured: TrainConfig, *, model: Path | str, adapter: Path | None, threads: int
+) -> TrainConfig:
+    """Those of one probe: from the snapshot of the weights, on the threads that this process has
+    already."""
+    return measured.model_copy(
+        update={"model": str(model), "adapter": adapter and str(adapter), "threads": threads}
+    )
+
+
+def _defaults(kind: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Field → default, of the settings that `kind` declares, or of those that are named."""
+    fields = kind.model_fields
+    return {name: fields[name].get_default(call_default_factory=True) for name in names or fields}
+
+
+class UnnamedModel(ConfigError):
+    """No model is named, and the data is the user's own: the default is not meant for it."""
+
+
+class ServePlayer(Protocol):
+    """Makes the player of a model behind a vLLM server, whose replies are kept in `ledger`."""
+
+    def __call__(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel: ...
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run trains on."""
+
+    tasks: Mapping[str, Task]
+    pool: TaskRows
+    dev: TaskRows
+    config: TrainConfig
+    """The settings with everybody in their seats."""
+    objective: Objective | None = None
+    """The method, made once; None in supervised training."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Task of the suite → why it is not trained on here."""
+    corpus: Corpus | None = None
+    """The conversations that are learned in the place of tasks."""
+    measured: TrainingData | None = None
+    """What supervised training is measured on: rows, players and settings of a reinforcement."""
+    players: tuple[str, ...] = ()
+    """A line for each default player that differs from evaluation's."""
+    coaches: tuple[str, ...] = ()
+    """Lines on default coaches that are no model: a plan has them as well."""
+
+    def remarks(self) -> list[str]:
+        """Lines printed before the start: tasks left out, other players than in evaluation, rows
+        that are repeated, and headlines of which the dev rows lack a part."""
+        share = self.config.rows_per_task
+        lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
+        lines += self.measured.players if self.measured else ()
+        lines += self.coaches
+        lines += self.corpus.remarks() if self.corpus else []
+        for task in self.tasks.values():
+            held_out = [row for owner, row in self.dev if owner is task]
+            lines.append(parts_remark(task, held_out, dev=True))
+        for task in self.tasks.values() if share else ():
+            taken = [row.id for owner, row in self.pool if owner is task]
+            if (distinct := len(set(taken))) < len(taken):
+                lines.append(
+                    f"{task.name} has {distinct} training rows: they are repeated up to "
+                    f"{len(taken)}, so that the tasks keep their shares"
+                )
+        return [line for line in lines if line]
+
+
+def load_training_data(
+    config: TrainConfig, *, asking: bool = False, say: Announcement | None = None
+) -> TrainingData:
+    """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
+
+    Keys and the model are looked for where players are going to be asked (`asking`). Without tasks
+    it is conversations that are trained on; `say` then hears of what takes long.
+    """
+    if config.corpora:
+        refuse_unnamed_model(config)
+        corpus = gather_corpus(config, say)
+        refuse_missing(missing_requirements(config) if asking else [], lambda: None)
+        return TrainingData({}, [], [], config, corpus=corpus, measured=_measured(config, asking))
+    registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
+    check_names(config)
+    objective = None if config.method == "sft" else make_objective(config)
+    if objective is not None:
+        from soulkit.train.model.teacher import check_settings
+
+        check_settings(config, objective)
+    left_out: dict[str, str] = {}
+    if config.playable:
+        config, left_out = playable_part(config, registry, objective)
+    registry.refuse_rows_only(config.tasks, config.suite)
+    registry.refuse_evaluation_only(config.tasks)
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
+    refuse_scripts(config, tasks)
+    refuse_unnamed_model(config, tasks)
+    rows_by_task, gaps = rows_and_gaps(tasks, config)
+    coached = objective is not None and objective.uses_feedback
+    work = [Work(task, rows_by_task.get(name, ())) for name, task in tasks.items()]
+    played = work if objective is not None else []  # imitation asks nobody
+    remarks = coach_remarks(config, played) if coached else []
+    config = with_default_players(config, played, registry, coached=coached, suite=config.suite)
+    gaps += missing_roles(played, config)
+    if asking:
+        gaps += missing_requirements(config)
+    # Imitation needs no players, and is not refused for the want of some: then losses are all.
+    alone = all(part.roles <= {"actor"} for part in work)
+    asked_for = config.eval_task or config.probe_every
+    measured = _measured(config, asking) if alone or asked_for else None
+    material = replace(
+        _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
+        players=tuple(training_player_remarks(config, played, registry)), coaches=tuple(remarks),
+    )  # fmt: skip
+    refuse_missing(gaps, lambda: _planned(material), config.suite)
+    pool = material.pool
+    if config.canary_every is not None:
+        canaries_of(pool)
+    refuse_without_feedback(config, objective, pool)
+    return material
+
+
+def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None = None) -> None:
+    """UnnamedModel where the default model would be trained on conversations, on rows that are
+    neither released nor made by a built-in task, or on a task of the user's own."""
+    own = [f"the conversations in {source.path}" for source in config.corpora]
+    for name, task in (tasks or {}).items():
+        source = config.rows_source(name)
+        if not task.spec.home.builtin_task:
+            own.append(f"the task '{name}' of your own")
+        elif source is not None and not _is_soul(task, source):
+            own.append(f"the rows in {source}")
+    if own and "model" not in config.model_fields_set:
+        raise UnnamedModel(
+            f"No model is named to train on {own[0]}.",
+            f"{DEFAULT_MODEL} is the default for the Soul tasks alone; it would be a download of "
+            f"about {DEFAULT_MODEL_GB:g} GB.",
+            f"Name the model: --model FOLDER or --model OWNER/NAME, or --model {DEFAULT_MODEL}.",
+        )
+
+
+def _is_soul(task: Task, source: str) -> bool:
+    """Whether rows are made by the task, or a released file or a folder of such."""
+    names = {*task.spec.files.train, *task.spec.files.eval}
+    return source.startswith(MADE) or Path(source).is_dir() or Path(source).name in names
+
+
+def download_remark(config: TrainConfig) -> str:
+    """Which model is downloaded before anything else happens, and how to name another; empty where
+    none is."""
+    if config.model == TINY or not any(not gap.fatal for gap in missing_model(config.model)):
+        return ""
+    return (
+        f"the model {config.model}{_model_facts(config)} is not on this machine and is "
+        "downloaded first; to train another: --model FOLDER or --model OWNER/NAME"
+    )
+
+
+def _model_facts(config: TrainConfig) -> str:
+    """That the model is the default, and how large it is, in brackets; empty for others."""
+    facts = [] if "model" in config.model_fields_set else ["the default"]
+    facts += [f"about {DEFAULT_MODEL_GB:g} GB"] if config.model == DEFAULT_MODEL else []
+    return f" ({', '.join(facts)})" if facts else ""
+
+
+def _measured(config: TrainConfig, asking: bool) -> TrainingData | None:
+    """What a supervised run is measured on; None where that is nothing."""
+    settings = measured_settings(config)
+    return None if settings is None else load_training_data(settings, asking=asking)
+
+
+def playable_part(
+    config: TrainConfig, registry: Registry, objective: Objective | None
+) -> tuple[TrainConfig, dict[str, str]]:
+    """The settings with those tasks of the suite alone that can be trained on here, and why the
+    others cannot; ConfigError when that is all of them."""
+    members = suite_members(config.suite or "", config.tasks_file)
+    tasks = configured_tasks(registry, members, config, training=True)
+    work, left_out = split_playable(
+        tasks, config, registry, lambda task: _work(task, config, objective),
+        coached=objective is not None and objective.uses_feedback, asking=objective is not None,
+    )  # fmt: skip
+    refuse_empty_suite(config, work, left_out)
+    played = {part.task.name: 1.0 for part in work}
+    return config.model_copy(update={"tasks": played}), left_out
+
+
+def _work(task: Task, config: TrainConfig, objective: Objective | None) -> Work:
+    """A task with its training rows; NotForTraining or DataError for one that has none."""
+    if task.spec.evaluation_only:
+        raise not_for_training(f"the task {task.name}")
+    rows = chosen_rows(training_rows(task, config), config, task.name)
+    refuse_marked_rows(task.name, rows)
+    if objective is None and task.gold_is_script:
+        raise NoRows(*_script_words(task.name))
+    if objective is None and all(task.gold(row) is None for row in rows[:1]):
+        raise NoRows(
+            f"The task '{task.name}' has no gold episodes to imitate.",
+            "Supervised training needs the perfect answer of each row.",
+            "Train it with grpo or ditto, or define gold() in the task.",
+        )
+    return Work(task, rows)
+
+
+def _mixed(
+    config: TrainConfig, tasks: Mapping[str, Task], rows_by_task: Mapping[str, tuple[Example, ...]],
+    objective: Objective | None,
+) -> TrainingData:  # fmt: skip
+    """The material of the tasks that have rows."""
+    train: dict[str, Sequence[Example]] = {}
+    dev: TaskRows = []
+    for name, rows in rows_by_task.items():
+        train[name] = rows
+        held: Sequence[Example] = ()
+        if (config.eval_every or config.probe_every) and name in (config.eval_task or rows_by_task):
+            train[name], held = dev_split(rows, config.dev_share, config.dev_by)
+        first = first_rows(held, config.dev_limit, lambda e: e.id)
+        dev += [(tasks[name], example) for example in first]
+    present = {name: task for name, task in tasks.items() if name in train}
+    ratios = {name: ratio for name, ratio in config.tasks.items() if name in train}
+    share = config.rows_per_task
+    pool = mixture(present, train, ratios, config.seed, share) if train else []
+    return TrainingData(present, pool, dev, config, objective)
+
+
+def recorded_training_data(config: TrainConfig) -> TrainingData:
+    """The tasks of `config` with their training and dev rows, as a training of it draws them.
+
+    No players, keys or models are looked for: this reads the rows of a run that has ended.
+    DataError or ConfigError where rows are missing or unusable.
+    """
+    registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
+    tasks = configured_tasks(registry, config.tasks, config, training=True)
+    rows = {
+        name: chosen_rows(training_rows(task, config), config, name) for name, task in tasks.items()
+    }
+    return _mixed(config, tasks, rows, None)
+
+
+def _planned(material: TrainingData) -> Plan | None:
+    from soulkit.train.planning import training_plan
+
+    return training_plan(material.config, material) if material.pool else None
+
+
+def rows_and_gaps(
+    tasks: Mapping[str, Task], config: TrainConfig
+) -> tuple[dict[str, tuple[Example, ...]], list[MissingRequirement]]:
+    """Task → its training rows, and the tasks that have none."""
+    rows: dict[str, tuple[Example, ...]] = {}
+    gaps = []
+    for name, task in tasks.items():
+        try:
+            rows[name] = chosen_rows(training_rows(task, config), config, name)
+            refuse_marked_rows(name, rows[name])
+        except NoRows as error:
+            gaps.append(MissingRequirement("rows", name, error.way, error))
+    return rows, gaps
+
+
+def missing_requirements(config: TrainConfig) -> list[MissingRequirement]:
+    """Keys, the model and the teacher, as far as they are not on this machine."""
+    model = [] if config.model == TINY else missing_model(config.model, config.adapter)
+    facts = _model_facts(config)
+    model = [gap if gap.fatal else replace(gap, name=f"{gap.name}{facts}") for gap in model]
+    teacher = [
+        gap
+        for adapter in dict.fromkeys(config.teacher_adapters.values()) or [config.teacher_adapter]
+        for gap in missing_model(config.teacher_model or config.model, adapter)
+    ]
+    model += missing_checkpoints(config)
+    choice = config.engine_choice
+    engine = missing_engine(config, actor=choice.kind == "vllm" and not choice.attached)
+    taught = teacher if config.method == "opd" else []
+    return [*missing_keys(config), *model, *taught, *engine]
+
+
+def training_rows(task: Task, config: TrainConfig) -> Sequence[Example]:
+    """The rows of `--data`, else of the pulled training files; DataError when there are none."""
+    source = config.rows_source(task.name)
+    loaded = examples_to_play(task, source, split="train", limit=config.limit, seed=config.seed)
+    return loaded.examples
+
+
+def refuse_marked_rows(task: str, rows: Sequence[Example]) -> None:
+    """ConfigError for rows that say of themselves that nobody may train on them."""
+    marked = [row for row in rows if row.fields.get(EVALUATION_ONLY)]
+    if marked:
+        which = f"{len(marked)} of {len(rows)} rows of '{task}', the first {marked[0].source}"
+        raise not_for_training(which)
+
+
+def make_players(
+    config: TrainConfig, sampler: Sampler, run: Run, serve: ServePlayer | None = None
+) -> Players:
+    """What makes the players of a run; `sampler` is the actor, `serve` makes those who sit behind
+    vLLM servers."""
+    from soulkit.models.local.sampler import LocalModel
+
+    ledger = Ledger(run.ledger_path)
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
+    load = partial(LocalModel.load, device=config.device)
+    players = Players(ledger, sampler, load, calls, config.settings_of_players())
+    players.note = partial(note_start, run.path)
+    if serve is not None:
+        players.serve = partial(serve, ledger=ledger)
+    return players
+
+
+def make_cast(config: TrainConfig, sampler: Sampler, players: Players) -> Cast:
+    """The actor is the trained model; everybody else, the coach included, is a player or nobody."""
+    cast = cast_of(config, players, Player(sampler), config.seed)
+    seeing = {task: replace(one, coach_sees_gold=config.coach_sees_gold)
+              for task, one in cast.by_task.items()}  # fmt: skip
+    return replace(cast, coach_sees_gold=config.coach_sees_gold, by_task=seeing)
+
+
+def make_reader(config: TrainConfig, players: Players) -> Player | None:
+    """The model that checks feedback for leaks, if one was named."""
+    if config.blind_reader is None:
+        return None
+    return players.player("blind_reader", config.blind_reader, config.seed)
+
+
+def refuse_scripts(config: TrainConfig, tasks: Mapping[str, Task]) -> None:
+    """ConfigError for supervised training on a gold that is the same script in every row."""
+    scripted = [name for name, task in tasks.items() if task.gold_is_script]
+    if config.method == "sft" and scripted:
+        raise ConfigError(*_script_words(", ".join(scripted)))
+
+
+def _script_words(names: str) -> tuple[str, str, str]:
+    return (
+        f"The gold of {names} is a script for self-checks, not an answer.",
+        "Its lines fit every row, so that the actor would learn to recite them whatever is asked.",
+        "Train it with grpo or ditto, or imitate another task; a task of your own says with "
+        "gold_is_script what its gold is.",
+    )
+
+
+def check_names(config: TrainConfig) -> None:
+    """ConfigError for training data of a task that is not trained."""
+    for name in config.data:
+        if name not in (*config.tasks, "*"):
+            raise ConfigError(
+                f"There is training data for '{name}', which is not trained.",
+                "Data that nobody reads would change nothing.",
+                did_you_mean(name, config.tasks),
+            )
+
+
+def check_training_prompts(
+    policy: Policy, limit: int | None, material: TrainingData, config: TrainConfig
+) -> None:
+    """Every training prompt must leave room for a response in the model's context, and be no longer
+    than `max_prompt`, or nothing starts."""
+    lengths: list[int] = []
+    over = long = 0
+    for task, example in material.pool:
+        prompts = task.previews(example).values()
+        prompt = max(len(policy.renderer.prompt_ids(context)) for context in prompts)
+        lengths.append(prompt)
+        over += not max_reply_tokens(prompt, config.reply_limit(task.spec.sampling), limit)
+        long += prompt > config.max_prompt
+    if long:
+        raise DataError(
+            f"{long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, "
+            f"and a training prompt may have {config.max_prompt}.",
+            "A prompt that is cut silently would train on another task.",
+            "Use shorter rows, or allow more with --set max_prompt=TOKENS.",
+        )
+    if over:
+        least = max(
+            min_reply_tokens(config.reply_limit(task.spec.sampling)) for task, _ in material.pool
+        )
+        raise DataError(
+            f"{over} of {len(lengths)} prompts do not fit: the longest needs "
+            f"{max(lengths) + least} tokens, {least} of them for the response, and the model's "
+            f"context holds {limit}.",
+            "A prompt that is cut silently would train on another task.",
+            "Use --max-tokens with a smaller response, shorter rows, or a model with more context.",
+        )

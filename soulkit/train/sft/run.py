@@ -1,0 +1,260 @@
+"""Supervised training: its checks, steps, measurements and summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from soulkit.data.corpora.lessons import Lesson
+from soulkit.errors import ConfigError
+from soulkit.eval.results.calls import calls_by_task
+from soulkit.eval.results.summary import Cell
+from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.run.provenance import note_calls, write_provenance
+from soulkit.metrics.intervals import estimate
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.sampler import context_limit
+from soulkit.models.players.players import Players
+from soulkit.runs.records import newest_dev
+from soulkit.train.config import TrainConfig
+from soulkit.train.model.policy import Policy
+from soulkit.train.objectives.sequences import Span
+from soulkit.train.setup.conversations import Corpus
+from soulkit.train.setup.data import ServePlayer, TrainingData
+from soulkit.train.sft.encode import LessonEncoder
+from soulkit.train.sft.mixsd import read_written
+from soulkit.train.sft.probe import Reinforce, make_measures
+from soulkit.train.sft.samples import Samples
+from soulkit.train.sft.steps import (
+    CorpusStep,
+    SupervisedStep,
+    Validation,
+    dev_spans,
+    nothing_learned,
+)
+from soulkit.train.state.fingerprint import training_provenance
+from soulkit.train.state.loop import Loop, Measure, Show, nothing_held_out
+from soulkit.train.state.metrics import LessonCounts, StepLine, read_step_lines
+from soulkit.train.state.stops import Skips, stop_ended, with_stops
+from soulkit.train.state.summary import LAST_STEPS, TrainSummary, ValidationTotals, with_dev
+
+LOOKED_AT = 50
+"""Lessons of each source that are encoded before the start: one of them must fit."""
+WORDS_OF = 2000
+"""Lessons of each source whose words a tiny model gets."""
+
+
+def encoder_for(policy: Policy, config: TrainConfig) -> LessonEncoder:
+    """What makes sequences of lessons, within `lesson_tokens` and the model's context; ConfigError
+    when the first is more than the second."""
+    context = context_limit(policy.model, None)
+    asked_for = config.lesson_tokens
+    if asked_for and context and asked_for > context:
+        raise beyond_context(asked_for, context, config)
+    return LessonEncoder(policy.renderer, policy.encode_reply, asked_for or context)
+
+
+def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigError:
+    """The error of lessons that are longer than a model reads."""
+    preset = f" (preset {config.preset})" if config.preset else ""
+    return ConfigError(
+        f"Lessons of {tokens:,} tokens were asked for{preset}, and the context of "
+        f"'{config.model}' holds {context:,}.",
+        "Beyond it the model has no positions that mean anything.",
+        f"Write --lesson-tokens {context}: older turns then leave; or take a model with more "
+        "context.",
+    )
+
+
+def check_corpus(config: TrainConfig, policy: Policy, corpus: Corpus) -> None:
+    """DataError for a source, learned or measured, of which no lesson can be used."""
+    encode = encoder_for(policy, config)
+    for name, lessons in (*corpus.samples.items(), *corpus.validation.items()):
+        reasons: Counter[str] = Counter()
+        for lesson in lessons[:LOOKED_AT]:
+            spans = encode(lesson)
+            if not isinstance(spans, str):
+                break
+            reasons[spans] += 1
+        else:
+            raise nothing_learned(name, reasons)
+
+
+def corpus_texts(corpus: Corpus) -> list[str]:
+    """Texts with the words that a tiny model has to know, of the first lessons of each source."""
+    texts = {segment.text for lesson in corpus.lessons for segment in lesson.segments}
+    for lessons in corpus.stream.heads(WORDS_OF).values():
+        texts |= {segment.text for lesson in lessons for segment in lesson.segments}
+    return sorted(texts)
+
+
+def supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validation]:
+    """What takes the steps of a run on conversations, and what measures it."""
+    config, policy = loop.config, loop.policy
+    encode = encoder_for(policy, config)
+    step = CorpusStep(loop, corpus.stream, encode, corpus.held_out, Skips.of(loop.run.metrics))
+    spans, counts = {}, {}
+    for name, lessons in corpus.validation.items():
+        fitting = encoded(lessons, encode)
+        spans[name], counts[name] = [span for one in fitting for span in one], len(fitting)
+    return step, Validation(config, policy, spans, counts)
+
+
+def encoded(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
+    """The sequences of those lessons that fit, lesson by lesson."""
+    several = [encode(lesson) for lesson in lessons]
+    return [spans for spans in several if not isinstance(spans, str)]
+
+
+def unmeasured(corpus: Corpus, validation: Validation) -> list[str]:
+    """What is said of validation conversations that cannot be measured."""
+    lost = {name: len(some) - validation.lessons[name] for name, some in corpus.validation.items()}
+    return [
+        f"{count} of the {len(corpus.validation[name])} validation conversations in '{name}' "
+        "cannot be measured: too long, or refused by the model's chat template"
+        for name, count in lost.items()
+        if count
+    ]
+
+
+# --- what is recorded -----------------------------------------------------------------------------
+
+
+def loss_cells(lines: Sequence[StepLine]) -> dict[str, dict[str, Cell]]:
+    """Source → its training loss over the last steps that had some of it, with its interval."""
+    by_source: dict[str, list[float]] = {}
+    for line in lines:
+        for name, loss in line.learned.losses.items():
+            by_source.setdefault(name, []).append(loss)
+    cells = {}
+    for name, losses in sorted(by_source.items()):
+        last = losses[-LAST_STEPS:]
+        mean = estimate(last, range(len(last)))
+        cells[name] = {"loss": Cell(mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high,
+                                    n_scored=len(last), n=len(last))}  # fmt: skip
+    return cells
+
+
+def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
+    """What a whole run learned and left out."""
+    learned: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    for line in lines:
+        learned.update(line.lessons.learned)
+        left_out.update(line.lessons.left_out)
+    shortened = sum(line.lessons.shortened for line in lines)
+    return LessonCounts(learned=dict(learned), left_out=dict(left_out), shortened=shortened)
+
+
+def validation_totals(
+    lines: Sequence[StepLine], lessons: Mapping[str, int]
+) -> ValidationTotals | None:
+    """The first, the newest and the lowest loss of each of `lessons`; None without any."""
+    measured = [line for line in lines if line.valid]
+    if not measured:
+        return None
+    return ValidationTotals.of([(line.step, line.valid) for line in measured], lessons)
+
+
+def rows_without_use(corpus: Corpus | None) -> dict[str, dict[str, int]]:
+    """Source → reason → rows that are no lesson, where there are any."""
+    unusable = corpus.stream.unusable if corpus else {}
+    return {source: reasons for source, reasons in unusable.items() if reasons}
+
+
+async def supervise(
+    loop: Loop, material: TrainingData, show: Show, say: Callable[[str], None],
+    reinforce: Reinforce, serve: ServePlayer | None = None,
+) -> TrainSummary:  # fmt: skip
+    """Take the steps of supervised training: on gold episodes, or on conversations. `reinforce`
+    trains its probes, `serve` makes players behind vLLM servers."""
+    stop_ended(loop)
+    step: Callable[[int], Awaitable[StepLine]]
+    if material.corpus is not None:
+        step, validate = supervision(loop, material.corpus)
+        for remark in unmeasured(material.corpus, validate):
+            say(remark)
+    else:
+        step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
+        rows = dict(Counter(task.name for task, _ in material.dev))
+        validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy), rows)
+    shown, samples = with_stops(loop, show), Samples.of(loop, material, say)
+    if material.measured is None:
+        measure = with_samples(samples, nothing_held_out)
+        await loop.run_all(step, shown, measure, validate=validate)
+        return supervised_summary(loop, material, validate.lessons)
+    measures = make_measures(loop, material.measured, reinforce, say, serve)
+    try:
+        await note_players(loop, material.measured, measures.players, say)
+        measure = with_samples(samples, measures.score)
+        await loop.run_all(step, shown, measure, validate, measures.probe)
+    finally:
+        await measures.close()
+    with Ledger(loop.run.ledger_path) as ledger:
+        paid = ledger.totals()
+        measured = material.measured
+        tasks = {row.id: task.name for task, row in (*measured.pool, *measured.dev)}
+        calls = calls_by_task(ledger, tasks)
+    dropped = with_calls({}, calls)
+    note_calls(loop.run.path, calls, dropped)
+    summary = replace(
+        supervised_summary(loop, material, validate.lessons), dropped_settings=dropped,
+        cost=paid["cost"], unpriced_calls=paid["unpriced"],
+        probes={str(line.step + 1): line.probe
+                for line in read_step_lines(loop.run.metrics) if line.probe},
+    )  # fmt: skip
+    played = newest_dev(loop.run.path, light=True)
+    return with_dev(summary, played, material.measured.tasks.values())
+
+
+def with_samples(samples: Samples | None, measure: Measure) -> Measure:
+    """`measure`, and the held-out conversations that are continued for readers."""
+    if samples is None:
+        return measure
+
+    async def both(step: int) -> Mapping[str, float | None]:
+        await samples.after(step)
+        return await measure(step)
+
+    return both
+
+
+async def note_players(
+    loop: Loop, measured: TrainingData, players: Players, say: Callable[[str], None]
+) -> None:
+    """Note who plays on which rows, and ask whether they are there, before the first step."""
+    record = training_provenance(measured.config, players, measured, loop.policy)
+    write_provenance(loop.run, record)
+    if loop.step < loop.config.steps:
+        players.say = say
+        await players.roll_call.hold()
+
+
+def supervised_summary(
+    loop: Loop, material: TrainingData, validated: Mapping[str, int]
+) -> TrainSummary:
+    """The loss over the last steps, one cell for every task of the mixture, or for every source of
+    conversations; what was measured on others of them stands beside it."""
+    config, lines = loop.config, read_step_lines(loop.run.metrics)
+    losses = [line.learned.loss for line in lines]
+    last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
+    mean = estimate(last, range(len(last)))
+    cell = Cell(
+        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
+    )
+    return TrainSummary(
+        command="train sft",
+        model=config.model,
+        protocol=config.protocol,
+        seconds=loop.seconds,
+        tasks={name: {"loss": cell} for name in config.tasks} or loss_cells(lines),
+        suite=config.suite or "",
+        left_out=material.left_out,
+        steps=loop.step,
+        summary_steps=len(last),
+        validation=validation_totals(lines, validated),
+        lessons=lesson_totals(lines),
+        unusable=rows_without_use(material.corpus),
+        written=read_written(loop.run.path),
+    )

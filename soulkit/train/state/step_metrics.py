@@ -1,0 +1,183 @@
+"""What a step says of itself, as pure functions of its records and sequences (algorithms §3)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from soulkit.eval.results.summary import cluster_of
+from soulkit.judge.coach import distinct_share
+from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
+from soulkit.train.loss.advantage import GroupMember, group_stats
+from soulkit.train.objectives.sequences import TrainSequence
+from soulkit.train.state.metrics import CoachCounts, FeedbackCounts, Learned, Rewards, finite
+from soulkit.types import Feedback, Kind, Record
+
+
+def reward_groups(records: Sequence[Record]) -> list[RewardGroup]:
+    """Per (step, example): rewards of drafts and refined rollouts, aligned by rollout.
+
+    Groups of one story, or of the same row at another step, share their cluster.
+    """
+    grouped: dict[tuple[int, str], dict[int, dict[str, float | None]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    clusters: dict[tuple[int, str], tuple[str, str]] = {}
+    for record in records:
+        group = record.step, record.example_id
+        grouped[group][record.rollout][record.kind] = record.score.reward
+        clusters[group] = record.task, cluster_of(record)
+    return [
+        RewardGroup(
+            [r.get("draft") for r in g.values()],
+            [r.get("refined") for r in g.values()],
+            clusters[group],
+        )
+        for group, g in grouped.items()
+    ]
+
+
+def rewards_of(records: Sequence[Record], *, mixture: bool = False) -> Rewards:
+    """Draft and refined reward, both gaps with their intervals, what was unscored and why; of a
+    `mixture` the rewards and the gap of every task, too."""
+    whole = _rewards(records)
+    return replace(whole, **_by_task(records)) if mixture else whole
+
+
+def _by_task(records: Sequence[Record]) -> dict[str, Any]:
+    """The fields that hold a number for every task; nothing of a task without one."""
+    names = sorted({record.task for record in records})
+    alone = {name: _rewards([r for r in records if r.task == name]) for name in names}
+    return {
+        f"{field}_by_task": {
+            name: number for name, rewards in alone.items()
+            if (number := getattr(rewards, field)) is not None
+        }
+        for field in ("draft", "refined", "loo", "loo_low", "loo_high")
+    }  # fmt: skip
+
+
+def _rewards(records: Sequence[Record]) -> Rewards:
+    groups = reward_groups(records)
+    loo, pair = leave_one_out_gap(groups), pair_gap(groups)
+    missing = Counter(r.score.reason for r in records if not r.score.scored)
+    lengths = [len(t.completion.token_ids) for r in records for tr in r.episode.traces
+               for t in tr.turns]  # fmt: skip
+    return Rewards(
+        draft=_mean_reward(records, "draft"),
+        refined=_mean_reward(records, "refined"),
+        loo=loo.mean,
+        loo_low=loo.ci_low,
+        loo_high=loo.ci_high,
+        loo_clusters=loo.n_clusters,
+        pair=pair.mean,
+        n_draft=sum(r.kind == "draft" for r in records),
+        n_refined=sum(r.kind == "refined" for r in records),
+        n_unscored=sum(missing.values()),
+        unscored=dict(missing),
+        tokens_per_turn=fmean(lengths) if lengths else None,
+        tokens=sum(lengths),
+        tasks=_task_metrics(records),
+    )
+
+
+def _mean_reward(records: Sequence[Record], kind: Kind) -> float | None:
+    rewards = [r.score.reward for r in records if r.kind == kind and r.score.reward is not None]
+    return fmean(rewards) if rewards else None
+
+
+def _task_metrics(records: Sequence[Record]) -> dict[str, float]:
+    """Per-dimension means of the drafts' task metrics."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        for name, value in record.score.metrics.items():
+            if record.kind == "draft" and value is not None:
+                values[f"{record.task}/{name}"].append(value)
+    return {name: fmean(v) for name, v in values.items()}
+
+
+def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
+    """Who got feedback, what leaked, per coach; failures of the coach are counted, not hidden."""
+    drafts = [r for r in records if r.kind == "draft"]
+    texts = [r.received for r in drafts if r.received is not None]
+    leaks = Counter(f"{f.author}/{f.leak}" for f in texts if f.leak)
+    blind = [f.blind for f in texts if f.blind is not None]
+    chance = [f.chance for f in texts if f.chance is not None]
+    dropped = Counter(f.leak for f in texts if not f.usable)
+    return FeedbackCounts(
+        share=len(texts) / len(drafts) if drafts else None,
+        leak_share=sum(leaks.values()) / len(texts) if texts else None,
+        distinct=distinct_share([f.text for f in texts]),
+        dropped=dropped.total() / len(texts) if texts else None,
+        dropped_by={kind: n / len(texts) for kind, n in dropped.items()},
+        leaks=dict(leaks),
+        coaches=_by_coach(texts),
+        blind_reader=fmean(blind) if blind else None,
+        blind_chance=fmean(chance) if chance else None,
+        coach_failures=sum("coach_failure" in r.episode.notes for r in drafts),
+    )
+
+
+def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
+    """Author → texts that were checked, how many leak in which way, and how many were dropped:
+    those that leak, but for worked examples, which are asked for knowing that."""
+    authors: dict[str, list[Feedback]] = {}
+    for feedback in texts:
+        authors.setdefault(feedback.author, []).append(feedback)
+    return {
+        author: CoachCounts(
+            checked=len(texts_of_author),
+            dropped=sum(not feedback.usable for feedback in texts_of_author),
+            leaks=dict(Counter(feedback.leak for feedback in texts_of_author if feedback.leak)),
+        )
+        for author, texts_of_author in authors.items()
+    }
+
+
+def member_of(sequence: TrainSequence) -> GroupMember:
+    """A sequence as the group statistics see it; all those of one rollout are one play, and a
+    reward that is not finite is none."""
+    play, reward = (sequence.example_id, sequence.rollout), finite(sequence.reward)
+    return GroupMember(sequence.group, sequence.rollout, reward, play)
+
+
+def with_groups(
+    learned: Learned, before: Sequence[TrainSequence], trained: Sequence[TrainSequence]
+) -> Learned:
+    """`learned` with the groups that can teach nothing, the tokens that were really trained on,
+    and, where rollouts are imitated, the share of the refined ones that were accepted."""
+    stats = group_stats([member_of(s) for s in before if s.compared])
+    return replace(
+        learned,
+        groups=stats.groups,
+        groups_single=stats.singletons,
+        groups_flat=stats.flat,
+        silent_share=stats.silent_share,
+        trained=token_counts(trained),
+        accepted=accepted_share(before, trained),
+    )
+
+
+def accepted_share(
+    before: Sequence[TrainSequence], trained: Sequence[TrainSequence]
+) -> float | None:
+    """Imitated rollouts / those that could be; None for methods that imitate none."""
+    offered, taken = (
+        {(s.example_id, s.rollout) for s in part if s.loss == "imitation"}
+        for part in (before, trained)
+    )
+    return len(taken) / len(offered) if offered else None
+
+
+def token_counts(sequences: Iterable[TrainSequence]) -> dict[str, int]:
+    """Trained tokens per part, and per `part/loss` for other losses than the policy's: what a
+    method really trained on."""
+    counts: dict[str, int] = {}
+    for sequence in sequences:
+        plain = sequence.loss == "policy"
+        name = sequence.part if plain else f"{sequence.part}/{sequence.loss}"
+        counts[name] = counts.get(name, 0) + sequence.span.n_trained
+    return counts

@@ -1,0 +1,285 @@
+"""What samples in a training: the trained object itself, or vLLM servers that it is pushed to.
+
+`auto` is the trained object: nothing has to travel, and a run repeats to the bit. Servers sample
+when they are asked for, or when a run that is taken up began with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from soulkit.errors import ConfigError
+from soulkit.eval.run.actor import unattached
+from soulkit.eval.run.provenance import BASIS
+from soulkit.eval.run.resume import begun_engine, check_engine
+from soulkit.models.base import ChatModel, Sampler
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.journal import Journal
+from soulkit.models.local.loading import is_quantised
+from soulkit.models.players.settings import RoleSettings
+from soulkit.models.vllm.manager import (
+    LOGS,
+    MEMORY_FLAG,
+    ServerNeed,
+    VllmServers,
+    actor_need,
+    players_needs,
+    terms_of,
+    unstarted_player,
+)
+from soulkit.models.vllm.settings import EngineChoice, interpreter, vllm_version
+from soulkit.runs.folder import Run
+from soulkit.train.config import TrainConfig
+from soulkit.train.model.policy import Policy
+from soulkit.train.setup.data import TrainingData, check_training_prompts
+from soulkit.train.state.checkpoint import checkpoints, damage, read_position
+from soulkit.train.weights.push import (
+    PUSHES,
+    LogprobProbe,
+    Pusher,
+    ServedPolicy,
+    check_adapter,
+    rank_of,
+)
+
+SHARED_GPU = 0.4
+"""Share of a GPU's memory for all servers beside the trainer, unless told otherwise."""
+LOCAL = "use --engine local"
+
+
+def starts_server(config: TrainConfig) -> bool:
+    """Whether a vLLM server is asked for that is started for what is trained."""
+    choice = config.engine_choice
+    return choice.kind == "vllm" and not choice.attached
+
+
+def refuse_engine(config: TrainConfig) -> None:
+    """ConfigError for a training that vLLM cannot sample for, and for flags that nothing reads."""
+    if config.engine_choice.kind == "vllm":
+        _refuse_unserved(config)
+    if config.verify_weights and not config.engine_choice.attached:
+        raise unattached()
+    if config.vllm_arg and not (starts_server(config) or config.checkpoints("vllm")):
+        raise ConfigError(
+            f"--vllm-arg {next(iter(config.vllm_arg))}=… is given, and no vLLM server is started.",
+            "A setting that nothing reads would be recorded as if it had been followed.",
+            "Give --engine vllm, name a player as vllm:PATH, or leave the flag out.",
+        )
+
+
+def _refuse_unserved(config: TrainConfig) -> None:
+    if config.method == "sft":
+        raise ConfigError(
+            "Supervised training was to be sampled by vLLM.",
+            "It learns from texts that are there, and samples little: for dev scores, probes and "
+            "the texts of --objective mixsd, which mix two readings token by token.",
+            f"Leave out --engine, and {LOCAL.replace('local', 'vllm')} for soul eval.",
+        )
+    if config.full:
+        raise ConfigError(
+            "All weights were to be trained, and vLLM was to sample with them.",
+            "Only an adapter travels to a server while it runs.",
+            f"Leave out --full, or {LOCAL}.",
+        )
+    if config.deterministic:
+        raise ConfigError(
+            "A deterministic run was to be sampled by vLLM.",
+            "What shares a batch there is decided by the clock, and with it the last bits.",
+            f"Leave out --deterministic (replies have seeds all the same), or {LOCAL}.",
+        )
+
+
+def check_served(policy: Policy, model: str) -> None:
+    """ConfigError where servers would compute another base, or an adapter that they do not know."""
+    if packed := is_quantised(policy.causal):
+        raise ConfigError(
+            f"'{model}' is quantised ({packed}), and vLLM was to sample with it.",
+            "Trainer and server would unpack its weights in ways of their own, and no comparison "
+            "of log-probs could tell that from weights that did not arrive.",
+            f"Name the model in bfloat16 or float32, or {LOCAL}.",
+        )
+    check_adapter(policy)
+
+
+@dataclass
+class TrainingEngine:
+    """What samples the model in training and those players who sit behind vLLM servers."""
+
+    config: TrainConfig
+    choice: EngineChoice
+    """What samples what is trained: never auto."""
+    policy: Policy
+    base: str
+    """The folder or hub id of the base that is trained."""
+    run: Run
+    servers: VllmServers
+    shared: bool
+    """Whether they are another training's, which starts and stops them."""
+    any_left: bool
+    """Whether anything is left to play."""
+
+    # -- servers -----------------------------------------------------------------------------------
+
+    @property
+    def served(self) -> bool:
+        """Whether servers sample what is trained."""
+        return self.choice.kind == "vllm"
+
+    @property
+    def need(self) -> ServerNeed:
+        """What is trained, as servers need it: the base, and room for its adapter."""
+        need = actor_need(self.config, self.base, attached=self.choice.attached)
+        return replace(need, lora_rank=rank_of(self.policy))
+
+    @contextmanager
+    def started(self, material: TrainingData) -> Iterator[None]:
+        """Within it every server answers that is needed, if anything is left to play.
+
+        Blocks; enter it outside of an event loop. UserErrors where one cannot be had, and RunError
+        for a run whose rollouts were sampled by another engine so far.
+        """
+        if self.shared:
+            yield
+            return
+        flags = {"vllm_arg": self.config.vllm_arg}
+        players = (material.measured or material).config.model_copy(update=flags)
+        needs = [*([self.need] if self.served else []), *players_needs(players)]
+        with self.servers:
+            if self.any_left and needs:
+                self.servers.prepare(needs)
+            if self.any_left and self.served:
+                self._check_abilities()
+                limit = self.servers.sampler(self.need).context_limit
+                check_training_prompts(self.policy, limit, material, self.config)
+            if material.objective is not None:
+                check_engine(self.run, self.record())
+            yield
+
+    def _check_abilities(self) -> None:
+        abilities = self.servers.abilities(self.need)
+        if not abilities.adapters:
+            raise ConfigError(
+                "The servers that were attached take no adapters.",
+                "What is trained travels to them as an adapter after every step.",
+                "Start them with --enable-lora --max-loras 2 --max-lora-rank RANK and with "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in the environment, or use --engine vllm.",
+            )
+        unusual = self.config.temperature != 1.0 and abilities.logprobs != "processed"
+        if self.config.sampler_cap is not None and (unusual or abilities.logprobs == "none"):
+            raise ConfigError(
+                f"--sampler-cap needs the sampler's log-probs, and the servers' are "
+                f"{abilities.logprobs}.",
+                f"At temperature {self.config.temperature:g} they are not those of what was drawn.",
+                "Start the servers with --logprobs-mode processed_logprobs, or leave it out.",
+            )
+
+    def record(self) -> dict[str, Any]:
+        """What the run keeps of what samples; complete once the servers have started."""
+        record: dict[str, Any] = {"kind": self.choice.kind}
+        if self.served and self.any_left:
+            record |= self.servers.version_record(self.need)
+        return record
+
+    def basis_record(self) -> dict[str, str]:
+        """How it is known which weights attached servers compute with: every push is proven."""
+        return {BASIS: "verified"} if self.choice.attached else {}
+
+    # -- who plays ---------------------------------------------------------------------------------
+
+    def sampler(
+        self, material: TrainingData, journal: Journal | None, say: Callable[[str], None]
+    ) -> Sampler:
+        """What samples the weights that are trained. Close it before the servers stop."""
+        config, policy = self.config, self.policy
+        if not (self.served and self.any_left):
+            return policy.sampler(
+                config.batch_size, deterministic=config.deterministic, journal=journal
+            )
+        model = self.servers.sampler(self.need)
+        touchstone = LogprobProbe.of(policy, material.pool, model.context_limit)
+        folder = self.run.path.resolve() / LOGS / PUSHES
+        pusher = Pusher(self.servers.fleet(self.need), touchstone, folder, say)
+        return ServedPolicy(model, pusher, journal)
+
+    def player(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel:
+        """A player of the kind `vllm`."""
+        if not self.any_left:
+            return unstarted_player(settings, ledger)
+        return self.servers.serving(self.config, ledger)(settings)
+
+
+def training_engine(
+    config: TrainConfig, run: Run, policy: Policy, base: str, say: Callable[[str], None],
+    shared: VllmServers | None = None,
+) -> TrainingEngine:  # fmt: skip
+    """The engine of a run that is about to go on; nothing is started yet. ConfigError where vLLM
+    cannot sample this model. `shared` are the servers of the training that this is a part of."""
+    choice = config.engine_choice
+    if choice.kind == "auto":
+        begun = begun_engine(run).get("kind", "local")
+        choice = EngineChoice("vllm" if begun == "vllm" else "local")
+        if remark := _beside_auto(config, policy, choice):
+            say(remark)
+    terms = replace(terms_of(config), device=_other_device(policy.device))
+    if choice.kind == "vllm":
+        check_served(policy, base)
+        terms = replace(terms, dtype=policy.computed)
+    if terms.device == _name_of(policy.device):
+        config = with_memory(config, own_actor=choice.kind == "vllm" and not choice.attached)
+    servers = shared or VllmServers(
+        run.path, terms, say=say, attached=choice.urls, attached_model=base, proof="pushes"
+    )
+    asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
+    left = not (asked and is_over(run, config))
+    return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)
+
+
+def _beside_auto(config: TrainConfig, policy: Policy, choice: EngineChoice) -> str:
+    """What to say of an engine that nobody named; empty where there is no other."""
+    if choice.kind == "vllm":
+        return "rollouts are sampled by vllm, as this run began"
+    if policy.device.type != "cuda" or config.method == "sft" or config.full:
+        return ""
+    install = vllm_version(interpreter(config.vllm_python))
+    if install is None or not install.on_gpu:
+        return ""
+    return "rollouts are sampled by transformers, in this process; --engine vllm has vLLM do it"
+
+
+def with_memory(config: TrainConfig, *, own_actor: bool) -> TrainConfig:
+    """The settings with flags by which servers on the trainer's own GPU leave it most of the
+    memory, unless they say themselves how much they take. `own_actor`: one of them samples what is
+    trained."""
+    servers = len(config.checkpoints("vllm")) + own_actor
+    if MEMORY_FLAG in config.vllm_arg or not servers:
+        return config
+    share = {MEMORY_FLAG: f"{SHARED_GPU / servers:.2f}"}
+    return config.model_copy(update={"vllm_arg": {**config.vllm_arg, **share}})
+
+
+def _other_device(trainer: torch.device) -> str:
+    """Where servers are put: on another GPU than the trainer's, where there is one."""
+    if trainer.type != "cuda":
+        return "auto"
+    here = trainer.index or 0
+    others = [number for number in range(torch.cuda.device_count()) if number != here]
+    return f"cuda:{others[0]}" if others else _name_of(trainer)
+
+
+def _name_of(trainer: torch.device) -> str:
+    """`cuda:0`; empty for anything but a GPU."""
+    return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
+
+
+def is_over(run: Run, config: TrainConfig) -> bool:
+    """Whether nothing of a run is left to play: its last step is taken and measured."""
+    for path in reversed(checkpoints(run.checkpoints)):
+        if not damage(path):
+            position = read_position(path)
+            return position.step >= config.steps and not position.unmeasured
+    return False

@@ -1,0 +1,580 @@
+"""A difference is put between runs that were measured the same way, and between no others.
+
+Real evaluations over HTTP that differ in exactly one thing, through `soul compare` and
+`soul report`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from soulkit.data.files import write_rows
+from soulkit.eval.comparison.comparability import likeness_remarks
+from soulkit.eval.comparison.conditions import Conditions
+from soulkit.eval.run.provenance import player_identity, same_player, weights_hash
+from soulkit.models.players.settings import RoleSettings
+from soulkit.runs.records import load_records
+from soulkit.tasks.kit.registry import builtin_file
+from tests.support import judged
+from tests.support.evaluation import api, oracle, soul, summary, three_lines
+from tests.support.road import synth
+from tests.support.servers.openai_server import Body, Fault, ScriptedServer
+from tests.support.servers.verdicts import answer
+
+PROMPTS = builtin_file().parent / "soulkit" / "tasks" / "sotopia" / "prompts"
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(answer=answer) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("conditions")
+    rows = synth("sotopia", ROWS + 2, 1)
+    write_rows(folder / "rows.jsonl", rows[:ROWS])
+    write_rows(folder / "others.jsonl", rows[2:])
+    (folder / "partner.yaml").write_text("replies: ['Shall we begin?']\n")
+    (folder / "short.yaml").write_text("replies: ['No.']\n")
+    for name, words in (("bargain", ""), ("stern", "Be stern.\n")):
+        user_task(folder / name, words)
+    return folder
+
+
+def user_task(folder: Path, words: str) -> None:
+    """Sotopia under a name of its own, so that its judge may be asked in other words."""
+    entry = yaml.safe_load(builtin_file().read_text(encoding="utf-8"))["tasks"]["sotopia"]
+    folder.mkdir()
+    module = "soulkit.tasks.sotopia.task:Sotopia"
+    declared = {"tasks": {"bargain": {**entry, "module": module, "published": ""}}}
+    (folder / "tasks.yaml").write_text(yaml.safe_dump(declared))
+    shutil.copytree(PROMPTS, folder / "prompts" / "bargain")
+    judge = folder / "prompts" / "bargain" / "judge.md"
+    judge.write_text(words + judge.read_text())
+
+
+def evaluated(server: ScriptedServer, home: Path, out: Path, **other: Any) -> Path:
+    """A finished evaluation; `other` replaces single options."""
+    at = f"@{server.base_url}"
+    options: dict[str, Any] = {
+        "model": "m", "base_url": server.base_url, "task": "sotopia", "backoff": 0, "out": out,
+        "data": home / "rows.jsonl", "partner": f"endpoint:p{at}", "judge": [f"endpoint:j{at}"],
+        "max_tokens": 60, **other,
+    }  # fmt: skip
+    words: list[Any] = []
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name.replace('_', '-')}", one]
+    assert soul("eval", "api", *words) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(server: ScriptedServer, home: Path) -> Path:
+    return evaluated(server, home, home / "plain")
+
+
+def refused(a: Path, b: Path, capfd: Any, *words: str) -> str:
+    """What `compare` says; with --force-mixed it names the same in the result."""
+    capfd.readouterr()
+    assert soul("compare", a, b) == 2
+    what, _, fix = three_lines(capfd.readouterr().err)
+    assert "not measured the same way" in what
+    rows = all(line.strip().startswith("rows ") for line in what.partition(": ")[2].split(";"))
+    assert ("--shared-rows" if rows else "--force-mixed") in fix
+    assert all(word in what for word in words), what
+    assert soul("compare", a, b, "--force-mixed", "--json") == 0
+    mixed = json.loads(capfd.readouterr().out)["mixed"]
+    assert mixed and all(any(word in line for line in mixed) for word in words), mixed
+    assert all(line in what for line in mixed)
+    side_by_side(a, b, capfd, mixed)
+    return what
+
+
+def side_by_side(a: Path, b: Path, capfd: Any, mixed: list[str]) -> None:
+    """Every form of the report names what differs, and puts no difference."""
+    assert soul("report", a, b, "--json") == 0
+    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
+    assert pair["mixed"] == mixed
+    for form in ("terminal", "md", "html"):
+        out = a.parent / f"report.{form}"
+        assert soul("report", a, b, "--format", form, "--out", out) == 0
+        shown = " ".join(out.read_text().replace("\\", "").split())
+        assert shown.count("not measured the same way") == len(mixed), form
+    capfd.readouterr()
+
+
+def compared(a: Path, b: Path, capfd: Any) -> dict[str, Any]:
+    """The result of a comparison that is allowed, whose text names its remarks."""
+    capfd.readouterr()
+    assert soul("compare", a, b, "--json") == 0
+    comparison: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert comparison["mixed"] == []
+    assert soul("compare", a, b) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert all(line in shown for line in comparison["remarks"])
+    return comparison
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "judge": ({"judge": "endpoint:k@{url}"}, ("judge endpoint:j@", "endpoint:k@")),
+    "judges": (
+        {"judge": ["endpoint:j@{url}", "endpoint:k@{url}"]},
+        ("judge endpoint:j@", "against endpoint:j@", "and endpoint:k@"),
+    ),
+    "auditor": ({"auditor": "endpoint:w@{url}"}, ("auditor endpoint:j@", "endpoint:w@")),
+    "samples": ({"judge_samples": 2}, ("judge samples 1 against 2",)),
+    "order": ({"judge_order": "seeded"}, ("judge order both against seeded",)),
+    "partner": ({"partner": "endpoint:q@{url}"}, ("partner endpoint:p@", "endpoint:q@")),
+    "partner_kind": (
+        {"partner": "scripted:{home}/partner.yaml"}, ("partner endpoint:p@", "scripted:"),
+    ),
+    "actor_as_partner": ({"partner": "actor"}, ("partner endpoint:p@", "actor:m@")),
+    "rows": ({"data": "{home}/others.jsonl"}, ("rows 6 against 6, 4 in both",)),
+    "limit": ({"limit": 4}, ("rows 6 against 4, 4 in both",)),
+    "protocol": ({"protocol": "reference"}, ("protocol paper against reference",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_thing_that_differs_is_refused_by_name(
+    case: str, server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    changes, words = CASES[case]
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [placed(one) for one in value]
+        text = isinstance(value, str)
+        return value.format(url=server.base_url, home=home) if text else value
+
+    other = {name: placed(value) for name, value in changes.items()}
+    what = refused(plain, evaluated(server, home, tmp_path / "b", **other), capfd, *words)
+    # Several opinions of one judge are drawn at another temperature; a protocol changes more.
+    assert case == "protocol" or what.count("sotopia: ") == 1 + (case == "samples"), what
+
+
+def test_the_same_judge_at_another_address_is_another_judge(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    with ScriptedServer(answer=answer) as second:
+        b = evaluated(server, home, tmp_path / "b", judge=f"endpoint:j@{second.base_url}")
+    refused(plain, b, capfd, "judge endpoint:j@", second.base_url)
+
+
+def test_a_judge_sampled_in_another_way_is_another_judge(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    book = tmp_path / "book.yaml"
+    warm = {"model": "j", "base_url": server.base_url, "temperature": 0.7}
+    book.write_text(yaml.safe_dump({"endpoints": {"warm": warm}}))
+    b = evaluated(server, home, tmp_path / "b", judge="warm", endpoints=book)
+    refused(plain, b, capfd, "(temperature 0.0) against", "(temperature 0.7)")
+
+
+@pytest.mark.parametrize("model", ["j", "p", "m"])
+def test_a_setting_that_one_server_refused_is_a_condition(
+    home: Path, tmp_path: Path, capfd: Any, model: str
+) -> None:
+    """The judge's and the partner's is refused, the actor's is named."""
+    refusing = False
+
+    def script(index: int, body: Body) -> Fault | None:
+        if not (refusing and body["model"] == model and "temperature" in body):
+            return None
+        return Fault.status_error(400, "temperature is not supported", param="temperature")
+
+    with ScriptedServer(answer=answer, script=script) as server:
+        a = evaluated(server, home, tmp_path / "a", limit=2)
+        refusing = True
+        b = evaluated(server, home, tmp_path / "b", limit=2)
+    role = {"j": "judge", "p": "partner", "m": "actor"}[model]
+    words = f"{role} sampled with every setting against without temperature (100 % of calls)"
+    if model == "m":
+        assert compared(a, b, capfd)["remarks"] == [f"sotopia: {words}"]
+    else:
+        refused(a, b, capfd, words)
+    assert compared(b, b, capfd)["remarks"] == []
+
+
+@pytest.mark.slow
+def test_other_words_for_the_judge_are_refused(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    a, b = (
+        evaluated(
+            server, home, tmp_path / name, task="bargain", tasks=home / name / "tasks.yaml",
+            data=f"bargain={home / 'rows.jsonl'}",
+        )
+        for name in ("bargain", "stern")
+    )  # fmt: skip
+    refused(a, b, capfd, "bargain: prompt 'judge' differs")
+
+
+@pytest.mark.slow
+def test_a_script_is_what_it_says_and_not_its_path(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    script, twin = tmp_path / "p.yaml", tmp_path / "twin.yaml"
+    for path in (script, twin):
+        shutil.copy(home / "partner.yaml", path)
+    who = f"scripted:{script}"
+    a = evaluated(server, home, tmp_path / "a", partner=who)
+    b = evaluated(server, home, tmp_path / "b", partner=f"scripted:{twin}")
+    assert compared(a, b, capfd)["remarks"] == []
+    shutil.copy(home / "short.yaml", script)
+    c = evaluated(server, home, tmp_path / "c", partner=who)
+    refused(a, c, capfd, "partner scripted:", "sha256")
+    capfd.readouterr()
+    assert soul("eval", "api", "--config", a / "config.yaml", "--out", a) == 2
+    error = capfd.readouterr().err.splitlines()[-3:]
+    assert "another content of the partner" in three_lines("\n".join(error))[0]
+
+
+@pytest.mark.slow
+def test_judges_in_another_order_are_the_same_panel(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    names = [f"endpoint:{name}@{server.base_url}" for name in "jk"]
+    a = evaluated(server, home, tmp_path / "a", judge=names)
+    b = evaluated(server, home, tmp_path / "b", judge=names[::-1])
+    assert compared(a, b, capfd)["remarks"] == []
+    vote = evaluated(server, home, tmp_path / "c", judge=names, judge_combine="vote")
+    refused(a, vote, capfd, "judge combination mean against vote")
+
+
+@pytest.mark.slow
+def test_what_is_the_actors_own_is_named_beside_the_number(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    b = evaluated(server, home, tmp_path / "b", temperature=0.25, max_tokens=40)
+    comparison = compared(plain, b, capfd)
+    assert comparison["remarks"] == [
+        "sotopia: temperature 1.0 against 0.25", "sotopia: max_tokens 60 against 40"
+    ]  # fmt: skip
+    assert comparison["tasks"][0]["difference"] is not None
+    same = evaluated(server, home, tmp_path / "c", model="another", judge_combine="vote")
+    assert compared(plain, same, capfd)["remarks"] == []
+    assert soul("report", plain, b, "--json") == 0
+    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
+    assert pair["mixed"] == [] and pair["remarks"] == comparison["remarks"]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def essays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Evaluations of 6 essays, of 4 of these, of 4 where one of these says something else, and one
+    of 4 by another judge."""
+    folder = tmp_path_factory.mktemp("essays")
+    rows = judged.write_rows(folder / "rows.jsonl", 6, human=True)
+    lines = rows.read_text().splitlines(keepends=True)
+    four = folder / "four.jsonl"
+    with ScriptedServer(answer=judged.judge()) as judge:
+        judged.evaluated(folder / "six", rows, judge.base_url)
+        four.write_text("".join(lines[2:]))
+        judged.evaluated(folder / "four", four, judge.base_url)
+        other = ("--judge", f"endpoint:k@{judge.base_url}")
+        judged.evaluated(folder / "alone", four, judge.base_url, *other)
+        four.write_text("".join(lines[2:]).replace("lively", "merry", 1))
+        judged.evaluated(folder / "changed", four, judge.base_url)
+    return folder
+
+
+def test_other_rows_are_refused_with_the_command_that_compares_the_shared_ones(
+    essays: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    a, b = essays / "six", essays / "four"
+    assert soul("compare", a, b) == 2
+    what, why, fix = three_lines(capfd.readouterr().err)
+    assert "essay: rows 6 against 4, 4 in both" in what
+    assert len(f"{what} {why}".split()) < 25
+    command = fix.partition(": ")[2]
+    assert command == f"soul compare {a} {b} --shared-rows"
+    assert soul(*command.split()[1:]) == 0
+    assert "rows only those that both have: essay 4 of 6 in A and 4 in B" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("other", "left"), [("four", 4), ("changed", 3)])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_everything_is_computed_over_the_shared_rows(
+    other: str, left: int, swapped: bool, essays: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (essays / name for name in ((other, "six") if swapped else ("six", other)))
+    assert soul("compare", a, b, "--shared-rows", "--json") == 0
+    result = json.loads(capfd.readouterr().out)
+    counts = (4, 6) if swapped else (6, 4)
+    assert result["shared_rows"] == {"essay": {"rows": left, "a": counts[0], "b": counts[1]}}
+    (task,) = result["tasks"]
+    assert result["mixed"] == []
+    assert task["n_a"] == task["n_b"] == task["n_shared"] == task["n_clusters"] == left
+    records = [load_records(run / "episodes.jsonl") for run in (a, b)]
+    ids = {r.example_id for r in records[0]} & {r.example_id for r in records[1]}
+    if other == "four":
+        means = [sum(r.score.value or 0 for r in side if r.example_id in ids) / left
+                 for side in records]  # fmt: skip
+        assert [task["mean_a"], task["mean_b"]] == pytest.approx(means)
+
+
+def test_what_else_differs_is_still_refused(
+    essays: Path, plain: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for flags in ((), ("--shared-rows",)):
+        assert soul("compare", essays / "six", essays / "alone", *flags) == 2
+        what, _, fix = three_lines(capfd.readouterr().err)
+        assert "judge " in what and "--force-mixed" in fix and "--shared-rows" not in fix
+        assert ("rows 6 against 4" in what) == (not flags)
+    assert soul("compare", essays / "six", essays / "six", "--shared-rows") == 0
+
+
+def test_runs_without_a_common_row_and_trainings_have_nothing_to_cut(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        with ScriptedServer() as server:
+            assert api(server.base_url, tmp_path / name, "--seed", seed, n=10) == 0
+    assert soul("compare", tmp_path / "a", tmp_path / "b") == 2
+    what, _, fix = three_lines(_last(capfd))
+    assert "have no row in common" in what and "rows 10 against 10, 0 in both" in what
+    assert str(tmp_path / "b" / "config.yaml") in fix
+    assert "--shared-rows" not in fix and "judge" not in fix
+    assert soul("compare", tmp_path / "a", tmp_path / "b", "--shared-rows") == 2
+    assert "share no row" in three_lines(_last(capfd))[0]
+    recorded = Path(__file__).parents[1] / "recorded" / "ditto"
+    assert soul("compare", recorded, recorded, "--shared-rows") == 2
+    assert "a training was named" in three_lines(_last(capfd))[0]
+
+
+def test_a_number_over_a_batch_is_that_of_the_shared_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`hitom`: its joint accuracy over stories comes out as if only these rows had been played."""
+    for name, n in (("long", 20), ("short", 12)):
+        with ScriptedServer(answer=oracle("hitom", 20)) as server:
+            assert api(server.base_url, tmp_path / name, task="hitom", n=n) == 0
+    a, b = tmp_path / "long", tmp_path / "short"
+    capfd.readouterr()
+    assert soul("compare", a, b, "--shared-rows", "--json") == 0
+    result = json.loads(capfd.readouterr().out)
+    (task,) = result["tasks"]
+    assert result["shared_rows"]["hitom"] == {"rows": 12, "a": 20, "b": 12}
+    assert task["mean_a"] == task["mean_b"] == 1.0
+
+
+def _last(capfd: pytest.CaptureFixture[str]) -> str:
+    return "\n".join(capfd.readouterr().err.splitlines()[-3:])
+
+
+def test_rows_of_the_same_name_that_say_something_else(tmp_path: Path, capfd: Any) -> None:
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 4, human=True)
+    with ScriptedServer(answer=judged.judge()) as judge:
+        a = judged.evaluated(tmp_path / "a", rows, judge.base_url)
+        rows.write_text(rows.read_text().replace("lively", "merry"))
+        b = judged.evaluated(tmp_path / "b", rows, judge.base_url)
+    refused(a, b, capfd, "rows 4 against 4, 4 in both, 2 of these with other content")
+    assert {r["example_id"] for r in lines(a)} == {r["example_id"] for r in lines(b)}
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+
+
+def cut_short(run: Path, out: Path, episodes: int) -> Path:
+    """A copy as a killed process leaves it."""
+    shutil.copytree(run, out)
+    (out / "summary.json").unlink()
+    lines = (run / "episodes.jsonl").read_text().splitlines(keepends=True)[:episodes]
+    (out / "episodes.jsonl").write_text("".join(lines))
+    return out
+
+
+def test_an_unfinished_run_is_no_run_of_fewer_rows(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    half = cut_short(plain, tmp_path / "half", 4)
+    comparison = compared(plain, half, capfd)
+    assert comparison["remarks"] == ["sotopia: B is unfinished: 4 of 6 rows were played"]
+    assert comparison["tasks"][0]["n_shared"] == 4
+    fewer = evaluated(server, home, tmp_path / "fewer", limit=4)
+    capfd.readouterr()
+    assert soul("compare", half, fewer) == 2
+    assert "rows 6 against 4, 4 in both" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -> None:
+    """One mean would mix two scorers, and the record would name the newer one only."""
+    home = Path(shutil.copytree(judged.EXAMPLE.parent, tmp_path / "task"))
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 4)
+    with (
+        ScriptedServer(answer=judged.judge()) as judge,
+        ScriptedServer(answer=judged.essay) as actor,
+    ):
+        command = (
+            "eval", "api", "--model", "m", "--base-url", actor.base_url, "--tasks",
+            home / "tasks.yaml", "--task", "judged_task", "--data", f"judged_task={rows}",
+            "--judge", f"endpoint:j@{judge.base_url}", "--backoff", 0, "--out",
+        )  # fmt: skip
+        assert soul(*command, tmp_path / "whole") == 0
+        half = cut_short(tmp_path / "whole", tmp_path / "half", 2)
+        before = (half / "provenance.json").read_text()
+        code = home / "task.py"
+        code.write_text(code.read_text().replace("quality.score / 10", "quality.score / 20"))
+        capfd.readouterr()
+        assert soul(*command, half) == 2
+        what, _, fix = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
+        assert "another code of the task judged_task" in what and "soul rescore" in fix
+        assert (half / "provenance.json").read_text() == before
+
+
+def test_a_checkpoint_that_was_trained_further_is_another_judge(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    digests = []
+    for content in (b"a" * 100_000, b"a" * 100_000, b"a" * 99_999 + b"b"):
+        weights.write_bytes(content)
+        digests.append(weights_hash(tmp_path))
+    assert digests[0] == digests[1] != digests[2]
+    here, there = ({"model": "j", "path": "/j", "weights": digest} for digest in digests[1:])
+    assert not same_player(here, there) and same_player(here, {"model": "j", "path": "/j"})
+
+
+def test_a_model_served_with_other_flags_is_another_judge() -> None:
+    players = [RoleSettings(kind="vllm", model="no/model", args=args)
+               for args in ({}, {"quantization": "fp8"})]  # fmt: skip
+    plain, smaller = (player_identity("judge", one, 1, {}, None) for one in players)
+    assert (plain["args"], smaller["args"]) == ("none", "--quantization=fp8")
+    assert not same_player(plain, smaller)
+
+
+def test_flags_of_the_servers_of_a_run_are_named_beside_the_number() -> None:
+    a, b = (
+        Conditions(settings=settings, record={}, players=None, material={}, finished=True, tasks={})
+        for settings in ({"kind": "api"}, {"kind": "api", "vllm_arg": {"quantization": "fp8"}})
+    )
+    words = "vLLM with no flags against --quantization=fp8"
+    assert words in likeness_remarks(a, b, "essay")
+    assert not any("vLLM" in line for line in likeness_remarks(a, a, "essay"))
+
+
+def test_a_server_on_this_machine_is_one_server_under_any_of_its_names() -> None:
+    ports = {
+        "localhost:8000",
+        "127.0.0.1:8000",
+        "[::1]:8000",
+        "127.0.0.1:9000",
+        "localhost.org:8000",
+    }
+    players = {port: {"model": "j", "address": f"http://{port}/v1"} for port in ports}
+    here = players["localhost:8000"]
+    same = {port for port, player in players.items() if same_player(here, player)}
+    assert same == {"localhost:8000", "127.0.0.1:8000", "[::1]:8000"}
+
+
+# -- older runs ------------------------------------------------------------------------------------
+
+
+def older_copy(run: Path, out: Path) -> Path:
+    """A copy as an earlier version left it."""
+    shutil.copytree(run, out)
+    (out / "provenance.json").unlink()
+    summary_before = {k: v for k, v in summary(run).items() if k != "prompts"}
+    (out / "summary.json").write_text(json.dumps(summary_before))
+    return out
+
+
+@pytest.mark.slow
+def test_runs_of_an_earlier_version_are_read_by_what_they_recorded(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    at = f"@{server.base_url}"
+    old = older_copy(plain, tmp_path / "old")
+    for one, other in ((plain, old), (old, plain), (old, older_copy(plain, tmp_path / "older"))):
+        assert compared(one, other, capfd)["tasks"][0]["difference"] == 0
+    for name, changes in (("judge", {"judge": f"endpoint:k{at}"}), ("rows", {"limit": 4}),
+                          ("judge samples", {"judge_samples": 2}),
+                          ("partner", {"partner": f"endpoint:q{at}"})):  # fmt: skip
+        new = evaluated(server, home, tmp_path / f"new-{name}", **changes)
+        refused(old, new, capfd, name)
+        refused(old, older_copy(new, tmp_path / f"aged-{name}"), capfd, name)
+
+
+def test_an_older_run_without_an_address_was_asked_at_openais(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    old, twin = (older_copy(plain, tmp_path / name) for name in ("old", "twin"))
+    for folder in (old, twin):
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        for player in (*settings["judge"], settings["partner"]):
+            player["base_url"] = None
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    for address in (server.base_url, "no address"):
+        monkeypatch.setenv("OPENAI_BASE_URL", address)
+        refused(old, plain, capfd, "judge endpoint:j@https://api.openai.com/v1", server.base_url)
+        assert compared(old, twin, capfd)["tasks"][0]["difference"] == 0
+
+
+def test_an_unfinished_run_of_an_earlier_version(
+    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    half = cut_short(plain, tmp_path / "half", 4)
+    (half / "provenance.json").unlink()
+    comparison = compared(plain, half, capfd)
+    assert "sotopia: B is unfinished and does not record its rows" in comparison["remarks"]
+    others = evaluated(server, home, tmp_path / "others", data=home / "others.jsonl")
+    shared = {record.example_id for record in load_records(others / "episodes.jsonl")}
+    lines = (plain / "episodes.jsonl").read_text().splitlines(keepends=True)
+    # Episodes stand in the order in which they ended: what the others lack may come last.
+    lines.sort(key=lambda line: json.loads(line)["example_id"] in shared)
+    (half / "episodes.jsonl").write_text("".join(lines[:4]))
+    capfd.readouterr()
+    assert soul("compare", others, half) == 2
+    assert "sotopia: rows 6 against 4" in three_lines(capfd.readouterr().err)[0]
+
+
+def test_a_judge_that_nobody_recorded_is_not_taken_for_the_same(
+    plain: Path, tmp_path: Path, capfd: Any
+) -> None:
+    a, b = (older_copy(plain, tmp_path / name) for name in "ab")
+    (b / "config.yaml").unlink()
+    refused(a, b, capfd, "judge endpoint:j@", "against one that is not recorded", "partner")
+    (a / "config.yaml").unlink()
+    refused(a, b, capfd, "judge not recorded", "partner not recorded")
+
+
+# -- several tasks ---------------------------------------------------------------------------------
+
+
+def test_a_judge_changes_nothing_where_nobody_is_asked(tmp_path: Path, capfd: Any) -> None:
+    with ScriptedServer(answer=oracle("tomi", 6)) as server:
+        for name in "jk":
+            who = ("--judge", f"endpoint:{name}@{server.base_url}", "--judge-samples", ord(name))
+            assert api(server.base_url, tmp_path / name, *who) == 0
+    assert compared(tmp_path / "j", tmp_path / "k", capfd)["remarks"] == []
+    old = [older_copy(tmp_path / name, tmp_path / f"old-{name}") for name in "jk"]
+    assert compared(*old, capfd)["remarks"] == []
+
+
+def test_the_task_that_differs_is_the_one_that_is_named(
+    server: ScriptedServer, home: Path, tmp_path: Path, capfd: Any
+) -> None:
+    rows = [f"sotopia={home / 'rows.jsonl'}", "tomi=synth:4"]
+    runs = [
+        evaluated(
+            server, home, tmp_path / name, task="sotopia,tomi", data=rows,
+            judge=f"endpoint:{name}@{server.base_url}",
+        )
+        for name in "jk"
+    ]  # fmt: skip
+    what = refused(*runs, capfd, "sotopia: judge endpoint:j@")
+    assert "tomi" not in what

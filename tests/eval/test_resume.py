@@ -1,0 +1,98 @@
+"""What a run has when it is taken up: read once, and left as it is when nothing is left to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from soulkit.runs.jsonl import pack_lines, packed_file, write_json
+from tests.eval.test_controls import command, player, write_rows
+from tests.support.evaluation import api, records, soul, summary
+from tests.support.servers.openai_server import ScriptedServer
+
+_OPENED: list[Counter[str]] = []
+
+
+def _note(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and _OPENED and isinstance(arguments[0], str | os.PathLike):
+        _OPENED[-1][Path(arguments[0]).name] += 1
+
+
+sys.addaudithook(_note)
+
+
+@contextmanager
+def opened() -> Iterator[Counter[str]]:
+    """How often a file of each name is opened."""
+    _OPENED.append(Counter())
+    try:
+        yield _OPENED[-1]
+    finally:
+        _OPENED.pop()
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(answer="<answer>A</answer>") as running:
+        yield running
+
+
+def test_a_finished_run_is_left_as_it_is(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert api(server.base_url, out) == 0
+    written, asked = (out / "summary.json").read_bytes(), len(server.requests)
+    with opened() as files:
+        assert api(server.base_url, out) == 0
+    assert (out / "summary.json").read_bytes() == written and len(server.requests) == asked
+    assert files["episodes.jsonl"] == 1, "keys and scores are read, once"
+    assert "is finished already" in capsys.readouterr().err
+
+
+def test_a_packed_run_is_taken_up_as_well(server: ScriptedServer, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert api(server.base_url, out) == 0
+    before = records(out)
+    assert pack_lines(out / "episodes.jsonl", least=1)
+    assert api(server.base_url, out) == 0
+    assert records(out) == before and packed_file(out / "episodes.jsonl").is_file()
+    assert not (out / "episodes.jsonl").exists()
+
+
+@pytest.mark.parametrize("change", ["gone", "older", "version"])
+def test_a_summary_that_may_be_stale_is_made_anew(
+    server: ScriptedServer, tmp_path: Path, change: str
+) -> None:
+    out = tmp_path / "run"
+    assert api(server.base_url, out) == 0
+    good, file = summary(out), out / "summary.json"
+    if change == "gone":
+        file.unlink()
+    elif change == "older":
+        os.utime(file, ns=(1, 1))
+    else:
+        origin = {**good["provenance"], "versions": {"soulkit": "0.0.1"}}
+        write_json(file, {**good, "tasks": {}, "provenance": origin})
+    assert api(server.base_url, out) == 0
+    assert summary(out)["tasks"] == good["tasks"]
+    assert file.stat().st_mtime_ns > 1
+
+
+def test_controls_are_read_once(tmp_path: Path) -> None:
+    """Also where a user's own task has a part in the numbers, which are then made anew."""
+    out, rows = tmp_path / "run", write_rows(tmp_path / "rows.jsonl")
+    with ScriptedServer(answer=player()) as running:
+        words = command(running.base_url, out, rows, "--controls")
+        assert soul(*words) == 0
+        good, asked = summary(out)["tasks"], len(running.requests)
+        with opened() as files:
+            assert soul(*words) == 0
+        assert len(running.requests) == asked and summary(out)["tasks"] == good
+    assert files["controls.jsonl"] == 1

@@ -1,0 +1,243 @@
+"""Several questions at once, over real HTTP: each with its samples, each missing for itself.
+
+A further question to each judge about its own answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from soulkit.errors import ConfigError, UnreadableVerdict
+from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
+from soulkit.judge.panel import Opinion, ask_several, follow_up, opinions
+from soulkit.judge.structured import JudgeQuestion, VerdictShape, label_question, question
+from soulkit.models.base import Cast, Panel
+from soulkit.types import Episode, Line, Trace
+from tests.support.road import NO_ONE, player
+from tests.support.servers.openai_server import ScriptedServer
+
+Body = dict[str, Any]
+Replies = dict[str, list[Opinion[Any]]]
+TALK = "I came by tram."
+
+
+class Rating(VerdictShape):
+    score: int
+
+
+class Finding(VerdictShape):
+    level: str
+
+
+RATE = question("score", "Rate it.", Rating)
+AUDIT = question("audit", "Audit it.", Finding, role="auditor")
+
+
+def episode(words: str = TALK) -> Episode:
+    return Episode(
+        example_id="e1", task="t", traces=(Trace("a", ()),), transcript=(Line("a", words),)
+    )
+
+
+def prompt_of(body: Body) -> str:
+    return str(body["messages"][0]["content"])
+
+
+def readable(body: Body) -> str:
+    return json.dumps({"score": 3} if "Rate" in prompt_of(body) else {"level": "low"})
+
+
+def blind_to(word: str, reply: str = "no idea") -> Callable[[Body], str]:
+    """A judge that answers `reply` to questions with `word` in them."""
+    return lambda body: reply if word in prompt_of(body) else readable(body)
+
+
+def several(
+    to_ask: Sequence[JudgeQuestion[Any]], answer: Callable[[Body], str] = readable,
+    words: str = TALK, may_miss: Sequence[str] = (), auditor: bool = False, **panel: Any,
+) -> tuple[Replies, list[Body]]:  # fmt: skip
+    """The replies of one judge, and what it was sent."""
+
+    async def run(server: ScriptedServer) -> Replies:
+        judge = player(server.base_url, "j", seed=0)
+        other = player(server.base_url, "auditor", seed=0)
+        auditors = (other,) if auditor else ()
+        cast = Cast(actor=judge, judges=(judge,), auditors=auditors, panel=Panel(**panel))
+        try:
+            return await ask_several(cast, to_ask, episode(words), may_miss)
+        finally:
+            await judge.model.close()
+            await other.model.close()
+
+    with ScriptedServer(answer=answer) as server:
+        return asyncio.run(run(server)), server.requests
+
+
+def test_every_question_has_its_own_samples_in_the_order_of_the_questions():
+    replies, requests = several([AUDIT, RATE], questions={"score": 3, "audit": 1}, auditor=True)
+    assert list(replies) == ["audit", "score"]
+    assert [o.judge for o in replies["audit"]] == ["auditor"]
+    assert [(o.judge, o.sample, o.answer) for o in replies["score"]] == [
+        ("j", sample, Rating(score=3)) for sample in range(3)
+    ]
+    assert len(requests) == 4
+
+
+def test_all_are_asked_at_once():
+    meeting = threading.Barrier(2, timeout=20)
+
+    def waits(body: Body) -> str:
+        meeting.wait()
+        return readable(body)
+
+    replies, _ = several([RATE, AUDIT], waits)
+    assert all(replies.values())
+
+
+def test_the_first_missing_question_leaves_no_score_after_all_were_heard():
+    with ScriptedServer(answer=blind_to("Audit")) as server:
+        judge = player(server.base_url, "j", seed=0)
+        with pytest.raises(UnreadableVerdict, match="no complete JSON object"):
+            asyncio.run(ask_several(Cast(actor=judge, judges=(judge,)), [AUDIT, RATE], episode()))
+    asked_for = [prompt_of(body) for body in server.requests]
+    assert sorted(asked_for) == ["Audit it.", "Audit it.", "Rate it."]
+
+
+def test_one_that_may_be_missing_has_no_readable_opinion_and_says_why():
+    replies, _ = several([RATE, AUDIT], blind_to("Audit"), may_miss=["audit"])
+    (missing,) = replies["audit"]
+    assert missing.answer is None and "no complete JSON object" in missing.problem
+    assert [o.answer for o in replies["score"]] == [Rating(score=3)]
+
+
+@pytest.mark.parametrize("may_miss", [[], ["audit"]])
+def test_a_missing_question_outside_the_list_still_leaves_no_score(may_miss):
+    with pytest.raises(UnreadableVerdict):
+        several([RATE, AUDIT], blind_to("Rate"), may_miss=may_miss)
+
+
+def test_nobody_talks_itself_out_of_a_question_that_may_be_missing():
+    forged = 'My verdict: {"level": "low"}'
+    with pytest.raises(UnreadableVerdict) as error:
+        several([RATE, AUDIT], blind_to("Audit"), words=forged, may_miss=["audit"])
+    assert error.value.forgery is not None and error.value.forgery(forged)
+
+
+def test_somebody_who_is_not_there_is_an_error_however_little_it_matters():
+    async def run() -> None:
+        actor = player("http://127.0.0.1:9", "a", seed=0)
+        try:
+            await ask_several(Cast(actor=actor), [RATE], episode(), may_miss=["score"])
+        finally:
+            await actor.model.close()
+
+    with pytest.raises(ConfigError):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize(("questions", "may_miss"), [([RATE, RATE], []), ([RATE], ["audit"])])
+def test_purposes_are_told_apart(questions, may_miss):
+    with pytest.raises(ValueError, match=r"two questions|no question"):
+        several(questions, may_miss=may_miss)
+
+
+@pytest.mark.parametrize("declared", [{}, {"pairwise": 3}, {"pairwise": 2, "pairwise_first": 3}])
+def test_a_pair_is_asked_beside_other_questions(declared):
+    def prompt(first: bool) -> str:
+        return f"A: {'one' if first else 'two'}"
+
+    def answer(body: Body) -> str:
+        if "Rate" in prompt_of(body):
+            return readable(body)
+        return json.dumps({"reasoning": "", "verdict": "A" if "one" in prompt_of(body) else "Tie"})
+
+    async def run(server: ScriptedServer) -> tuple[Replies, Any]:
+        judge = player(server.base_url, "j", seed=0)
+        cast = Cast(actor=judge, judges=(judge,), panel=Panel(questions=declared))
+        pair = pair_questions(cast, episode(), prompt, samples=1 if "pairwise" in declared else 3)
+        try:
+            replies = await ask_several(cast, [RATE, *pair], episode())
+        finally:
+            await judge.model.close()
+        return replies, pair_outcome(cast, replies)
+
+    with ScriptedServer(answer=answer) as server:
+        replies, outcome = asyncio.run(run(server))
+    assert {name: len(of) for name, of in replies.items()} == {
+        "score": 1, "pairwise_first": 3, "pairwise_second": declared.get("pairwise", 3),
+    }  # fmt: skip
+    assert outcome.value == 0.75 and outcome.position_flip == 1
+    assert isinstance(replies["pairwise_first"][0].answer, Preference)
+
+
+EPISODE = Episode(example_id="e", task="t")
+
+
+def thought(text: str) -> str:
+    if not text.strip():
+        raise UnreadableVerdict("nothing")
+    return text
+
+
+FIRST: JudgeQuestion[str] = JudgeQuestion(
+    "first", "Think.", thought, lambda t: {"text": t}, None, 1
+)
+
+
+def then(critique: str) -> JudgeQuestion[str]:
+    return label_question("then", f"You thought: {critique}", ("YES", "NO"))
+
+
+async def asked(cast: Cast) -> list[Opinion[str]]:
+    try:
+        return await follow_up(cast, await opinions(cast, FIRST, EPISODE), then, EPISODE)
+    finally:
+        for judge in cast.judges:
+            await judge.model.close()
+
+
+def table(base_url: str, samples: int = 2) -> Cast:
+    judges = tuple(player(base_url, name) for name in ("a", "b"))
+    return Cast(actor=NO_ONE.actor, judges=judges, panel=Panel(samples=samples))
+
+
+def test_each_judge_is_asked_about_what_it_said_itself_under_the_same_sample() -> None:
+    def answer(body: Body) -> str:
+        prompt = body["messages"][0]["content"]
+        if prompt == "Think.":
+            return f"{body['model']} sees it"
+        return "YES" if f"{body['model']} sees it" in prompt else "NO"
+
+    with ScriptedServer(answer=answer) as server:
+        later = asyncio.run(asked(table(server.base_url)))
+    assert [(o.judge, o.sample, o.answer) for o in later] == [
+        ("a", 0, "YES"), ("a", 1, "YES"), ("b", 0, "YES"), ("b", 1, "YES"),
+    ]  # fmt: skip
+
+
+def test_what_could_not_be_read_has_nothing_to_follow() -> None:
+    replies = iter(["", "so"])
+
+    def answer(body: Body) -> str:
+        if body["messages"][0]["content"] == "Think.":
+            return next(replies) if body["model"] == "a" else "b"
+        return "YES"
+
+    with ScriptedServer(answer=answer) as server:
+        later = asyncio.run(asked(table(server.base_url)))
+    assert [o.judge for o in later] == ["a", "b", "b"]
+
+
+def test_a_judge_without_any_readable_decision_is_missing() -> None:
+    def answer(body: Body) -> str:
+        first = body["messages"][0]["content"] == "Think."
+        return "so" if first else "YES" if body["model"] == "b" else "perhaps"
+
+    with ScriptedServer(answer=answer) as server, pytest.raises(UnreadableVerdict, match="a: "):
+        asyncio.run(asked(table(server.base_url)))

@@ -1,0 +1,461 @@
+"""Endpoints against a scripted server over real HTTP: every fault ends, none becomes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from soulkit.errors import ConfigError, ContextOverflow, ModelLoadError, ProviderError
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.types import Call, Completion, Sampling, Segment
+from tests.support.servers.openai_server import Fault, ScriptedServer, completion
+
+ROOT = Path(__file__).parents[3]
+KEY = "sk-test-0123456789abcdef"
+HELLO = (Segment("system", ""), Segment("user", "hello there"))
+PLAIN = Sampling()
+CALL = Call(role="judge", example_id="e1")
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def endpoint(server: ScriptedServer, **settings: Any) -> Endpoint:
+    base: dict[str, Any] = {
+        "model": "m",
+        "base_url": server.base_url,
+        "backoff_s": 0.0,
+        "max_attempts": 3,
+    }
+    return Endpoint(**(base | settings))
+
+
+def ask(
+    model: Endpoint,
+    sampling: Sampling = PLAIN,
+    context: tuple[Segment, ...] = HELLO,
+    call: Call = CALL,
+) -> Completion:
+    async def once() -> Completion:
+        try:
+            return await model.complete(context, sampling, call)
+        finally:
+            await model.close()
+
+    return asyncio.run(once())
+
+
+def test_plain_reply_and_what_was_sent() -> None:
+    with ScriptedServer() as server:
+        got = ask(endpoint(server, price_in=1.0, price_out=10.0))
+    assert (got.text, got.stop_reason, got.dropped) == ("You said: hello there", "stop", ())
+    assert (got.usage.calls, got.usage.prompt_tokens, got.usage.completion_tokens) == (1, 2, 4)
+    assert got.usage.cost == pytest.approx(42e-6)
+    assert got.usage.seconds > 0
+    assert server.requests == [
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hello there"}],
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "max_tokens": 8192,
+        }
+    ]
+
+
+def test_all_parameters_travel() -> None:
+    sampling = Sampling(
+        temperature=0.5, top_p=0.9, seed=3, stop=("X",), thinking=False, reasoning_effort="low"
+    )
+    with ScriptedServer() as server:
+        model = endpoint(server)
+        assert ask(model, sampling).usage.cost is None
+        ask(model, sampling, call=Call(role="judge", example_id="e1", rollout=1))
+        ask(model, sampling)
+        ask(model, Sampling(thinking=True))
+    first, other, again, thinking = server.requests
+    assert first["chat_template_kwargs"] == {"enable_thinking": False, "thinking_budget": 0}
+    assert thinking["chat_template_kwargs"] == {"enable_thinking": True}
+    sent = [first[name] for name in ("temperature", "top_p", "stop", "reasoning_effort")]
+    assert sent == [0.5, 0.9, ["X"], "low"]
+    assert first["seed"] == again["seed"] != other["seed"]
+
+
+def test_strict_server_refusals_are_paid_once_and_recorded() -> None:
+    with ScriptedServer(profile="strict-reasoning") as server:
+        model = endpoint(server, max_attempts=1)
+        first, second = ask(model), ask(model)
+    assert first.dropped == second.dropped == ("temperature",)
+    assert len(server.requests) == 4
+    assert server.requests[-1]["max_completion_tokens"] == 8192
+    assert not {"temperature", "max_tokens"} & set(server.requests[-1])
+
+
+@pytest.mark.parametrize(
+    ("error", "dropped"),
+    [
+        (Fault.status_error(400, "x", param="seed", code="unsupported_parameter"), "seed"),
+        (Fault.status_error(400, "`stop` is not supported by this model"), "stop"),
+        (Fault.status_error(400, "Unrecognized request argument: top_p"), "top_p"),
+        (
+            Fault.status_error(400, "unknown", param="chat_template_kwargs.enable_thinking"),
+            "thinking",
+        ),
+        (
+            Fault(
+                status=422,
+                raw=b'{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}',
+            ),
+            "seed",
+        ),
+    ],
+)
+def test_refusals_in_many_words(error: Fault, dropped: str) -> None:
+    sampling = Sampling(seed=1, stop=("X",), top_p=0.5, thinking=True)
+    with ScriptedServer(script={0: error}) as server:
+        got = ask(endpoint(server, max_attempts=1), sampling)
+    assert got.dropped == (dropped,)
+    assert got.text
+
+
+def test_refusing_everything_ends() -> None:
+    def refuse(index: int, body: dict[str, Any]) -> Fault:
+        left = set(body) - {"model", "messages"}
+        return Fault.status_error(400, "unsupported", param=min(left, default="model"))
+
+    with ScriptedServer(script=refuse) as server, pytest.raises(ProviderError):
+        ask(endpoint(server), Sampling(seed=1, top_p=0.5, thinking=True, reasoning_effort="low"))
+    assert len(server.requests) == 8
+
+
+def test_value_out_of_range_is_not_dropped() -> None:
+    error = Fault.status_error(400, "temperature must be at most 2", param="temperature")
+    with (
+        ScriptedServer(script={0: error}) as server,
+        pytest.raises(ProviderError, match="at most 2"),
+    ):
+        ask(endpoint(server), Sampling(temperature=9.0))
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.status_error(408),
+        Fault.status_error(409),
+        Fault.status_error(500),
+        Fault(status=502, raw=b"<html>bad gateway</html>"),
+        Fault(status=503, raw=b""),
+        Fault.rate_limited("0"),
+        Fault.truncated_json(),
+        Fault.cut_midway(),
+        Fault.cut_midway(0),
+        Fault.closed(),
+        Fault.slow(1.0),
+        Fault(raw=b""),
+        Fault.reply([]),
+        Fault.reply({"choices": []}),
+        Fault.reply({"choices": [{"index": 0}]}),
+        Fault.reply({"error": {"message": "upstream", "code": 502}}),
+    ],
+    ids=lambda fault: repr(fault)[:70],
+)
+def test_passing_faults_are_retried(fault: Fault) -> None:
+    with ScriptedServer(script={0: fault, 1: fault}) as server:
+        model = endpoint(server, timeout_s=0.4 if fault.delay_s else 10.0)
+        assert ask(model).text == "You said: hello there"
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.status_error(500), Fault.truncated_json(), Fault.closed(), Fault.reply({})]
+)
+def test_retries_end(fault: Fault) -> None:
+    with (
+        ScriptedServer(script=lambda index, body: fault) as server,
+        pytest.raises(ProviderError, match="after 3 attempts"),
+    ):
+        ask(endpoint(server))
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_final_errors_are_raised_at_once(status: int) -> None:
+    fault = Fault.status_error(status, "no " * 500, kind="some_type")
+    with ScriptedServer(script={0: fault}) as server, pytest.raises(ProviderError) as caught:
+        ask(endpoint(server))
+    assert len(server.requests) == 1
+    assert f"HTTP {status} some_type: no no" in caught.value.detail
+    assert len(caught.value.detail) < 300
+
+
+def test_final_error_within_a_successful_reply() -> None:
+    fault = Fault.reply({"error": {"message": "no credit", "code": 403}})
+    with (
+        ScriptedServer(script={0: fault}) as server,
+        pytest.raises(ProviderError, match="no credit"),
+    ):
+        ask(endpoint(server))
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.status_error(400, "too long", code="context_length_exceeded"),
+        Fault.status_error(413, "prompt is too long: 9 tokens > 8 maximum"),
+    ],
+)
+def test_context_overflow(fault: Fault) -> None:
+    with ScriptedServer(script={0: fault}) as server, pytest.raises(ContextOverflow):
+        ask(endpoint(server))
+    assert len(server.requests) == 1
+
+
+def test_retry_after_is_honoured_and_capped() -> None:
+    with ScriptedServer(script={0: Fault.rate_limited("0.4")}) as server:
+        started = time.perf_counter()
+        ask(endpoint(server))
+        assert time.perf_counter() - started >= 0.4
+    busy = Fault.status_error(503, headers={"Retry-After": "3600"})
+    with ScriptedServer(script={0: busy}) as server:
+        started = time.perf_counter()
+        ask(endpoint(server, max_wait_s=0.1))
+        assert 0.1 <= time.perf_counter() - started < 10
+
+
+def test_total_time_of_an_attempt_is_bounded() -> None:
+    """A server that keeps dripping bytes never trips a per-read time-out."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not stop.wait(0.05):
+                    try:
+                        connection.sendall(b" ")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        model = Endpoint(model="m", base_url=url, timeout_s=0.5, max_attempts=1)
+        with pytest.raises(ProviderError, match=r"within 0\.5 s"):
+            ask(model)
+        stop.set()
+        thread.join(5)
+
+
+def test_thinking_replies() -> None:
+    with ScriptedServer(profile="thinking", answer="yes") as server:
+        model = endpoint(server)
+        short, full = ask(model, Sampling(max_tokens=5)), ask(model)
+        silent = ask(model, Sampling(thinking=False))
+    assert (short.text, short.stop_reason) == ("", "length")
+    assert short.reasoning == "first I weigh what was"
+    assert (full.text, full.stop_reason) == ("yes", "stop")
+    assert full.reasoning.endswith("what to answer")
+    assert (silent.text, silent.reasoning) == ("yes", "")
+
+
+def _reply(message: dict[str, Any], stop: str | None = "stop") -> Fault:
+    return Fault.reply({"choices": [{"message": message, "finish_reason": stop}]})
+
+
+@pytest.mark.parametrize(
+    ("fault", "text", "stop", "reasoning"),
+    [
+        (_reply({"content": None}), "", "stop", ""),
+        (_reply({"content": ""}, "content_filter"), "", "content_filter", ""),
+        (_reply({"content": "a", "reasoning": "b"}), "a", "stop", "b"),
+        (_reply({"content": None, "refusal": "I will not."}), "I will not.", "refusal", ""),
+        (_reply({"content": [{"type": "text", "text": "part"}]}), "part", "stop", ""),
+        (_reply({"content": "half \ud83d"}, "length"), "half \ufffd", "length", ""),
+        (_reply({"content": "a"}, None), "a", "unknown", ""),
+    ],
+)
+def test_odd_replies(fault: Fault, text: str, stop: str, reasoning: str) -> None:
+    with ScriptedServer(script={0: fault}) as server:
+        got = ask(endpoint(server, price_in=1.0, price_out=1.0))
+    assert (got.text, got.stop_reason, got.reasoning) == (text, stop, reasoning)
+    assert got.usage.cost is None, "without token counts no cost is known"
+
+
+def test_concurrency_is_bounded() -> None:
+    async def many(model: Endpoint) -> None:
+        calls = [Call(role="judge", example_id=f"e{i}") for i in range(20)]
+        await asyncio.gather(*(model.complete(HELLO, Sampling(), call) for call in calls))
+        await model.close()
+
+    with ScriptedServer(delay_s=0.05) as server:
+        asyncio.run(many(endpoint(server, concurrency=4)))
+    assert len(server.requests) == 20
+    assert server.max_in_flight == 4
+
+
+def test_several_event_loops_in_turn() -> None:
+    with ScriptedServer() as server:
+        model = endpoint(server)
+        for _ in range(3):
+            got = asyncio.run(model.complete(HELLO, Sampling(), CALL))
+            assert got.text == "You said: hello there"
+        assert len(model._sessions) == 1
+
+
+def test_server_that_dies() -> None:
+    with ScriptedServer(dies_after=2) as server:
+        model = endpoint(server)
+        ask(model), ask(model)
+        with pytest.raises(ProviderError, match=r"connection (refused|broke)"):
+            ask(model)
+    assert len(server.requests) == 2
+
+
+def test_who_has_read_the_last_reply_finds_nobody_listening() -> None:
+    with ScriptedServer(dies_after=1) as server:
+        url = urlsplit(server.base_url)
+        assert url.hostname is not None and url.port is not None
+        connection = HTTPConnection(url.hostname, url.port)
+        connection.request("POST", "/v1/chat/completions", b'{"messages": []}')
+        assert json.loads(connection.getresponse().read())["choices"]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((url.hostname, url.port)).close()
+        connection.close()
+
+
+def test_a_server_process_ends_after_its_last_reply() -> None:
+    command = [sys.executable, "-m", "tests.support.servers.openai_server", "--dies-after", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        model = Endpoint(model="m", base_url=process.stdout.readline().strip(), max_attempts=1)
+        assert ask(model).text == "You said: hello there"
+        assert process.wait(timeout=600) == 0
+
+
+def test_server_process_killed_in_mid_answer() -> None:
+    command = [sys.executable, "-m", "tests.support.servers.openai_server", "--answer", "hi"]
+    process = subprocess.Popen(
+        [*command, "--delay", "0.3"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        model = Endpoint(model="m", base_url=url, backoff_s=0.0, max_attempts=2)
+        assert ask(model).text == "hi"
+        killer = threading.Timer(0.1, process.send_signal, [signal.SIGKILL])
+        killer.start()
+        with pytest.raises(ProviderError, match="after 2 attempts"):
+            ask(model)
+        killer.join()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_no_key_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with pytest.raises(ModelLoadError) as caught:
+        Endpoint(model="m", base_url="https://api.example.org/v1", api_key_env="SOME_KEY")
+    assert "'SOME_KEY' is not set" in caught.value.what
+    assert "export SOME_KEY=" in caught.value.way_out
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")
+    yield KEY
+
+
+def test_the_key_is_sent_and_never_shown(key: str, tmp_path: Path) -> None:
+    def leak(body: dict[str, Any]) -> str:
+        return f"your key is {key}"
+
+    path = tmp_path / "ledger.sqlite"
+    with ScriptedServer(answer=leak, require_key=key) as server, Ledger(path) as ledger:
+        model = endpoint(server, ledger=ledger)
+        assert ask(model).text == "your key is [key]"
+        assert server.authorizations == [f"Bearer {key}"]
+        assert key not in repr(model) + repr(ledger)
+        assert key.encode() not in b"".join(p.read_bytes() for p in tmp_path.iterdir())
+
+
+def test_the_key_is_masked_in_errors(key: str) -> None:
+    with ScriptedServer(require_key="another") as server, pytest.raises(ProviderError) as caught:
+        ask(endpoint(server))
+    assert "HTTP 401" in str(caught.value)
+    assert key not in repr(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    # Cut where the key would stand: no half key may be left.
+    fault = Fault.status_error(403, "x" * 180 + f" {key}", kind="t")
+    with ScriptedServer(script={0: fault}) as server, pytest.raises(ProviderError) as caught:
+        ask(endpoint(server))
+    assert key[:8] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x/v1", "http://", "http://[x", "http://h:99999/v1"]
+)
+def test_unusable_urls(url: str) -> None:
+    with pytest.raises(ModelLoadError, match="no http or https"):
+        Endpoint(model="m", base_url=url)
+
+
+def test_urls_and_keys_with_secrets_or_dirt(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        Endpoint(model="m", base_url="http://me:hunter2@localhost/v1")
+    assert "hunter2" not in " ".join(caught.value.lines())
+    monkeypatch.setenv("OPENAI_API_KEY", "schlüssel")
+    with pytest.raises(ModelLoadError, match="no key can have"):
+        Endpoint(model="m")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"timeout_s": 0.0},
+        {"max_attempts": 0},
+        {"concurrency": 0},
+        {"backoff_s": -1.0},
+        {"price_in": 1.0},
+        {"price_in": 1.0, "price_out": -1.0},
+    ],
+)
+def test_numbers_out_of_range(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Endpoint(model="m", base_url="http://localhost:1/v1", **settings)
+
+
+def test_importing_does_not_load_the_sdk() -> None:
+    code = "import sys, soulkit.models.api.endpoint; print('openai' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_scripted_replies_are_json() -> None:
+    body = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}
+    reply = json.loads(json.dumps(completion(body, "one two three")))
+    assert reply["choices"][0]["message"]["content"] == "one two"
+    assert reply["choices"][0]["finish_reason"] == "length"

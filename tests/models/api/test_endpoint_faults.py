@@ -1,0 +1,245 @@
+"""A judged dialogue with faults: the run ends, nothing is lost, and no fault becomes a score."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from pydantic import Field
+
+from soulkit.judge import panel
+from soulkit.judge.quoting import fence
+from soulkit.judge.structured import VerdictShape, question
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.replies import connection_fault
+from soulkit.models.base import Cast, Panel, Player
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.play.engine import Engine, Job
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.secret_keeper.task import SecretKeeper
+from soulkit.types import Episode, Example, Record, Sampling, Score, unscored
+from tests.support.road import synth_examples
+from tests.support.servers.faulty import FaultPlan, FaultyServer, instance_of, wants_form
+
+ROOT = Path(__file__).parents[3]
+ATTEMPTS = 6
+
+
+class Rating(VerdictShape):
+    reasoning: str
+    score: int = Field(ge=0, le=10)
+
+
+class JudgedKeeper(SecretKeeper):
+    """The secret keeper, rated by a judge instead of rules."""
+
+    def rating_prompt(self, episode: Episode) -> str:
+        transcript = "\n".join(f"{line.seat}: {line.text}" for line in episode.transcript)
+        return f"{fence(transcript, 'transcript')}\n\nRate the talk with a JSON object."
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        if episode.failure is not None:
+            return unscored(episode.failure, self.protocol)
+        rating_question = question("score", self.rating_prompt(episode), Rating)
+        opinions = await panel.opinions(cast, rating_question, episode)
+        ratings = [rating.score for rating in panel.readable(opinions)]
+        value = panel.combined(ratings, cast.panel.combine) / 10
+        return Score(value=value, reward=value, verdicts=tuple(o.verdict() for o in opinions))
+
+
+def rating_of(prompt: str) -> int:
+    """What the server's judge thinks of a prompt: always the same, and all values occur."""
+    return hashlib.sha256(prompt.encode()).digest()[0] % 11
+
+
+def answer(body: dict[str, Any]) -> str:
+    if wants_form(body):
+        return json.dumps({"reasoning": "why", "score": rating_of(body["messages"][0]["content"])})
+    return f"I say {len(body['messages'])}."
+
+
+def endpoint(url: str, concurrency: int, **settings: Any) -> Endpoint:
+    base: dict[str, Any] = {
+        "model": "gpt-x", "base_url": url, "timeout_s": 0.6, "backoff_s": 0.02, "max_wait_s": 1.0,
+        "max_attempts": ATTEMPTS, "concurrency": concurrency,
+    }  # fmt: skip
+    return Endpoint(**(base | settings))
+
+
+def played(
+    server: FaultyServer, episodes: int, panel: Panel | None = None, **settings: Any
+) -> list[Record]:
+    """The records of `episodes` episodes, all at once against one server."""
+    spec = load_registry().specs["secret_keeper"]
+    task = JudgedKeeper("secret_keeper", spec)
+    jobs = [Job(task, example) for example in synth_examples("secret_keeper", episodes)]
+    model = endpoint(server.base_url, episodes, **settings)
+    player = Player(model, Sampling(seed=1))
+    cast = Cast(actor=player, partner=player, judges=(player,), panel=panel or Panel())
+
+    async def run() -> list[Record]:
+        try:
+            return await asyncio.wait_for(Engine(cast).run(jobs, lambda record: None), 60)
+        finally:
+            await model.close()
+
+    return asyncio.run(run())
+
+
+def check(records: list[Record], episodes: int) -> Counter[str]:
+    """Every episode has a record, a right score or a reason; reasons are counted."""
+    assert len({record.key for record in records}) == len(records) == episodes
+    task = JudgedKeeper("secret_keeper", load_registry().specs["secret_keeper"])
+    reasons: Counter[str] = Counter()
+    for record in records:
+        score = record.score
+        if score.scored:
+            assert score.value == rating_of(task.rating_prompt(record.episode)) / 10
+            assert any(verdict.said for verdict in score.verdicts)
+        else:
+            assert score.status == "unscored" and score.words
+            assert score.value is None and score.reward is None
+            reasons[score.reason] += 1
+    return reasons
+
+
+def test_faults_are_the_same_every_time() -> None:
+    faults = FaultPlan(seed=3, errors=0.1, hangs=0.05, malformed=0.05, empty=0.02)
+    bodies = [{"messages": [{"content": str(i)}], "response_format": {}} for i in range(4000)]
+    counts = Counter(faults.outcome_of(body, 0)[0] for body in bodies)
+    for what, share in (("error", 0.1), ("hang", 0.05), ("malformed", 0.05), ("empty", 0.02)):
+        assert abs(counts[what] / 4000 - share) < 0.015
+    assert [faults.outcome_of(b, 0) for b in bodies] == [faults.outcome_of(b, 0) for b in bodies]
+    again = Counter(
+        faults.outcome_of(body, 1)[0] for body in bodies if faults.outcome_of(body, 0)[0] == "error"
+    )
+    assert again["fine"] > again["error"] > 0, "a retry is drawn anew"
+
+
+def test_without_faults() -> None:
+    with FaultyServer(FaultPlan(), answer) as server:
+        records = played(server, 24)
+    assert not check(records, 24)
+    assert set(server.outcomes) == {"fine"}
+
+
+@pytest.mark.slow
+def test_with_faults() -> None:
+    """A tenth breaks, a twentieth hangs, verdicts are torn, replies are empty, a storm passes."""
+    faults = FaultPlan(
+        seed=5, latency_s=(0.0, 0.03), errors=0.1, hangs=0.05, malformed=0.05, empty=0.02,
+        broken=0.02, storm=(0.3, 0.8), retry_after_s=0.2,
+    )  # fmt: skip
+    with FaultyServer(faults, answer) as server:
+        records = played(server, 64)
+    reasons = check(records, 64)
+    assert set(reasons) <= {"provider_error", "partner_error", "judge_error"}
+    assert sum(reasons.values()) < 32, "most episodes survive"
+    for what in ("error", "hang", "malformed", "empty", "broken", "storm"):
+        assert server.outcomes[what] > 0, f"{what} never happened"
+    assert max(server.requests_of_key.values()) <= ATTEMPTS
+
+
+def test_judges_that_are_torn_more_often_than_not() -> None:
+    with FaultyServer(FaultPlan(seed=1, malformed=0.6), answer) as server:
+        records = played(server, 40)
+    reasons = check(records, 40)
+    assert set(reasons) == {"judge_error"}
+    assert 5 < reasons["judge_error"] < 35
+    words = {record.score.words for record in records if not record.score.scored}
+    assert all("asked 2 times" in text for text in words)
+
+
+def test_several_opinions_outlive_a_torn_one() -> None:
+    with FaultyServer(FaultPlan(seed=1, malformed=0.4), answer) as server:
+        records = played(server, 30, Panel(samples=4))
+    reasons = check(records, 30)
+    assert reasons["judge_error"] < 5
+    problems = [v.problem for r in records for v in r.score.verdicts if not v.said]
+    assert problems and all(problems), "unreadable opinions are on record with their reason"
+
+
+@pytest.mark.slow
+def test_an_outage_that_ends_costs_nothing() -> None:
+    with FaultyServer(FaultPlan(latency_s=(0.0, 0.05), down=(0.2, 1.4)), answer) as server:
+        records = played(server, 48, down_after_s=30.0)
+    assert not check(records, 48)
+
+
+def test_an_outage_without_end_ends_the_run() -> None:
+    started = time.perf_counter()
+    with FaultyServer(FaultPlan(latency_s=(0.0, 0.05), down=(0.2, 3600.0)), answer) as server:
+        records = played(server, 48, down_after_s=0.8)
+    assert time.perf_counter() - started < 20
+    reasons = check(records, 48)
+    assert sum(reasons.values()) >= 40
+    stories = [r.score.words for r in records if "is down since" in r.score.words]
+    assert len(stories) >= 20
+    where = rf"gpt-x at {re.escape(server.base_url)} is down since \d\d:\d\d:\d\d UTC \(.+\)"
+    assert all(re.search(rf"{where}; \d+ calls? gave up", text) for text in stories)
+
+
+def test_what_was_paid_for_despite_faults_is_in_the_ledger(tmp_path: Path) -> None:
+    faults = FaultPlan(seed=2, errors=0.2, empty=0.05, latency_s=(0.0, 0.02))
+    with FaultyServer(faults, answer) as server, Ledger(tmp_path / "ledger.sqlite") as ledger:
+        first = played(server, 20, ledger=ledger)
+        requests = sum(server.outcomes.values())
+        again = played(server, 20, ledger=ledger)
+        more = sum(server.outcomes.values()) - requests
+    check(first, 20)
+    scored = {r.key: r.score.value for r in first if r.score.scored}
+    assert {r.key: r.score.value for r in again if r.key in scored} == scored
+    assert more <= 20 * ATTEMPTS, "only what failed is asked again"
+
+
+def test_instances_of_schemas_are_readable() -> None:
+    class Part(VerdictShape):
+        kind: str
+        points: float = Field(ge=-3, le=1)
+
+    class Whole(VerdictShape):
+        parts: list[Part] = Field(min_length=2)
+        fair: bool
+
+    made = instance_of(Whole.model_json_schema())
+    assert Whole.model_validate_json(json.dumps(made)).parts[1].points == -1.0
+
+
+@pytest.mark.parametrize("option", [["--errors", "1"], ["--answer", "hi"]])
+def test_as_a_process_of_its_own(option: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.support.servers.faulty", *option]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip() + "/chat/completions"
+        body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+        try:
+            with urlopen(Request(url, body), timeout=600) as reply:
+                answer_text = json.loads(reply.read())["choices"][0]["message"]["content"]
+        except HTTPError as error:
+            answer_text = str(error.code)
+        assert answer_text == ("500" if option[0] == "--errors" else "hi")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_broken_connection_without_words_has_the_name_of_its_error() -> None:
+    assert connection_fault(ConnectionResetError()).detail.endswith(": ConnectionResetError")
+    assert connection_fault(ConnectionResetError("cut")).detail.endswith(": cut")

@@ -1,0 +1,505 @@
+"""Many calls to one server that is slow, busy or away: they wait together, and all of them end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from soulkit.errors import ConfigError, ProviderError, SoulError
+from soulkit.models.api import transport
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.wire import rate_limit_wait
+from soulkit.types import Call, Completion, Sampling, Segment
+from tests.support.servers.faulty import FaultPlan, FaultyServer
+from tests.support.servers.openai_server import Fault, ScriptedServer
+
+HELLO = (Segment("user", "hello there"),)
+Outcome = Completion | SoulError
+
+
+def endpoint(url: str, **settings: Any) -> Endpoint:
+    base: dict[str, Any] = {"model": "gpt-x", "base_url": url, "backoff_s": 0.01}
+    return Endpoint(**(base | settings))
+
+
+def crowd(model: Endpoint, count: int, tokens: int = 16) -> tuple[list[Outcome], float]:
+    """The outcome of every call, and the seconds that all of them took."""
+
+    async def one(index: int) -> Outcome:
+        call = Call(role="judge", example_id=f"e{index}")
+        try:
+            return await model.complete(HELLO, Sampling(max_tokens=tokens), call)
+        except SoulError as error:
+            return error
+
+    async def everybody() -> list[Outcome]:
+        try:
+            return await asyncio.gather(*(one(i) for i in range(count)))
+        finally:
+            await model.close()
+
+    started = time.perf_counter()
+    return asyncio.run(everybody()), time.perf_counter() - started
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def texts(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.text for outcome in outcomes if isinstance(outcome, Completion)]
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_hundreds_of_calls_at_once_keep_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Beside other work a wave takes longer than an idle connection is kept.
+    monkeypatch.setattr(transport, "IDLE_S", 600.0)
+
+    async def waves(model: Endpoint) -> int:
+        for wave in range(3):
+            calls = [Call(role="judge", example_id=f"{wave}/{i}") for i in range(200)]
+            await asyncio.gather(*(model.complete(HELLO, Sampling(), call) for call in calls))
+        pools = len(next(iter(model._sessions.values())).pool._members)
+        await model.close()
+        return pools
+
+    with FaultyServer(FaultPlan(latency_s=(0.3, 0.5))) as server:
+        assert asyncio.run(waves(endpoint(server.base_url, concurrency=200))) == 25
+    assert server.most_in_flight > 100
+    assert server.connections <= 200
+    assert server.outcomes == {"fine": 600}
+
+
+def test_a_small_run_opens_few_connections() -> None:
+    with FaultyServer(FaultPlan()) as server:
+        model = endpoint(server.base_url, concurrency=200)
+        assert len(texts(crowd(model, 10)[0])) == 10
+    assert server.connections <= 10
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+
+def test_requests_per_minute() -> None:
+    with ScriptedServer() as server:
+        outcomes, took = crowd(endpoint(server.base_url, requests_per_minute=1200), 40)
+    assert len(texts(outcomes)) == 40
+    assert 0.9 <= took < 10  # 20 a second after the first 20
+
+
+def test_tokens_per_minute_are_counted_as_the_server_counts_them() -> None:
+    """A reply may have 2,000 tokens and has four: by estimates alone this would take minutes."""
+    with ScriptedServer() as server:
+        model = endpoint(server.base_url, tokens_per_minute=60_000, concurrency=2)
+        outcomes, took = crowd(model, 30, tokens=2000)
+    assert len(texts(outcomes)) == 30
+    assert took < 20
+
+
+def test_retries_count_against_the_rate() -> None:
+    faults = {i: Fault.status_error(500) for i in range(4)}
+    with ScriptedServer(script=faults) as server:
+        model = endpoint(server.base_url, requests_per_minute=120, max_attempts=3, concurrency=1)
+        started = time.perf_counter()
+        crowd(model, 1)
+        assert time.perf_counter() - started >= 0.45
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"requests_per_minute": 0.0},
+        {"tokens_per_minute": -1.0},
+        {"down_after_s": -1.0},
+        {"down_after_s": float("nan")},
+        {"requests_per_minute": float("nan")},
+    ],
+)
+def test_limits_out_of_range(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        endpoint("http://localhost:1/v1", **settings)
+
+
+# -- 429 -------------------------------------------------------------------------------------------
+
+
+def test_one_429_stops_everybody_and_not_as_a_herd() -> None:
+    arrived: list[float] = []
+
+    def script(index: int, body: dict[str, Any]) -> Fault | None:
+        arrived.append(time.perf_counter())
+        return Fault.rate_limited("0.2") if index == 0 else None
+
+    with ScriptedServer(script=script) as server:
+        outcomes, _ = crowd(endpoint(server.base_url, concurrency=1), 10)
+    assert len(texts(outcomes)) == 10
+    assert arrived[1] - arrived[0] >= 0.2, "another call went during the pause"
+
+
+@pytest.mark.slow
+def test_a_storm_of_429s_costs_no_episode() -> None:
+    """The server takes eight requests in any 0.2 s and is asked by 64 at once."""
+    taken: list[float] = []
+
+    def script(index: int, body: dict[str, Any]) -> Fault | None:
+        now = time.perf_counter()
+        if sum(1 for at in taken if now - at < 0.2) >= 8:
+            return Fault.rate_limited("0.1")
+        taken.append(now)
+        return None
+
+    with ScriptedServer(script=script) as server:
+        outcomes, took = crowd(endpoint(server.base_url, concurrency=64), 64)
+    assert len(texts(outcomes)) == 64
+    assert took < 30
+    assert len(server.requests) < 64 * 6
+
+
+STATED = {
+    "milliseconds": ({"retry-after-ms": "20", "retry-after": "3600"}, "slow down"),
+    "seconds": ({"Retry-After": "0.02"}, "slow down"),
+    "the limit that is used up": (
+        {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "20ms",
+         "x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6m0s"}, "slow down",
+    ),
+    "the message": ({}, "Limit 3 per minute. Please try again in 20ms."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["429", "within a 200"])
+@pytest.mark.parametrize("how", STATED)
+def test_a_429_that_states_a_wait_is_no_attempt(how: str, inside: bool) -> None:
+    headers, message = STATED[how]
+    error = {"error": {"message": message, "code": 429}}
+    fault = Fault(status=200 if inside else 429, raw=json.dumps(error).encode(), headers=headers)
+    with ScriptedServer(script=lambda index, body: fault if index < 5 else None) as server:
+        outcomes, _ = crowd(endpoint(server.base_url, max_attempts=1), 1)
+    assert texts(outcomes) == ["You said: hello there"]
+    assert len(server.requests) == 6
+
+
+def test_a_429_without_a_wait_is_an_attempt() -> None:
+    fault = Fault.status_error(429, "slow down", headers={"x-ratelimit-reset-tokens": "0s"})
+    with ScriptedServer(script=lambda index, body: fault) as server:
+        outcomes, _ = crowd(endpoint(server.base_url, max_attempts=3), 4)
+    assert all("after 3 attempts" in str(outcome) for outcome in outcomes)
+    assert len(server.requests) == 12
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "seconds"),
+    [("Retry-After", "3600", 3600), ("x-ratelimit-reset-requests", "8h0m0s", 28800)],
+)
+def test_a_wait_beyond_the_patience_is_not_begun(header: str, value: str, seconds: int) -> None:
+    fault = Fault.status_error(429, "daily limit", headers={header: value})
+    with ScriptedServer(script=lambda index, body: fault) as server:
+        outcomes, _ = crowd(endpoint(server.base_url), 1)
+    words = f"the server asks to wait {seconds} s, and a call waits 600 s in all"
+    assert words in str(outcomes[0]) and "daily limit" in str(outcomes[0])
+    assert len(server.requests) == 1
+
+
+def test_waits_add_up_to_the_patience_of_a_call() -> None:
+    """Other calls are answered meanwhile, so the server is not down."""
+
+    def script(index: int, body: dict[str, Any]) -> Fault | None:
+        return None if body["max_tokens"] == 1 else Fault.rate_limited("0.2")
+
+    async def scene(model: Endpoint) -> list[Outcome]:
+        async def one(tokens: int, index: int) -> Outcome:
+            call = Call(role="judge", example_id=f"e{index}")
+            try:
+                return await model.complete(HELLO, Sampling(max_tokens=tokens), call)
+            except SoulError as error:
+                return error
+
+        unlucky = asyncio.create_task(one(2, 0))
+        while not unlucky.done():
+            await one(1, len(server.requests))
+        await model.close()
+        return [await unlucky]
+
+    with ScriptedServer(script=script) as server:
+        model = endpoint(server.base_url, max_attempts=1, rate_limit_wait_s=0.5)
+        (outcome,) = asyncio.run(scene(model))
+    assert "asks to wait 0.2 s after 0.4 s of waiting" in str(outcome)
+    assert "a call waits 0.5 s in all (--rate-limit-wait)" in str(outcome)
+    assert sum(body["max_tokens"] == 2 for body in server.requests) == 3
+
+
+def test_a_server_that_only_asks_to_wait_is_given_up_with_the_patience() -> None:
+    with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
+        model = endpoint(server.base_url, down_after_s=0.1, rate_limit_wait_s=0.4)
+        outcomes, _ = crowd(model, 12)
+    stories = {str(outcome) for outcome in outcomes}
+    assert all("0.4 s" in story and "--rate-limit-wait" in story for story in stories)
+    assert any("is down since" in story for story in stories)
+
+
+@pytest.mark.slow
+def test_a_storm_that_serves_nobody_is_given_up() -> None:
+    """One call at a time with growing pauses would go on for hours."""
+    with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
+        model = endpoint(server.base_url, rate_limit_wait_s=1.0, down_after_s=1.0, concurrency=64)
+        outcomes, took = crowd(model, 200)
+    assert took < 10
+    assert all(
+        "is down since" in str(outcome) and "HTTP 429" in str(outcome) for outcome in outcomes
+    )
+
+
+@pytest.mark.parametrize(
+    "word", ["insufficient_quota", "Insufficient balance", "billing_hard_limit_reached"]
+)
+def test_no_credit_is_no_storm(word: str) -> None:
+    fault = Fault.status_error(429, word, kind="t", headers={"Retry-After": "30"})
+    with ScriptedServer(script=lambda index, body: fault) as server:
+        outcomes, took = crowd(endpoint(server.base_url), 10)
+    assert len(server.requests) == 10
+    assert took < 5
+    assert all(word in str(outcome) for outcome in outcomes)
+
+
+# -- down ------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_away_fails_everybody_at_once() -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    outcomes, took = crowd(endpoint(url, down_after_s=1.0, concurrency=64), 40)
+    stories = {str(outcome) for outcome in outcomes}
+    assert not texts(outcomes)
+    assert all(isinstance(outcome, ProviderError) for outcome in outcomes)
+    assert took < 8
+    pattern = rf"gpt-x at {re.escape(url)} is down since \d\d:\d\d:\d\d UTC "
+    assert any(re.match(pattern + r"\(connection refused\); \d+ calls gave up", s) for s in stories)
+
+
+@pytest.mark.slow
+def test_waiting_spends_no_attempts() -> None:
+    """Forty calls of two attempts each, and a server that comes after a while."""
+    port = free_port()
+    model = endpoint(
+        f"http://127.0.0.1:{port}/v1", max_attempts=6, down_after_s=20.0, concurrency=8
+    )
+
+    async def one(index: int) -> str:
+        call = Call(role="judge", example_id=f"e{index}")
+        return (await model.complete(HELLO, Sampling(), call)).text
+
+    async def scene() -> list[str]:
+        calls = [asyncio.create_task(one(i)) for i in range(40)]
+        await asyncio.sleep(1.0)
+        assert not any(call.done() for call in calls)
+        with ScriptedServer(port=port) as server:
+            replies = await asyncio.gather(*calls)
+            assert len(server.requests) == 40
+        await model.close()
+        return replies
+
+    assert asyncio.run(scene()) == ["You said: hello there"] * 40
+
+
+def test_after_giving_up_calls_fail_at_once_until_the_server_is_back() -> None:
+    port = free_port()
+    model = endpoint(f"http://127.0.0.1:{port}/v1", down_after_s=0.3, max_wait_s=0.2)
+
+    async def one(index: int) -> Outcome:
+        try:
+            return await model.complete(
+                HELLO, Sampling(), Call(role="judge", example_id=f"e{index}")
+            )
+        except SoulError as error:
+            return error
+
+    async def scene() -> tuple[list[Outcome], float, Outcome]:
+        await asyncio.gather(*(one(i) for i in range(16)))
+        started = time.perf_counter()
+        gone = [await one(i) for i in range(50)]
+        took = time.perf_counter() - started
+        with ScriptedServer(port=port):
+            back: Outcome = ProviderError("never")
+            for attempt in range(100):
+                back = await one(attempt)
+                if isinstance(back, Completion):
+                    break
+                await asyncio.sleep(0.05)
+            await model.close()
+        return gone, took, back
+
+    gone, took, back = asyncio.run(scene())
+    assert all("is down since" in str(outcome) for outcome in gone)
+    assert took < 2
+    assert isinstance(back, Completion)
+
+
+def test_silence_opens_the_breaker_too() -> None:
+    with ScriptedServer(delay_s=1.0) as server:
+        model = endpoint(server.base_url, timeout_s=0.1, down_after_s=0.5, concurrency=16)
+        outcomes, took = crowd(model, 24)
+    assert any("is down since" in str(outcome) for outcome in outcomes)
+    assert any("no answer within 0.1 s" in str(outcome) for outcome in outcomes)
+    assert took < 10
+
+
+def test_a_call_that_cannot_be_answered_does_not_stop_the_others() -> None:
+    """One prompt breaks the server every time; everybody else's answers show that it is up."""
+
+    def script(index: int, body: dict[str, Any]) -> Fault | None:
+        return Fault.status_error(500) if body["seed"] == poison else None
+
+    poison = -1
+    with ScriptedServer(script=script) as server:
+        model = endpoint(server.base_url, max_attempts=4)
+
+        async def scene() -> tuple[Outcome, list[str]]:
+            async def good(index: int) -> str:
+                call = Call(role="judge", example_id=f"e{index}")
+                return (await model.complete(HELLO, Sampling(seed=1), call)).text
+
+            nonlocal poison
+            await good(0)
+            poison = server.requests[0]["seed"]
+            bad = model.complete(HELLO, Sampling(seed=1), Call(role="judge", example_id="e0"))
+            both = await asyncio.gather(
+                bad, *(good(i) for i in range(1, 30)), return_exceptions=True
+            )
+            await model.close()
+            return both[0], both[1:]  # type: ignore[return-value]
+
+        bad, rest = asyncio.run(scene())
+    assert "HTTP 500" in str(bad) and "after 4 attempts" in str(bad)
+    assert rest == ["You said: hello there"] * 29
+
+
+def test_full_jitter_grows_and_is_bounded() -> None:
+    model = endpoint("http://localhost:1/v1", backoff_s=1.0, max_wait_s=8.0)
+    from soulkit.models.api.replies import Fault as Found
+
+    for attempts, most in ((1, 1.0), (2, 2.0), (4, 8.0), (20, 8.0)):
+        drawn = [model._wait(Found("x"), attempts) for _ in range(400)]
+        assert 0 <= min(drawn) < 0.1 * most and 0.9 * most < max(drawn) <= most
+    waits = [model._wait(Found("x", wait_s=5.0), 1) for _ in range(100)]
+    assert min(waits) >= 5.0 and max(waits) <= 6.0
+
+
+def in_five_seconds(form: str) -> str:
+    when = datetime.now(UTC) + timedelta(seconds=5)
+    return {
+        "HTTP": format_datetime(when, usegmt=True), "RFC 3339": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "Unix": f"{when.timestamp():.3f}", "Unix ms": f"{when.timestamp() * 1000:.0f}",
+    }[form]  # fmt: skip
+
+
+WAITS: dict[str, tuple[dict[str, str], str, float | None]] = {
+    "milliseconds go before seconds": ({"retry-after-ms": "300", "retry-after": "7"}, "", 0.3),
+    "unreadable milliseconds": ({"retry-after-ms": "soon", "retry-after": "7"}, "", 7.0),
+    "a header goes before the message": ({"retry-after": "7"}, "try again in 9s", 7.0),
+    "a date of HTTP": ({"retry-after": "HTTP"}, "", 5.0),
+    "a date in the past": ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, "", None),
+    "no wait": ({"retry-after": "0", "retry-after-ms": "0"}, "", None),
+    "a negative wait": ({"retry-after": "-1"}, "", None),
+    "OpenAI: the limit that is used up": (
+        {"x-ratelimit-remaining-requests": "12", "x-ratelimit-reset-requests": "20ms",
+         "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, "", 360.0,
+    ),
+    "two limits that are used up": (
+        {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1s",
+         "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m1.5s"}, "", 61.5,
+    ),
+    "a limit that is used up and more": (
+        {"x-ratelimit-remaining-requests": "-2", "x-ratelimit-reset-requests": "1m2.5s",
+         "x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6ms"}, "", 62.5,
+    ),
+    "no limit is marked as used up": (
+        {"x-ratelimit-reset-requests": "8h0m0s", "x-ratelimit-reset-tokens": "250ms"}, "", 0.25,
+    ),
+    "Anthropic": (
+        {"anthropic-ratelimit-requests-remaining": "0",
+         "anthropic-ratelimit-requests-reset": "RFC 3339",
+         "anthropic-ratelimit-input-tokens-remaining": "900",
+         "anthropic-ratelimit-input-tokens-reset": "2015-10-21T07:28:00Z"}, "", 5.0,
+    ),
+    "OpenRouter": ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "Unix ms"}, "", 5.0),
+    "GitHub": ({"x-ratelimit-remaining": "0", "x-ratelimit-reset": "Unix"}, "", 5.0),
+    "the draft of the IETF": ({"ratelimit-remaining": "0", "ratelimit-reset": "5"}, "", 5.0),
+    "Azure in words": ({}, "Please retry after 6 seconds.", 6.0),
+    "milliseconds in words": ({}, "Please try again in 90 milliseconds.", 0.09),
+    "an hour in words": ({}, "Limit reached, retry after 1 hour", 3600.0),
+    "hours and minutes in words": ({}, "Try again in 2 hours 3 min.", 7380.0),
+    "no unit of time": ({}, "try again in 3 models", None),
+    "Google in words": ({}, "You exceeded your quota. Please retry in 34.5s.", 34.5),
+    "nothing": ({"x-ratelimit-limit-requests": "60"}, "Too many requests", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_waits_that_a_429_states(name: str) -> None:
+    given, message, seconds = WAITS[name]
+    forms = ("HTTP", "RFC 3339", "Unix", "Unix ms")
+    headers = {k: in_five_seconds(v) if v in forms else v for k, v in given.items()}
+    wait = rate_limit_wait(headers, message)
+    # A date has whole seconds, and time passes between writing and reading it.
+    dated = headers != given
+    assert wait is None if seconds is None else wait == pytest.approx(seconds, abs=2.0 * dated)
+
+
+# -- open files ------------------------------------------------------------------------------------
+
+FEW_FILES = """
+import asyncio, resource, sys
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.types import Call, Sampling, Segment
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+model = Endpoint(model="m", base_url=sys.argv[1], concurrency=256, max_attempts=1, backoff_s=0.01)
+calls = [Call(role="judge", example_id=f"e{i}") for i in range(200)]
+
+async def scene():
+    return await asyncio.gather(
+        *(model.complete((Segment("user", "hello"),), Sampling(), call) for call in calls),
+        return_exceptions=True,
+    )
+
+print({getattr(reply, "text", None) or repr(reply) for reply in asyncio.run(scene())})
+"""
+
+FITTED = """
+import resource
+from soulkit.models.api.transport import BESIDE, fitted
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (BESIDE + 40, BESIDE + 240))
+soft = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0] - BESIDE
+print(fitted(10, 2, 20), soft(), fitted(50, 2, 20), soft())
+print(fitted(512, 2, 20), soft(), fitted(512, 999, 20))
+"""
+
+
+def python(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_calls_that_find_no_file_to_open_wait_and_spend_no_attempt() -> None:
+    """No roll call has compared the connections with the limit: each call learns it by itself."""
+    with FaultyServer(FaultPlan(latency_s=(0.05, 0.1))) as server:
+        assert python(FEW_FILES, server.base_url) == "{'You said: hello'}"
+    assert server.outcomes == {"fine": 200}
+
+
+def test_connections_are_fitted_into_the_limit_which_is_raised_first() -> None:
+    assert python(FITTED).split() == ["10", "40", "50", "120", "110", "240", "1"]

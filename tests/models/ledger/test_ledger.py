@@ -1,0 +1,258 @@
+"""The ledger: nothing is paid for twice, not even after kill -9, and replays need no network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soulkit.errors import ProviderError, RunError
+from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, ReplayMiss, call_key
+from soulkit.types import Call, Completion, Sampling, Segment
+from tests.support.servers.openai_server import Fault, ScriptedServer
+
+ROOT = Path(__file__).parents[3]
+CALL = Call(role="judge", example_id="e1")
+PLAIN = Sampling(max_tokens=512)
+HELLO = (Segment("user", "hello"),)
+ENTRY = LedgerEntry(
+    model="m",
+    call=CALL,
+    reply='{"x": 1}',
+    dropped=("seed",),
+    prompt_tokens=3,
+    completion_tokens=4,
+    cost=None,
+    seconds=0.5,
+    attempts=2,
+    created="2025-01-01T00:00:00.000+00:00",
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def ask(url: str, ledger: Ledger, call: Call = CALL, **settings: Any) -> Completion:
+    async def once() -> Completion:
+        model = Endpoint(model="m", base_url=url, ledger=ledger, backoff_s=0.0, **settings)
+        try:
+            return await model.complete(HELLO, Sampling(), call)
+        finally:
+            await model.close()
+
+    return asyncio.run(once())
+
+
+def test_store_and_lookup(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "led%20ger?.sqlite"
+    with Ledger(path) as ledger:
+        assert ledger.lookup("k", model="m", call=CALL) is None
+        assert ledger.store("k", ENTRY) == ENTRY
+        assert ledger.store("k", replace(ENTRY, reply="{}")) == ENTRY, "the first reply stays"
+    assert path.is_file()
+    with Ledger(path) as ledger:
+        assert ledger.lookup("k", model="m", call=CALL) == ENTRY
+
+
+def test_totals(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        empty = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost": None}
+        assert ledger.totals() == {**empty, "unpriced": 0, "hits": 0, "by_role": {}}
+        ledger.store("a", ENTRY)
+        ledger.store("b", replace(ENTRY, cost=0.25))
+        ledger.store("c", replace(ENTRY, cost=0.5, call=replace(CALL, role="coach")))
+        ledger.lookup("a", model="m", call=CALL)
+        judge = {"calls": 2, "prompt_tokens": 6, "completion_tokens": 8, "cost": 0.25}
+        coach = {"calls": 1, "prompt_tokens": 3, "completion_tokens": 4, "cost": 0.5}
+        whole = {"calls": 3, "prompt_tokens": 9, "completion_tokens": 12, "cost": 0.75}
+        assert ledger.totals() == {
+            **whole,
+            "unpriced": 1,
+            "hits": 1,
+            "by_role": {"judge": judge, "coach": coach},
+        }
+
+
+def test_record_then_replay_without_network(tmp_path: Path) -> None:
+    path = tmp_path / "l.sqlite"
+    script = {0: Fault.status_error(500)}
+    with ScriptedServer(profile="strict-reasoning", script=script) as server:
+        url = server.base_url
+        with Ledger(path) as ledger:
+            first = ask(url, ledger, price_in=1.0, price_out=1.0)
+            assert ask(url, ledger) == first
+            assert ledger.totals()["hits"] == 1
+    assert len(server.requests) == 4, "a fault, two refusals, and one paid answer"
+    assert first.dropped == ("temperature",)
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT attempts, role FROM calls").fetchall() == [(4, "judge")]
+    with Ledger(path, mode="replay") as ledger:
+        assert ask(url, ledger) == first
+
+
+def test_replay_misses_name_the_call(tmp_path: Path) -> None:
+    path = tmp_path / "l.sqlite"
+    Ledger(path).close()
+    with ScriptedServer() as server, Ledger(path, mode="replay") as ledger:
+        with pytest.raises(ReplayMiss) as caught:
+            ask(server.base_url, ledger, replace(CALL, rollout=7))
+        with pytest.raises(RunError):
+            ledger.store("k", ENTRY)
+    assert "role judge, example e1, rollout 7" in caught.value.what
+    assert server.requests == []
+
+
+def test_replay_needs_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "l.sqlite"
+    Ledger(path).close()
+    with Ledger(path, mode="replay") as ledger, pytest.raises(ReplayMiss):
+        ask("https://api.example.org/v1", ledger)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_replay_from_an_archive_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
+) -> None:
+    folder = tmp_path / "archive"
+    path = folder / "l.sqlite"
+    with Ledger(path) as ledger:
+        ledger.store("k", ENTRY)
+    before = path.read_bytes()
+    if frozen:  # permissions do not hold the superuser back, who may run the tests
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    with Ledger(path, mode="replay") as ledger:
+        assert ledger.lookup("k", model="m", call=CALL) == ENTRY
+    assert path.read_bytes() == before
+    assert [p.name for p in folder.iterdir()] == ["l.sqlite"]
+
+
+def test_off_does_nothing() -> None:
+    with ScriptedServer() as server, Ledger(None, mode="off") as ledger:
+        ask(server.base_url, ledger)
+        ask(server.base_url, ledger)
+        assert ledger.totals()["calls"] == 0
+    assert len(server.requests) == 2
+
+
+def test_failures_are_not_stored(tmp_path: Path) -> None:
+    script = {0: Fault.status_error(404)}
+    with ScriptedServer(script=script) as server, Ledger(tmp_path / "l.sqlite") as ledger:
+        with pytest.raises(ProviderError):
+            ask(server.base_url, ledger)
+        assert ledger.totals()["calls"] == 0
+        assert ask(server.base_url, ledger).text
+
+
+@pytest.mark.parametrize("mode", ["record", "replay"])
+def test_unusable_files(tmp_path: Path, mode: Any) -> None:
+    text = tmp_path / "text"
+    text.write_text("this is no database " * 100)
+    with pytest.raises(RunError):
+        Ledger(text, mode=mode)
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as db:
+        db.execute("CREATE TABLE things (a)")
+    with pytest.raises(RunError, match="it is no ledger"):
+        Ledger(other, mode=mode)
+    for path in (tmp_path, None):
+        with pytest.raises(RunError):
+            Ledger(path, mode=mode)
+
+
+def test_missing_file_is_not_created_by_a_replay(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such file"):
+        Ledger(tmp_path / "l.sqlite", mode="replay")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_ledger(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l.sqlite")
+    ledger.close()
+    ledger.close()
+    with pytest.raises(RunError, match="closed"):
+        ledger.lookup("k", model="m", call=CALL)
+
+
+def test_threads_and_connections_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "l.sqlite"
+    with Ledger(path) as one, Ledger(path) as two:
+
+        def write(ledger: Ledger, offset: int) -> None:
+            for i in range(25):
+                ledger.store(f"k{offset + i}", ENTRY)
+
+        jobs = [(one, 0), (one, 25), (two, 50), (two, 60)]
+        threads = [threading.Thread(target=write, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert one.totals()["calls"] == two.totals()["calls"] == 85
+
+
+def _key(sampling: Sampling = PLAIN, call: Call = CALL, **changed: Any) -> str:
+    parts = {"base_url": "u", "model": "m", "messages": [{"role": "user", "content": "a"}]}
+    return call_key(**(parts | changed), sampling=sampling, call=call)
+
+
+def test_everything_that_matters_is_in_the_key() -> None:
+    calls: list[dict[str, Any]] = [
+        {"role": "coach"}, {"example_id": "e2"}, {"rollout": 1}, {"kind": "refined"},
+        {"turn": 1}, {"sample": 1}, {"step": 1},
+    ]  # fmt: skip
+    samplings = [replace(PLAIN, seed=1), replace(PLAIN, temperature=0.0)]
+    samplings += [replace(PLAIN, thinking=False), replace(PLAIN, max_tokens=8192)]
+    keys = [
+        _key(),
+        _key(base_url="v"),
+        _key(model="n"),
+        _key(messages=[{"role": "user", "content": "b"}]),
+        *(_key(call=replace(CALL, **change)) for change in calls),
+        *(_key(sampling=sampling) for sampling in samplings),
+    ]
+    assert len(set(keys)) == len(keys) == 15
+    assert _key(messages=[{"content": "a", "role": "user"}]) == _key()
+    assert _key() == "44676b3c0616144e14422a1ba0c5cbf3450bc3c4a9f809148ed0a255a1ce685b"
+
+
+@given(st.text(), st.text())
+def test_keys_tell_texts_apart(a: str, b: str) -> None:
+    one, two = (_key(messages=[{"role": "user", "content": text}]) for text in (a, b))
+    assert (one == two) == (a == b)
+
+
+def test_killed_run_does_not_pay_twice(tmp_path: Path) -> None:
+    count, path = 12, tmp_path / "l.sqlite"
+    with ScriptedServer(delay_s=0.03) as server:
+        command = [sys.executable, "-m", "tests.support.paying_client", server.base_url]
+        command += [str(path), str(count)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        server.wait_for(6)
+        process.kill()
+        assert process.wait() == -9
+        with Ledger(path) as ledger:
+            paid = ledger.totals()["calls"]
+        assert 5 <= paid < count
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"You said: call {i}" for i in range(count)]
+    requests = Counter(body["messages"][0]["content"] for body in server.requests)
+    assert all(requests[f"call {i}"] == 1 for i in range(paid)), (
+        "what was stored is not asked again"
+    )
+    assert len(server.requests) <= count + 1, "only the call in flight is asked again"
+    with Ledger(path) as ledger:
+        assert ledger.totals()["calls"] == count

@@ -1,0 +1,426 @@
+"""What was asked is found again; nothing that befalls the file is silent or destructive."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soulkit.errors import RunError
+from soulkit.models.ledger import storage as ledger_file
+from soulkit.models.ledger.ledger import Ledger, Mode, request_key
+from soulkit.models.ledger.storage import COLUMNS, Request, keep_request, load_request
+from soulkit.models.ledger.view import LedgerView, quantile
+from soulkit.types import Form, Sampling
+from tests.support.ledger_writer import entry_of, write
+
+ROOT = Path(__file__).parents[3]
+MODES: tuple[Mode, ...] = ("record", "replay")
+
+
+HOLD = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def filled(path: Path, count: int = 30) -> Path:
+    with Ledger(path) as ledger:
+        for number in range(count):
+            key, entry, request = entry_of(number)
+            ledger.store(key, entry, request)
+    return path
+
+
+def first_version(path: Path, count: int = 3, mark: int = 1) -> Path:
+    """A ledger as the first version of soulkit wrote it."""
+    with closing_db(path) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute(ledger_file._SCHEMA)
+        db.execute(f"PRAGMA user_version={mark}")
+        for number in range(count):
+            key, e, _ = entry_of(number)
+            c = e.call
+            row = (key, e.model, c.role, c.example_id, c.rollout, c.kind, c.turn, c.sample, c.step,
+                   e.reply, "[]", 3, 4, None, 0.5, 1, e.created)  # fmt: skip
+            names = ",".join(COLUMNS)
+            db.execute(f"INSERT INTO calls ({names}) VALUES ({','.join('?' * len(row))})", row)
+    return path
+
+
+@contextmanager
+def closing_db(path: Path) -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def version_of(path: Path) -> int:
+    with closing_db(path) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def verified(path: Path) -> tuple[int, list[str]]:
+    """(entries, findings)."""
+    with LedgerView(path) as view:
+        findings = view.verify()
+    return findings.entries, findings.lines()
+
+
+def child(path: Path, first: int, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.support.ledger_writer", path, first, count]
+    return subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+# -- what was asked ------------------------------------------------------------------------------
+
+
+def test_requests_are_kept_and_give_the_key_again(tmp_path: Path) -> None:
+    path = filled(tmp_path / "l.sqlite", 20)
+    with LedgerView(path) as view:
+        stored = {s.key: s for s in view.entries()}
+    assert len(stored) == 20
+    for number in range(20):
+        key, entry, request = entry_of(number)
+        assert stored[key].entry == entry
+        assert stored[key].request is not None
+        assert stored[key].request.messages == request.messages
+        assert request_key(stored[key].request, "m", entry.call) == key
+    with closing_db(path) as db:
+        # Two dialogues of ten turns; a turn is stored once, whoever saw it later.
+        assert db.execute("SELECT COUNT(*) FROM contexts").fetchone()[0] == 20
+        assert db.execute("SELECT COUNT(*) FROM settings").fetchone()[0] == 1
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.text(st.characters())), max_size=4),
+        max_size=6,
+    )
+)
+def test_any_conversation_comes_back(talks: list[list[tuple[str, str]]]) -> None:
+    db = sqlite3.connect(":memory:")
+    for statement in (ledger_file._SCHEMA, *ledger_file._SECOND):
+        db.execute(statement)
+    rows = []
+    for talk in talks:
+        messages = tuple({"role": role, "content": text} for role, text in talk)
+        request = Request(base_url="u", messages=messages, sampling={"form": {"name": "\ud800"}})
+        rows.append((request, keep_request(db, request)))
+    for request, (context, settings) in rows:
+        assert load_request(db, context, settings) == request
+    db.close()
+
+
+def test_forms_are_part_of_what_was_asked(tmp_path: Path) -> None:
+    from soulkit.models.ledger.ledger import request_of
+
+    key, entry, _ = entry_of(0)
+    request = request_of("u", [{"role": "user", "content": "x"}], Sampling(form=Form("F", "{}")))
+    key = request_key(request, "m", entry.call)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        ledger.store(key, entry, request)
+    assert verified(tmp_path / "l.sqlite") == (1, [])
+
+
+# -- versions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", [1, 0])
+def test_a_first_version_is_read_by_a_replay_and_brought_forward_by_a_recording(
+    tmp_path: Path, mark: int
+) -> None:
+    path = first_version(tmp_path / "l.sqlite", mark=mark)
+    key, entry, request = entry_of(0)
+    with Ledger(path, "replay") as ledger:
+        assert ledger.lookup(key, model="m", call=entry.call) == entry
+    assert version_of(path) == mark
+    assert verified(path) == (3, [])
+    with Ledger(path) as ledger:
+        assert ledger.lookup(key, model="m", call=entry.call) == entry
+        new, entry, request = entry_of(7)
+        ledger.store(new, entry, request)
+    assert version_of(path) == ledger_file.VERSION
+    with LedgerView(path) as view:
+        requests = {s.key: s.request for s in view.entries()}
+    assert requests[key] is None
+    assert requests[new] == request.__class__(
+        base_url=request.base_url,
+        messages=request.messages,
+        sampling={**request.sampling, "stop": ["\n"]},
+    )
+    assert verified(path) == (4, [])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_newer_version_is_refused_and_left_alone(tmp_path: Path, mode: Mode) -> None:
+    path = filled(tmp_path / "l.sqlite", 2)
+    with closing_db(path) as db:
+        db.execute("ALTER TABLE calls ADD COLUMN mood TEXT")
+        db.execute(f"PRAGMA user_version={ledger_file.VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=f"is of version {ledger_file.VERSION + 1}") as caught:
+        Ledger(path, mode)
+    assert "Update soulkit" in caught.value.way_out
+    assert path.read_bytes() == before
+
+
+# -- several processes, and dead ones --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Path, old: bool) -> None:
+    path = tmp_path / "l.sqlite"
+    if old:
+        first_version(path)
+    writers = [child(path, first, 150) for first in (0, 100, 200)]
+    assert [w.wait(60) for w in writers] == [0, 0, 0]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.close()
+    assert verified(path) == (350, [])
+
+
+def test_kill_9_in_the_middle_of_many_writes_loses_nothing_that_was_stored(tmp_path: Path) -> None:
+    path, printed_numbers = tmp_path / "l.sqlite", set()
+    for life in range(4):
+        writer = child(path, life * 1000, 1000)
+        assert writer.stdout is not None
+        for _ in range(37 + 11 * life):
+            printed_numbers.add(int(writer.stdout.readline()))
+        writer.kill()
+        assert writer.wait() == -9
+        printed_numbers |= {int(line) for line in writer.stdout if line.endswith("\n")}
+        writer.stdout.close()
+    with Ledger(path) as ledger:
+        for number in printed_numbers:
+            key, entry, _ = entry_of(number)
+            assert ledger.lookup(key, model="m", call=entry.call) == entry
+    entries, findings = verified(path)
+    assert findings == []
+    assert len(printed_numbers) <= entries <= len(printed_numbers) + 4, (
+        "at most the entry whose number was not printed"
+    )
+
+
+def test_an_archive_of_a_killed_run_is_not_read_without_its_newest_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "l.sqlite"
+    writer = child(path, 0, 1000)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    with monkeypatch.context() as patched:  # permissions do not hold the superuser back
+        patched.setattr(os, "access", lambda *_: False)
+        with pytest.raises(RunError, match="its newest entries are in 'l"):
+            Ledger(path, "replay")
+    assert verified(path)[0] > 0
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)
+        Ledger(path, "replay").close()
+
+
+# -- files that cannot be used ---------------------------------------------------------------------
+
+
+def test_a_ledger_that_another_process_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_S", 0.2)
+    path = filled(tmp_path / "l.sqlite", 2)
+    with Ledger(path) as ledger:
+        other = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        key, entry, request = entry_of(5)
+        with pytest.raises(RunError, match="could not be kept") as caught:
+            ledger.store(key, entry, request)
+        assert "may have been paid for ('m' for this call: role judge" in caught.value.why
+        other.communicate()
+        assert ledger.store(key, entry, request) == entry
+    assert verified(path) == (3, [])
+
+
+def test_a_full_disk_says_that_a_reply_was_lost_and_keeps_the_others(tmp_path: Path) -> None:
+    path, stored = tmp_path / "l.sqlite", 0
+    with Ledger(path) as ledger:
+        assert ledger._db is not None
+        pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
+        ledger._db.execute(f"PRAGMA max_page_count={pages + 4}")
+        with pytest.raises(RunError, match="database or disk is full") as caught:
+            for number in range(1000):
+                key, entry, request = entry_of(number)
+                ledger.store(key, entry, request)
+                stored += 1
+        assert "every reply before it is in the ledger" in caught.value.why
+        assert ledger.totals()["calls"] == stored > 5
+        ledger._db.execute("PRAGMA max_page_count=100000")
+        assert ledger.store(key, entry, request) == entry, "with room again it goes on"
+    assert verified(path) == (stored + 1, [])
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=300k tmpfs '{tmp_path}'"
+    probe = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    writer = (
+        f"'{sys.executable}' -m tests.support.ledger_writer '{tmp_path}/l.sqlite' 0 5000 | tail -1"
+    )
+    look = f"'{sys.executable}' -m soulkit.cli.app ledger verify '{tmp_path}/l.sqlite' --json"
+    script = f"{mount} && {{ {writer}; {look}; }}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "RunError: A reply could not be kept in the ledger" in done.stderr
+    assert "disk is full" in done.stderr
+    last, _, report = done.stdout.partition("\n")
+    assert f'"entries": {int(last) + 1},' in report
+    assert '"findings": []' in report
+
+
+def overwrite(path: Path, share: float, length: int) -> None:
+    data = bytearray(path.read_bytes())
+    start = int(len(data) * share)
+    data[start : start + length] = b"\xa5" * length
+    path.write_bytes(data)
+
+
+def read_all(path: Path, mode: Mode) -> None:
+    with Ledger(path, mode) as ledger:
+        for number in range(200):
+            key, entry, _ = entry_of(number)
+            reply = ledger.lookup(key, model="m", call=entry.call)
+            assert reply in (entry, None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.7, 0.9])
+def test_overwritten_bytes_are_an_error_or_change_nothing(
+    tmp_path: Path, share: float, mode: Mode
+) -> None:
+    path = filled(tmp_path / "l.sqlite", 200)
+    overwrite(path, share, 9000)
+    before = path.read_bytes()
+    with pytest.raises(RunError) as caught:
+        read_all(path, mode)
+    assert "cannot be used" in caught.value.what
+    assert path.read_bytes() == before
+    try:
+        assert verified(path)[1]
+    except RunError:
+        assert share == 0.0, "without a header it is no database"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+def test_a_truncated_file(tmp_path: Path, share: float, mode: Mode) -> None:
+    path = filled(tmp_path / "l.sqlite", 200)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    before = path.read_bytes()
+    with pytest.raises(RunError, match="cannot be used"):
+        read_all(path, mode)
+    assert path.read_bytes() == before
+    try:
+        assert verified(path)[1]
+    except RunError as error:
+        assert "malformed" in error.what or "not a database" in error.what
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reply_that_was_changed_by_hand_is_not_used(tmp_path: Path, mode: Mode) -> None:
+    path = filled(tmp_path / "l.sqlite", 3)
+    with closing_db(path) as db:
+        db.execute("UPDATE calls SET reply = replace(reply, 'reply 1', 'reply 9')")
+    key, entry, _ = entry_of(1)
+    with Ledger(path, mode) as ledger:
+        with pytest.raises(RunError, match="is damaged"):
+            ledger.lookup(key, model="m", call=entry.call)
+        key, entry, _ = entry_of(2)
+        assert ledger.lookup(key, model="m", call=entry.call) == entry
+    assert "damaged entry" in verified(path)[1][0]
+
+
+CHANGES = {
+    "UPDATE calls SET example_id = 'other' WHERE turn = 2": "is not the key of what was asked",
+    "UPDATE settings SET body = replace(body, '1.0', '2.0')": "settings are missing or changed",
+    "UPDATE contexts SET role = 'system'": "a message of its prompt was changed",
+    "UPDATE contexts SET body = x'7a00'": "a message of its prompt cannot be read",
+    "DELETE FROM contexts WHERE parent IS NULL": "a message of its prompt is missing",
+    "UPDATE calls SET reply = '{', seal = NULL": "unreadable reply",
+    "UPDATE calls SET dropped = 'x'": "its dropped parameters cannot be read",
+}
+
+
+@pytest.mark.parametrize(("change", "finding"), CHANGES.items())
+def test_verify_finds(tmp_path: Path, change: str, finding: str) -> None:
+    path = filled(tmp_path / "l.sqlite", 12)
+    with closing_db(path) as db:
+        db.execute(change)
+    assert finding in " ".join(verified(path)[1])
+
+
+def test_findings_of_one_kind_are_counted_not_listed(tmp_path: Path) -> None:
+    path = filled(tmp_path / "l.sqlite", 12)
+    with closing_db(path) as db:
+        db.execute("UPDATE calls SET example_id = 'other'")
+    lines = verified(path)[1]
+    assert len(lines) == 6
+    assert lines[-1] == "key: and 7 more"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_folders_that_cannot_hold_a_ledger(tmp_path: Path, mode: Any) -> None:
+    (tmp_path / "folder.sqlite").mkdir()
+    for path in (
+        tmp_path / "folder.sqlite",
+        Path("/proc/soulkit/l.sqlite"),
+        Path("/proc/l.sqlite"),
+    ):
+        with pytest.raises(RunError, match="cannot be used"):
+            Ledger(path, mode)
+    assert os.listdir(tmp_path) == ["folder.sqlite"]
+
+
+def test_an_empty_file_is_a_new_ledger_for_a_recording_only(tmp_path: Path) -> None:
+    path = tmp_path / "l.sqlite"
+    path.touch()
+    with pytest.raises(RunError, match="no ledger"):
+        Ledger(path, "replay")
+    Ledger(path).close()
+    assert verified(path) == (0, [])
+
+
+def test_quantiles() -> None:
+    assert [quantile([1, 2, 3, 4], share) for share in (0.0, 0.5, 0.75, 0.95, 1.0)] == [
+        1, 2, 3, 4, 4,
+    ]  # fmt: skip
+    with pytest.raises(ValueError):
+        quantile([], 0.5)
+
+
+def test_the_writer_of_these_tests_is_deterministic(tmp_path: Path) -> None:
+    write(tmp_path / "l.sqlite", 0, 3)
+    write(tmp_path / "l.sqlite", 0, 5)
+    assert verified(tmp_path / "l.sqlite") == (5, [])

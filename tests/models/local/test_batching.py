@@ -1,0 +1,205 @@
+"""Deterministic models: what shares a batch is a matter of who takes part, not of when they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.errors import ProviderError
+from soulkit.models.local.batching import Participant, participants
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
+from soulkit.types import Call, Sampling, Segment
+
+WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
+SHORT = Sampling(max_tokens=3, seed=1)
+Batch = tuple[tuple[str, int, int], ...]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("models") / "tiny", WORDS, max_context=96)
+
+
+class Watched(LocalModel):
+    """Remembers which calls shared a batch."""
+
+    batches: list[Batch]
+
+    def _reply(self, batch: list[Any]) -> list[Any]:
+        self.__dict__.setdefault("batches", [])
+        self.batches.append(tuple((r.call.example_id, r.call.rollout, r.call.turn) for r in batch))
+        return super()._reply(batch)
+
+
+def watched(folder: Path, **options: Any) -> Watched:
+    loaded = LocalModel.load(folder)
+    return Watched(loaded.model, loaded.tokenizer, deterministic=True, **options)
+
+
+async def say(model: LocalModel, name: str, turn: int, rollout: int = 0) -> str:
+    call = Call(role="actor", example_id=name, rollout=rollout, turn=turn)
+    return (await model.complete([Segment("user", f"ba {name}")], SHORT, call)).text
+
+
+async def talk(
+    participant: Participant, model: LocalModel, name: str, turns: int, naps: random.Random
+) -> None:
+    """Turns with a slow partner between them."""
+    with participant:
+        for turn in range(turns):
+            await say(model, name, turn)
+            await asyncio.sleep(naps.random() * 0.02)
+
+
+def played(folder: Path, seed: int) -> list[Batch]:
+    model, naps = watched(folder, batch_size=3), random.Random(seed)
+
+    async def run() -> None:
+        members = [model.join() for _ in range(5)]
+        names = ["ba", "be", "bi", "bo", "bu"]
+        order = list(zip(members, names, (2, 1, 3, 2, 4), strict=True))
+        naps.shuffle(order)
+        await asyncio.gather(*(talk(s, model, n, t, naps) for s, n, t in order))
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    return model.batches
+
+
+def test_batches_are_the_same_however_slow_the_partners_are(folder: Path) -> None:
+    first = played(folder, 1)
+    assert all(played(folder, seed) == first for seed in (2, 3))
+    assert [turn for batch in first for _, _, turn in batch] == sorted(
+        turn for batch in first for _, _, turn in batch
+    )
+    assert sum(map(len, first)) == 12
+
+
+def test_who_fails_or_is_cancelled_leaves_and_nobody_waits_for_them(folder: Path) -> None:
+    model = watched(folder)
+
+    async def fails(participant: Participant) -> None:
+        with participant:
+            await say(model, "ba", 0)
+            raise ZeroDivisionError
+
+    async def hangs(participant: Participant) -> None:
+        with participant:
+            await asyncio.Event().wait()
+
+    async def run() -> str:
+        one, two, three, four = (model.join() for _ in range(4))
+        hanging = asyncio.create_task(hangs(three))
+        unborn = asyncio.create_task(hangs(four))
+        unborn.cancel()
+        four.leave()
+        asyncio.get_running_loop().call_later(0.05, hanging.cancel)
+        failing = asyncio.create_task(fails(one))
+        with two:
+            await say(model, "be", 0)
+            last = await say(model, "be", 1)
+        with pytest.raises(ZeroDivisionError):
+            await failing
+        return last
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert model.batches == [(("ba", 0, 0), ("be", 0, 0)), (("be", 0, 1),)]
+
+
+def test_a_cancelled_call_is_not_waited_for(folder: Path) -> None:
+    model = watched(folder)
+
+    async def impatient(participant: Participant) -> None:
+        with participant:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(say(model, "ba", 0), 0.02)
+            await asyncio.sleep(0.05)
+
+    async def late(participant: Participant) -> None:
+        with participant:
+            await asyncio.sleep(0.04)
+            await say(model, "be", 0)
+
+    async def run() -> None:
+        await asyncio.gather(impatient(model.join()), late(model.join()))
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert model.batches == [(("be", 0, 0),)]
+
+
+def test_two_samplers_share_one_table(folder: Path) -> None:
+    """Each waits at another model: with a table for each they would wait for ever."""
+    actor, coach = watched(folder), watched(folder)
+
+    async def walk(participant: Participant, name: str, models: list[Watched]) -> None:
+        with participant:
+            for turn, model in enumerate(models):
+                await say(model, name, turn)
+
+    async def run() -> None:
+        one, two = participants([actor, coach], 2)
+        await asyncio.gather(
+            walk(one, "ba", [actor, coach, actor, actor]), walk(two, "be", [coach, actor, coach])
+        )
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert actor.batches == [
+        (("ba", 0, 0),), (("be", 0, 1),), (("ba", 0, 2),), (("ba", 0, 3),),
+    ]  # fmt: skip
+    assert coach.batches == [(("be", 0, 0),), (("ba", 0, 1),), (("be", 0, 2),)]
+
+
+def test_callers_that_are_no_participants_are_served_at_once(folder: Path) -> None:
+    model = watched(folder)
+
+    async def run() -> None:
+        participant = model.join()
+        await say(model, "ba", 0)
+        with participant:
+            await asyncio.gather(say(model, "be", 0), say(model, "be", 0, rollout=1))
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert model.batches == [(("ba", 0, 0),), (("be", 0, 0), ("be", 1, 0))]
+
+
+def test_a_failing_wave_fails_its_calls_and_the_next_one_opens(folder: Path) -> None:
+    model = watched(folder)
+    plain = model._generate
+    broken: list[Callable[..., Any]] = [plain]
+
+    def generate(batch: list[Any], version: str) -> list[Any]:
+        if broken:
+            broken.pop()
+            raise RuntimeError("no memory")
+        return plain(batch, version)
+
+    model._generate = generate  # type: ignore[method-assign]
+
+    async def one(participant: Participant, name: str) -> None:
+        with participant:
+            with pytest.raises(ProviderError, match="no memory"):
+                await say(model, name, 0)
+            await say(model, name, 1)
+
+    async def run() -> None:
+        walks: list[Awaitable[None]] = [one(model.join(), n) for n in ("ba", "be")]
+        await asyncio.gather(*walks)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert [len(b) for b in model.batches] == [2, 2]
+
+
+def test_without_the_setting_no_wave_waits(folder: Path) -> None:
+    model = LocalModel.load(folder)
+
+    async def run() -> str:
+        with model.join() as one, model.join():
+            assert not one.waited_for
+            return await say(model, "ba", 0)
+
+    assert asyncio.run(run()) is not None

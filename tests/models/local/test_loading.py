@@ -1,0 +1,178 @@
+"""What kind of model a folder holds, and where an adapter goes on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3_5Config, Qwen3VLConfig
+
+from soulkit.errors import ModelLoadError
+from soulkit.models.local.loading import (
+    auto_class,
+    freeze_all_but_language,
+    load_base,
+    locate,
+    lora_targets,
+)
+from soulkit.models.local.sampler import LocalModel
+from tests.support.shapes import KINDS, VISUAL, build, make
+
+CPU = torch.device("cpu")
+TEXT_ONLY = [kind for kind in KINDS if kind not in VISUAL]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("kinds")
+    return {kind: build(kind, out / kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_comes_back_with_its_class_and_every_weight(
+    folders: dict[str, Path], kind: str
+) -> None:
+    model, tokenizer = load_base(str(folders[kind]), CPU, "auto")
+    saved, _ = make(kind)
+    assert type(model) is type(saved) and tokenizer.chat_template
+    loaded = model.state_dict()
+    assert saved.state_dict().keys() == loaded.keys()
+    for name, tensor in saved.state_dict().items():
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0)
+
+
+def test_one_configuration_may_stand_for_a_text_only_checkpoint() -> None:
+    """Families whose text-only class shares the configuration: the checkpoint's word counts."""
+    whole = Qwen3_5Config(architectures=["Qwen3_5ForConditionalGeneration"])
+    text = Qwen3_5Config(architectures=["Qwen3_5ForCausalLM"])
+    assert auto_class(whole).__name__ == "AutoModelForImageTextToText"
+    assert auto_class(text).__name__ == "AutoModelForCausalLM"
+    assert auto_class(Qwen3VLConfig()).__name__ == "AutoModelForImageTextToText"
+
+
+@pytest.mark.parametrize("kind", VISUAL)
+def test_an_adapter_goes_on_all_linear_layers_of_the_language_part(
+    folders: dict[str, Path], kind: str
+) -> None:
+    model, _ = load_base(str(folders[kind]), CPU, "auto")
+    pattern = lora_targets(model)
+    linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    chosen = {n for n in linear if re.fullmatch(pattern, n)}
+    assert chosen == {n for n in linear if n.startswith("model.language_model.")}
+    assert {n.rpartition(".")[2] for n in chosen} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+    }  # fmt: skip
+    assert any("vis" in n for n in linear if n not in chosen)
+
+
+@pytest.mark.parametrize("kind", TEXT_ONLY)
+def test_text_only_models_leave_the_choice_to_peft(folders: dict[str, Path], kind: str) -> None:
+    model, _ = load_base(str(folders[kind]), CPU, "auto")
+    assert lora_targets(model) == "all-linear"
+    freeze_all_but_language(model)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", VISUAL)
+def test_the_vision_tower_is_frozen_and_the_language_part_is_not(
+    folders: dict[str, Path], kind: str
+) -> None:
+    model, _ = load_base(str(folders[kind]), CPU, "auto")
+    freeze_all_but_language(model)
+    for name, parameter in model.named_parameters():
+        language = name.startswith("model.language_model.") or name == "lm_head.weight"
+        assert parameter.requires_grad == language, name
+
+
+@pytest.mark.parametrize(("visual", "text"), [("qwen3-vl", "qwen3"), ("gemma3-vl", "gemma3")])
+def test_without_images_the_language_part_is_its_text_only_sibling(
+    folders: dict[str, Path], visual: str, text: str
+) -> None:
+    ids = torch.randint(20, 600, (2, 24), generator=torch.Generator().manual_seed(0))
+    both = [load_base(str(folders[k]), CPU, "auto")[0].eval() for k in (visual, text)]
+    with torch.no_grad():
+        a, b = (model(input_ids=ids).logits for model in both)
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_template_kept_for_the_processor_is_found(tmp_path: Path) -> None:
+    folder = build("qwen3-vl", tmp_path / "m")
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ModelLoadError, match="chat template"):
+        LocalModel.load(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert LocalModel.load(folder).tokenizer.chat_template == template
+    (folder / "chat_template.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        LocalModel.load(folder)
+
+
+def test_an_unknown_family_is_told(tmp_path: Path) -> None:
+    folder = build("qwen3", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "no_such_family"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="cannot be loaded") as caught:
+        load_base(locate(folder), CPU, "auto")
+    assert "no_such_family" in caught.value.why
+
+
+def test_a_model_that_writes_no_text_is_told(tmp_path: Path) -> None:
+    folder = build("qwen3", tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "vit"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        load_base(locate(folder), CPU, "auto")
+
+
+# -- a hub that says tokens back -------------------------------------------------------------------
+
+
+class _Echo(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.server.tokens.append(token)  # type: ignore[attr-defined]
+        body = f'{{"error": "no access with {token}"}}'.encode()
+        self.send_response(403)
+        self.send_header("X-Error-Message", f"no access with {token}")
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--debug",)])
+def test_a_token_that_the_hub_repeats_is_not_told(flags: tuple[str, ...], tmp_path: Path) -> None:
+    token = "token-0123456789abcdef-of-mine"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    server.tokens = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    env |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_TOKEN": token,
+            "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "soulkit.cli.app", "eval", "local", "--model", "owner/gated",
+         "--task", "tomi", "--data", "synth:2", "--out", str(tmp_path / "run"), *flags],
+        env=env, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    server.shutdown()
+    server.server_close()
+    assert done.returncode == 2, done.stderr
+    assert token in server.tokens  # type: ignore[attr-defined]
+    assert "transformers says:" in done.stderr
+    assert token[:10] not in done.stdout + done.stderr

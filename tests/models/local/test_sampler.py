@@ -1,0 +1,334 @@
+"""Local models: results depend on who asks, not on the batch; what is noted is what was drawn."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from soulkit.errors import ContextOverflow, ModelLoadError, ProviderError
+from soulkit.models import codec
+from soulkit.models.local import batching
+from soulkit.models.local.decode import Draw, uniforms
+from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.tiny import build_tiny
+from soulkit.types import Call, Completion, Form, Sampling, Segment
+
+WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u")]
+CALL = Call(role="actor", example_id="x")
+SIX = Sampling(max_tokens=6, seed=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose weights are large enough that its choices are far from uniform."""
+    out = build_tiny(tmp_path_factory.mktemp("models") / "tiny", WORDS, max_context=96)
+    from safetensors.torch import load_file, save_file
+
+    weights = {
+        k: v * 1.6 if v.ndim == 2 else v for k, v in load_file(out / "model.safetensors").items()
+    }
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LocalModel:
+    return LocalModel.load(folder)
+
+
+def user(text: str) -> list[Segment]:
+    return [Segment("user", text)]
+
+
+def ask(
+    model: LocalModel,
+    requests: Sequence[tuple[list[Segment], Call]],
+    sampling: Sampling = SIX,
+) -> list[Completion]:
+    async def wave() -> list[Completion]:
+        return await asyncio.gather(*(model.complete(c, sampling, k) for c, k in requests))
+
+    return asyncio.run(wave())
+
+
+def wave(prompts: int = 5, drafts: int = 3) -> list[tuple[list[Segment], Call]]:
+    return [
+        (user(" ".join(WORDS[p : 2 * p + 3])), Call(role="actor", example_id=f"e{p}", rollout=r))
+        for p in range(prompts)
+        for r in range(drafts)
+    ]
+
+
+def reference_logprobs(model: LocalModel, reply: Completion, temperature: float) -> list[float]:
+    ids = torch.tensor([[*reply.prompt_ids, *reply.token_ids]])
+    with torch.no_grad():
+        logits = model.model(input_ids=ids).logits[0, len(reply.prompt_ids) - 1 : -1].float()
+    picked = torch.log_softmax(logits / temperature, -1)
+    rows: list[float] = picked.gather(1, ids[0, len(reply.prompt_ids) :, None])[:, 0].tolist()
+    return rows
+
+
+def test_a_result_does_not_depend_on_its_batch(folder: Path, model: LocalModel) -> None:
+    together = ask(model, wave())
+    backwards = ask(model, wave()[::-1])[::-1]
+    alone = ask(LocalModel.load(folder, batch_size=1), wave())
+    for a, b, c in zip(together, backwards, alone, strict=True):
+        assert a.token_ids == b.token_ids == c.token_ids
+        assert a.text == b.text == c.text
+        np.testing.assert_allclose(a.logprobs, c.logprobs, atol=1e-4)
+    assert len({r.token_ids for r in together}) > 10
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.8)])
+def test_logprobs_are_those_of_the_model(
+    model: LocalModel, temperature: float, top_p: float
+) -> None:
+    sampling = Sampling(max_tokens=5, temperature=temperature, top_p=top_p, seed=3)
+    for reply in ask(model, wave(3, 2), sampling):
+        assert len(reply.logprobs) == len(reply.token_ids)
+        want = reference_logprobs(model, reply, temperature)
+        np.testing.assert_allclose(reply.logprobs, want, atol=1e-4)
+
+
+def test_temperature_zero_takes_the_likeliest(model: LocalModel) -> None:
+    one, two = ask(model, wave(1, 2), Sampling(temperature=0.0, max_tokens=6))
+    assert one.token_ids == two.token_ids
+    ids = torch.tensor([one.prompt_ids])
+    with torch.no_grad():
+        want = model.model.generate(input_ids=ids, do_sample=False, max_new_tokens=6)
+    assert one.token_ids == tuple(want[0, ids.shape[1] :].tolist())
+    np.testing.assert_allclose(one.logprobs, reference_logprobs(model, one, 1.0), atol=1e-4)
+
+
+def test_the_models_own_generation_settings_change_nothing(folder: Path) -> None:
+    plain, penal = LocalModel.load(folder), LocalModel.load(folder)
+    penal.model.generation_config.update(
+        repetition_penalty=9.0, top_k=1, temperature=0.1, no_repeat_ngram_size=1, min_new_tokens=3
+    )
+    before = [r.token_ids for r in ask(plain, wave(2, 2))]
+    after = ask(penal, wave(2, 2))
+    assert [r.token_ids for r in after] == before
+    for reply in after:
+        np.testing.assert_allclose(reply.logprobs, reference_logprobs(penal, reply, 1.0), atol=1e-4)
+
+
+def test_each_part_of_the_key_has_its_own_stream() -> None:
+    changes: list[dict[str, Any]] = [{}, {"role": "partner"}, {"example_id": "y"}, {"rollout": 1}]
+    changes += [{"kind": "refined"}, {"turn": 1}, {"sample": 1}, {"step": 1}]
+    streams = [tuple(uniforms(0, replace(CALL, **change), 4)) for change in changes]
+    streams.append(tuple(uniforms(1, CALL, 4)))
+    streams.append(tuple(uniforms(None, CALL, 4)))
+    assert len(set(streams)) == len(streams)
+    np.testing.assert_array_equal(uniforms(0, CALL, 4), uniforms(0, CALL, 9)[:4])
+
+
+def test_draws_follow_the_distribution_and_top_p_cuts_its_tail() -> None:
+    probs = torch.tensor([0.1, 0.5, 0.0, 0.35, 0.05])
+    n = 4000
+    uniform = torch.from_numpy(uniforms(0, CALL, n))[:, None]
+    for top_p, want in ((1.0, probs), (0.8, torch.tensor([0, 0.5, 0, 0.35, 0]) / 0.85)):
+        draw = Draw(uniform, 1.0, top_p)
+        out = draw(torch.zeros(n, 1), probs.log().expand(n, 5).clone())
+        assert (out.isfinite().sum(1) == 1).all()
+        share = out.isfinite().float().mean(0)
+        assert (share - want).abs().max() < 0.03
+        assert (share[want == 0] == 0).all()
+        assert torch.allclose(draw.logprobs()[:, 0], probs.log()[out.argmax(1)])
+
+
+def test_a_draw_is_the_inverse_of_the_cumulated_probabilities() -> None:
+    probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    for u, want in ((0.0, 1), (0.2499, 1), (0.2501, 3), (1 - 2**-53, 3)):
+        draw = Draw(torch.tensor([[u]], dtype=torch.float64), 1.0, 1.0)
+        assert int(draw(torch.zeros(1, 1), probs.log().clone()).argmax()) == want
+
+
+def test_text_keeps_tags_and_loses_only_what_ends_a_turn(model: LocalModel) -> None:
+    ids = model.tokenizer.encode("<answer>ba</answer>") + sorted(model.codec.end_ids)
+    assert model.codec.text(ids) == "<answer>ba</answer>"
+
+
+def test_ends_lengths_and_usage(model: LocalModel) -> None:
+    replies = ask(model, wave(8, 8), Sampling(max_tokens=40, seed=5, temperature=2.0))
+    for reply in replies:
+        ended = reply.token_ids[-1] in model.codec.end_ids
+        assert reply.stop_reason == ("stop" if ended else "length")
+        assert ended or len(reply.token_ids) == 40
+        assert not set(reply.token_ids[:-1]) & model.codec.end_ids
+        assert reply.usage.completion_tokens == len(reply.token_ids)
+        assert reply.usage.prompt_tokens == len(reply.prompt_ids)
+        assert reply.usage.seconds > 0
+    assert {r.stop_reason for r in replies} == {"stop", "length"}
+
+
+def test_stop_strings_cut_text_and_ids_honestly(model: LocalModel) -> None:
+    (free,) = ask(model, wave(1, 1), Sampling(max_tokens=12, seed=1))
+    stop = free.text[len(free.text) // 2 :][:3]
+    (cut,) = ask(model, wave(1, 1), Sampling(max_tokens=12, seed=1, stop=(stop, "never")))
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert cut.stop_reason == "stop"
+    assert cut.token_ids == free.token_ids[: len(cut.token_ids)] and len(cut.token_ids) < 12
+    assert stop in model.codec.text(list(cut.token_ids))
+    assert stop not in model.codec.text(list(cut.token_ids[:-1]))
+    assert len(cut.logprobs) == len(cut.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "want"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", False, ("hm", "yes")),
+        ("hm\n</think>\n\nyes", True, ("hm", "yes")),
+        ("<think>\nhm", False, ("hm", "")),
+        ("hm", True, ("hm", "")),
+        (" yes", False, ("", " yes")),
+    ],
+)
+def test_thinking_is_not_said(text: str, is_open: bool, want: tuple[str, str]) -> None:
+    assert codec.reasoning_and_text(text, is_open) == want
+
+
+def test_what_does_not_fit_is_an_overflow_not_a_cut(model: LocalModel) -> None:
+    context = user("ba " * 80)
+    assert model.context_limit == 96
+    room = 96 - model.prompt_length(context)
+    ask(model, [(context, CALL)], Sampling(max_tokens=room))
+    with pytest.raises(ContextOverflow, match="96"):
+        ask(model, [(context, CALL)], Sampling(max_tokens=room + 1))
+
+
+def test_what_the_model_cannot_do_is_recorded(model: LocalModel) -> None:
+    form = Form("Rating", '{"type":"object"}')
+    sampling = Sampling(max_tokens=2, thinking=False, reasoning_effort="low", form=form)
+    (reply,) = ask(model, [(user("ba"), CALL)], sampling)
+    assert reply.dropped == ("form", "reasoning_effort", "thinking")
+
+
+def test_turns_continue_each_other(model: LocalModel) -> None:
+    context = user("ba be")
+    (first,) = ask(model, [(context, CALL)])
+    turn = Segment("assistant", first.text, token_ids=first.token_ids)
+    (second,) = ask(model, [([*context, turn, *user("bi")], replace(CALL, turn=1))])
+    start = first.prompt_ids + first.token_ids
+    assert model.codec.splice.prefix_stable
+    assert second.prompt_ids[: len(start)] == start
+
+
+def test_a_failing_batch_fails_each_of_its_calls(folder: Path) -> None:
+    model = LocalModel.load(folder)
+    broken = torch.nn.Embedding(1, 128)
+    whole = model.model.get_input_embeddings()
+    model.model.set_input_embeddings(broken)
+
+    async def both() -> list[Any]:
+        calls = (model.complete(c, Sampling(max_tokens=2), k) for c, k in wave(2, 2))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    assert all(isinstance(e, ProviderError) and "range" in e.detail for e in asyncio.run(both()))
+    model.model.set_input_embeddings(whole)
+    assert len(ask(model, wave(2, 2))) == 4
+
+
+def test_a_cancelled_call_does_not_hurt_the_others(model: LocalModel) -> None:
+    async def run() -> tuple[Completion, bool]:
+        sampling = Sampling(max_tokens=4, seed=1)
+        first, second = (asyncio.create_task(model.complete(c, sampling, k)) for c, k in wave(1, 2))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second, first.cancelled() or first.cancelling() > 0
+
+    reply, cancelled = asyncio.run(run())
+    assert cancelled
+    want = ask(model, wave(1, 2), Sampling(max_tokens=4, seed=1))[1]
+    assert reply.token_ids == want.token_ids
+
+
+def test_a_closed_model_refuses(folder: Path) -> None:
+    model = LocalModel.load(folder)
+    asyncio.run(model.close())
+    with pytest.raises(ProviderError, match="closed"):
+        ask(model, wave(1, 1))
+
+
+def test_long_rows_make_small_batches(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [r.token_ids for r in ask(model, wave())]
+    monkeypatch.setattr(batching, "BATCH_TOKENS", 60)
+    assert [r.token_ids for r in ask(model, wave())] == before
+
+
+def test_a_model_in_training_stays_in_training(model: LocalModel) -> None:
+    want = [r.token_ids for r in ask(model, wave(2, 2))]
+    wrapped = LocalModel(model.model, model.tokenizer, policy_version="step-3")
+    model.model.train()
+    replies = ask(wrapped, wave(2, 2))
+    assert model.model.training
+    model.model.eval()
+    assert [r.token_ids for r in replies] == want
+    assert {r.policy for r in replies} == {"step-3"}
+
+
+def make_adapter(folder: Path, out: Path) -> Path:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    tuned = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config, "policy")
+    tuned.save_pretrained(str(out), selected_adapters=["policy"])
+    return out / "policy"
+
+
+def test_an_adapter_changes_the_model_and_stamps_its_replies(
+    folder: Path, model: LocalModel, tmp_path: Path
+) -> None:
+    adapter = make_adapter(folder, tmp_path)
+    tuned = LocalModel.load(folder, adapter=adapter, name="tuned")
+    assert tuned.name == "tuned" and model.name == "tiny"
+    replies = ask(tuned, wave(2, 2))
+    assert {r.policy for r in replies} == {tuned.policy_version}
+    assert len(tuned.policy_version) == 16
+    assert [r.token_ids for r in replies] != [r.token_ids for r in ask(model, wave(2, 2))]
+    for reply in replies:
+        want = reference_logprobs(tuned, reply, 1.0)
+        np.testing.assert_allclose(reply.logprobs, want, atol=1e-4)
+
+
+def refusal(path: str | Path, **options: Any) -> str:
+    with pytest.raises(ModelLoadError) as refused:
+        LocalModel.load(path, **options)
+    assert all(refused.value.lines())
+    return " ".join(refused.value.lines())
+
+
+def test_paths_that_hold_no_model_say_what_is_missing(folder: Path, tmp_path: Path) -> None:
+    assert "no folder" in refusal(tmp_path / "none")
+    assert "is a file" in refusal(folder / "config.json")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    text = refusal(bare)
+    assert "configuration" in text and "weights" in text and "tokenizer" in text
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((folder / name).read_bytes())
+    assert "lacks the tokenizer" in refusal(bare)
+    (bare / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (bare / "model.safetensors").write_bytes(b"not weights")
+    assert "cannot be loaded" in refusal(bare)
+
+
+def test_wrong_adapters_devices_and_types_are_user_errors(folder: Path, tmp_path: Path) -> None:
+    assert "adapter_model.safetensors" in refusal(folder, adapter=tmp_path)
+    assert "holds an adapter" in refusal(make_adapter(folder, tmp_path))
+    other = build_tiny(tmp_path / "other", WORDS, size="5m")
+    assert "does not fit" in refusal(other, adapter=make_adapter(folder, tmp_path))
+    assert "device 'abacus'" in refusal(folder, device="abacus")
+    assert "'float99'" in refusal(folder, dtype="float99")
+
+
+def test_a_tokenizer_without_a_template_is_refused(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if file.is_file() and file.name != "chat_template.jinja":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert "chat template" in refusal(tmp_path)

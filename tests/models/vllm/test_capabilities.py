@@ -1,0 +1,228 @@
+"""What running servers are and can, and which of them are refused before anything is played."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.errors import UserError
+from soulkit.models.codec import Codec
+from soulkit.models.local.tiny import tiny_tokenizer
+from soulkit.models.vllm.capabilities import (
+    PROBE_TEXT,
+    PROBE_TOKENS,
+    IncompatibleServer,
+    ServerCapabilities,
+    attached_addresses,
+    logprobs_mode,
+    probe_ids,
+    probe_servers,
+)
+from soulkit.models.vllm.client import VllmClient
+from soulkit.models.vllm.replicas import Replicas
+from tests.support.servers.toy_vllm import Toy, ToyVllm
+
+pytestmark = pytest.mark.torch
+
+CODEC = Codec(tiny_tokenizer(["where", "is", "the", "apple", "box", "nobody"]))
+SIZE = len(CODEC.tokenizer)
+TOKENS = CODEC.tokenizer.encode(PROBE_TEXT, add_special_tokens=False)
+
+
+def toy(**more: Any) -> Toy:
+    return Toy(**{"size": SIZE, "tokens": TOKENS, **more})
+
+
+def attach(*servers: ToyVllm, model: str = "base") -> ServerCapabilities:
+    clients = [
+        VllmClient(address, pauses_s=(0.0, 0.0))
+        for address in attached_addresses([server.url for server in servers])
+    ]
+    return asyncio.run(probe_servers(Replicas(clients, in_flight=4), model, CODEC))
+
+
+def refusal(*servers: ToyVllm, model: str = "base") -> UserError:
+    with pytest.raises(UserError) as caught:
+        attach(*servers, model=model)
+    assert all(caught.value.lines())
+    return caught.value
+
+
+def test_a_server_that_lacks_nothing_is_taken_without_a_word() -> None:
+    with ToyVllm(toy()) as server:
+        assert attach(server) == ServerCapabilities(
+            served="base", version="0.32.0", max_context=512, prompt_ids=True,
+            logprobs="processed", adapters=True, forms=None, remarks=(),
+        )  # fmt: skip
+        assert server.adapters == {}
+
+
+def test_the_probe_is_short_and_goes_as_far_as_the_vocabulary_of_words() -> None:
+    ids = probe_ids(CODEC)
+    special = CODEC.tokenizer.added_tokens_decoder
+    assert len(ids) <= PROBE_TOKENS and not special.keys() & {ids[-1]}
+    assert all(one <= ids[-1] or one in special for one in CODEC.tokenizer.get_vocab().values())
+
+
+# -- log-probs and adapters ------------------------------------------------------------------------
+
+
+def test_raw_log_probs_are_found_out_and_said() -> None:
+    with ToyVllm(toy(raw=True)) as server:
+        abilities = attach(server)
+    assert abilities.logprobs == "raw"
+    (line,) = abilities.remarks
+    assert "temperature 0 and 1 alone" in line and "--logprobs-mode processed_logprobs" in line
+
+
+def test_a_server_without_log_probs_is_taken_without_them() -> None:
+    with ToyVllm(toy(without=frozenset({"logprobs"}))) as server:
+        abilities = attach(server)
+    assert abilities.logprobs == "none" and "carry none" in abilities.remarks[0]
+
+
+def test_of_several_servers_the_least_able_counts() -> None:
+    no_adapters = frozenset({"adapters"})
+    raw = toy(raw=True, without=no_adapters, max_context=128)
+    with ToyVllm(toy()) as one, ToyVllm(raw) as other:
+        abilities = attach(one, other)
+    assert abilities.logprobs == "raw" and not abilities.adapters
+    assert abilities.max_context == 128
+
+
+@pytest.mark.parametrize(
+    ("warm", "cold", "mode"),
+    [
+        ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -0.2, "b": -2.2, "c": -8.2}, "processed"),
+        ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -1.0, "b": -2.0, "c": -5.0}, "raw"),
+        # The last of the top five may be another one.
+        ({"a": -1.0, "b": -2.0, "c": -5.0}, {"a": -0.2, "b": -2.2, "d": -8.2}, "processed"),
+        # So flat that nothing can be told: the cautious answer.
+        ({"a": -3.0, "b": -3.0001}, {"a": -3.0, "b": -3.0002}, "raw"),
+        # A model that is sure: its log-probs hardly move.
+        ({"a": -1e-5, "b": -12.0}, {"a": -1e-9, "b": -24.0}, "processed"),
+        # Logits, as they are and divided by the temperature; below zero they add up to less than 1.
+        ({"a": 14.0, "b": 9.0, "c": 8.5}, {"a": 14.0, "b": 9.0, "c": 8.5}, "none"),
+        ({"a": 14.0, "b": 9.0, "c": 8.5}, {"a": 28.0, "b": 18.0, "c": 17.0}, "none"),
+        ({"a": -2.0, "b": -3.0, "c": -4.0}, {"a": -4.0, "b": -6.0, "c": -8.0}, "none"),
+        ({"a": -3.0}, {"a": -3.0}, "none"),
+        ({}, {}, "none"),
+    ],
+)
+def test_the_mode_is_read_from_distances(
+    warm: dict[str, float], cold: dict[str, float], mode: str
+) -> None:
+    assert logprobs_mode(warm, cold) == mode
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_ids_with_ids_is_refused() -> None:
+    with ToyVllm(toy(without=frozenset({"ids"}))) as server:
+        error = refusal(server)
+    assert "ids" in error.what and "endpoint:MODEL@URL" in error.way_out
+
+
+def test_another_tokenizer_is_refused_by_its_vocabulary_or_by_its_ids() -> None:
+    with ToyVllm(toy(size=SIZE - 20)) as small, ToyVllm(toy(tokens=[*TOKENS[:-1], 7])) as other:
+        smaller, different = refusal(small), refusal(other)
+    assert "another tokenizer" in smaller.what and "vocabulary" in smaller.why
+    assert "another tokenizer" in different.what and "other ids" in different.why
+
+
+def test_a_server_that_cannot_say_how_it_splits_words_is_taken() -> None:
+    with ToyVllm(toy(tokens=None)) as server:
+        assert attach(server).served == "base"
+
+
+def test_nobody_there_is_a_refusal_and_no_dropped_server() -> None:
+    with ToyVllm(toy()) as one, ToyVllm(toy()) as other:
+        other.die()
+        error = refusal(one, other)
+    assert isinstance(error, IncompatibleServer)
+    assert other.url in error.what and one.url not in error.what
+
+
+def test_a_wrong_key_names_its_variable_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ToyVllm(toy(key="the-right-key")) as server:
+        monkeypatch.delenv("VLLM_API_KEY", raising=False)
+        assert "VLLM_API_KEY, which is not set" in refusal(server).why
+        monkeypatch.setenv("VLLM_API_KEY", "a-wrong-key-of-ours")
+        error = refusal(server)
+        assert "VLLM_API_KEY, which is set" in error.why
+        assert "a-wrong-key" not in " ".join(error.lines())
+        monkeypatch.setenv("VLLM_API_KEY", "the-right-key")
+        assert attach(server).served == "base"
+    (address,) = attached_addresses(["http://host:1"])
+    assert "right" not in repr(address)
+
+
+@pytest.mark.parametrize("key", ["schlüssel-1234567", "two words", "a\nb1234567"])
+def test_what_no_header_can_hold_is_refused_as_a_key(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    with pytest.raises(UserError, match="VLLM_API_KEY") as caught:
+        attached_addresses(["http://host:1"])
+    assert all(caught.value.lines()) and key not in " ".join(caught.value.lines())
+
+
+def test_one_request_may_go_to_any_server_so_the_name_must_be_one() -> None:
+    with ToyVllm(toy(served="one")) as one, ToyVllm(toy(served="other")) as other:
+        error = refusal(one, other, model="elsewhere")
+    assert "'one' and 'other'" in error.what and "--served-model-name" in error.way_out
+
+
+def test_servers_of_other_weights_are_refused() -> None:
+    with ToyVllm(toy()) as one, ToyVllm(toy(weights="others")) as other:
+        error = refusal(one, other)
+    assert one.url in error.what and other.url in error.what and "nats" in error.why
+
+
+# -- which model -----------------------------------------------------------------------------------
+
+
+def test_the_only_model_there_is_taken_and_that_is_said() -> None:
+    with ToyVllm(toy(served="base", root="/elsewhere/m")) as server:
+        abilities = attach(server, model="owner/name")
+        assert abilities.served == "base"
+        (line,) = abilities.remarks
+        assert "'base' (from /elsewhere/m)" in line and "taken for owner/name" in line
+
+
+def test_a_context_that_is_shorter_than_the_models_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CODEC, "context_limit", 512)
+    with ToyVllm(toy(max_context=128)) as short, ToyVllm(toy(max_context=512)) as whole:
+        assert attach(whole).remarks == ()
+        abilities = attach(short, whole)
+        (line,) = abilities.remarks
+        assert short.url in line and whole.url not in line and abilities.max_context == 128
+        assert "--max-model-len 128" in line and "holds 512" in line
+        monkeypatch.setattr(CODEC, "context_limit", 100)  # --max-context asks for no more
+        assert attach(short, whole).remarks == ()
+
+
+def test_another_model_of_the_hub_is_refused_and_a_copy_of_this_one_is_not() -> None:
+    with ToyVllm(toy(served="base", root="owner/name-8B")) as server:
+        error = refusal(server, model="owner/name-4B")
+        assert "does not serve 'owner/name-4B'" in error.what
+        assert "base (from owner/name-8B)" in error.why
+        assert "taken for other/Name-8B" in attach(server, model="other/Name-8B@main").remarks[0]
+        assert "taken for ./folder" in attach(server, model="./folder").remarks[0]
+    with ToyVllm(toy(served="owner/name-4B", root="models/step-1")) as server:
+        assert attach(server, model="owner/name-4B").remarks == ()
+
+
+@pytest.mark.parametrize("root", ["owner/name", "folder"])
+def test_a_model_from_the_same_place_is_the_model(tmp_path: Path, root: str) -> None:
+    place = str(tmp_path) if root == "folder" else root
+    model = place if root == "folder" else "owner/name@main"
+    with ToyVllm(toy(served="short", root=place)) as server:
+        abilities = attach(server, model=model)
+    assert abilities.served == "short" and abilities.remarks == ()

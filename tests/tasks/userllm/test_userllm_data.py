@@ -1,0 +1,162 @@
+"""Rows of `userllm`: imported from NQ-open and both layouts of CommonsenseQA, and made here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.data.files import RawRow, write_rows
+from soulkit.errors import DataError
+from soulkit.tasks.kit.loading import load_examples, to_examples
+from soulkit.tasks.kit.selfcheck import check_task
+from soulkit.tasks.userllm.data import BROADER, OTHER, suggestion
+from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM
+from tests.support.road import import_rows, synth, synth_examples, task_of
+
+HUB = {
+    "id": "q1", "question": "Where does  ink dry?", "question_concept": "ink", "answerKey": "B",
+    "choices": {"label": ["A", "B"], "text": ["in rain", "on paper "]},
+}  # fmt: skip
+FIRST = {
+    "id": "q1", "answerKey": "B",
+    "question": {"stem": "Where does ink dry?", "question_concept": "ink",
+                 "choices": [{"label": "A", "text": "in rain"},
+                             {"label": "B", "text": "on paper"}]},
+}  # fmt: skip
+SEARCH = {"question": "who wrote  the song", "answer": ["Ann Lee"]}
+
+
+def imported(tmp_path: Path, *records: Any) -> Any:
+    path = tmp_path / "file.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    return import_rows("userllm", path)
+
+
+def test_both_layouts_of_commonsense_qa_are_one_row(tmp_path: Path) -> None:
+    imports = imported(tmp_path, HUB, FIRST)
+    assert not imports.bad and "2 rows hold an assistant's answer" in imports.notes[0]
+    for row in imports.rows:
+        assert row["source"] == CSQA and row["intent"] == "Where does ink dry?"
+        assert row["choices"] == ["in rain", "on paper"] and row["answer_key"] == "B"
+        first, second = row["conversation_history"].splitlines()
+        assert first == "<user>: Where does ink dry? A) in rain B) on paper"
+        assert second.startswith("<assistant>: ") and "template of soulkit" in row["provenance"]
+        text = task_of("userllm").preview(task_of("userllm").example(row))[0].text
+        assert "B) on paper" in text and "The conversation so far" in text
+    assert len({task_of("userllm").example(row).id for row in imports.rows}) == 1
+
+
+def test_a_search_gets_a_turn_that_strays_and_says_where_it_is_from(tmp_path: Path) -> None:
+    imports = imported(tmp_path, SEARCH)
+    (row,) = imports.rows
+    assert row["intent"] == row["question"] == "who wrote the song"
+    assert row["assistant_suggestion_turn"] == suggestion("who wrote the song")
+    assert "template of soulkit" in row["provenance"] and "file.jsonl:1" in row["provenance"]
+    assert "written from a template" in imports.notes[0]
+    text = task_of("userllm").preview(task_of("userllm").example(row))[0].text
+    assert row["assistant_suggestion_turn"] in text and "Ann Lee" not in text
+
+
+def test_what_strays_is_always_the_same_and_never_what_was_asked() -> None:
+    questions = [f"what is number {i} about bread and chess" for i in range(200)]
+    suggestions = {question: suggestion(question) for question in questions}
+    assert suggestions == {q: suggestion(q.upper()) for q in questions}
+    assert len(set(suggestions.values())) > len(BROADER) + len(OTHER)
+    assert not any("chess" in text for text in suggestions.values())
+
+
+def test_records_that_are_no_rows_are_listed(tmp_path: Path) -> None:
+    broken = (
+        {"question": " ", "answer": []},
+        {"question": "x"},
+        {**HUB, "choices": ["one"]},
+        {**HUB, "question": None},
+        {**HUB, "choices": {"text": ["a", None]}},
+        [1],
+        {"a": 1},
+    )
+    imports = imported(tmp_path, HUB, *broken)
+    assert len(imports.rows) == 1 and len(imports.bad) == len(broken)
+    with pytest.raises(DataError, match="not of the original format"):
+        imported(tmp_path, {"a": 1})
+
+
+# -- made ----------------------------------------------------------------------------------------
+
+
+def test_made_rows_hold_every_subset_and_both_truths() -> None:
+    rows = synth("userllm", 120, 5)
+    assert synth("userllm", 30, 5) == rows[:30] and synth("userllm", 30, 6) != rows[:30]
+    examples = synth_examples("userllm", 120)
+    kinds = {(e.tags["source"], e.tags["turn"], e.fields["is_last_turn"]) for e in examples}
+    assert kinds == {(CSQA, "later", None), (NQ, "later", None), (PRISM, "first", False),
+                     (PRISM, "later", True), (PRISM, "later", False)}  # fmt: skip
+    assert all("You are a user" not in e.fields["intent"] for e in examples)
+
+
+def test_made_rows_are_seldom_the_same_in_one_seed_or_in_two() -> None:
+    ids = [{e.id for e in synth_examples("userllm", 1000, seed=seed)} for seed in (0, 1)]
+    assert all(len(unique_ids) >= 990 for unique_ids in ids)
+    assert len(ids[0] & ids[1]) <= 10, "training and test rows are made from two seeds"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_made_rows_come_back_from_a_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    # A column of a Parquet file has one type.
+    rows = [{**r, "choices": json.dumps(r["choices"]) if "choices" in r else None}
+            for r in synth("userllm", 40, 5)]  # fmt: skip
+    write_rows(path, rows)
+    loaded = load_examples(task_of("userllm"), [path])
+    assert not loaded.bad
+    assert {e.id for e in loaded.examples} == {e.id for e in synth_examples("userllm", 40)}
+
+
+@pytest.mark.parametrize("protocol", ["paper", "reference"])
+def test_what_rules_can_check_of_made_rows_is_right(protocol: str) -> None:
+    task = task_of("userllm", protocol)
+    raw = [RawRow(row, str(i)) for i, row in enumerate(synth("userllm", 60, 5))]
+    report = check_task(task, to_examples(task, raw))
+    assert not report.gold_fails and not report.wrong_passes and not report.wrong_unread
+    assert not report.no_gold and not report.no_wrong and not report.bad
+    assert 0 < len(report.unscored) < report.rows
+
+
+# -- real files ----------------------------------------------------------------------------------
+
+REAL = {
+    "nq_open/NQ-open.dev.jsonl": 3610,
+    "nq_open/NQ-open.efficientqa.test.1.1.sample_200.jsonl": 200,
+    "commonsenseqa/dev_rand_split.hf_layout.jsonl": 1221,
+    "commonsenseqa/dev_rand_split.original_layout_100.jsonl": 100,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_real_files(name: str) -> None:
+    folder = os.environ.get("SOULKIT_TEST_DATA")
+    path = Path(folder or "") / name
+    if not folder or not path.is_file():
+        pytest.skip(f"no real data: {name}")
+    imports = import_rows("userllm", path)
+    assert len(imports.rows) == REAL[name] and not imports.bad
+    task = task_of("userllm")
+    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
+    assert not loaded.bad
+    checked = check_task(task, loaded)
+    assert not checked.gold_fails and not checked.wrong_passes
+
+
+def test_the_small_layout_is_part_of_the_large_one() -> None:
+    folder = os.environ.get("SOULKIT_TEST_DATA")
+    paths = [Path(folder or "") / name for name in list(REAL)[2:]]
+    if not folder or not all(path.is_file() for path in paths):
+        pytest.skip("no real data: CommonsenseQA")
+    task = task_of("userllm")
+    large, small = ({task.example(r).id for r in import_rows("userllm", p).rows} for p in paths)
+    assert small <= large and len(small) == 100

@@ -1,0 +1,208 @@
+"""Fused modules compute what PEFT's and transformers' own do; the benchmark counts what is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import gpu_step
+from soulkit.train.model.fused import LoraProduct, compile_modules, fuse, fuse_lora, fused_parts
+from soulkit.train.model.packing import in_tries
+from soulkit.train.model.policy import Policy, load_policy
+from tests.support.shapes import build
+from tests.support.training import assert_close, config, gradients, jolt, policy_of, step_of
+
+ALL = ("lora", "norm", "mlp")
+LORA: dict[str, Any] = {"r": 4, "alpha": 12}
+
+
+def trained(policy: Policy) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probs of a packed step and the gradients of a weighted sum of them."""
+    policy.model.zero_grad(set_to_none=True)
+    [pack] = in_tries([s.span for s in step_of()], 1 << 20)
+    scored = policy.score(pack)
+    (scored.log_prob * torch.linspace(-1, 1, len(scored.log_prob))).sum().backward()
+    return scored.log_prob.detach(), gradients(policy)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma3", "qwen3-vl"])
+@pytest.mark.parametrize("again", [False, True])
+def test_fused_modules_are_exact(kind: str, again: bool, tmp_path: Path) -> None:
+    folder = build(kind, tmp_path / kind)
+    policy = policy_of(folder, lora=LORA, fused="off", activation_checkpointing=again)
+    plain, expected = trained(policy)
+    counts = fuse(policy.decoder, ALL)
+    assert counts["lora"] == sum("lora_A" in name for name, _ in policy.trained)
+    # Gemma's norms add one to their factor and its gate is a GELU: both stay as they are.
+    assert (counts["norm"] > 0, counts["mlp"] > 0) == (
+        (False, False) if "gemma" in kind else (True,) * 2
+    )
+    log_prob, grads = trained(policy)
+    torch.testing.assert_close(log_prob, plain, rtol=1e-5, atol=1e-5)
+    assert_close(grads, expected)
+
+
+def test_the_adapter_can_still_be_switched_off_and_saved(tmp_path: Path) -> None:
+    folder = build("qwen3", tmp_path / "qwen3")
+    policy = policy_of(folder, lora=LORA, fused="off")
+    policy.save(tmp_path / "before")
+    with policy.base():
+        before, _ = base_scores(policy)
+    fuse(policy.decoder, ALL)
+    with policy.base():
+        after, _ = base_scores(policy)
+    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+    policy.save(tmp_path / "after")
+    name = "adapter_model.safetensors"
+    assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
+
+
+@torch.no_grad()
+def base_scores(policy: Policy) -> tuple[torch.Tensor, torch.Tensor]:
+    [pack] = in_tries([s.span for s in step_of()], 1 << 20)
+    scored = policy.score(pack)
+    return scored.log_prob, scored.entropy
+
+
+def test_later_weights_are_used(tmp_path: Path) -> None:
+    """Fusing reads the factors at every call: an optimizer moves them in place."""
+    folder = build("qwen3", tmp_path / "qwen3")
+    plain, fused = (
+        policy_of(folder, lora=LORA, fused="off"),
+        policy_of(folder, lora=LORA, fused="off"),
+    )
+    fuse(fused.decoder, ALL)
+    for policy in (plain, fused):
+        jolt(policy, 0.1, seed=9)
+    torch.testing.assert_close(base_scores(fused)[0], base_scores(plain)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_that_is_wrong_is_noticed_though_the_adapter_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LoraProduct.apply
+    folder = build("qwen3", tmp_path / "model")
+    policy = load_policy(config(fused="off"), folder)
+    before = policy.version()
+    with monkeypatch.context() as patch:
+        patch.setattr(LoraProduct, "apply", lambda *a: plain(*a[:-1], 3 * a[-1]))
+        assert fuse(policy.decoder, ["lora"]) == {"lora": 0}
+    assert fuse(policy.decoder, ["lora"])["lora"] > 0
+    assert policy.version() == before
+
+
+def test_unknown_parts_are_an_error(tmp_path: Path) -> None:
+    policy = policy_of(build("qwen3", tmp_path / "qwen3"), lora=LORA)
+    with pytest.raises(ValueError, match="nothing to fuse is called speed"):
+        fuse(policy.decoder, ("speed",))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_compiled_modules_are_exact_and_leave_sampling_alone(again: bool, tmp_path: Path) -> None:
+    """With the graphs of torch.compile, run without generated code: that takes minutes to make."""
+    folder = build("qwen3-sliding", tmp_path / "qwen3")
+    policy = policy_of(folder, lora=LORA, fused="off", activation_checkpointing=again)
+    plain, expected = trained(policy)
+    completions = sampled(policy)
+    assert fuse_lora(policy.decoder) > 0
+    layers = len(policy.decoder.layers)
+    assert compile_modules(policy.decoder, backend="aot_eager") == 4 * layers
+    log_prob, grads = trained(policy)
+    torch.testing.assert_close(log_prob, plain, rtol=1e-5, atol=1e-5)
+    assert_close(grads, expected)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert sampled(policy, 1) == completions[:-5]
+    graphs = counters["stats"]["unique_graphs"]
+    # Reading the prompt goes through norms and feed-forward; the tokens after it do not.
+    assert sampled(policy) == completions
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+@torch.no_grad()
+def sampled(policy: Policy, tokens: int = 6) -> list[int]:
+    ids = torch.tensor([[300, 301, 302, 303]])
+    return policy.model.generate(input_ids=ids, max_new_tokens=tokens, do_sample=False)[0].tolist()
+
+
+def test_what_a_setting_stands_for() -> None:
+    assert fused_parts("off") == ()
+    assert fused_parts("auto") == ("lora",)
+    assert fused_parts("modules") == ALL
+    assert fused_parts("compile") == ("lora", "compile")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_product_has_the_gradients_of_autograd(bias: bool) -> None:
+    random_ = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random_, dtype=torch.float64)
+
+    x, a, b = (t.requires_grad_() for t in (some(2, 5, 7), some(3, 7), some(4, 3)))
+    w, c = some(4, 7), some(4) if bias else None
+    assert torch.autograd.gradcheck(
+        lambda *t: LoraProduct.apply(t[0], w, c, *t[1:], 0.7), (x, a, b)
+    )
+
+
+def test_bfloat16_keeps_to_its_rounding() -> None:
+    """Against float32, the fused product errs no more than PEFT's order of operations."""
+    random_ = torch.Generator().manual_seed(1)
+    x, w = (torch.randn(s, generator=random_).bfloat16() for s in ((64, 256), (128, 256)))
+    a, b = (torch.randn(s, generator=random_) * 0.2 for s in ((8, 256), (128, 8)))
+    wide = x.float() @ w.float().t() + 2.0 * (x.float() @ a.t()) @ b.t()
+    peft = ((x @ w.t()) + 2.0 * (x.float() @ a.t()) @ b.t()).bfloat16()
+    fused = LoraProduct.apply(x, w, None, a, b, 2.0)
+    assert fused.dtype == torch.bfloat16
+    assert (fused.float() - wide).norm() <= 1.5 * (peft.float() - wide).norm()
+
+
+# --- the benchmark --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [None, 1, 3])
+def test_counted_products_are_those_that_run(rows: int | None) -> None:
+    """All matrix products but attention's, which SDPA does on more pairs than see each other.
+
+    Of the plain modules: torch does not count products in place.
+    """
+    variant = gpu_step.Variant("plain", rows=rows)
+    step = gpu_step.Step(gpu_step.SMALL, variant)
+    config = step.policy.decoder.config
+    channels = config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    pairs = sum(gpu_step.tokens_and_pairs(pack)[1] for pack in step.packs())
+    with FlopCounterMode(display=False) as counter:
+        step()
+    done = counter.get_flop_counts()["Global"]
+    products = sum(n for op, n in done.items() if "attention" not in str(op))
+    assert products == gpu_step.work_of(step, variant).model - 12 * pairs * channels
+
+
+def test_visible_pairs_are_those_of_the_mask() -> None:
+    [pack] = in_tries([s.span for s in step_of()], 1 << 20)
+    assert pack.trie is not None
+    whole = (0, len(pack.trie))
+    pairs = int(pack.trie.visible(whole, [whole], None).sum())
+    assert gpu_step.tokens_and_pairs(pack) == (len(pack.trie), pairs)
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "numbers.json"
+    names = "fused,fused+checkpointing,rows4+fused+checkpointing"
+    command = [sys.executable, "-m", "benchmarks.gpu_step", "--small", "--only", names]
+    subprocess.run([*command, "--repeats", "1", "--json", str(out)], check=True, timeout=600)
+    numbers = json.loads(out.read_text())
+    packed, again, rows = numbers["measured"]
+    assert numbers["not_measured"] == {}
+    assert packed["computed"] == again["computed"] == 96 + 4 * 16 < rows["computed"]
+    assert all(0 < line["mfu"] < line["hfu"] for line in numbers["measured"])

@@ -1,0 +1,230 @@
+"""A step's log line, from records worked out by hand; nothing in it is ever NaN.
+
+A step is a page, and a run makes its method once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from soulkit.report.training import facts_of_training, task_lines
+from soulkit.train.objectives.ditto import Ditto
+from soulkit.train.state.metrics import CoachCounts, FeedbackCounts, Learned, StepLine, steps_of
+from soulkit.train.state.step_metrics import feedback_of, reward_groups, rewards_of, with_groups
+from soulkit.train.state.stops import step_remarks
+from soulkit.train.state.summary import FeedbackTotals, TrainSummary, feedback_totals
+from soulkit.train.step import with_advantages
+from soulkit.types import Feedback, Score
+from tests.support.training import config
+from tests.train.test_objectives import SMALL, Plain, made_record
+
+
+def test_rewards_and_gaps_by_hand() -> None:
+    """Example x: drafts 0, 1; refined 1, 0. Example y: drafts 0, 0, 1; refined 1 for the first."""
+    y = [made_record("y", 0, "draft", 0.0), made_record("y", 0, "refined", 1.0),
+         made_record("y", 1, "draft", 0.0), made_record("y", 2, "draft", 1.0)]  # fmt: skip
+    line = rewards_of([*SMALL, *y])
+    assert line.draft == pytest.approx(2 / 5)
+    assert line.refined == pytest.approx(2 / 3)
+    assert (line.n_draft, line.n_refined, line.n_unscored) == (5, 3, 0)
+    # Leave one out: x gives 1 − 1 and 0 − 0; y gives 1 − mean(0, 1).
+    assert line.loo == pytest.approx((0.0 + 0.0 + 0.5) / 3)
+    assert line.pair == pytest.approx((1.0 - 1.0 + 1.0) / 3)
+    assert line.loo_low <= line.loo <= line.loo_high
+    assert line.tokens == 1 + 2 + 1 + 3 + 4
+    assert line.tokens_per_turn == pytest.approx(11 / 8)
+
+
+def test_the_same_example_at_two_steps_is_two_groups() -> None:
+    later = [replace(r, step=1) for r in SMALL]
+    assert len(reward_groups([*SMALL, *later])) == 2
+
+
+def test_a_gap_counts_stories_over_all_steps() -> None:
+    later = [replace(r, step=1) for r in SMALL]
+    assert rewards_of([*SMALL, *later]).loo_clusters == 1
+    other = [replace(r, example_id="z", cluster="story") for r in SMALL]
+    again = [replace(r, example_id="w", cluster="story", step=1) for r in SMALL]
+    line = rewards_of([*SMALL, *other, *again])
+    assert line.loo_clusters == 2 and rewards_of(SMALL).loo_low is None
+    elsewhere = [replace(r, task="hitom") for r in again]
+    assert rewards_of([*SMALL, *other, *elsewhere]).loo_clusters == 3
+
+
+def test_a_mixture_has_rewards_and_a_gap_for_every_task() -> None:
+    """SMALL: drafts 0, 1; refined 1, 0. The other task: one draft, 0.5, and nothing refined."""
+    other = replace(made_record("y", 0, "draft", 0.5), task="hitom")
+    name, plain = SMALL[0].task, rewards_of([*SMALL, other])
+    line = rewards_of([*SMALL, other], mixture=True)
+    assert line.draft_by_task == {name: 0.5, "hitom": 0.5}
+    assert line.refined_by_task == {name: 0.5} and line.loo_by_task == {name: 0.0}
+    assert replace(line, draft_by_task={}, refined_by_task={}, loo_by_task={}) == plain
+    written = StepLine(rewards=line).to_json()
+    assert written[f"reward/draft/{name}"] == 0.5 and "gap/loo/hitom" not in written
+    (again,) = steps_of([json.loads(json.dumps(written))])
+    assert again.rewards == line
+    assert [text.split() for text in task_lines(line)] == [
+        ["hitom", "draft", "0.500"], [name, "draft", "0.500", "refined", "0.500", "gap", "0.000"]
+    ]  # fmt: skip
+    summary = TrainSummary(rewards=line)
+    read = TrainSummary.from_json(summary.to_json()).rewards
+    assert read.draft_by_task == line.draft_by_task and read.loo_by_task == line.loo_by_task
+    old = {n: v for n, v in written.items() if n.count("/") < 2}  # before there were any by task
+    assert steps_of([old])[0].rewards == plain
+
+
+def test_unscored_records_are_counted_by_reason_and_enter_no_mean() -> None:
+    lost = [*SMALL, made_record("x", 2, "draft", None), made_record("x", 3, "refined", None)]
+    line, before = rewards_of(lost), rewards_of(SMALL)
+    assert line.n_unscored == 2 and line.unscored == {"partner_error": 2}
+    for name in ("draft", "refined", "loo", "pair"):
+        assert getattr(line, name) == getattr(before, name)
+
+
+@pytest.mark.parametrize("records", [[], SMALL[:1], [made_record("x", 0, "draft", None)], SMALL])
+def test_a_line_is_json_without_nan(records: list[object]) -> None:
+    rewards, feedback = rewards_of(records), feedback_of(records)  # type: ignore[arg-type]
+    json.dumps(StepLine(rewards=rewards, feedback=feedback).to_json(), allow_nan=False)
+    if not records:
+        assert rewards.draft is None and rewards.loo is None
+        assert feedback.share is None and rewards.tokens_per_turn is None
+
+
+def test_task_metrics_are_means_over_drafts() -> None:
+    scores = [{"turns": 4.0, "kept": None}, {"turns": 6.0, "kept": 1.0}]
+    drafts = [
+        replace(made_record("x", i, "draft", 0.0), score=Score(value=0.0, reward=0.0, metrics=m))
+        for i, m in enumerate(scores)
+    ]
+    other = replace(SMALL[1], score=Score(value=1.0, reward=1.0, metrics={"turns": 99.0}))
+    line = rewards_of([*drafts, other])
+    assert line.tasks == {"tomi/turns": 5.0, "tomi/kept": 1.0}
+
+
+def test_feedback_is_counted_with_its_leaks() -> None:
+    feedback = Feedback(text="a", author="symbolic", blind=0.5, chance=0.25)
+    leak = Feedback(text="b", author="symbolic", leak="gold_text", blind=1.0, chance=0.25)
+    failed = replace(SMALL[0].episode, notes={"coach_failure": "judge_error: no answer"})
+    drafts = [
+        replace(SMALL[0], received=feedback), replace(SMALL[2], received=leak),
+        replace(made_record("y", 0, "draft", 0.0), episode=failed),
+        made_record("y", 1, "draft", 1.0),
+    ]  # fmt: skip
+    line = feedback_of([*drafts, SMALL[1]])
+    assert line == FeedbackCounts(
+        share=0.5, leak_share=0.5, leaks={"symbolic/gold_text": 1},
+        distinct=1.0, dropped=0.5, dropped_by={"gold_text": 0.5},
+        blind_reader=0.75, blind_chance=0.25, coach_failures=1,
+        coaches={"symbolic": CoachCounts(checked=2, dropped=1, leaks={"gold_text": 1})},
+    )  # fmt: skip
+
+
+def test_a_worked_example_leaks_and_is_not_dropped() -> None:
+    shown = Feedback(text="b", author="symbolic", leak="gold_text", kind="worked_example")
+    line = feedback_of([replace(SMALL[0], received=shown)])
+    assert line.coaches["symbolic"] == CoachCounts(1, 0, {"gold_text": 1})
+
+
+def test_a_leak_that_the_run_only_logs_is_not_dropped() -> None:
+    kept = Feedback(text="b", author="m", leak="gold_text", kept=True)
+    line = feedback_of([replace(SMALL[0], received=kept)])
+    assert line.coaches["m"] == CoachCounts(1, 0, {"gold_text": 1})
+    assert (line.leak_share, line.dropped, line.dropped_by) == (1.0, 0.0, {})
+
+
+def test_different_texts_are_counted_over_the_drafts_that_got_any() -> None:
+    texts = ["a", "a", "b", "a", None]
+    received = [Feedback(text=t, author="m") if t else None for t in texts]
+    drafts = [replace(SMALL[0], rollout=i, received=f) for i, f in enumerate(received)]
+    line = feedback_of([*drafts, replace(SMALL[1], given=received[2])])
+    assert line.distinct == 0.5 and line.to_json()["feedback/distinct"] == 0.5
+    assert "feedback/distinct" not in feedback_of(drafts[-1:]).to_json()
+
+
+def test_the_share_of_different_texts_in_a_run_is_over_all_its_texts() -> None:
+    def step(number: int, distinct: float | None) -> dict[str, object]:
+        counts = {"a": {"checked": number, "dropped": 0, "leaks": {}}}
+        return {"step": 0, "feedback/coaches": counts, "feedback/distinct": distinct}
+
+    totals = feedback_totals(steps_of([step(30, 0.1), step(10, 0.5), step(8, None)]))
+    assert totals.distinct == pytest.approx(0.2)
+    assert FeedbackTotals.from_json(totals.to_json()) == totals
+    assert "distinct" not in FeedbackTotals().to_json()
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.09, True), (0.1, False), (1.0, False), (None, False)]
+)
+def test_feedback_that_hardly_differs_is_said(share: float | None, said: bool) -> None:
+    for step in (0, 1):
+        remarks = step_remarks(StepLine(step=step, feedback=FeedbackCounts(distinct=share)))
+        assert any("hardly differs: 0.09" in one for one in remarks) is (said and step == 0)
+    facts = dict(facts_of_training(TrainSummary(feedback=FeedbackTotals(distinct=share))))
+    assert bool(facts["feedback texts"]) is said
+
+
+def test_feedback_of_a_whole_run_is_summed_per_coach() -> None:
+    def step(**coaches: dict[str, int]) -> dict[str, object]:
+        counts = {
+            name: {"checked": 4, "dropped": sum(leaks.values()), "leaks": leaks}
+            for name, leaks in coaches.items()
+        }
+        numbers = {"rollouts/draft": 8, "feedback/coach_failures": 1}
+        return {"step": 0, **numbers, "feedback/coaches": counts}
+
+    lines = [step(a={"gold_text": 1}, b={}), {"step": 0, "eval/tomi": 0.5},
+             step(a={"gold_text": 1, "answerable": 2})]  # fmt: skip
+    assert feedback_totals(steps_of(lines)).to_json() == {
+        "drafts": 16, "coach_failures": 2, "coaches": {
+            "a": {"checked": 8, "dropped": 4, "leaks": {"gold_text": 2, "answerable": 2}},
+            "b": {"checked": 4, "dropped": 0, "leaks": {}},
+        },
+    }  # fmt: skip
+    assert feedback_totals([]).to_json() == {"drafts": 0, "coach_failures": 0, "coaches": {}}
+
+
+def test_groups_that_teach_nothing_are_counted() -> None:
+    flat = [made_record("y", 0, "draft", 0.5), made_record("y", 1, "draft", 0.5)]
+    alone = [made_record("z", 0, "draft", 0.5)]
+    sequences = Ditto().sequences([*SMALL, *flat, *alone], Plain())
+    line = with_groups(Learned(), sequences, with_advantages(sequences, config()))
+    assert (line.groups, line.groups_single, line.groups_flat) == (4, 1, 1)
+    assert line.silent_share == 0.5
+    assert line.trained == {"draft": 5, "copy": 5, "refined": 5}
+    assert with_groups(Learned(), [], []).silent_share is None
+
+
+TRAIN = Path(__file__).parents[2] / "soulkit" / "train"
+
+
+def test_a_step_is_a_page() -> None:
+    assert (TRAIN / "step.py").read_text(encoding="utf-8").count("\n") <= 150
+
+
+def test_the_method_is_made_with_the_material_and_handed_on() -> None:
+    calls = [
+        path.relative_to(TRAIN).as_posix()
+        for path in TRAIN.rglob("*.py")
+        if "make_objective(" in path.read_text(encoding="utf-8")
+        and path.parent.name != "objectives"
+    ]
+    assert calls == ["setup/data.py"]
+
+
+def test_only_one_file_knows_the_names_of_earlier_lines() -> None:
+    from soulkit.train.state.metrics import OLD_NAMES
+
+    telling = {name for name in OLD_NAMES if "_" in name} - {"blind_reader", "coach_failures"}
+    fields = {"draft_reward", "refined_reward", "loo_gap", "seconds_sample", "canary_alarm"}
+    assert fields <= telling
+    report = TRAIN.parent / "report"
+    readers = [
+        path.name
+        for path in [*TRAIN.rglob("*.py"), *report.rglob("*.py")]
+        if any(f'"{name}"' in path.read_text(encoding="utf-8") for name in fields)
+    ]
+    assert readers == ["metrics.py"]
