@@ -24,7 +24,7 @@ from soulkit.train.state.summary import TrainSummary
 from tests.support.evaluation import replaced, visitor
 from tests.support.training import policy_of, random_model, soul
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "ditto"
+RECORDED_RUN = Path(__file__).parents[1] / "recorded" / "ditto"
 TOMI = ("--task", "tomi", "--data", "tomi=synth:30")
 SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)
 
@@ -86,11 +86,11 @@ def test_json_is_all_there_is_on_stdout(
 def test_the_next_line_shows_what_is_there(
     n_scored: int, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorded = json.loads((RECORDED / "summary.json").read_text("utf-8"))
+    recorded = json.loads((RECORDED_RUN / "summary.json").read_text("utf-8"))
     summary = replace(TrainSummary.from_json(recorded), rewards=Rewards(), n_scored=n_scored)
-    _say_next(RECORDED, summary)
+    _say_next(RECORDED_RUN, summary)
     following = capsys.readouterr().err.partition("next: ")[2].strip()
-    assert following.endswith(f"soul show {RECORDED} {shown}")
+    assert following.endswith(f"soul show {RECORDED_RUN} {shown}")
 
 
 def test_a_config_file_of_a_run_may_be_given_back(tmp_path: Path, model: Path) -> None:
