@@ -217,19 +217,25 @@ def builtin_file() -> Path:
     return packaged if packaged.exists() else packaged.parents[1] / "tasks.yaml"
 
 
-def read_file(path: Path) -> RegistryFile:
+@cache
+def builtin_declarations() -> RegistryFile:
+    """The built-in tasks file."""
+    return read_file(builtin_file(), loader=once_loader(fast=True))
+
+
+def read_file(path: Path, *, loader: Any = None) -> RegistryFile:
     """Parse and validate one tasks file; ConfigError names the place and the nearest known key."""
     try:
         text = path.read_text(encoding="utf-8")
         # A SafeLoader underneath: it builds plain values only.
-        raw = yaml.load(text, Loader=once_loader())
+        raw = yaml.load(text, Loader=loader or once_loader())
     except FileNotFoundError as error:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",
             "--tasks names a YAML file that declares your own tasks.",
             "Check the path; docs/authoring.md shows a complete example.",
         ) from error
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"The tasks file '{path}' cannot be read as YAML.",
             " ".join(str(error).split()),
@@ -290,16 +296,16 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
 @cache
 def load_registry(*extra: Path) -> Registry:
     """The built-in tasks with those of `extra` files added; a name declared twice is an error."""
-    specs: dict[str, TaskSpec] = {}
-    suites: dict[str, Suite] = {}
-    for path in (builtin_file(), *extra):
+    built_in = builtin_declarations()
+    specs = {n: spec.at(Home.builtin(spec.folder or n)) for n, spec in built_in.tasks.items()}
+    suites = dict(built_in.suites)
+    for path in extra:
         parsed = read_file(path)
         _refuse_second(path, "task", parsed.tasks, specs)
         _refuse_second(path, "suite", parsed.suites, suites)
-        beside = Home(path.resolve().parent) if path in extra else None
-        for name, spec in parsed.tasks.items():
-            specs[name] = spec.at(beside or Home.builtin(spec.folder or name))
-        suites.update(parsed.suites)
+        home = Home(path.resolve().parent)
+        specs |= {name: spec.at(home) for name, spec in parsed.tasks.items()}
+        suites |= parsed.suites
     check_suites(specs, suites, installed_tasks)
     return Registry(specs=specs, suites=suites)
 

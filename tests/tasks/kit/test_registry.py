@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from soulkit.cli import app as cli
+from soulkit.config import once_loader
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
@@ -123,6 +124,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot be read" in error_of(tmp_path)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in error_of(tmp_path / "bytes.yaml")
+
+
+def test_a_nested_file_of_a_user_is_refused(tmp_path: Path) -> None:
+    """The fast loader of the built-in file would end the process here."""
+    assert "cannot be read" in error_of(write(tmp_path, "[" * 100_000))
+
+
+def test_both_loaders_read_the_same() -> None:
+    text = builtin_file().read_text(encoding="utf-8")
+    read = [yaml.load(text, Loader=once_loader(fast=fast)) for fast in (False, True)]
+    assert read[0] == read[1]
+    with pytest.raises(yaml.YAMLError, match="'a' stands here twice"):
+        yaml.load("a: 1\na: 2\n", Loader=once_loader(fast=True))
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n"])
