@@ -355,7 +355,7 @@ T = TypeVar("T")
 PACKAGE = Path(__file__).parents[2]
 KIT = frozenset({"tasks", "judge", "metrics", "data", "text.py", "types.py", "errors.py"})
 """Parts of soulkit that a task is made of: pure, but for the models that they are handed."""
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 LONGEST = 400
 """Characters of an error's own words that are kept."""
 
@@ -365,8 +365,10 @@ _logged: set[str] = set()
 
 @contextmanager
 def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
-    """Within it the code of `task` runs, in its method `call`. Raises TaskError for what that
-    raises, SystemExit included; each place is said once, on stderr."""
+    """Run code of `task`, in its method `call`; what it raises becomes a TaskError, SystemExit too.
+
+    Each place is logged once.
+    """
     try:
         yield
     except SoulError:
@@ -375,14 +377,24 @@ def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
         first = _first(error)
         if isinstance(first, SoulError):
             raise first from None
-        place = _place(task, first)
+        frames = traceback.extract_tb(first.__traceback__)
+        place = _place(task, list(dropwhile(_is_caller, frames)))
         if place is None:
             raise
         raise _as_error(task, call, f"{error_words(first)} ({place})", place, first) from error
 
 
+def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead: T) -> T:
+    """What `function` returns, or `instead` where the code of `task` breaks, which is logged."""
+    try:
+        with task_code(task, call):
+            return function()
+    except TaskError:
+        return instead
+
+
 def error_words(error: BaseException) -> str:
-    """`ValueError: no tag`, on one line; of an error that cannot be told, its kind alone."""
+    """`ValueError: no tag`, on one line; only the kind of an error that cannot be printed."""
     try:
         words = str(error)
     except Exception:  # noqa: BLE001 - an error of a user's own, with a fault in its words
@@ -391,15 +403,20 @@ def error_words(error: BaseException) -> str:
 
 
 def broken_task(error: BaseException) -> UserError | None:
-    """What ended a command within the code of a user's task, where no row could be left out for it:
-    with file and line. None for what did not come of one."""
+    """The error of a command that ended in the code of a user's task, outside of any row.
+
+    None where the error does not come from such code.
+    """
     first = _first(error)
-    frames = traceback.extract_tb(first.__traceback__)
-    inside = [i for i, frame in enumerate(frames) if _is_infrastructure(_part(frame.filename))]
-    start = inside[-1] + 1 if inside else 0  # whoever called the task, or broke when it asked
-    task = _task_in(first, start)
-    place = None if task is None else _place_in(task, frames[start:])
-    if task is None or place is None:
+    frames = list(traceback.walk_tb(first.__traceback__))
+    last = max((i for i, (f, _) in enumerate(frames) if _owner(f.f_code.co_filename) == "soulkit"),
+               default=-1)  # fmt: skip
+    callers = (frame.f_locals.get("self") for frame, _ in reversed(frames[last + 1 :]))
+    task: DeclaredTask | None = next((one for one in callers if _is_task(one)), None)
+    if task is None or task.spec.home.builtin_task:
+        return None
+    place = _place(task, traceback.extract_tb(first.__traceback__)[last + 1 :])
+    if place is None:
         return None
     return UserError(
         f"The task '{task.name}' broke: {error_words(first)} ({place}).",
@@ -409,25 +426,18 @@ def broken_task(error: BaseException) -> UserError | None:
     )
 
 
-def _task_in(error: BaseException, start: int) -> DeclaredTask | None:
-    """The user's task whose method was called last before `error`, from frame `start` on."""
-    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    tasks = (one for one in reversed(callers[start:]) if _is_task(one))
-    task = next(tasks, None)
-    return None if task is None or task.spec.home.builtin_task else task
-
-
 def _is_task(value: object) -> bool:
     return isinstance(getattr(getattr(value, "spec", None), "home", None), Home)
 
 
-def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead: T) -> T:
-    """What `function` gives, or `instead` where the code of `task` breaks, which is said."""
-    try:
-        with task_code(task, call):
-            return function()
-    except TaskError:
-        return instead
+def _first(error: BaseException) -> BaseException:
+    """An error, or the first one of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+# -- what methods return ---------------------------------------------------------------------------
 
 
 def checked_episode(task: DeclaredTask, episode: object) -> Episode:
@@ -439,15 +449,13 @@ def checked_episode(task: DeclaredTask, episode: object) -> Episode:
 
 def checked_feedback(task: DeclaredTask, feedback: object) -> Feedback | None:
     """TaskError for a critique that gave back neither Feedback with a text nor None."""
-    if feedback is None:
-        return None
-    if isinstance(feedback, Feedback):
-        text: object = feedback.text
-        if isinstance(text, str):
-            return feedback
+    if not isinstance(feedback, Feedback | None):
+        raise bad_return(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
+    text: object = "" if feedback is None else feedback.text
+    if not isinstance(text, str):
         kind = type(text).__name__
         raise bad_return(task, "critique", f"gave feedback whose text is of type {kind}")
-    raise bad_return(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
+    return feedback
 
 
 def as_mapping(task: DeclaredTask, call: str, numbers: object) -> Mapping[str, Any]:
@@ -464,23 +472,19 @@ def checked_score(task: DeclaredTask, score: object, call: str = "score") -> Sco
     """
     if not isinstance(score, Score):
         raise bad_return(task, call, f"gave back {type(score).__name__}, no Score")
-    many: object = score.metrics
-    if not isinstance(many, Mapping):
-        kind = type(many).__name__
+    metrics: object = score.metrics
+    if not isinstance(metrics, Mapping):
+        kind = type(metrics).__name__
         raise bad_return(task, call, f"gave metrics of type {kind}, which are no dict")
     for name in ("value", "reward"):
         number = getattr(score, name)
         if number is not None and finite_or_none(number) is None:
             raise bad_return(task, call, f"gave a {name} of {number!r}, which is no finite number")
-    metrics = {
-        name: None if number is None else finite_or_none(number)
-        for name, number in score.metrics.items()
-    }
     return replace(
         score,
         value=finite_or_none(score.value),
         reward=finite_or_none(score.reward),
-        metrics=metrics,
+        metrics={name: finite_or_none(number) for name, number in metrics.items()},
     )
 
 
@@ -497,64 +501,51 @@ def finite_or_none(number: Any) -> float | None:
     return plain if math.isfinite(plain) else None
 
 
-def _first(error: BaseException) -> BaseException:
-    """An error, or the first one that a group of tasks put together."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def bad_return(task: DeclaredTask, call: str, what: str) -> TaskError:
+    """The error of a method that gave back what it may not."""
+    place = _defined(task, call)
+    return _as_error(task, call, f"{call}() {what} ({place})", place, None)
 
 
-# --- where it broke -------------------------------------------------------------------------------
+# -- where it broke --------------------------------------------------------------------------------
 
 
-def _place(task: DeclaredTask, error: BaseException) -> str | None:
-    """`file:line, in function` of the task's code that an error comes of; None where it does not
-    come of the task."""
-    # The first frames are those of whoever called the task.
-    return _place_in(task, list(dropwhile(_calls, traceback.extract_tb(error.__traceback__))))
-
-
-def _place_in(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str | None:
-    parts = [_part(frame.filename) for frame in frames]
-    if any(_is_infrastructure(part) for part in parts):
-        return None
-    own = [i for i, part in enumerate(parts) if not part or _is_benchmark(part)]
-    # What the kit makes of what it was handed is the fault of whoever wrote the task, unless the
-    # task is one of ours.
-    ours = task.spec.home.builtin_task
-    if not own and frames and not ours:
-        kind, last = type(task).__qualname__, frames[-1]
-        return f"soulkit/{parts[-1]}:{last.lineno}, in {last.name}, on what {kind} gave it"
-    if not own or (ours and any(parts[own[-1] + 1 :])):
-        return None
-    written = [i for i in own if not _is_library(frames[i].filename, task)]
-    frame = frames[(written or own)[-1]]
-    return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
-
-
-def _part(file: str) -> str:
-    """Where in soulkit a file stands (`tasks/kit/base.py`); empty outside it."""
+def _owner(file: str) -> str:
+    """Whose code a file is: of a `task` (or a library that it calls), the `kit`, or `soulkit`."""
     path = Path(file)
-    return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else ""
+    if not path.is_relative_to(PACKAGE):
+        return "task"
+    room, *inside = path.relative_to(PACKAGE).parts
+    if room not in KIT:
+        return "soulkit"
+    return "task" if room == "tasks" and len(inside) > 1 and inside[0] != "kit" else "kit"
 
 
-def _is_infrastructure(part: str) -> bool:
-    return bool(part) and part.split("/")[0] not in KIT
+def _is_caller(frame: traceback.FrameSummary) -> bool:
+    return frame.filename == __file__ or _owner(frame.filename) == "soulkit"
 
 
-def _calls(frame: traceback.FrameSummary) -> bool:
-    part = _part(frame.filename)
-    return part == "tasks/kit/user_code.py" or _is_infrastructure(part)
+def _place(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str | None:
+    """`file:line, in function` of the task's code that an error comes from.
 
-
-def _is_benchmark(part: str) -> bool:
-    return part.count("/") > 1 and part.startswith("tasks/") and part.split("/")[1] != "kit"
+    None for an error of soulkit. What the kit makes of what a user's task gave it is the task's.
+    """
+    owners = [_owner(frame.filename) for frame in frames]
+    own = [frame for frame, owner in zip(frames, owners, strict=True) if owner == "task"]
+    ours = task.spec.home.builtin_task
+    if not frames or "soulkit" in owners or (ours and owners[-1] == "kit"):
+        return None
+    if not own:
+        kind, last = type(task).__qualname__, frames[-1]
+        part = Path(last.filename).relative_to(PACKAGE).as_posix()
+        return f"soulkit/{part}:{last.lineno}, in {last.name}, on what {kind} gave it"
+    frame = [f for f in own if not _is_library(f.filename, task)] or own
+    return f"{_shown(frame[-1].filename)}:{frame[-1].lineno}, in {frame[-1].name}"
 
 
 def _is_library(file: str, task: DeclaredTask) -> bool:
-    if Path(file).is_relative_to(task.spec.home.folder) or _is_benchmark(_part(file)):
-        return False
-    return file.startswith(LIBRARIES) or file.startswith("<frozen")
+    at_home = Path(file).is_relative_to(task.spec.home.folder)
+    return file.startswith(LIBRARIES) and not at_home and not Path(file).is_relative_to(PACKAGE)
 
 
 def _shown(file: str) -> str:
@@ -563,32 +554,19 @@ def _shown(file: str) -> str:
     return path.relative_to(here).as_posix() if path.is_relative_to(here) else file
 
 
-def bad_return(task: DeclaredTask, call: str, what: str) -> TaskError:
-    """The error of a method that gave back what it may not."""
-    place = _defined(task, call)
-    return _as_error(task, call, f"{call}() {what} ({place})", place, None)
-
-
 def _defined(task: DeclaredTask, call: str) -> str:
-    """Where the task's class says what `call` does, in its own code or in a part that it calls."""
+    """Where the task's class defines `call`, itself or in a part that it calls."""
     for name in (call, "grade", "parse"):
-        code = getattr(inspect.unwrap(getattr(type(task), name, _nothing)), "__code__", None)
-        if code is None or code is _nothing.__code__:
-            continue
-        part = _part(code.co_filename)
-        if not part or _is_benchmark(part):
+        code = getattr(inspect.unwrap(getattr(type(task), name, _defined)), "__code__", None)
+        if code is not None and _owner(code.co_filename) == "task":
             return f"{_shown(code.co_filename)}:{code.co_firstlineno}, in {name}"
     return f"in {type(task).__qualname__}"
-
-
-def _nothing() -> None:
-    """Stands for a method that there is not."""
 
 
 def _as_error(
     task: DeclaredTask, call: str, words: str, place: str, error: BaseException | None
 ) -> TaskError:
-    """The TaskError of these words; each place is said once, with --debug as a traceback."""
+    """The TaskError of these words; each place is logged once, with --debug as a traceback."""
     if place not in _logged:
         _logged.add(place)
         trace = error if _log.isEnabledFor(logging.DEBUG) else None
