@@ -30,7 +30,8 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
 from soulkit.tasks.kit.base import READABLE
-from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson, opening, read_state
+from soulkit.tasks.kit.choice import ChoiceTask, opening, read_state
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.prompting import share_fairly
 from soulkit.tasks.kit.scoring import ROWS, mean_of, row_mean, row_plays
 from soulkit.types import BatchMetric, Episode, Example, Record, Score

@@ -54,7 +54,8 @@ from soulkit.tasks.humanual.scores import (
     two_sided_factor,
 )
 from soulkit.tasks.kit.base import Rollout
-from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.prompting import first_words, last_words
 from soulkit.tasks.kit.scoring import READABLE, actor_status
 from soulkit.types import Episode, Example, Feedback, Protocol, Role, Score, Segment, unscored

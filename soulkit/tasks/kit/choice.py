@@ -17,10 +17,11 @@ from typing import Any
 from soulkit.data.literals import item_text, read_literal
 from soulkit.errors import DataError
 from soulkit.judge.coach import ask_coach
-from soulkit.judge.leaks import LeakView, check_leak
+from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken, tagged_letter
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import READABLE, Rollout, Task, dropped_note
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.scoring import actor_status
 from soulkit.types import (
     Completion,
@@ -35,15 +36,6 @@ from soulkit.types import (
     Turn,
     unscored,
 )
-
-
-def first_safe_lesson(lessons: Iterable[Iterable[str]], view: LeakView) -> str | None:
-    """The first lesson, its sentences joined, that leaks nothing of `view`; None when all do."""
-    for sentences in lessons:
-        text = " ".join(sentence for sentence in sentences if sentence)
-        if text and not check_leak(Feedback(text=text, author="symbolic"), view).leak:
-            return text
-    return None
 
 
 class ChoiceTask(Task):
@@ -223,11 +215,8 @@ class LetteredTask(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """The first lesson that helps nobody who has not read the row; None when all would."""
-        view = self.leak_view(example)
-        for text in self.lessons(example, score):
-            if not check_leak(Feedback(text=text, author="symbolic"), view).leak:
-                return text
-        return None
+        lessons = ((text,) for text in self.lessons(example, score))
+        return first_safe_lesson(lessons, self.leak_view(example))
 
     @abstractmethod
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:

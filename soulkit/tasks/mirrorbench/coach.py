@@ -15,7 +15,7 @@ from statistics import fmean
 
 from soulkit.judge.leaks import LeakView, echoes_private
 from soulkit.judge.quoting import fence
-from soulkit.tasks.kit.choice import first_safe_lesson
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.mirrorbench.conversations import ASSISTANT
 from soulkit.types import Line, Verdict
 

@@ -33,7 +33,8 @@ from soulkit.judge.quoting import fence
 from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
-from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.prompting import keep_latest
 from soulkit.tasks.kit.scoring import actor_status, reply_failure
 from soulkit.tasks.kit.spec import TaskSpec
