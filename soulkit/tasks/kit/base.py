@@ -30,6 +30,7 @@ from soulkit.judge.quoting import utterances as utterances
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
+from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.tasks.kit.prompting import PromptFolder, first_words, last_words
 from soulkit.tasks.kit.scoring import READABLE as READABLE
 from soulkit.tasks.kit.scoring import (
@@ -567,16 +568,6 @@ def _class_file(cls: type[Task]) -> Path | None:
     except (TypeError, OSError):
         return None
     return file if file.is_file() else None
-
-
-def judged_dimensions(score: Score) -> tuple[str, ...]:
-    """What the judges gave an opinion on: the rated parts of their verdicts, else the questions.
-
-    A part is rated where a verdict holds an object under its name, score and reasons for instance.
-    """
-    readable = [verdict for verdict in score.verdicts if verdict.said]
-    parts = [name for v in readable for name, part in v.said.items() if isinstance(part, Mapping)]
-    return tuple(dict.fromkeys(parts or [verdict.purpose for verdict in readable]))
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:

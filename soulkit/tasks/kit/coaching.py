@@ -37,6 +37,16 @@ def first_verdict(score: Score, purpose: str) -> Mapping[str, Any]:
     return next(verdicts, {})
 
 
+def judged_dimensions(score: Score) -> tuple[str, ...]:
+    """What the judges gave an opinion on: the rated parts of their verdicts, else the questions.
+
+    A part is rated where a verdict holds an object under its name, score and reasons for instance.
+    """
+    readable = [verdict for verdict in score.verdicts if verdict.said]
+    parts = [name for v in readable for name, part in v.said.items() if isinstance(part, Mapping)]
+    return tuple(dict.fromkeys(parts or [verdict.purpose for verdict in readable]))
+
+
 def without_secrets(text: str, view: LeakView, *, ends: str = ".!?") -> str:
     """The sentences of a judge's text that repeat nothing of `view`, each once.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from soulkit.data.chats import holds_chats
 from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
@@ -22,12 +22,15 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.user_code import Hook
 
+Row = dict[str, Any]
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Flat rows, the records that could not be one, and what the reader should know."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[Row, ...]
     bad: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -38,6 +41,41 @@ class BadRecord(Exception):
 
 class WrongShape(DataError):
     """A file that an importer does not know: it is of none of the forms that it reads."""
+
+
+def import_records(
+    path: Path,
+    make: Callable[[RawRow, int], Row | list[Row]],
+    *,
+    fields: Sequence[str],
+    way_out: str,
+    licence: str,
+    notes: Callable[[Sequence[Row], Sequence[BadRow]], Iterable[str]] = lambda rows, bad: (),
+) -> Imported:
+    """The rows that `make` gives for each record of a file and its place; none for a BadRecord.
+
+    A row says its place, where it is from and its licence, where `make` does not. DataError when no
+    record has all of `fields`.
+    """
+
+    def complete(record: RawRow, index: int) -> list[Row]:
+        made = make(record, index)
+        about = {"index": index, "provenance": record.source, "licence": licence}
+        rows = made if isinstance(made, list) else [made]
+        return [{**row, **{k: v for k, v in about.items() if k not in row}} for row in rows]
+
+    raw, bad = records_with(path, fields, way_out)
+    rows = [row for of_record in rows_of_records(raw, bad, complete) for row in of_record]
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=tuple(notes(rows, bad)))
+
+
+def columns(record: RawRow, texts: Mapping[str, str], kept: Iterable[str] = ()) -> Row:
+    """Column → text of the field that `texts` names for it, and those of `kept` that there are.
+
+    BadRecord when one of the texts is absent, blank or no text.
+    """
+    values = dict(zip(texts, need(record, *texts.values()), strict=True))
+    return values | {name: record.fields[name] for name in kept if name in record.fields}
 
 
 def records_with(
@@ -51,10 +89,10 @@ def records_with(
 
 
 def rows_of_records(
-    raw: Iterable[RawRow], bad: list[BadRow], make: Callable[[RawRow, int], dict[str, Any]]
-) -> list[dict[str, Any]]:
+    raw: Iterable[RawRow], bad: list[BadRow], make: Callable[[RawRow, int], T]
+) -> list[T]:
     """What `make` gives for each record and its place; `bad` grows by those that are no row."""
-    rows: list[dict[str, Any]] = []
+    rows: list[T] = []
     for index, record in enumerate(raw):
         try:
             rows.append(make(record, index))

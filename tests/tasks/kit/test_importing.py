@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.data.files import flatten, read_rows, write_rows
+from soulkit.data.files import RawRow, flatten, read_rows, write_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
-from soulkit.tasks.kit.importing import OriginalFile
+from soulkit.tasks.kit.importing import OriginalFile, WrongShape, columns, import_records
 from soulkit.tasks.kit.loading import examples_to_inspect, examples_to_play, load_examples
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import soul, three_lines
@@ -605,3 +605,31 @@ def test_more_rows_begin_with_fewer_and_letters_are_spread(name: str) -> None:
     golds = [task.gold_letter(task.example(row)) for row in rows]
     assert all(golds.count(letter) > 25 for letter in "ABCD")
     assert len({task.example(row).id for row in rows}) == 200
+
+
+def scene(record: RawRow, index: int) -> list[dict[str, Any]]:
+    row = columns(record, {"scene": "Text", "gold": "Answer"}, ["id", "lost"])
+    return [row, {**row, "index": 7}] if index else [row]
+
+
+def test_an_importer_says_what_a_record_becomes(tmp_path: Path) -> None:
+    path = jsonl(
+        tmp_path / "scenes.jsonl",
+        {"Text": "A door.", "Answer": "open", "id": 3}, {"Text": "A lamp.", "Answer": "off"},
+        {"Text": " ", "Answer": "on"}, {"Text": "A bell.", "Answer": 1},
+    )  # fmt: skip
+    imported = import_records(
+        path, scene, fields=("Text", "Answer"), way_out="Give scenes.", licence="CC0",
+        notes=lambda rows, bad: [f"{len(rows)} rows, {len(bad)} bad"],
+    )  # fmt: skip
+    common = {"provenance": "scenes.jsonl:1", "licence": "CC0"}
+    assert imported.rows == (
+        {"scene": "A door.", "gold": "open", "id": 3, "index": 0, **common},
+        {"scene": "A lamp.", "gold": "off", "index": 1, **common, "provenance": "scenes.jsonl:2"},
+        {"scene": "A lamp.", "gold": "off", "index": 7, **common, "provenance": "scenes.jsonl:2"},
+    )
+    assert [bad.source for bad in imported.bad] == ["scenes.jsonl:3", "scenes.jsonl:4"]
+    assert "'Answer'" in imported.bad[1].why and imported.notes == ("3 rows, 2 bad",)
+    with pytest.raises(WrongShape, match="original format") as caught:
+        import_records(path, scene, fields=("Text", "Name"), way_out="Give scenes.", licence="")
+    assert caught.value.why == "None of its records has Text, Name."
