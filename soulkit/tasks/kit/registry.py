@@ -94,7 +94,7 @@ class Registry:
         of the task that have their name.
         """
         spec = self.spec(name).played(training=training, options=options or {})
-        shared = self._sharing(spec) or spec
+        shared = self._built_in(spec) or spec
         module, home = shared.module or shared.binder, shared.home
         if protocol == "reference" and spec.reference:
             module, home = spec.reference, spec.home
@@ -103,16 +103,13 @@ class Registry:
         cls = _load_class(name, module, home)
         return cls(name, spec, protocol=protocol, folder=spec.home.folder)
 
-    def _sharing(self, spec: TaskSpec) -> TaskSpec | None:
-        """The built-in task whose class another declaration names, as `soulkit.tasks.…:Class`.
-
-        The module is not looked at: it was another one before each benchmark had a folder.
-        """
-        module, _, cls = (spec.module or spec.binder).partition(":")
-        if spec.home.builtin_task or not module.startswith("soulkit.tasks."):
-            return None
-        built_in = (other for other in self.specs.values() if other.home.builtin_task)
-        return next((o for o in built_in if cls == (o.module or o.binder).partition(":")[2]), None)
+    def _built_in(self, spec: TaskSpec) -> TaskSpec | None:
+        """The built-in task whose class a user's declaration names, as `soulkit.tasks.…:Class`."""
+        named = spec.module or spec.binder
+        tasks = (task for task in self.specs.values() if task.home.builtin_task)
+        return next(
+            (t for t in tasks if named == f"{t.home.package}.{t.module or t.binder}"), None
+        )
 
     def hook(self, name: str, key: HookKey) -> Hook | None:
         """The function that a task's declaration names under `key`, None where it names none."""

@@ -346,19 +346,6 @@ class TaskSpec(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_once_written(cls, entry: Any) -> Any:
-        """Declarations from before `rows` was called `binder`, and `synth` named a function."""
-        if not isinstance(entry, Mapping):
-            return entry
-        current = {key: value for key, value in entry.items() if key != "rows"}
-        if "rows" in entry:
-            current.setdefault("binder", entry["rows"])
-        if isinstance(current.get("synth"), bool):
-            del current["synth"]
-        return current
-
-    @model_validator(mode="before")
-    @classmethod
     def _with_bookkeeping(cls, entry: Any) -> Any:
         columns = entry.get("columns") if isinstance(entry, Mapping) else None
         if not isinstance(columns, Mapping):

@@ -247,23 +247,15 @@ def test_every_built_in_reference_class_stands_in_for_its_task() -> None:
         assert isinstance(reference, type(paper)) and type(reference) is not type(paper)
 
 
-@pytest.mark.parametrize("module", ["soulkit.tasks.userllm.task", "soulkit.tasks.userllm"])
-def test_a_declaration_of_ones_own_may_name_a_built_in_class(tmp_path: Path, module: str) -> None:
-    """Where the class stood before each benchmark had a folder, too; the protocols stay apart."""
+def test_a_declaration_of_ones_own_may_name_a_built_in_class(tmp_path: Path) -> None:
+    """The protocols stay apart."""
     raw = yaml.safe_load(builtin_file().read_text(encoding="utf-8"))["tasks"]["userllm"]
     entry = {key: raw[key] for key in ("title", "summary", "seats", "columns", "metric")}
-    entry["module"] = f"{module}:UserLLM"
+    entry["module"] = "soulkit.tasks.userllm.task:UserLLM"
     registry = load_registry(write(tmp_path, {"tasks": {"my_users": entry}}))
     for protocol in ("paper", "reference"):
         live = registry.task("my_users", protocol)
         assert type(live) is type(registry.task("userllm", protocol))
-
-
-def test_declarations_from_before_keys_were_renamed(tmp_path: Path) -> None:
-    raw = lights(module="", rows="soulkit.tasks.sim_arena:SimArenaRows", synth=True)
-    registry = load_registry(write(tmp_path, raw))
-    assert not registry.spec("lights").synth
-    assert type(registry.task("lights")).__name__ == "SimArenaRows"
 
 
 def test_a_class_without_a_file_has_no_prompts_beside_it(tmp_path: Path) -> None:
