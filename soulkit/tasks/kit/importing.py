@@ -69,7 +69,7 @@ def import_records(
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=tuple(notes(rows, bad)))
 
 
-def columns(record: RawRow, texts: Mapping[str, str], kept: Iterable[str] = ()) -> Row:
+def mapped_columns(record: RawRow, texts: Mapping[str, str], kept: Iterable[str] = ()) -> Row:
     """Column → text of the field that `texts` names for it, and those of `kept` that there are.
 
     BadRecord when one of the texts is absent, blank or no text.

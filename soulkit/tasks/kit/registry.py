@@ -107,9 +107,7 @@ class Registry:
         """The built-in task whose class a user's declaration names, as `soulkit.tasks.…:Class`."""
         named = spec.module or spec.binder
         tasks = (task for task in self.specs.values() if task.home.builtin_task)
-        return next(
-            (t for t in tasks if named == f"{t.home.package}.{t.module or t.binder}"), None
-        )
+        return next((t for t in tasks if named == f"{t.home.package}.{t.module or t.binder}"), None)
 
     def hook(self, name: str, key: HookKey) -> Hook | None:
         """The function that a task's declaration names under `key`, None where it names none."""

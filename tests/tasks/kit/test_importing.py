@@ -33,7 +33,7 @@ from soulkit.cli import app as cli
 from soulkit.data.files import RawRow, flatten, read_rows, write_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
-from soulkit.tasks.kit.importing import OriginalFile, WrongShape, columns, import_records
+from soulkit.tasks.kit.importing import OriginalFile, WrongShape, import_records, mapped_columns
 from soulkit.tasks.kit.loading import examples_to_inspect, examples_to_play, load_examples
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import soul, three_lines
@@ -608,7 +608,7 @@ def test_more_rows_begin_with_fewer_and_letters_are_spread(name: str) -> None:
 
 
 def scene(record: RawRow, index: int) -> list[dict[str, Any]]:
-    row = columns(record, {"scene": "Text", "gold": "Answer"}, ["id", "lost"])
+    row = mapped_columns(record, {"scene": "Text", "gold": "Answer"}, ["id", "lost"])
     return [row, {**row, "index": 7}] if index else [row]
 
 
