@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from soulkit import tasks
 from soulkit.cli import app as cli
 from soulkit.models.base import Cast
 from soulkit.models.local.tiny import build_tiny
@@ -492,3 +493,11 @@ def test_a_training_step(tmp_path: Path) -> None:
     where = (*declared("my_task"), *rows, "--out", out)
     assert soul("train", "ditto", "--model", model, *where, *options) == 0
     assert json.loads((out / "summary.json").read_text())["steps"] == 1
+
+
+def test_names_for_own_tasks_are_imported_from_one_place() -> None:
+    listed = [name for names in tasks._HOMES.values() for name in names]
+    assert sorted(tasks.__all__) == sorted(listed)
+    assert all(callable(getattr(tasks, name)) for name in tasks.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        tasks.Nothing  # noqa: B018

@@ -49,7 +49,7 @@ def import_records(
     *,
     fields: Sequence[str],
     way_out: str,
-    licence: str,
+    licence: str = "",
     notes: Callable[[Sequence[Row], Sequence[BadRow]], Iterable[str]] = lambda rows, bad: (),
 ) -> Imported:
     """The rows that `make` gives for each record of a file and its place; none for a BadRecord.
@@ -60,7 +60,8 @@ def import_records(
 
     def complete(record: RawRow, index: int) -> list[Row]:
         made = make(record, index)
-        about = {"index": index, "provenance": record.source, "licence": licence}
+        about: Row = {"index": index, "provenance": record.source}
+        about |= {"licence": licence} if licence else {}
         rows = made if isinstance(made, list) else [made]
         return [{**row, **{k: v for k, v in about.items() if k not in row}} for row in rows]
 
