@@ -16,7 +16,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,108 +54,6 @@ from soulkit.tasks.kit.importing import (
 from soulkit.tasks.kit.made_rows import MADE, Split, made_rows
 from soulkit.tasks.kit.spec import cannot_play
 from soulkit.types import Episode, Example, Score, Segment
-
-
-class RowsOnly(Task):
-    """Binds rows; raises ConfigError when one is to be played or scored."""
-
-    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
-        columns = self.spec.columns
-        return {
-            name: structure(value) if columns[name].type == "any" else value
-            for name, value in fields.items()
-        }
-
-    def preview(self, example: Example) -> tuple[Segment, ...]:
-        """Nothing: there is no prompt without a class that writes one."""
-        return ()
-
-    def gold_text(self, example: Example) -> str:
-        """The fields that only `gold` may read, where they hold text."""
-        hidden = (example.fields.get(name) for name in self.gold_fields)
-        return "\n".join(value for value in hidden if isinstance(value, str))
-
-    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
-        raise cannot_play([self.name])
-
-    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        raise cannot_play([self.name])
-
-
-def passages(
-    tasks: Mapping[str, Task], rows: Iterable[tuple[str, RawRow]]
-) -> tuple[list[Passage], list[BadRow]]:
-    """(task name, row) pairs as passages, and the rows that their task cannot use."""
-    good: list[Passage] = []
-    bad: list[BadRow] = []
-    for name, row in rows:
-        try:
-            good.append(passage(tasks[name], row))
-        except DataError as error:
-            bad.append(BadRow(row.source, f"{error.what} {error.why}"))
-    return good, bad
-
-
-def passage(task: Task, row: RawRow) -> Passage:
-    """One row as a passage; DataError when the task cannot use it."""
-    return passage_of(task, task.example(row.fields, source=row.source))
-
-
-def passage_of(task: Task, example: Example) -> Passage:
-    """What the seats of one row may read."""
-    columns = task.spec.columns
-    texts = {name: folded_words(value) for name, value in _read(task, example).items()}
-    entities = {
-        (column.entity, value)
-        for name, column in columns.items()
-        if column.entity
-        for value in entity_values(example.fields.get(name), task.name)
-    }
-    every = tuple(w for words in texts.values() for w in words)
-    core = tuple(w for n, words in texts.items() if not columns[n].entity for w in words)
-    return Passage(
-        example.source, task.name, every, core or every, frozenset(entities),
-        tuple(_recorded(example)),
-    )  # fmt: skip
-
-
-def row_texts(task: Task, example: Example) -> RowTexts:
-    """The texts of one row as they are written, and which of them name its cluster."""
-    texts = texts_of(list(_read(task, example).values()))
-    telling = texts_of([example.fields.get(name) for name in task.spec.cluster])
-    return RowTexts(example.source, example.cluster, tuple(texts), tuple(telling))
-
-
-def _read(task: Task, example: Example) -> dict[str, Any]:
-    """What some seat may read of a row, column by column as they are declared."""
-    values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
-    return {name: values[name] for name in task.spec.columns if name in values}
-
-
-def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
-    """Histories that a seat reads, message by message, and the texts of the gold."""
-    for name, value in example.fields.items():
-        readers = example.audience.get(name, ())
-        if set(readers) & set(example.seats) and _is_history(value):
-            texts = (folded_words(v) for item in value for v in item.values())
-            yield tuple(words for words in texts if len(words) > 1)  # without names of roles
-        elif "gold" in readers and isinstance(value, str):
-            yield (folded_words(value),)
-
-
-def _is_history(value: Any) -> bool:
-    is_list = isinstance(value, list | tuple) and bool(value)
-    return is_list and all(isinstance(item, Mapping) for item in value)
-
-
-def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """The kinds of entity that the columns of `tasks` name."""
-    kinds = {c.entity for task in tasks for c in task.spec.columns.values() if c.entity}
-    return tuple(sorted(kinds))
-
-
-# -- what comes of rows --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,18 +118,10 @@ def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
     name, train = task.name, split == "train"
     ways = _ways_to_rows(task, train, source)
     whole = "; ".join(ways).format(names=name, task=name)
-    if train:
-        error = NoRows(
-            f"Task '{name}' has no training data here.",
-            f"Training never reads evaluation files, and {why}.",
-            f"One of: {whole}.",
-        )
-    else:
-        error = NoRows(
-            f"There are no rows for the task '{name}'.",
-            f"Why none were found: {why}.",
-            f"One of: {whole}.",
-        )
+    what = f"Task '{name}' has no training data here."
+    evaluated = f"There are no rows for the task '{name}'."
+    reason = "Training never reads evaluation files, and" if train else "Why none were found:"
+    error = NoRows(what if train else evaluated, f"{reason} {why}.", f"One of: {whole}.")
     place = f" into {braced(folder_note())}" if source is None else ""
     ways = tuple(f"{way}{place}" if "soul data pull" in way else way for way in ways)
     error.way = f"rows of {{names}}: {', or '.join(ways)}"
@@ -287,13 +177,11 @@ def load_examples(
         raise _unusable(task, paths, loaded)
     sample = first_rows(sorted(loaded.examples, key=lambda e: e.id), limit, lambda e: e.id)
     sample.sort(key=lambda e: share_of(f"order/{seed}", e.id))
-    return LoadedExamples(examples=tuple(sample), bad=loaded.bad, duplicates=loaded.duplicates,
-                  skipped=loaded.skipped)  # fmt: skip
+    return replace(loaded, examples=tuple(sample))
 
 
 def _rows_of(task: Task, paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
-    """The rows of several files, one after the other, and those that are none; OriginalFile for a
-    file that holds no rows and that the importer of the task reads."""
+    """The rows of several files, and the bad ones; OriginalFile for one that has to be imported."""
     rows: list[RawRow] = []
     bad: list[BadRow] = []
     for path in map(Path, paths):
@@ -409,7 +297,8 @@ def to_examples(
                 by_id.setdefault(example.id, example)
         except DataError as error:
             shapes += [error] if isinstance(error, ColumnsError) else []
-            broken.append(BadRow(row.source, _why(error, row.source)))
+            what = error.what.removeprefix(f"{row.source}: ").removeprefix("row: ")
+            broken.append(BadRow(row.source, f"{what} {error.why}"))
     if own and len(shapes) == len(own):
         raise shapes[0]
     refuse_original_rows(task, own)
@@ -431,23 +320,15 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
         else (task.example(row.fields, source=row.source, split=split),)
     )
     for name, column in task.spec.columns.items():
-        if column.required and _is_blank(examples[0].fields.get(name)):
+        value = examples[0].fields.get(name)
+        # An empty list is a value: a task that cannot play one says so itself.
+        if column.required and isinstance(value, str) and not value.strip():
             raise DataError(
                 f"{row.source}: the required column '{name}' is blank.",
                 "A row without it cannot be played or scored.",
                 "Fill it in, or leave the row out.",
             )
     return examples
-
-
-def _is_blank(value: Any) -> bool:
-    """Whether a value is white space alone. An empty list or object is a value: a task that cannot
-    play one says so itself."""
-    return isinstance(value, str) and not value.strip()
-
-
-def _why(error: DataError, source: str) -> str:
-    return f"{error.what.removeprefix(f'{source}: ').removeprefix('row: ')} {error.why}"
 
 
 def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> DataError:
@@ -486,3 +367,105 @@ def rows_with_tasks(
         else:
             pairs.append((owner, row))
     return pairs, bad
+
+
+# -- tasks without a class, and rows as texts -----------------------------------------------------
+
+
+class RowsOnly(Task):
+    """Binds rows; raises ConfigError when one is to be played or scored."""
+
+    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """A column of type `any` holds a structure or its JSON text, and both are the same row."""
+        columns = self.spec.columns
+        return {
+            name: structure(value) if columns[name].type == "any" else value
+            for name, value in fields.items()
+        }
+
+    def preview(self, example: Example) -> tuple[Segment, ...]:
+        """Nothing: there is no prompt without a class that writes one."""
+        return ()
+
+    def gold_text(self, example: Example) -> str:
+        """The fields that only `gold` may read, where they hold text."""
+        hidden = (example.fields.get(name) for name in self.gold_fields)
+        return "\n".join(value for value in hidden if isinstance(value, str))
+
+    async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
+        raise cannot_play([self.name])
+
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        raise cannot_play([self.name])
+
+
+def passages(
+    tasks: Mapping[str, Task], rows: Iterable[tuple[str, RawRow]]
+) -> tuple[list[Passage], list[BadRow]]:
+    """(task name, row) pairs as passages, and the rows that their task cannot use."""
+    good: list[Passage] = []
+    bad: list[BadRow] = []
+    for name, row in rows:
+        try:
+            good.append(passage(tasks[name], row))
+        except DataError as error:
+            bad.append(BadRow(row.source, f"{error.what} {error.why}"))
+    return good, bad
+
+
+def passage(task: Task, row: RawRow) -> Passage:
+    """One row as a passage; DataError when the task cannot use it."""
+    return passage_of(task, task.example(row.fields, source=row.source))
+
+
+def passage_of(task: Task, example: Example) -> Passage:
+    """What the seats of one row may read."""
+    columns = task.spec.columns
+    texts = {name: folded_words(value) for name, value in _read(task, example).items()}
+    entities = {
+        (column.entity, value)
+        for name, column in columns.items()
+        if column.entity
+        for value in entity_values(example.fields.get(name), task.name)
+    }
+    every = tuple(w for words in texts.values() for w in words)
+    core = tuple(w for n, words in texts.items() if not columns[n].entity for w in words)
+    return Passage(
+        example.source, task.name, every, core or every, frozenset(entities),
+        tuple(_recorded(example)),
+    )  # fmt: skip
+
+
+def row_texts(task: Task, example: Example) -> RowTexts:
+    """The texts of one row as they are written, and which of them name its cluster."""
+    texts = texts_of(list(_read(task, example).values()))
+    telling = texts_of([example.fields.get(name) for name in task.spec.cluster])
+    return RowTexts(example.source, example.cluster, tuple(texts), tuple(telling))
+
+
+def _read(task: Task, example: Example) -> dict[str, Any]:
+    """What some seat may read of a row, column by column as they are declared."""
+    values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
+    return {name: values[name] for name in task.spec.columns if name in values}
+
+
+def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
+    """Histories that a seat reads, message by message, and the texts of the gold."""
+    for name, value in example.fields.items():
+        readers = example.audience.get(name, ())
+        if set(readers) & set(example.seats) and _is_history(value):
+            texts = (folded_words(v) for item in value for v in item.values())
+            yield tuple(words for words in texts if len(words) > 1)  # without names of roles
+        elif "gold" in readers and isinstance(value, str):
+            yield (folded_words(value),)
+
+
+def _is_history(value: Any) -> bool:
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return is_list and all(isinstance(item, Mapping) for item in value)
+
+
+def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
+    """The kinds of entity that the columns of `tasks` name."""
+    kinds = {c.entity for task in tasks for c in task.spec.columns.values() if c.entity}
+    return tuple(sorted(kinds))
