@@ -40,7 +40,7 @@ from soulkit.data.files import (
 )
 from soulkit.data.literals import structure
 from soulkit.data.rows import ColumnsError, first_rows, share_of
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.importing import (
@@ -350,7 +350,7 @@ def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> Data
 
 
 def rows_with_tasks(
-    rows: Sequence[RawRow], names: dict[str, str], task: str | None
+    rows: Sequence[RawRow], names: Mapping[str, str], task: str | None = None
 ) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
     """(task, row) in the order of the rows, and the rows that belong to no known task.
 
@@ -362,8 +362,8 @@ def rows_with_tasks(
         mark = str(row.fields.get("data_source") or "")
         owner = names.get(mark) if mark else task
         if owner is None:
-            why = f"unknown data_source '{mark}'" if mark else "it has no data_source; give --task"
-            bad.append(BadRow(row.source, why))
+            why = f"unknown data_source '{mark}'. {did_you_mean(mark, names)}" if mark else ""
+            bad.append(BadRow(row.source, why or "it has no data_source"))
         else:
             pairs.append((owner, row))
     return pairs, bad

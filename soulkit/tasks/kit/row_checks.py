@@ -20,12 +20,18 @@ from typing import Any
 from soulkit.data.contamination import RenamedRows, find_renamed
 from soulkit.data.files import BadRow, RawRow, read_rows, write_objects
 from soulkit.data.rows import HUMAN, content_hash
-from soulkit.errors import DataError, did_you_mean
+from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import named_options, plain
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.importing import chats_for_rows, explaining_originals
-from soulkit.tasks.kit.loading import LoadedExamples, row_texts, sources, to_examples
+from soulkit.tasks.kit.loading import (
+    LoadedExamples,
+    row_texts,
+    rows_with_tasks,
+    sources,
+    to_examples,
+)
 from soulkit.tasks.kit.registry import Registry
 from soulkit.types import Example
 
@@ -121,12 +127,10 @@ def check_row_file(
         with explaining_originals(live, path):
             return [check_rows(live, *read_rows(path))], []
     rows, bad = read_rows(path)
-    names = registry.by_source()
-    if not any(str(row.fields.get("data_source", "")) in names for row in rows) and (
-        chats := chats_for_rows(None, path)
-    ):
-        raise chats
-    groups, strays = rows_by_task(rows, names)
+    try:
+        groups, strays = rows_by_task(rows, registry.by_source())
+    except DataError as error:
+        raise chats_for_rows(None, path) or error from None
     checks = []
     for name, group in groups.items():
         live = registry.task(name)
@@ -175,21 +179,16 @@ def rows_by_task(
 
     `names`: data_source → task. DataError when no row says where it belongs.
     """
-    groups: dict[str, list[RawRow]] = {}
-    bad: list[BadRow] = []
-    for row in rows:
-        mark = str(row.fields.get("data_source", ""))
-        if mark in names:
-            groups.setdefault(names[mark], []).append(row)
-        else:
-            why = f"unknown data_source '{mark}'. {did_you_mean(mark, names)}" if mark else ""
-            bad.append(BadRow(row.source, why or "it has no data_source"))
-    if not groups:
+    pairs, bad = rows_with_tasks(rows, names)
+    if not pairs:
         raise DataError(
             "The rows do not say which task they belong to.",
             f"{bad[0].source}: {bad[0].why}" if bad else "There is no row that could be read.",
             "Name the task with --task.",
         )
+    groups: dict[str, list[RawRow]] = {}
+    for name, row in pairs:
+        groups.setdefault(name, []).append(row)
     return groups, bad
 
 
