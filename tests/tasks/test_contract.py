@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
@@ -140,6 +141,12 @@ def test_made_rows_pass_the_check_of_rows(name: str, tmp_path: Path) -> None:
     checked = check_rows(task_of(name), *read_rows(tmp_path / "rows.jsonl"))
     assert (checked.task, checked.rows, checked.bad, checked.ignored) == (name, 50, (), ())
     assert checked.usable >= 45
+    examples = load_examples(task_of(name), [tmp_path / "rows.jsonl"]).examples
+    assert checked.clusters == len({example.cluster for example in examples})
+    tags = {tag for example in examples for tag in example.tags}
+    assert checked.tags == {
+        tag: Counter(e.tags[tag] for e in examples if tag in e.tags) for tag in tags
+    }
 
 
 # -- gold, wrong answers and feedback ------------------------------------------------------------

@@ -234,6 +234,7 @@ def word_counts(values: Sequence[int], budget: int | None) -> WordCounts:
     return WordCounts(rank(0.5), rank(0.95), values[-1], over)
 
 
+ONLY_GOLD = "of all options only the gold stands in the text"
 NOTABLE = 0.01
 """A bias is pointed out when chance would show it in fewer than this share of files."""
 
@@ -308,7 +309,8 @@ def audit_rows(task: Task, loaded: LoadedExamples) -> RowAudit:
     lettered = [view for _, view in option_views if view.letters and view.letter]
     favourite, position = _position_bias(lettered)
     prompts = {e.id: _first_prompts(task, e) for e in examples}
-    texts_by_id = {e.id: prompts[e.id] or _read_by_actors(task, e) for e in examples}
+    seen = {e.id: {seat: e.visible(seat) for seat in task.acted_seats(e)} for e in examples}
+    texts_by_id = {e.id: prompts[e.id] or content_hash("", seen[e.id]) for e in examples}
     exposed = {e.id: _exposed_options(prompts[e.id], view) for e, view in option_views}
     golds = {e.id: plain(view.gold) for e, view in option_views}
     leaks = [e for e, _ in option_views if exposed[e.id] == {golds[e.id]}]
@@ -324,7 +326,7 @@ def audit_rows(task: Task, loaded: LoadedExamples) -> RowAudit:
         longest=_length_bias([view for _, view in option_views]),
         gold_in_prompt=sum(golds[key] in options for key, options in exposed.items()),
         remarks=(
-            *(AuditRemark(e.source, "leak", _leak_detail(task, e)) for e in leaks),
+            *(AuditRemark(e.source, "leak", f"{ONLY_GOLD}: {task.gold_text(e)}") for e in leaks),
             *_contradictions(task, examples, texts_by_id),
             *_twin_options(option_views),
         ),
@@ -352,10 +354,7 @@ def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
 
 
 def _length_bias(views: Sequence[LeakView]) -> Bias | None:
-    """How often the gold alone is the longest option; None where options have no lengths to tell.
-
-    A row in which the longest options are equally long can have no such gold, and does not count.
-    """
+    """How often the gold alone is the longest option, of rows that have one longest option."""
     hits, chances = 0, []
     for view in views:
         lengths = sorted((len(plain(option)) for option in view.options), reverse=True)
@@ -388,11 +387,7 @@ def upper_tail(hits: int, n: int, chance: float) -> float:
 
 
 def _exposed_options(prompt: str, view: LeakView) -> frozenset[str]:
-    """The options, in their plain form, that the prompt has outside its list of options.
-
-    Numbers, single letters and formulas are never among them: without their signs they may stand
-    anywhere and mean anything.
-    """
+    """The plain options that the prompt has outside its list; no numbers, letters or formulas."""
     rest = without_options(prompt, view.options)
     near = [option for option in view.options if plain(option) in rest]
     return named_options(rest, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
@@ -421,10 +416,6 @@ def _plain_lines(text: str) -> str:
     return "\n".join(line for line in map(plain, text.splitlines()) if line)
 
 
-def _leak_detail(task: Task, example: Example) -> str:
-    return f"of all options only the gold stands in the text: {task.gold_text(example)}"
-
-
 # -- rows that cannot all be right ---------------------------------------------------------------
 
 
@@ -432,11 +423,6 @@ def _first_prompts(task: Task, example: Example) -> str:
     """All that the actor reads before its first turn, in whichever seat."""
     contexts = task.previews(example).values()
     return "\n".join(segment.text for context in contexts for segment in context)
-
-
-def _read_by_actors(task: Task, example: Example) -> str:
-    """What the actor's seats may see, for rows of which there is no prompt."""
-    return content_hash("", {seat: example.visible(seat) for seat in task.acted_seats(example)})
 
 
 def _contradictions(

@@ -299,13 +299,13 @@ def as_batch_metrics(
         else BatchMetric(value=metric, n=len(main), n_scored=scored)
         for name, metric in metrics.items()
     }  # fmt: skip
-    return {name: _of_finite(one) for name, one in numbers.items()}
-
-
-def _of_finite(metric: BatchMetric) -> BatchMetric:
-    value = finite_or_none(metric.value)
-    lost = value is None and metric.value is not None
-    return replace(metric, value=value, n_scored=0 if lost else metric.n_scored)
+    finite = {name: finite_or_none(metric.value) for name, metric in numbers.items()}
+    return {
+        name: replace(metric, value=finite[name])
+        if finite[name] is not None or metric.value is None
+        else replace(metric, value=None, n_scored=0)
+        for name, metric in numbers.items()
+    }
 
 
 # -- rows ----------------------------------------------------------------------------------------
