@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -39,7 +39,9 @@ from soulkit.tasks.kit.user_code import (
     Hook,
     installed_task,
     installed_tasks,
+    load_declared,
     note_shadowed,
+    unloadable,
 )
 from soulkit.types import Protocol
 
@@ -182,25 +184,15 @@ def _load_class(task: str, module: str, home: Home) -> type[Task]:
         from soulkit.tasks.kit.loading import RowsOnly
 
         return RowsOnly
-    try:
-        cls = home.load(module)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise _unloadable(task, module, home, f"Python says: {error}.") from error
+    cls = load_declared(task, "module", module, home)
+    why = ""
     if not (inspect.isclass(cls) and issubclass(cls, Task)):
-        name = module.partition(":")[2]
-        raise _unloadable(task, module, home, f"'{name}' is no class derived from Task.")
-    if inspect.isabstract(cls):
-        lacking = ", ".join(sorted(cls.__abstractmethods__))
-        raise _unloadable(task, module, home, f"The class does not define: {lacking}.")
-    return cls
-
-
-def _unloadable(task: str, module: str, home: Home, why: str) -> ConfigError:
-    return ConfigError(
-        f"The class of task '{task}'{home.origin} cannot be loaded from '{module}'.",
-        why,
-        "Write module as 'file:Class', with file.py beside the tasks file; see docs/tasks.md.",
-    )
+        why = f"'{module.partition(':')[2]}' is no class derived from Task."
+    elif inspect.isabstract(cls):
+        why = f"The class does not define: {', '.join(sorted(cls.__abstractmethods__))}."
+    if why:
+        raise unloadable(task, "module", module, home, why)
+    return cast("type[Task]", cls)
 
 
 # -- files ---------------------------------------------------------------------------------------

@@ -107,18 +107,18 @@ class Home:
     def _module(self, name: str) -> ModuleType:
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
         if not file.is_file():
-            self._beside()
+            self._add_to_path()
             return importlib.import_module(name)
         if self.package:
             return importlib.import_module(f"{self.package}.{name}")
-        self._beside()
+        self._add_to_path()
         # A name of its own: two users' files may both be called my_task.py, or random.py.
         mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
         unique = f"soulkit_user_{mark}.{name}"
         return sys.modules.get(unique) or _execute(unique, file)
 
-    def _beside(self) -> None:
-        """What a user's file imports from beside it is found, too."""
+    def _add_to_path(self) -> None:
+        """Let a user's file import what lies next to it."""
         if not self.package and self.folder != BUILTIN and str(self.folder) not in sys.path:
             sys.path.append(str(self.folder))
 
@@ -139,7 +139,7 @@ def _execute(unique: str, file: Path) -> ModuleType:
 
 COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json", "--drafter",
                  "--filter", "--max-cost")  # fmt: skip
-"""What the commands that call hooks take themselves: for slips of the pen."""
+"""Options of the commands that call hooks, for a suggestion where an option is misspelt."""
 TASK_KEYWORD = "task"
 """The keyword that a function gets the name of the task by."""
 
@@ -253,20 +253,27 @@ class Hook:
 
 def hook(task: str, key: str, reference: str, home: Home) -> Hook:
     """The function that `key: reference` of a declaration names; ConfigError when there is none."""
-    try:
-        function = home.load(reference)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise _unloadable(task, key, reference, home, f"Python says: {error}.") from error
+    function = load_declared(task, key, reference, home)
     if not callable(function):
-        raise _unloadable(task, key, reference, home, "It is no function.")
+        raise unloadable(task, key, reference, home, "It is no function.")
     return Hook(task, function)
 
 
-def _unloadable(task: str, key: str, reference: str, home: Home, why: str) -> ConfigError:
+def load_declared(task: str, key: str, reference: str, home: Home) -> Any:
+    """What `key: reference` of a declaration names; ConfigError when it cannot be imported."""
+    try:
+        return home.load(reference)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise unloadable(task, key, reference, home, f"Python says: {error}.") from error
+
+
+def unloadable(task: str, key: str, reference: str, home: Home, why: str) -> ConfigError:
+    """The error of a name in a declaration that leads to nothing that can be used."""
+    kind = "Class" if key == "module" else "function"
     return ConfigError(
         f"'{key}: {reference}' of the task '{task}'{home.origin} cannot be loaded.",
         why,
-        f"Write {key} as 'file:function', with file.py in the task's folder; see docs/tasks.md.",
+        f"Write {key} as 'file:{kind}', with file.py in the task's folder; see docs/tasks.md.",
     )
 
 
@@ -329,15 +336,15 @@ def _offers(path: tuple[str, ...]) -> Mapping[str, tuple[InstalledTask, ...]]:
 
 def installed_task(task: str) -> InstalledTask | None:
     """Who offers a task; ConfigError when several do, as nobody could tell which one is meant."""
-    several = installed_tasks().get(task, ())
-    if len(several) > 1:
-        names = ", ".join(f"'{offer.distribution}'" for offer in several)
+    offers = installed_tasks().get(task, ())
+    if len(offers) > 1:
+        names = ", ".join(f"'{offer.distribution}'" for offer in offers)
         raise ConfigError(
             f"Several installed distributions offer a task '{task}': {names}.",
             "Which of them is meant cannot be told from the name.",
             "Uninstall all but one.",
         )
-    return several[0] if several else None
+    return offers[0] if offers else None
 
 
 def note_shadowed(task: str, where: str) -> None:
