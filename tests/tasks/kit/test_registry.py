@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,17 @@ def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
         (folder / "lights.py").write_text(CLASS.format(mark=mark))
         marks.append(load_registry(path).task("lights").mark)
     assert marks == ["one", "two"]
+
+
+def test_a_file_imports_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "lamp_words.py").write_text("MARK = 'from beside'\n")
+    path = write(tmp_path, lights())
+    code = CLASS.format(mark=1).replace("mark = 1", "from lamp_words import MARK as mark")
+    (tmp_path / "lights.py").write_text(code)
+    assert load_registry(path).task("lights").mark == "from beside"
 
 
 def test_a_file_may_be_called_like_a_standard_module(tmp_path: Path) -> None:
