@@ -188,11 +188,10 @@ class Task(ABC):
         return (self.example(row, source=source, split=split),)
 
     def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """The examples of a whole data set, each with what it has to know of all of them (what
-        people score on average, say), in the same order and number.
+        """The examples of a whole data set, each with what it must know of all of them (what people
+        score on average, say); same order and number.
 
-        Called once when rows are read, before any of them is left out: a number that is compared
-        with the data set's people must not depend on which rows a run plays.
+        Called once when rows are read, before any are left out.
         """
         return examples
 
@@ -381,14 +380,13 @@ class Task(ABC):
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
         """(name, text) of prompts that playing, scoring and coaching this row by script does not
-        render, though another row or another declaration of the task may: for self-checks."""
+        render: for self-checks."""
         yield from ()
 
     def canary(self, example: Example, text: str) -> Episode | None:
-        """An episode in which the actor says nothing but `text`: bait that no judge should like.
+        """An episode in which the actor says nothing but `text`, which no judge should like.
 
-        By default for judged tasks of a single reply. None: there is no canary, because rules score
-        the task, or a conversation needs its own: each of its acted seats then says `text`.
+        By default for judged tasks of a single reply; None: there is no canary.
         """
         calls = self.calls(example)
         if not calls.get("judge") or calls.get("actor") != 1:
@@ -425,17 +423,13 @@ class Task(ABC):
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Metrics that exist only over a batch (joint accuracy, diversity), with what they count.
 
-        Pure, and total on every subset of the records of a run: intervals come of leaving out one
-        cluster after another.
+        Pure, and defined on every subset of the records: intervals leave out one cluster at a time.
         """
         return {}
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The rollouts of one row in one step of training, drafts and refined ones, each with what
-        its reward owes to the others; the same records, in the same order.
-
-        Called once a row, when all of them are scored. By default a reward stands alone.
-        """
+        """The rollouts of one row in one training step with rewards that depend on each other; the
+        same records, in the same order. Called once a row, when all are scored."""
         return records
 
     # -- controls -----------------------------------------------------------------------------
@@ -448,10 +442,10 @@ class Task(ABC):
     async def control(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
     ) -> Score:
-        """What the judges of the cast make of the control `name`.
+        """What the judges of the cast say of the control `name`.
 
-        `episode` is what it is about: the draft, or `gold(example)` for a control of the row. A
-        CallError leaves it unscored.
+        `episode` is the draft, or `gold(example)` for a control of the row. A CallError leaves the
+        control unscored.
         """
         raise ConfigError(
             f"Task '{self.name}' cannot ask about its control '{name}'.",
@@ -475,10 +469,9 @@ class Task(ABC):
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]
     ) -> dict[str, BatchMetric]:
-        """Numbers over a batch that the controls of its rows and drafts have a part in.
+        """Numbers over a batch that take its controls into account.
 
-        Pure, and total on every subset of both, as `summarise` is; unscored controls are among
-        them, with their reason. Not called where a run has no controls.
+        Pure, and defined on every subset, like `summarise`; unscored controls are among them.
         """
         return {}
 

@@ -226,8 +226,7 @@ class LetteredTask(ChoiceTask):
 def read_options(mapping: Any, listed: Any) -> dict[str, str]:
     """Letter → text, from a mapping from letters, else from a list in order; {} when there is none.
 
-    Either may be JSON text. What a gap left behind (None, NaN, blank) is no option. Raises
-    DataError when a value is neither form, or an option no text.
+    Either may be JSON text. None, NaN and blanks are no options. DataError for anything else.
     """
     by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list)
     pairs = (
@@ -351,10 +350,7 @@ class WorkedTask(LetteredTask):
 
 
 def led_letter(text: str, letters: str) -> str:
-    """The letter that a gold such as `B`, `b)`, `(B)` or `B. some text` stands for, else "".
-
-    A word is no letter: `Burn the will` gives "".
-    """
+    """The letter of a gold such as `B`, `b)`, `(B)` or `B. some text`; "" for `Burn the will`."""
     match = _LED.fullmatch(text)
     letter = match.group(1).upper() if match else ""
     return letter if letter in letters else ""
@@ -369,8 +365,7 @@ def led_text(text: str) -> str:
 def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
     """The option that `gold` names, by a letter, its whole text, or both; "" if none does.
 
-    The text goes before a letter that leads it: an option may itself begin like one (`A. Smith`).
-    A letter with the text of another option names none. Without options any letter will do.
+    The whole text goes before a leading letter, since an option may begin like one (`A. Smith`).
     """
     letter, gold_words = led_letter(gold, letters), plain(gold)
     text_matches = [

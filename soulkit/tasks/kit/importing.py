@@ -130,8 +130,7 @@ class OriginalFile(DataError):
 
 
 def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
-    """OriginalFile where a row has a column of the original release. The released files of the task
-    are rows, whatever columns they have."""
+    """OriginalFile where a row of a file that is not released has a column of the original."""
     released = {*task.spec.files.train, *task.spec.files.eval}
     for row in rows if task.spec.original else ():
         file, _, _ = row.source.rpartition(":")
@@ -147,8 +146,7 @@ def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
 
 @contextmanager
 def explaining_originals(task: Task, path: Path) -> Iterator[None]:
-    """While the rows of `task` in `path` are read: of an original file say that it is one, and name
-    the command that imports it."""
+    """While rows of `task` in `path` are read: say of an original file how to import it."""
     try:
         yield
     except (ColumnsError, OriginalFile, UnusableFile) as error:
@@ -156,8 +154,7 @@ def explaining_originals(task: Task, path: Path) -> Iterator[None]:
 
 
 def _as_original(task: Task, path: Path, error: DataError) -> DataError:
-    """What to say of a file that could not be read as rows of `task`: `error`, where the importer
-    does not know the file either."""
+    """The error of a file that could not be read as rows; `error` if no importer can read it."""
     if not task.spec.importer:
         return _as_chats(task, path, error)
     if isinstance(error, OriginalFile):
@@ -188,8 +185,7 @@ def _as_chats(task: Task, path: Path, error: DataError) -> DataError:
 
 
 def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
-    """The error of a file or folder of recorded chats where rows of `task`, or of any, are read;
-    None for anything else."""
+    """The error of recorded chats where rows of `task`, or of any, are read; else None."""
     needed = {
         alias
         for name, column in (task.spec.columns if task else {}).items()
@@ -255,7 +251,7 @@ def _with_importer(task: Task, error: DataError) -> DataError:
 
 
 def import_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:
-    """The rows of an original file of `task`; DataError when the file as a whole cannot be used.
+    """The rows of an original file of `task`; DataError when the whole file cannot be used.
 
     `options` are the task's own, as the command line gives them.
     """

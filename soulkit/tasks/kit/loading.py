@@ -160,9 +160,9 @@ def load_examples(
 ) -> LoadedExamples:
     """The examples of `task` in `paths`, without duplicates.
 
-    `limit` keeps the rows with the smallest ids, each with all its forms: a fixed sample, whatever
-    the order of the rows or of the files, and part of every larger one. The order follows a hash of
-    (seed, id). `strict` turns any bad row into a DataError.
+    `limit` keeps the rows with the smallest ids, each with all its forms: the same sample in any
+    order of rows and files, and part of every larger one. The order follows a hash of (seed, id).
+    `strict` turns any bad row into a DataError.
     """
     if limit is not None and limit < 1:
         raise ConfigError(
@@ -273,10 +273,10 @@ def to_examples(
     bad: Iterable[BadRow] = (),
     forms: bool = True,
 ) -> LoadedExamples:
-    """Rows as examples, in their order. ColumnsError when every row lacks required columns;
-    OriginalFile when one is marked as a record of the original release.
+    """Rows as examples, in their order; without `forms` one example a row, as it is written.
 
-    Without `forms` a row that is played in several forms is one example, as it is written.
+    ColumnsError when every row lacks required columns; OriginalFile for records of the original
+    release.
     """
     task_marks = sources(task)
     by_id: dict[str, Example] = {}
@@ -352,9 +352,9 @@ def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> Data
 def rows_with_tasks(
     rows: Sequence[RawRow], names: Mapping[str, str], task: str | None = None
 ) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
-    """(task, row) in the order of the rows, and the rows that belong to no known task.
+    """(task, row) in the order of the rows, and the rows of no known task.
 
-    `names`: data_source → task. `task` is for rows that do not say where they belong.
+    `names`: data_source → task. `task` is for rows without a data_source.
     """
     pairs: list[tuple[str, RawRow]] = []
     bad: list[BadRow] = []

@@ -148,16 +148,12 @@ def make_rows(
 
 
 def split_seed(seed: int, split: Split) -> int:
-    """The seed of a split: training rows come from even seeds, test rows from odd ones.
-
-    So rows that are generated for a run and for its evaluation never are the same stories.
-    """
+    """The seed of a split: even for training rows, odd for test rows, so that none are the same."""
     return 2 * seed + (split == "test")
 
 
 def made_rows(task: Task, source: str, seed: int, split: Split) -> list[RawRow]:
-    """The rows that `synth:N` stands for on a command line, from `seed`, or `synth:N@SEED`, from a
-    seed of its own; ConfigError when N is no count or SEED no whole number."""
+    """The rows of `synth:N` (from `seed`) or `synth:N@SEED`; ConfigError for other texts."""
     number, at, own_seed = source.removeprefix(MADE).partition("@")
     if not number.isdecimal() or not int(number) or (at and not _WHOLE.fullmatch(own_seed)):
         raise ConfigError(
@@ -236,8 +232,7 @@ def drafts_from(task: Task, path: Path, options: Mapping[str, str] | None = None
 def draft_question(
     prompt: str, shape: type[S], problem: Callable[[S], str] = lambda draft: ""
 ) -> JudgeQuestion[S]:
-    """A question to the drafter. A draft of which `problem` says something is asked for once more,
-    as one that cannot be read is."""
+    """A question to the drafter, asked once more if the draft cannot be read or has a `problem`."""
     asked_for = question("draft", prompt, shape, role="drafter")
 
     def read(text: str) -> S:
@@ -257,8 +252,7 @@ def review_question(prompt: str, shape: type[Review]) -> JudgeQuestion[Any]:
 def quotation(text: str, originals: Sequence[str], words: int) -> str:
     """The first run of `words` words of `text` that stands in one of `originals`; empty for none.
 
-    Case and punctuation do not count. An original that is shorter counts whole, from half as many
-    words on.
+    Case and punctuation do not count. A shorter original counts whole, from half the words on.
     """
     tokens = words_only(text.casefold()).split()
     for original in originals:

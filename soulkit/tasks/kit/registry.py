@@ -90,10 +90,10 @@ class Registry:
         self, name: str, protocol: Protocol = "paper", *, training: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> Task:  # fmt: skip
-        """The live task: its class from `module` (RowsOnly without one), made with its spec.
+        """The live task, of the class that its declaration names (RowsOnly without one).
 
-        `training`: with the word budgets and default players of training; `options` replace those
-        of the task that have their name.
+        `training`: with the word budgets and default players of training. `options` replace the
+        task's options of the same name.
         """
         spec = self.spec(name).played(training=training, options=options or {})
         shared = self._built_in(spec) or spec

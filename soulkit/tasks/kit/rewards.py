@@ -57,10 +57,9 @@ CALL = "group_rewards"
 
 
 def with_group_rewards(tasks: Mapping[str, Task], records: Iterable[Record]) -> list[Record]:
-    """The records of training steps, row by row with what their tasks make of the group.
+    """The records of training steps, with what their tasks make of the rollouts of each row.
 
-    Rows stay in the order in which they first come, and their rollouts in theirs. A row waits for
-    its own rollouts, never for those of another.
+    Rows and rollouts stay in their order.
     """
     rows: dict[tuple[str, int, str], list[Record]] = defaultdict(list)
     for record in records:

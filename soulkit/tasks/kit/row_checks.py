@@ -118,8 +118,7 @@ class RowCheck:
 def check_row_file(
     registry: Registry, path: Path, task: str | None
 ) -> tuple[list[RowCheck], list[BadRow]]:
-    """The check of a file by task, and the rows that belong to none; all are rows of `task`, where
-    one is named. OriginalFile for a file that is the original release's."""
+    """The check of a file by task (or of `task` alone), and the rows that belong to none."""
     live = None if task is None else registry.task(task)
     if path.is_dir() and (chats := chats_for_rows(live, path)):
         raise chats
@@ -394,10 +393,10 @@ def _exposed_options(prompt: str, view: LeakView) -> frozenset[str]:
 
 
 def without_options(prompt: str, options: Sequence[str]) -> str:
-    """The plain words of a prompt without its list of options, be it on one line or on several.
+    """The plain words of a prompt without its list of options.
 
-    A list is all options in their order with at most their letters between them, or whole lines
-    that hold nothing but one option and its letter. What is in neither form stays.
+    A list is all options in order with at most their letters between them, or whole lines that
+    hold nothing but an option and its letter.
     """
     every = [plain(option) for option in options]
     gap = r"(?: option| choice)?(?: \w{1,2})? "

@@ -126,10 +126,9 @@ def with_declared_means(
 
 
 def with_means(declared: Parts, metrics: Metrics, origin: str = "") -> dict[str, BatchMetric]:
-    """`metrics` with the declared means.
+    """`metrics` with the declared means; an inner mean of which no part has rows is left out.
 
-    What `metrics` says of a mean is kept as far as it goes (what it counts, its scale); otherwise
-    it counts what its parts count. An inner mean of which no part has any row is left out.
+    What `metrics` itself says of a mean (what it counts, its scale) is kept.
     """
     made = dict(metrics)
     inner = {name for parts in declared.values() for name in parts.values()}
@@ -210,8 +209,7 @@ def _mean_end(ends: Sequence[float | None]) -> float | None:
 
 
 def origins_of(records: Sequence[Record]) -> list[str]:
-    """The files of somebody's own that the rows of the drafts were made of; one is empty where
-    some rows are of none."""
+    """The users' files that the rows of the drafts were made of; empty for rows of none."""
     return sorted({record.origin for record in drafts(records)})
 
 
@@ -226,14 +224,12 @@ def of_one_origin(name: str, origin: str) -> str:
 
 
 def without_origin(name: str, origin: str) -> str:
-    """The headline of which `name` is that over the rows of one of several origins; otherwise the
-    name as it is."""
+    """The headline of which `name` is the one over a single origin; other names as they are."""
     return name.removesuffix(of_one_origin("", origin)) if origin else name
 
 
 def without_origins(records: Sequence[Record]) -> list[Record]:
-    """The records as if their rows had no origin, where there are several: training has no
-    published figures beside it, and needs one number of all its rows."""
+    """The records without origins where there are several: training needs one number of all."""
     if len(origins_of(records)) < 2:
         return list(records)
     return [replace(record, origin="") for record in records]
@@ -243,8 +239,7 @@ def without_origins(records: Sequence[Record]) -> list[Record]:
 
 
 def shared_parts(name: str, sides: Sequence[Metrics]) -> dict[str, dict[str, str]]:
-    """The parts of the mean `name`, and of its inner means, that have a number on every side; empty
-    for a number that has no parts."""
+    """The parts of the mean `name`, and of its inner means, with a number on every side."""
     first = sides[0].get(name)
     if first is None or not first.parts or first.over:
         return {}
@@ -259,8 +254,7 @@ def shared_parts(name: str, sides: Sequence[Metrics]) -> dict[str, dict[str, str
 
 
 def value_over(name: str, metrics: Metrics, kept: Kept) -> float | None:
-    """The number `name`, a mean over those of its parts that are kept; None where one of them has
-    no number here."""
+    """The number `name` as a mean over its kept parts; None where one of them has no number."""
     if name not in kept:
         return metrics[name].value if name in metrics else None
     values = [value_over(part, metrics, kept) for part in kept[name].values()]
@@ -287,10 +281,9 @@ def mean_of(
 def as_batch_metrics(
     metrics: Mapping[str, Any], records: Sequence[Record]
 ) -> dict[str, BatchMetric]:
-    """What a task's `summarise` made of `records`; plain numbers, as tasks once returned, are over
-    all their episodes and have no known scale.
+    """What `summarise` returned, as metrics; plain numbers count all episodes, on no known scale.
 
-    What is no finite number has no value, and no unit scored.
+    A number that is not finite has no value and no scored unit.
     """
     main = drafts(records)
     scored = sum(record.score.scored for record in main)
@@ -321,10 +314,7 @@ def row_plays(records: Sequence[Record]) -> dict[str, list[list[Record]]]:
 
 
 def row_values(records: Sequence[Record]) -> dict[str, float | None]:
-    """Row → the mean over its forms, and over its plays of which no form is unscored.
-
-    None: there is no such play. What an order leaves unread would else lean to the other orders.
-    """
+    """Row → the mean over its forms, and over those plays in which every form is scored."""
     return {row: _row_value(plays) for row, plays in row_plays(records).items()}
 
 

@@ -63,8 +63,8 @@ class GoldLines:
 
 
 class _ScriptedModel:
-    """Takes every seat. A judge gives the verdict that the task has scripted; what else is asked
-    is answered by the lines of `gold` and by REPLY, or not at all (`silent`)."""
+    """Fills every role. A judge gives the task's scripted verdicts; the rest is answered by the
+    lines of `gold` and by REPLY, or not at all (`silent`)."""
 
     name = "script"
 
@@ -224,8 +224,7 @@ def has_no_coach_prompt(task: Task, example: Example, draft: Episode) -> bool:
 
 
 def hides_gold(task: Task, example: Example) -> bool:
-    """Whether a row has a gold that the actor does not see, in one of its seats at least, so that
-    feedback could tell it."""
+    """Whether feedback could tell the actor a gold that it does not see in one of its seats."""
     views = [example.visible(seat) for seat in task.acted_seats(example)]
     golds = [name for name in task.gold_fields if not name.startswith(HUMAN)]
     rows_golds = [name for name in golds if example.fields.get(name) is not None]
@@ -332,7 +331,7 @@ def check_task(task: Task, loaded: LoadedExamples, data: str = "") -> SelfCheck:
 def with_unused_prompts(checks: Sequence[SelfCheck], registry: Registry) -> list[SelfCheck]:
     """The checks, with a warning for each prompt that no row of any task of its folder needed.
 
-    Tasks may share a folder: where one of them was not checked, nobody knows.
+    Prompts of a folder with unchecked tasks are left out.
     """
     unrendered = {check.task: check.unrendered for check in checks}
     warned = []

@@ -93,8 +93,8 @@ class Home:
     def load(self, reference: str) -> Any:
         """The object that `module:attribute` names.
 
-        Raises what Python raises: ImportError, AttributeError, SyntaxError, ValueError. What else
-        a module raises while it is imported is an ImportError here.
+        Raises ImportError, AttributeError, SyntaxError or ValueError; anything else that a module
+        raises becomes an ImportError.
         """
         module, _, attribute = reference.partition(":")
         try:
@@ -410,10 +410,7 @@ def error_words(error: BaseException) -> str:
 
 
 def broken_task(error: BaseException) -> UserError | None:
-    """The error of a command that ended in the code of a user's task, outside of any row.
-
-    None where the error does not come from such code.
-    """
+    """The error of a command that ended in the code of a user's task; None for other errors."""
     first = _first(error)
     frames = list(traceback.walk_tb(first.__traceback__))
     last = max((i for i, (f, _) in enumerate(frames) if _owner(f.f_code.co_filename) == "soulkit"),
@@ -475,7 +472,7 @@ def as_mapping(task: DeclaredTask, call: str, numbers: object) -> Mapping[str, A
 def checked_score(task: DeclaredTask, score: object, call: str = "score") -> Score:
     """The score, of plain finite numbers; a metric that is not finite is undefined (None).
 
-    TaskError for what is no Score, and for a value or reward that is not a finite number.
+    TaskError for anything but a Score, and for a value or reward that is not finite.
     """
     if not isinstance(score, Score):
         raise bad_return(task, call, f"gave back {type(score).__name__}, no Score")
@@ -533,9 +530,9 @@ def _is_caller(frame: traceback.FrameSummary) -> bool:
 
 
 def _place(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str | None:
-    """`file:line, in function` of the task's code that an error comes from.
+    """`file:line, in function` of the task's code that an error comes from; None: of soulkit.
 
-    None for an error of soulkit. What the kit makes of what a user's task gave it is the task's.
+    What breaks in the kit on values from a user's task is the task's.
     """
     owners = [_owner(frame.filename) for frame in frames]
     own = [frame for frame, owner in zip(frames, owners, strict=True) if owner == "task"]
