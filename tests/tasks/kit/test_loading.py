@@ -11,6 +11,7 @@ import pytest
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import first_rows, row_id
+from soulkit.errors import ConfigError
 from soulkit.tasks.kit.loading import examples_to_play
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
@@ -47,6 +48,14 @@ def test_rows_that_name_one_form_are_rows_too(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", rows, data_source="alignx_demo")
     source = str(tmp_path / "rows.jsonl")
     assert len(examples_to_play(task_of("alignx_demo"), source, limit=6).examples) == 6
+
+
+def test_the_smallest_limit_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, synth("tomi", 5, 1))
+    assert len(examples_to_play(task_of("tomi"), str(path), limit=1).examples) == 1
+    with pytest.raises(ConfigError, match="A limit of 0 rows"):
+        examples_to_play(task_of("tomi"), str(path), limit=0)
 
 
 @pytest.mark.parametrize(("name", "protocol", "forms"), FORMS)

@@ -26,6 +26,7 @@ from soulkit.tasks.kit.row_checks import audit_rows
 from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.tasks.kit.spec import READERS
 from soulkit.types import Episode
+from tests.support.evaluation import messages
 from tests.support.road import EVERY, NO_ONE, ROLLOUT, task_of
 
 TASK: dict[str, Any] = {
@@ -311,9 +312,9 @@ def lines(capsys: pytest.CaptureFixture[str]):
         assert cli.main([str(argument) for argument in arguments]) == 2
         output = capsys.readouterr()
         assert output.out == ""
-        messages = output.err.splitlines()
-        assert [line.partition(":")[0] for line in messages] == ["error", "why", "fix"]
-        return messages
+        told = messages(output.err)
+        assert [line.partition(":")[0] for line in told] == ["error", "why", "fix"]
+        return told
 
     return run
 
