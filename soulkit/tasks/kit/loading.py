@@ -453,16 +453,16 @@ def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
     """Histories that a seat reads, message by message, and the texts of the gold."""
     for name, value in example.fields.items():
         readers = example.audience.get(name, ())
-        if set(readers) & set(example.seats) and _is_history(value):
-            texts = (folded_words(v) for item in value for v in item.values())
+        listed = value if isinstance(value, list | tuple) else ()
+        if (
+            set(readers) & set(example.seats)
+            and listed
+            and all(isinstance(item, Mapping) for item in listed)
+        ):
+            texts = (folded_words(v) for item in listed for v in item.values())
             yield tuple(words for words in texts if len(words) > 1)  # without names of roles
         elif "gold" in readers and isinstance(value, str):
             yield (folded_words(value),)
-
-
-def _is_history(value: Any) -> bool:
-    is_list = isinstance(value, list | tuple) and bool(value)
-    return is_list and all(isinstance(item, Mapping) for item in value)
 
 
 def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
