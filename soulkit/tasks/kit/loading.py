@@ -454,11 +454,8 @@ def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
     for name, value in example.fields.items():
         readers = example.audience.get(name, ())
         listed = value if isinstance(value, list | tuple) else ()
-        if (
-            set(readers) & set(example.seats)
-            and listed
-            and all(isinstance(item, Mapping) for item in listed)
-        ):
+        history = listed and all(isinstance(item, Mapping) for item in listed)
+        if history and set(readers) & set(example.seats):
             texts = (folded_words(v) for item in listed for v in item.values())
             yield tuple(words for words in texts if len(words) > 1)  # without names of roles
         elif "gold" in readers and isinstance(value, str):

@@ -575,3 +575,11 @@ def test_an_importer_says_what_a_record_becomes(tmp_path: Path) -> None:
     with pytest.raises(WrongShape, match="original format") as caught:
         import_records(path, scene, fields=("Text", "Name"), way_out="Give scenes.", licence="")
     assert caught.value.why == "None of its records has Text, Name."
+
+
+def test_an_original_of_which_no_record_is_a_row_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "posts.json"
+    path.write_text(json.dumps({"p1": {"post": "Hello"}, "p2": {"post": "Bye"}}))
+    with pytest.raises(OriginalFile) as caught:
+        examples_to_play(task_of("humanual_book"), str(path))
+    assert "posts.json: p1: it is a post without anybody's reply" in caught.value.why

@@ -210,7 +210,7 @@ def test_nobody_is_a_gold_where_people_are_asked_for() -> None:
 
 
 def test_a_passage_keeps_histories_and_golds_apart() -> None:
-    kinds = {"count": "int", "talk": "any", "silence": "any", "odd": "any", "text": "str"}
+    kinds = {"count": "int", "talk": "any", "silence": "any", "odd": "any", "text": "text"}
     seen = {name: {"type": kind, "audience": ["reader"]} for name, kind in kinds.items()}
     columns = {**seen, "answer": {"audience": ["gold"]}}
     spec = TaskSpec.model_validate({"title": "T", "summary": "S", "seats": {"reader": "actor"},
