@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from soulkit.errors import CallError, ConfigError, PartnerError, did_you_mean
 from soulkit.judge.verdict import spoken
@@ -149,18 +149,11 @@ class Conversation:
         )  # fmt: skip
 
 
-class OngoingTalk(Protocol):
-    """A conversation under way, of one acted seat or of several."""
-
-    usage: Usage
-
-    def episode(
-        self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
-    ) -> Episode: ...
-
-
 async def play_out(
-    talk: OngoingTalk, example: Example, rollout: Rollout, converse: Callable[[], Awaitable[str]]
+    talk: Conversation | Stage,
+    example: Example,
+    rollout: Rollout,
+    converse: Callable[[], Awaitable[str]],
 ) -> Episode:
     """The episode of `converse`, which returns why it stopped.
 

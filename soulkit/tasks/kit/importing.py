@@ -125,6 +125,14 @@ def is_release(task: Task, path: Path) -> bool:
     return bool(mark) and (path / mark).is_file()
 
 
+def refuse_release(task: Task, path: Path) -> None:
+    """OriginalFile where `path` is the folder of the original release, and rows are read."""
+    if is_release(task, path):
+        raise _original(
+            task, str(path), f"It holds '{task.spec.release_mark}', and no released rows."
+        )
+
+
 class OriginalFile(DataError):
     """A file of the original release where rows of the task are read."""
 
@@ -221,21 +229,12 @@ def _what(task: Task, path: str) -> str:
     return f"'{path}' is of the original release of '{task.name}', and is no file of its rows."
 
 
-def release_folder_error(task: Task, folder: str) -> OriginalFile:
-    """The error of a folder that is the original release where rows are looked for."""
-    return _original(task, folder, f"It holds '{task.spec.release_mark}', and no released rows.")
-
-
 def _original(task: Task, path: str, why: str) -> OriginalFile:
     return OriginalFile(
         _what(task, path), why,
-        f"Import it, and give --data the file that this writes: {import_command(task, path)}",
+        "Import it, and give --data the file that this writes: "
+        f"soul data import {task.name} {shlex.quote(path)}",
     )  # fmt: skip
-
-
-def import_command(task: Task, path: str) -> str:
-    """The command that turns an original file into rows."""
-    return f"soul data import {task.name} {shlex.quote(path)}"
 
 
 def _with_importer(task: Task, error: DataError) -> DataError:

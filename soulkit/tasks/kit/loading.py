@@ -49,7 +49,7 @@ from soulkit.tasks.kit.importing import (
     import_rows,
     is_release,
     refuse_original_rows,
-    release_folder_error,
+    refuse_release,
 )
 from soulkit.tasks.kit.made_rows import MADE, Split, made_rows
 from soulkit.tasks.kit.spec import cannot_play
@@ -97,13 +97,12 @@ def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
     files = task.spec.files
     names = files.train if split == "train" else files.eval
     paths = data_files(task.name, names, source)
-    if not paths and source is not None and is_release(task, Path(source)):
-        raise release_folder_error(task, source)
-    if not paths and source is not None and (chats := chats_for_rows(task, Path(source))):
-        raise chats
-    if not paths:
-        raise _no_rows(task, split, search_note(names, source), source)
-    return paths
+    if paths:
+        return paths
+    if source is not None:
+        refuse_release(task, Path(source))
+    chats = None if source is None else chats_for_rows(task, Path(source))
+    raise chats or _no_rows(task, split, search_note(names, source), source)
 
 
 class NoRows(DataError):

@@ -44,6 +44,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, SoulError, TaskError, UserError, did_you_mean
 from soulkit.text import one_line
@@ -171,22 +173,15 @@ class HookOption:
 
     def read(self, text: str, task: str) -> Any:
         """The value that `text` stands for; ConfigError when it is none."""
-        if self.choices:
-            return text if text in self.choices else self._refuse(text, task, self.choices)
-        for kind in _kinds(self.kind):
-            if kind in (int, float, Path, str):
-                try:
-                    return kind(text)
-                except ValueError:
-                    self._refuse(text, task, (f"{kind.__name__} values",))
-        return text
-
-    def _refuse(self, text: str, task: str, allowed: tuple[str, ...]) -> None:
-        raise ConfigError(
-            f"'{self.flag} {text}' does not fit the task '{task}'.",
-            f"Allowed: {', '.join(allowed)}.",
-            f"Mend {self.flag}, or leave it out.",
-        )
+        try:
+            return TypeAdapter(self.kind).validate_strings(text)
+        except ValidationError as error:
+            kinds = [f"{kind.__name__} values" for kind in _kinds(self.kind) if not self.choices]
+            raise ConfigError(
+                f"'{self.flag} {text}' does not fit the task '{task}'.",
+                f"Allowed: {', '.join(self.choices or kinds)}.",
+                f"Mend {self.flag}, or leave it out.",
+            ) from error
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
@@ -223,22 +218,15 @@ class Hook:
         self, *values: Any, options: Mapping[str, str] | None = None, **keywords: Any
     ) -> Any:
         """Call the function with options as the command line gives them, by flag or by name."""
-        keywords |= {
-            o.name: o.read(text, self.task) for o, text in self._chosen_options(options or {})
-        }
-        if TASK_KEYWORD in inspect.signature(self.function).parameters:
-            keywords[TASK_KEYWORD] = self.task
-        return self.function(*values, **keywords)
-
-    def _chosen_options(self, options: Mapping[str, str]) -> list[tuple[HookOption, str]]:
         declared = self.options
-        chosen: list[tuple[HookOption, str]] = []
-        for flag, text in options.items():
+        for flag, text in (options or {}).items():
             name = flag.lstrip("-").replace("-", "_")
             if name not in declared:
                 raise self._no_option(flag, declared)
-            chosen.append((declared[name], text))
-        return chosen
+            keywords[name] = declared[name].read(text, self.task)
+        if TASK_KEYWORD in inspect.signature(self.function).parameters:
+            keywords[TASK_KEYWORD] = self.task
+        return self.function(*values, **keywords)
 
     def _no_option(self, flag: str, options: Mapping[str, HookOption]) -> ConfigError:
         flags = [option.flag for option in options.values()]
