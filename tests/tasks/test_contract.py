@@ -24,6 +24,7 @@ from soulkit.play.engine import Engine, Job
 from soulkit.runs.records import RecordWriter, load_records
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import examples_to_inspect, load_examples
+from soulkit.tasks.kit.made_rows import made_rows, split_seed
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.row_checks import check_rows
 from soulkit.tasks.kit.selfcheck import check_task, scripted_cast, silent_cast
@@ -54,6 +55,15 @@ def test_made_rows_follow_from_their_seed_and_nearly_all_differ(name: str) -> No
     assert len(set(ids)) >= 0.9 * len(ids)
     trained = {e.id for row in synth(name, 50, 4) for e in task_of(name).examples(row)}
     assert len(trained & set(ids)) <= 0.1 * len(ids), "other seeds give other rows"
+
+
+def test_training_rows_come_from_even_seeds_and_test_rows_from_odd_ones() -> None:
+    assert [split_seed(3, "train"), split_seed(3, "test"), split_seed(4, "train")] == [6, 7, 8]
+    rows = [
+        [row.fields for row in made_rows(task_of("tomi"), spec, 3, split)]
+        for spec, split in (("synth:5", "train"), ("synth:5", "test"), ("synth:5@3", "test"))
+    ]
+    assert rows == [synth("tomi", 5, 6), synth("tomi", 5, 7), synth("tomi", 5, 7)]
 
 
 @pytest.mark.parametrize("name", EVERY)
