@@ -92,6 +92,8 @@ def test_an_option_of_several_lines_is_taken_out_as_a_whole() -> None:
     options = ("1. Run.\n2. Rest.", "What would you like?")
     prompt = f"Run or rest?\n### Reply A\n{options[1]}\n\n### Reply B\n{options[0]}\nChoose."
     assert without_options(prompt, options) == "run or rest reply a | reply b | choose"
+    inside = ("Go home", "Go home\nand sleep")  # the longer one first, or its second line stays
+    assert without_options("A. Go home\nOr\nB. Go home\nand sleep\n", inside) == "| or |"
 
 
 def test_an_option_that_is_quoted_elsewhere_stays() -> None:
