@@ -28,7 +28,8 @@ def loaded(*rows: dict[str, Any]) -> LoadedExamples:
 
 
 def test_the_tail_of_a_binomial() -> None:
-    assert upper_tail(0, 10, 0.3) == 1.0 and upper_tail(1, 10, 0.0) == 0.0
+    assert upper_tail(0, 10, 0.3) == upper_tail(3, 3, 1.0) == 1.0
+    assert upper_tail(1, 10, 0.0) == 0.0
     assert upper_tail(3, 3, 0.5) == pytest.approx(0.125)
     assert upper_tail(2, 3, 0.25) == pytest.approx(3 * 0.0625 * 0.75 + 0.015625)
     assert upper_tail(3000, 6000, 0.5) == pytest.approx(0.505, abs=0.001)

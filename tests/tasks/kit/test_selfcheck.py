@@ -27,7 +27,6 @@ from soulkit.tasks.kit.selfcheck import (
     NO_COACH,
     NO_LEAK_CHECK,
     NO_SYMBOLIC,
-    SelfCheck,
     check_task,
     silent_cast,
 )
@@ -357,12 +356,6 @@ def test_a_leak_check_that_is_off(kind: str, lab: Any) -> None:
     assert code == 0 and NO_LEAK_CHECK not in checked["warnings"]
 
 
-def test_nothing_to_give_away_needs_no_leak_check() -> None:
-    """The actor of the secret keeper sees all that its gold is made of."""
-    checked = check_built_in("secret_keeper")
-    assert checked.warnings == () and checked.breaks == ()
-
-
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_symbolic_feedback_that_is_missing(kind: str, lab: Any) -> None:
     one = lab(kind)
@@ -394,23 +387,6 @@ def test_a_prompt_of_another_task_of_the_folder_is_not_counted(lab: Any) -> None
     (one.folder / "prompts" / "other").mkdir()
     (one.folder / "prompts" / "hint.md").rename(one.folder / "prompts" / "other" / "hint.md")
     assert one.check("other", "--data", "other=synth:6")[1]["warnings"] == []
-
-
-# --- the built-in tasks ---------------------------------------------------------------------------
-
-
-def check_built_in(name: str) -> SelfCheck:
-    task = load_registry().task(name)
-    return check_task(task, examples_to_inspect(task, "synth:25"))
-
-
-BUILT_IN = [name for name, spec in load_registry().specs.items() if not spec.rows_only]
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_built_in_tasks_have_what_they_declare(name: str) -> None:
-    checked = check_built_in(name)
-    assert (checked.breaks, checked.warnings, checked.unrendered) == ((), (), ())
 
 
 FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")

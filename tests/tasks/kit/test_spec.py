@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from soulkit.cli import app as cli
 from soulkit.errors import ConfigError
@@ -213,3 +214,5 @@ def test_what_a_declaration_leaves_out() -> None:
                      "gold_in_reference": False, "kind": "coach"},
         "evaluation_only": False,
     }  # fmt: skip
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.title = "Another"
