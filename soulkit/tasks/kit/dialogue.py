@@ -415,8 +415,8 @@ def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segmen
     if not counted or not usage.prompt_tokens:
         return int(_guess(context) - _guess(first.context))
     fresh = context[len(last.context) + 1 :]  # the reply itself stands between the two
-    said = usage.completion_tokens - usage.reasoning_tokens  # reasoning is in no later prompt
-    return usage.prompt_tokens + said + int(_guess(fresh)) - counted
+    reply = usage.completion_tokens - usage.reasoning_tokens  # reasoning is in no later prompt
+    return usage.prompt_tokens + reply + int(_guess(fresh)) - counted
 
 
 def _guess(context: Sequence[Segment]) -> float:

@@ -116,11 +116,11 @@ class NoRows(DataError):
 def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
     name, train = task.name, split == "train"
     ways = _ways_to_rows(task, train, source)
-    whole = "; ".join(ways).format(names=name, task=name)
     what = f"Task '{name}' has no training data here."
-    evaluated = f"There are no rows for the task '{name}'."
-    reason = "Training never reads evaluation files, and" if train else "Why none were found:"
-    error = NoRows(what if train else evaluated, f"{reason} {why}.", f"One of: {whole}.")
+    reason = f"Training never reads evaluation files, and {why}."
+    if not train:
+        what, reason = f"There are no rows for the task '{name}'.", f"Why none were found: {why}."
+    error = NoRows(what, reason, f"One of: {'; '.join(ways).format(names=name, task=name)}.")
     place = f" into {braced(folder_note())}" if source is None else ""
     ways = tuple(f"{way}{place}" if "soul data pull" in way else way for way in ways)
     error.way = f"rows of {{names}}: {', or '.join(ways)}"

@@ -124,16 +124,17 @@ class Registry:
         unplayable = [name for name in names if self.spec(name).rows_only]
         if not unplayable:
             return
-        near = names if len(unplayable) < len(names) else tuple(self.specs)
-        able = [name for name in near if not self.specs[name].rows_only]
-        raise cannot_play(unplayable, able, suite)
+        others = names if len(unplayable) < len(names) else tuple(self.specs)
+        playable = [name for name in others if not self.specs[name].rows_only]
+        raise cannot_play(unplayable, playable, suite)
 
     def refuse_evaluation_only(self, names: Collection[str]) -> None:
         """ConfigError when `names` hold tasks that may be evaluated and never trained on."""
         marked = [name for name in names if self.spec(name).evaluation_only]
         if marked:
-            able = [name for name in names if name not in marked]
-            raise not_for_training(f"the task{'s' * (len(marked) > 1)} {', '.join(marked)}", able)
+            trainable = [name for name in names if name not in marked]
+            tasks = f"the task{'s' * (len(marked) > 1)} {', '.join(marked)}"
+            raise not_for_training(tasks, trainable)
 
     def suite(self, name: str) -> tuple[str, ...]:
         """The tasks of a suite; ConfigError when there is none of that name."""
@@ -166,14 +167,14 @@ class NotForTraining(ConfigError):
     """Training on tasks or rows that are for evaluation only."""
 
 
-def not_for_training(what: str, able: Sequence[str] = ()) -> NotForTraining:
-    """The error of tasks or rows that are marked evaluation-only; `able`: what may be trained."""
-    rest = f"Train on what is left: --task {','.join(able)}" if able else LEAVE_OUT
+def not_for_training(marked: str, trainable: Sequence[str] = ()) -> NotForTraining:
+    """The error of tasks or rows that are marked evaluation-only, and what may be trained on."""
+    way_out = f"Train on what is left: --task {','.join(trainable)}" if trainable else LEAVE_OUT
     return NotForTraining(
-        f"Training was asked for on {what}, marked evaluation-only.",
+        f"Training was asked for on {marked}, marked evaluation-only.",
         "Their terms or their purpose forbid training on them, and a model that was "
         "trained on them could not be measured with them.",
-        f"{rest}; measure with: soul eval",
+        f"{way_out}; measure with: soul eval",
     )
 
 

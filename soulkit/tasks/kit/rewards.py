@@ -71,12 +71,12 @@ def with_group_rewards(tasks: Mapping[str, Task], records: Iterable[Record]) -> 
 
 
 def _rewarded(task: Task, group: Sequence[Record]) -> Sequence[Record]:
-    """What a task makes of the rollouts of a row; unscored, all of them, where its code breaks."""
+    """The rollouts of a row with the rewards of their group; all unscored where the task breaks."""
     try:
         with task_code(task, CALL):
             rewarded = task.group_rewards(group)
-        many = rewarded if isinstance(rewarded, Sequence) else ()
-        if [r.key for r in group] != [getattr(r, "key", None) for r in many]:
+        returned = rewarded if isinstance(rewarded, Sequence) else ()
+        if [r.key for r in group] != [getattr(r, "key", None) for r in returned]:
             raise bad_return(
                 task, CALL, "did not give back the records that it got, in their order"
             )

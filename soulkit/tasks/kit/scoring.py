@@ -160,18 +160,18 @@ def _mean(
     parts: Mapping[str, str], made: Metrics, frame: BatchMetric | None, origin: str
 ) -> BatchMetric:
     found = {label: made.get(name) for label, name in parts.items()}
-    there = {label: part for label, part in found.items() if part is not None and part.n}
+    with_rows = {label: part for label, part in found.items() if part is not None and part.n}
     # Rows of one's own have the parts that they have; nothing of the others is missing.
-    counted = there if origin else found
+    counted = with_rows if origin else found
     missing: dict[str, str] = {}
     for label, part in counted.items():
         if (why := why_missing(part)) is not None:
             missing[label] = why
         elif part is not None:
             missing |= {f"{label}/{inner}": why for inner, why in part.missing}
-    values = [part.value for part in there.values() if part.value is not None]
+    values = [part.value for part in with_rows.values() if part.value is not None]
     return replace(
-        _counted(frame, list(there.values())),
+        _counted(frame, list(with_rows.values())),
         value=fmean(values) if values else None,
         parts=tuple((label, parts[label]) for label in counted),
         missing=tuple(missing.items()),
@@ -246,8 +246,8 @@ def shared_parts(name: str, sides: Sequence[Metrics]) -> dict[str, dict[str, str
     kept: dict[str, dict[str, str]] = {name: {}}
     for label, part in first.parts:
         inner = shared_parts(part, sides)
-        whole = all((one := side.get(part)) and one.value is not None for side in sides)
-        if inner.get(part) if inner else whole:
+        on_all_sides = all(part in side and side[part].value is not None for side in sides)
+        if inner.get(part) if inner else on_all_sides:
             kept[name][label] = part
             kept |= inner
     return kept

@@ -324,7 +324,7 @@ def check_task(task: Task, loaded: LoadedExamples, data: str = "") -> SelfCheck:
         feedback_texts=len(set(rehearsed.feedback)),
         bad=loaded.bad,
         rows_only=rows_only,
-        **{kind: tuple(several) for kind, several in findings.items()},
+        **{kind: tuple(rows) for kind, rows in findings.items()},
     )
 
 

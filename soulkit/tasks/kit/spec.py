@@ -442,24 +442,25 @@ def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> No
 
 
 def cannot_play(
-    names: Sequence[str], able: Sequence[str] = (), suite: str | None = None
+    names: Sequence[str], playable: Sequence[str] = (), suite: str | None = None
 ) -> ConfigError:
-    """The error of rows-only tasks that are to be played; `able`: what can be played instead."""
+    """The error of rows-only tasks that are to be played, and what can be played instead."""
     listed = ", ".join(names)
-    one = f"The task '{listed}' cannot be played by this version."
-    several = f"{len(names)} tasks cannot be played by this version: {listed}."
-    what = one if len(names) == 1 else several
-    return ConfigError(
-        f"Of the suite '{suite}', {what[0].lower()}{what[1:]}" if suite else what,
+    what = f"The task '{listed}' cannot be played by this version."
+    why = (
         "Its rows can be read and checked (soul data), and tasks.yaml names no class that plays it."
-        if len(names) == 1
-        else "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
-        "them; leaving them out silently would change what is measured.",
-        f"{'Play the rest with --playable, or name' if suite else 'Name'} tasks that it can play: "
-        f"--task {','.join(able)}"
-        if able
-        else "See which can: soul tasks list",
     )
+    if len(names) > 1:
+        what = f"{len(names)} tasks cannot be played by this version: {listed}."
+        why = (
+            "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
+            "them; leaving them out silently would change what is measured."
+        )
+    if suite:
+        what = f"Of the suite '{suite}', {what[0].lower()}{what[1:]}"
+    name = "Play the rest with --playable, or name" if suite else "Name"
+    tasks = f"{name} tasks that it can play: --task {','.join(playable)}"
+    return ConfigError(what, why, tasks if playable else "See which can: soul tasks list")
 
 
 class RegistryFile(Strict):

@@ -242,7 +242,7 @@ class Lab:
     """A new task that tests spoil, and what the check then says."""
 
     def __init__(self, folder: Path, kind: str, capfd: Any) -> None:
-        self.folder, self.capfd = folder, capfd
+        self.folder, self.capfd, self.rows = folder, capfd, 6
         assert soul("tasks", "new", "lab", "--kind", kind, "--out", folder) == 0
         capfd.readouterr()
 
@@ -263,7 +263,7 @@ class Lab:
 
     def run(self, *more: object) -> int:
         load_registry.cache_clear()  # the declaration may have been edited
-        tasks, rows = self.folder / "tasks.yaml", "lab=synth:6"
+        tasks, rows = self.folder / "tasks.yaml", f"lab=synth:{self.rows}"
         return soul("tasks", "check", "lab", "--tasks", tasks, "--data", rows, *more)
 
 
@@ -348,6 +348,7 @@ def test_a_coach_without_a_prompt(kind: str, lab: Any) -> None:
 @pytest.mark.parametrize("kind", ["choice", "dialogue"])
 def test_a_leak_check_that_is_off(kind: str, lab: Any) -> None:
     one = lab(kind)
+    one.rows = 1  # a single row shows it
     wrong = "def wrong_completion(self, example):\n        return '<answer>Z</answer>'\n\n"
     one.edit("task.py", lambda text: text.replace("def leak_view", f"{wrong}    def unused"))
     warned(one, NO_LEAK_CHECK)
@@ -359,6 +360,7 @@ def test_a_leak_check_that_is_off(kind: str, lab: Any) -> None:
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_symbolic_feedback_that_is_missing(kind: str, lab: Any) -> None:
     one = lab(kind)
+    one.rows = 1
     one.edit("task.py", lambda text: text.replace("def explain", "def no_explain"))
     warned(one, NO_SYMBOLIC)
     one.edit("tasks.yaml", lambda text: text.replace("[symbolic, model]", "[model]"))
