@@ -207,13 +207,7 @@ def examples_to_inspect(
     except DataError as error:
         raise chats_for_rows(task, Path(source)) or error from None
     if not loaded.examples:
-        others = ", ".join(f"{name} ({n} rows)" for name, n in loaded.skipped.items())
-        first = f"{loaded.bad[0].source}: {loaded.bad[0].why.rstrip('.')}" if loaded.bad else ""
-        raise DataError(
-            f"No row of '{source}' can be used as a row of '{task.name}'.",
-            f"{first or f'They belong to {others}'}.",
-            f"See: soul data check {source}" if loaded.bad else "Name the task of these rows.",
-        )
+        raise _unusable(task, [Path(source)], loaded)
     return loaded
 
 
@@ -332,13 +326,14 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
 
 def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> DataError:
     names = ", ".join(f"'{path}'" for path in paths) or "no file"
+    file = str(paths[0]) if len(paths) == 1 else "FILE"
     if loaded.bad:
         first = "; ".join(f"{b.source}: {b.why.rstrip('.')}" for b in loaded.bad[:3])
         kind = "Some" if loaded.examples else "All"
         return DataError(
             f"{kind} rows of {names} are bad ({len(loaded.bad)}).",
             f"{first}.",
-            f"Mend them; to see all: soul data check FILE --task {task.name}",
+            f"Mend them; to see all: soul data check {shlex.quote(file)} --task {task.name}",
         )
     others = ", ".join(f"{name} ({n})" for name, n in loaded.skipped.items())
     return DataError(
