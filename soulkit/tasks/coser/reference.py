@@ -24,7 +24,7 @@ from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.judge.verdict import remove_think
 from soulkit.models.base import Cast, Player
-from soulkit.tasks.coser import coach as coaching
+from soulkit.tasks.coser import coach
 from soulkit.tasks.coser.scene import (
     END,
     ENDS_FROM,
@@ -42,6 +42,7 @@ from soulkit.tasks.coser.scene import (
 from soulkit.tasks.coser.scoring import ASPECTS, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.task import Coser, Opinions
 from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.coaching import fenced_remarks
 from soulkit.tasks.kit.dialogue import (
     LEAST_TOKENS,
     Conversation,
@@ -216,11 +217,11 @@ class CoserReference(Coser):
         worst."""
         view = super().coach_view(example, episode, score)
         worst = sorted(ASPECTS, key=lambda slug: score.metrics.get(slug) or 0.0)[:2]
-        reasons = coaching.aspect_reasons(score)
+        reasons = coach.aspect_reasons(score)
         notes = [f"{ASPECTS[slug].title}: {reasons[slug]}" for slug in worst if slug in reasons]
         return {
             **view, "transcript": transcript(self._thought_aloud(episode)),
-            "remarks": fence("\n".join(notes), "remarks") if notes else "",
+            "remarks": fenced_remarks(notes),
             "gold": fence(self._brief(example), "book"),
         }  # fmt: skip
 

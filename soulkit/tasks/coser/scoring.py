@@ -148,11 +148,6 @@ def anchored(mark: float) -> float:
     return round((max(LOWEST, min(HIGHEST, mark)) - 1) * 100 / 9, 1)
 
 
-def anchored_value(points: Mapping[str, float]) -> float:
-    """The mean of the four dimensions' points, as a share."""
-    return mean_share(points[slug] for slug in ASPECTS)
-
-
 MOST_ORDERS = 4
 
 

@@ -28,7 +28,6 @@ from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.metrics.text import bleu, rouge_l
 from soulkit.models.base import Cast
 from soulkit.tasks.coser import coach
-from soulkit.tasks.coser import coach as coaching
 from soulkit.tasks.coser.scene import (
     END,
     ENVIRONMENT,
@@ -55,7 +54,6 @@ from soulkit.tasks.coser.scene import (
 from soulkit.tasks.coser.scoring import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, Stage, cut_note, play_out
-from soulkit.tasks.kit.scoring import actor_status
 from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     BatchMetric,
@@ -205,12 +203,7 @@ class Coser(Task):
         if seat == ENVIRONMENT:
             return Segment("system", self.surroundings_prompt(example))
         view, _ = self.character_view(example, seat, feedback)
-        bare = self.prompts.render("character", feedback=None, **view)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment(
-            "system", self.prompts.render("character", feedback=feedback.text, **view), bare
-        )
+        return self.prompts.opening("character", feedback, view)
 
     def opening(
         self, example: Example, seat: str, feedback: Feedback | None
@@ -389,22 +382,15 @@ class Coser(Task):
         return "\n".join(lines)
 
     def _silent(self, episode: Episode) -> Score:
-        """The score of a scene in which no character could be heard: no critic's business."""
-        final = episode.final
-        status = "empty" if final is None else actor_status(final, "empty", self.strict_endings)
-        low = self.spec.metric.low
-        return Score(
-            value=low, reward=low, status=status, words="No character could be heard.",
-            metrics={**dict.fromkeys(ASPECTS), "lines": 0.0}, protocol=self.protocol,
-            prompts=self._hashes(),
-        )  # fmt: skip
+        metrics = {**dict.fromkeys(ASPECTS), "lines": 0.0}
+        return self.silent_score(episode, "No character could be heard.", metrics, self._hashes())
 
     def _hashes(self) -> dict[str, str]:
         return self.prompts.hashes("character", "environment", "next_speaker", "critic")
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Scenes of books that models may have been trained on, of others, and the gap."""
-        return coaching.distributions(records)
+        return coach.distributions(records)
 
     # -- feedback ---------------------------------------------------------------------------------
 
@@ -415,17 +401,17 @@ class Coser(Task):
         return {
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
-            "marks": coaching.aspect_points(score.metrics), "gold": "",
-            "remarks": coaching.remarks_for_coach(score, self.leak_view(example)),
+            "marks": coach.aspect_points(score.metrics), "gold": "",
+            "remarks": coach.remarks_for_coach(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the messages; what anybody thinks or the book has plays no part."""
         if episode is None or score is None:
-            return coaching.ADVICE
+            return str(coach.TEXTS["advice"])
         lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
-        return coaching.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
+        return coach.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
 
     def leak_view(self, example: Example) -> LeakView:
         """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's
@@ -439,7 +425,7 @@ class Coser(Task):
                 seat: (fields[f"{THOUGHT_OF}{seat}"],)
                 for seat in self.acted_seats(example) if f"{THOUGHT_OF}{seat}" in fields
             },
-            rubric=coaching.RUBRIC,
+            rubric=coach.RUBRIC,
             reference="\n".join(line.text for line in self.recorded(example)),
             public="\n".join((fields["scenario"], *speakers(fields), *fields[PROFILES].values())),
         )  # fmt: skip
@@ -452,11 +438,15 @@ class Coser(Task):
 
     def wrong(self, example: Example) -> Episode:
         """A scene in which everybody offers help, as an assistant would."""
-        return self.scripted(example, coach.lines_in_turn(self.acted_seats(example), coach.HELPFUL))
+        return self.scripted(
+            example, coach.lines_in_turn(self.acted_seats(example), coach.TEXTS["helpful"])
+        )
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every character says `text`, as often as `wrong` says anything."""
-        lines = coach.lines_in_turn(self.acted_seats(example), (text,) * len(coach.HELPFUL))
+        lines = coach.lines_in_turn(
+            self.acted_seats(example), (text,) * len(coach.TEXTS["helpful"])
+        )
         return self.scripted(example, lines)
 
     def verdict(self, form: str, perfect: bool) -> str | None:

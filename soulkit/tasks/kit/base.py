@@ -35,6 +35,7 @@ from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.tasks.kit.prompting import PromptFolder, first_words, last_words
 from soulkit.tasks.kit.scoring import READABLE as READABLE
 from soulkit.tasks.kit.scoring import (
+    actor_status,
     as_batch_metrics,
     mean_of,
     with_declared_means,
@@ -303,6 +304,18 @@ class Task(ABC):
         return Score(
             value=low, reward=low, status="forged", words=error.detail, protocol=self.protocol
         )
+
+    def silent_score(
+        self, episode: Episode, words: str, metrics: Mapping[str, float | None],
+        prompts: Mapping[str, str], parsed: str = "empty",
+    ) -> Score:  # fmt: skip
+        """The minimum for an actor that never said anything; no judge has anything to look at."""
+        final, low = episode.final, self.spec.metric.low
+        status = "empty" if final is None else actor_status(final, parsed, self.strict_endings)
+        return Score(
+            value=low, reward=low, metrics=metrics, status=status, words=words,
+            protocol=self.protocol, prompts=prompts,
+        )  # fmt: skip
 
     def gate(self, score: Score, step: int) -> bool:
         """Whether a draft with this score gets feedback under `--feedback-for task`."""

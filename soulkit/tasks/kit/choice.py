@@ -53,11 +53,7 @@ class ChoiceTask(Task):
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         view, _ = self.within_budget(example.visible(seat))
-        bare = self.prompts.render(self.template, feedback=None, **view)
-        full = bare
-        if feedback is not None:
-            full = self.prompts.render(self.template, feedback=feedback.text, **view)
-        return Segment("user", full, bare=bare)
+        return self.prompts.opening(self.template, feedback, view, "user")
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return self.context(example, None)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.judge.leaks import LeakView, check_leak, echoes_private, echoes_reference, tokens
+from soulkit.judge.quoting import fence
 from soulkit.types import Feedback, Score
 
 
@@ -55,6 +56,21 @@ def without_secrets(text: str, view: LeakView, *, ends: str = ".!?") -> str:
     """
     sentences = dict.fromkeys(re.split(rf"(?<=[{ends}])\s+|\n+", text))
     return " ".join(s for s in sentences if s.strip() and not repeats_secret(s, view))
+
+
+def remarks_without_secrets(
+    remarks: Iterable[tuple[str, str]], view: LeakView, *, ends: str = ".!?"
+) -> str:
+    """What judges wrote, by title, as a coach's template shows it: fenced, a line each, without
+    what repeats something of `view`."""
+    safe = ((title, without_secrets(text, view, ends=ends)) for title, text in remarks)
+    return fenced_remarks(f"{title}: {text}" for title, text in safe if text)
+
+
+def fenced_remarks(lines: Iterable[str]) -> str:
+    """Remarks as a coach's template shows them: each once; empty without any."""
+    text = "\n".join(dict.fromkeys(lines))
+    return fence(text, "remarks") if text else ""
 
 
 def repeats_secret(sentence: str, view: LeakView) -> bool:

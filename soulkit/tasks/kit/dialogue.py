@@ -209,10 +209,7 @@ class DialogueTask(Task):
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The actor's opening, with the feedback slot full and empty."""
         view, _ = self.within_budget(example.visible(seat))
-        bare = self.prompts.render(seat, feedback=None, **view)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment("system", self.prompts.render(seat, feedback=feedback.text, **view), bare)
+        return self.prompts.opening(seat, feedback, view)
 
     def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
         """What the partner sees: its brief, the start mark, the lines so far from its side."""

@@ -15,6 +15,7 @@ all tasks (`eval/drafted_rows.py`). Templates lie in `prompts/drafting/`.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -265,3 +266,27 @@ def quotation(text: str, originals: Sequence[str], words: int) -> str:
             if (run := tuple(tokens[i : i + size])) in runs:
                 return " ".join(run)
     return ""
+
+
+# -- slots of a template ---------------------------------------------------------------------------
+
+
+def draw_slots(rng: random.Random, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a template's slots, drawn in the order in which a table of texts lists them.
+
+    [cello, loom]                  one of them
+    {sample: 2, of: [a, b, c]}     several, none twice
+    {from: 20, to: 90, times: 10}  a number from 200 to 890
+    {share: 0.85, of: price}       a part of another slot, rounded; not drawn
+    """
+    values: dict[str, Any] = {}
+    for name, how in declared.items():
+        if not isinstance(how, Mapping):
+            values[name] = rng.choice(how)
+        elif "sample" in how:
+            values[name] = rng.sample(how["of"], how["sample"])
+        elif "share" in how:
+            values[name] = round(values[how["of"]] * how["share"])
+        else:
+            values[name] = rng.randrange(how["from"], how["to"]) * how.get("times", 1)
+    return values

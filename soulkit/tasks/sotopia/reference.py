@@ -124,8 +124,8 @@ class SotopiaReference(Sotopia):
         mean = score.metrics.get("eval_avg")
         return mean is not None and mean <= 4 and score.metrics.get("hack_low") == 1.0
 
-    def _hidden(self, secret: LeakView) -> Sequence[str]:
-        return ()
+    def hidden_from_coach(self, example: Example) -> LeakView:
+        return LeakView()
 
 
 def _thinks_aloud(turn: Turn) -> bool:

@@ -46,10 +46,8 @@ from soulkit.tasks.kit.dialogue import (
     partner_reply,
     play_out,
 )
-from soulkit.tasks.kit.scoring import actor_status
 from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.sotopia import coach
-from soulkit.tasks.sotopia import coach as coaching
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
     MAX_CHARS,
@@ -234,7 +232,7 @@ class Sotopia(Task):
                 "It says which of the two characters the actor plays.",
                 "Write agent1 or agent2.",
             )
-        if _alike(fields["agent1_name"], fields["agent2_name"]):
+        if fields["agent1_name"].split() == fields["agent2_name"].split():
             raise DataError(
                 f"Both characters of the row are called '{fields['agent1_name']}'.",
                 "What happens is told by name, so that no judge could tell the two apart.",
@@ -298,12 +296,7 @@ class Sotopia(Task):
         """The opening of either seat, feedback at its end."""
         view, _ = self.view(example, seat, seat)
         fields = {name: text for name, text in view.items() if not name.startswith("other_")}
-        bare = self.prompts.render("character", feedback=None, **fields)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment(
-            "system", self.prompts.render("character", feedback=feedback.text, **fields), bare
-        )
+        return self.prompts.opening("character", feedback, fields)
 
     def line(self, example: Example, seat: str, action: Action) -> Line:
         """An action as it is recorded."""
@@ -435,19 +428,11 @@ class Sotopia(Task):
         return [self._retold(example, line) for line in lines if line.text != silent]
 
     def _silent(self, episode: Episode, acts: Sequence[Action]) -> Score:
-        """The score of an actor that did nothing: its own failure, and no judge's business."""
-        final = episode.final
         parsed = "malformed" if any(act.status == "malformed" for act in acts) else "empty"
-        status = actor_status(final, parsed, self.strict_endings) if final is not None else "empty"
-        low = self.spec.metric.low
-        nothing: dict[str, float | None] = dict.fromkeys(
-            (*DIMENSIONS, "eval_avg", "weighted", "hacked")
-        )
-        return Score(
-            value=low, reward=low, metrics={**nothing, "turns": float(len(acts))},
-            status=status,
-            words="The character never said or did anything.", protocol=self.protocol,
-            prompts=self._hashes(),
+        nothing = dict.fromkeys((*DIMENSIONS, "eval_avg", "weighted", "hacked"))
+        return self.silent_score(
+            episode, "The character never said or did anything.",
+            {**nothing, "turns": float(len(acts))}, self._hashes(), parsed,
         )  # fmt: skip
 
     def _hashes(self) -> dict[str, str]:
@@ -458,27 +443,24 @@ class Sotopia(Task):
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """The scene from the actor's side, the ratings, and what the judge said about them."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
-        secret = self.leak_view(example)
-        notes = coaching.judge_notes(score, self._hidden(secret), secret.public)
         return {
             **view, "transcript": self._fenced(example, episode),
-            "marks": coaching.marks(score.metrics),
-            "notes": fence(notes, "remarks") if notes else "",
+            "marks": coach.marks(score.metrics),
+            "notes": coach.judge_notes(score, self.hidden_from_coach(example)),
             "words": int(self.spec.options["coach_words"]),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
-    def _hidden(self, secret: LeakView) -> Sequence[str]:
-        """Texts that no remark of the judge may bring to the coach."""
-        return secret.private
+    def hidden_from_coach(self, example: Example) -> LeakView:
+        """What no remark of the judge may bring to the coach."""
+        return self.leak_view(example)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the actor's own turns; what the other side wants plays no part."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
-            return coaching.advice(view["goal"])
-        remarks = coaching.turn_remarks(self.acts(example, episode), view["goal"], self.max_turns)
-        return " ".join([*remarks, coaching.advice("" if remarks else view["goal"])])
+            return coach.advice(view["goal"])
+        return coach.lesson(self.acts(example, episode), view["goal"], self.max_turns)
 
     def leak_view(self, example: Example) -> LeakView:
         """The partner's private texts must not reach the actor, nor words of the rubric."""
@@ -488,7 +470,7 @@ class Sotopia(Task):
         seen = ("name", "other", "scenario", "relationship", "background", "goal")
         return LeakView(
             private=tuple(text for text in private if text.strip()),
-            rubric=coaching.RUBRIC,
+            rubric=coach.RUBRIC,
             public="\n".join(view[name] for name in seen),
         )
 
@@ -498,11 +480,11 @@ class Sotopia(Task):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A competent scene: takes an interest, proposes, settles, leaves."""
-        return self.scripted(example, coach.COMPETENT, feedback, "gold")
+        return self.scripted(example, coach.scripted_replies("competent"), feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
         """A scene in which the character is rude and leaves with nothing."""
-        return self.scripted(example, coach.RUDE)
+        return self.scripted(example, coach.scripted_replies("rude"))
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every line of the actor is `text`, in the form that is asked for."""
@@ -518,7 +500,7 @@ class Sotopia(Task):
     ) -> Episode:  # fmt: skip
         """The episode in which the actor's replies are `actor_replies`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
-        partner_lines, stop = iter(coach.NEUTRAL), "max_turns"
+        partner_lines, stop = iter(coach.TEXTS["neutral"]), "max_turns"
         replies = iter(actor_replies)
         for index in range(min(2 * len(actor_replies), self.max_turns)):
             seat = SEATS[index % 2]
@@ -554,10 +536,6 @@ def penalty_of(task: str, options: Mapping[str, Any]) -> str:
             did_you_mean(str(penalty), PENALTIES),
         )
     return str(penalty)
-
-
-def _alike(one: str, other: str) -> bool:
-    return one.split() == other.split()
 
 
 def _raw(dimension: str, ratings: Any) -> float:

@@ -31,7 +31,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.ledger.storage import load_request
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.runs.records import RecordWriter, load_records
-from soulkit.tasks.coser.coach import HAPPENINGS, scripted_environment
+from soulkit.tasks.coser.coach import TEXTS, scripted_environment
 from soulkit.tasks.coser.scene import (
     END,
     ENVIRONMENT,
@@ -485,7 +485,7 @@ def test_a_scripted_partner_plays_the_surroundings_and_names_speakers(protocol: 
     counts = record.episode.notes["next_speaker"]
     assert counts["asked"] >= 5 and (protocol == "reference" or not counts["fallback"])
     happenings = {line.text for line in record.episode.transcript if line.seat == ENVIRONMENT}
-    assert happenings <= set(HAPPENINGS)
+    assert happenings <= set(TEXTS["happenings"])
 
 
 WEAK = dict.fromkeys(ASPECTS, 20)
