@@ -227,7 +227,7 @@ def import_coser(path: Path) -> Imported:
     )  # fmt: skip
 
 
-def _imported_row(raw: RawRow, _: int) -> Row:
+def _imported_row(raw: RawRow, index: int) -> Row:
     book, _ = need(raw, "book", "scenario")
     _check_scene(raw.fields)
     circumstance = json.dumps(raw.fields, ensure_ascii=False)
