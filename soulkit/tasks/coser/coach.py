@@ -60,7 +60,7 @@ def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str
     if purpose in ASPECTS:
         instances = [str(one["instance"]) for key in ("flaws", "repetitions")
                      for one in fields.get(key, ())]  # fmt: skip
-        yield purpose, "\n".join([str(fields["reasoning"]), *instances])
+        yield purpose, "\n".join(dict.fromkeys([str(fields["reasoning"]), *instances]))
         return
     for slug in ASPECTS:
         if isinstance(fields.get(slug), Mapping):

@@ -49,12 +49,12 @@ def judged_dimensions(score: Score) -> tuple[str, ...]:
 
 
 def without_secrets(text: str, view: LeakView, *, ends: str = ".!?") -> str:
-    """The sentences of a judge's text that repeat nothing of `view`, each once.
+    """The sentences of a judge's text that repeat nothing of `view`.
 
     Of a view count its private texts, its reference, the reference's parts, and what is public.
     Sentences stop at one of `ends` or at a line break.
     """
-    sentences = dict.fromkeys(re.split(rf"(?<=[{ends}])\s+|\n+", text))
+    sentences = re.split(rf"(?<=[{ends}])\s+|\n+", text)
     return " ".join(s for s in sentences if s.strip() and not repeats_secret(s, view))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from soulkit.data.chats import holds_chats
+from soulkit.data.chats import ChatMessage, blank_message, holds_chats
 from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
@@ -109,6 +109,14 @@ def need(row: RawRow, *names: str) -> tuple[str, ...]:
         if not isinstance(value, str) or not value.strip():
             raise BadRecord(f"it has no text under '{name}'")
     return tuple(str(row.fields[name]) for name in names)
+
+
+def without_blanks(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """The messages of a recorded conversation; BadRecord where one of them is blank."""
+    place = blank_message(messages)
+    if place is None:
+        return messages
+    raise BadRecord(f"message {place} of its conversation ({messages[place - 1]['role']}) is blank")
 
 
 def wrong_shape(path: Path, fields: Iterable[str], way_out: str) -> WrongShape:

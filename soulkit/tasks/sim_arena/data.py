@@ -38,9 +38,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.chats import ChatMessage, alternate, blank_message
+from soulkit.data.chats import ChatMessage, alternate
 from soulkit.data.files import RawRow, parse_row_json, read_bytes, unreadable_file
-from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need
+from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need, without_blanks
 from soulkit.tasks.kit.made_rows import FAMILY_NAMES, FIRST_NAMES, VOICES, Row, Voice
 from soulkit.tasks.kit.prompting import Texts
 
@@ -315,12 +315,7 @@ def _recorded_talk(record: RawRow, turns: int | None = None) -> tuple[list[str],
         odd = next((n for n, text in enumerate(texts, 1) if not isinstance(text, str)), None)
         if odd is not None:
             raise BadRecord(f"message {odd} of its {who} is no text (an upload, or a lost reply)")
-    messages = alternate(queries, replies)
-    place = blank_message(messages)
-    if place is not None:
-        raise BadRecord(f"message {place} of its conversation ({messages[place - 1]['role']}) is "
-                        "blank")  # fmt: skip
-    return list(queries), messages
+    return list(queries), without_blanks(alternate(queries, replies))
 
 
 # -- lessons -------------------------------------------------------------------------------------

@@ -32,9 +32,9 @@ def test_the_fullest_lesson_that_points_at_no_option_is_said() -> None:
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_sentences_that_repeat_a_secret_are_left_out(view: LeakView) -> None:
-    text = "He lost the ferry ticket in a game of cards; a pity. She never asks!\nShe never asks!\n"
-    assert without_secrets(text, view) == "She never asks!"
-    assert without_secrets(text, view, ends=".!?;") == "a pity. She never asks!"
+    text = "He lost the ferry ticket in a game of cards; a pity. She never asks!\nOr does she?\n"
+    assert without_secrets(text, view) == "She never asks! Or does she?"
+    assert without_secrets(text, view, ends=".!?;") == "a pity. She never asks! Or does she?"
 
 
 def test_what_is_public_may_be_repeated() -> None:

@@ -430,7 +430,7 @@ QUOTE = "oh so minus three on both sides then"
 
 
 def remarks(task: Any, row: Any, replies: list[str]) -> str:
-    text = task.explain(row, task.scripted(row, replies), None)
+    text = task.explain(row, task.scripted_talk(row, replies), None)
     assert isinstance(text, str)
     return text
 
