@@ -250,6 +250,18 @@ def review_question(prompt: str, shape: type[Review]) -> JudgeQuestion[Any]:
     return question("filter", prompt, shape, role="filter")
 
 
+def draft_problem(
+    what: str, text: str, lengths: range, originals: Sequence[str], most_shared: int
+) -> str:
+    """What is wrong with a drafted text that describes a person, in words for its author: its
+    length, or `most_shared` words in a row of the person's own."""
+    count = len(text.split())
+    if count not in lengths:
+        return f"the {what} has {count} words, not {lengths.start} to {lengths.stop - 1}"
+    echo = quotation(text, originals, most_shared)
+    return f"the {what} repeats the person's own words: “{echo}”" if echo else ""
+
+
 def quotation(text: str, originals: Sequence[str], words: int) -> str:
     """The first run of `words` words of `text` that stands in one of `originals`; empty for none.
 

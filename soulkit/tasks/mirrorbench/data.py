@@ -70,8 +70,8 @@ from soulkit.tasks.kit.made_rows import (
     Row,
     Sketch,
     Voice,
+    draft_problem,
     draft_question,
-    quotation,
     review_question,
 )
 from soulkit.tasks.kit.prompting import PromptFolder, Texts
@@ -477,6 +477,11 @@ def _sketch(recording: Recording, prompts: PromptFolder) -> Sketch:
     aim = fence(recording.aim, "aim") if recording.aim else ""
     draft_prompt, filter_prompt = DRAFT_PROMPTS
 
+    def problem(draft: Description) -> str:
+        originals = [turn["content"] for turn in recording.turns if turn["role"] == "user"]
+        text = draft.task_description
+        return draft_problem("description", text, WORDS, originals, MOST_SHARED_WORDS)
+
     def review(draft: Description) -> Any:
         described = fence(draft.task_description, "description")
         prompt = prompts.render(filter_prompt, material=shown, description=described)
@@ -493,23 +498,9 @@ def _sketch(recording: Recording, prompts: PromptFolder) -> Sketch:
         draft=draft_question(
             prompts.render(draft_prompt, material=shown, aim=aim),
             Description,
-            _description_problem([t["content"] for t in recording.turns if t["role"] == "user"]),
+            problem,
         ),
         review=review,
         rows=rows,
         published=recording.published,
     )
-
-
-def _description_problem(originals: list[str]) -> Callable[[Description], str]:
-    """What is wrong with a description, in words for its author."""
-
-    def problem(draft: Description) -> str:
-        count = len(draft.task_description.split())
-        if count not in WORDS:
-            return f"the description has {count} words, not {WORDS.start} to {WORDS.stop - 1}"
-        if echo := quotation(draft.task_description, originals, MOST_SHARED_WORDS):
-            return f"the description repeats the person's own words: “{echo}”"
-        return ""
-
-    return problem

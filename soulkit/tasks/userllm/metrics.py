@@ -73,11 +73,8 @@ def _is_word(sign: str) -> bool:
     kind = unicodedata.category(sign)
     if kind[0] in "LM" or kind in ("Nd", "Nl", "Pc"):
         return True
-    return sign in _JOINERS or (kind == "So" and _within(sign, _CIRCLED))
-
-
-def _within(sign: str, ranges: Iterable[tuple[int, int]]) -> bool:
-    return any(low <= ord(sign) <= high for low, high in ranges)
+    circled = kind == "So" and any(low <= ord(sign) <= high for low, high in _CIRCLED)
+    return circled or sign in _JOINERS
 
 
 def _spaced(sign: str) -> str:
@@ -320,7 +317,7 @@ def _due(record: Record) -> bool | None:
     """Whether the message should have ended the conversation; None where nobody knows."""
     if "last" in record.tags:
         return record.tags["last"] == "yes"
-    right = record.score.metrics.get("termination")  # of runs from before there was the tag
+    right = record.score.metrics.get("termination")  # a first message, under `reference`
     return None if right is None else message_of(record).ended == bool(right)
 
 

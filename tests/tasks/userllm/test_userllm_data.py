@@ -13,7 +13,7 @@ from soulkit.data.files import RawRow, write_rows
 from soulkit.errors import DataError
 from soulkit.tasks.kit.loading import load_examples, to_examples
 from soulkit.tasks.kit.selfcheck import check_task
-from soulkit.tasks.userllm.data import BROADER, OTHER, suggestion
+from soulkit.tasks.userllm.data import TEXTS, suggestion
 from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM
 from tests.support.road import import_rows, synth, synth_examples, task_of
 
@@ -65,7 +65,7 @@ def test_what_strays_is_always_the_same_and_never_what_was_asked() -> None:
     questions = [f"what is number {i} about bread and chess" for i in range(200)]
     suggestions = {question: suggestion(question) for question in questions}
     assert suggestions == {q: suggestion(q.upper()) for q in questions}
-    assert len(set(suggestions.values())) > len(BROADER) + len(OTHER)
+    assert len(set(suggestions.values())) > len(TEXTS["wider"]) + len(TEXTS["other"])
     assert not any("chess" in text for text in suggestions.values())
 
 
