@@ -32,9 +32,8 @@ from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, play_out
 from soulkit.tasks.kit.spec import TaskSpec
-from soulkit.tasks.tau_usi.desk import DOMAIN, Desk, DeskWish, desk
+from soulkit.tasks.tau_usi.desk import DOMAIN, TEXTS, Desk, DeskWish, desk
 from soulkit.tasks.tau_usi.index import (
-    ASKED,
     STOP,
     SURVEY,
     MeasuredTalk,
@@ -49,7 +48,6 @@ from soulkit.tasks.tau_usi.index import (
 )
 from soulkit.tasks.tau_usi.people import (
     HUB,
-    People,
     check_files,
     file_hashes,
     missing_files,
@@ -169,7 +167,7 @@ class TauUSI(Task):
         """The files that the options name can be read and are about tasks of these rows, and a
         runtime answers if one is needed."""
         check_files(self.spec.options)
-        if (people := self._people()) is not None:
+        if (people := read_human_data(self.spec.options)) is not None:
             named = {str(example.fields[INSTANCE]): MeasuredTalk({}, None) for example in examples}
             require_shared_tasks(people, split_runs(named), self.name)
         if any(example.fields["env_name"] != DOMAIN for example in examples):
@@ -207,18 +205,18 @@ class TauUSI(Task):
 
     def _opening(self, instruction: str, feedback: Feedback | None = None) -> Segment:
         fields = {"instruction": instruction, "stop": STOP}
-        bare = self.prompts.render("customer", feedback=None, **fields)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        text = self.prompts.render("customer", feedback=feedback.text, **fields)
-        return Segment("system", text, bare=bare)
+        return self.prompts.opening("customer", feedback, fields)
 
     def _brief(self, meta: Meta) -> str:
         return self.prompts.render("agent", wiki=meta.wiki, tools=tool_lines(meta))
 
     def _form(self, again: bool = False) -> str:
         questions = [
-            {"key": key, "text": ASKED[key], "options": " | ".join(f'"{o}"' for o in options)}
+            {
+                "key": key,
+                "text": TEXTS["survey"][key],
+                "options": " | ".join(f'"{o}"' for o in options),
+            }
             for key, options in SURVEY.items()
         ]
         return self.prompts.render("survey", questions=questions, again=again)
@@ -261,7 +259,7 @@ class TauUSI(Task):
         stop = "max_turns"
         for turn in range(self.max_turns):
             reply = await talk.speak(cast.actor, rollout.call("actor", example, turn))
-            words = spoken_words(reply.text)
+            words = spoken(reply.text, "paper")
             talk.record(Line(CUSTOMER, words))
             if not words or STOP in words:
                 stop = "stop" if words else "empty"
@@ -289,7 +287,7 @@ class TauUSI(Task):
             talk.notify(self._form(again=bool(attempt)))
             call = rollout.call("actor", example, self.max_turns + attempt, purpose="survey")
             reply = await talk.speak(cast.actor, call)
-            talk.record(Line(FORM, spoken_words(reply.text)))
+            talk.record(Line(FORM, spoken(reply.text, "paper")))
             if answers := read_answers(reply.text):
                 return answers
         return {}
@@ -322,9 +320,6 @@ class TauUSI(Task):
         path = self.spec.options.get("lexicons")
         return read_lexicons(str(path)) if path else {}
 
-    def _people(self) -> People | None:
-        return read_human_data(self.spec.options)
-
     # -- over the batch ---------------------------------------------------------------------------
 
     @property
@@ -334,7 +329,7 @@ class TauUSI(Task):
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """The index with its parts; nothing where what it needs is missing."""
-        people = self._people()
+        people = read_human_data(self.spec.options)
         if people is None:
             return {}
         every = set().union(*people.batches) if people.batches else set()
@@ -378,11 +373,6 @@ def refuse_below(option: str, value: float, least: int) -> None:
             f"It is at least {least}: a conversation could not be played else.",
             f"Write --option {option}={max(least, 1)} or more, or leave it out.",
         )
-
-
-def spoken_words(text: str) -> str:
-    """What a customer's reply says aloud."""
-    return spoken(text, "paper")
 
 
 def customer_turns(episode: Episode) -> list[str]:
