@@ -18,8 +18,6 @@ from soulkit.data.files import RawRow, read_rows
 from soulkit.data.literals import parse_candidates
 from soulkit.errors import DataError
 from soulkit.tasks.fantom.data import (
-    COMING,
-    RETURNING,
     TEXTS,
     percept_conversations,
     rows,
@@ -39,11 +37,11 @@ def there_at(row: dict[str, Any], number: int) -> set[str]:
     """Who is there at an utterance, read from nothing but the words of the conversation."""
     dialogue = lines(row)
     everyone = {who for who, _ in dialogue}
-    late = {who for who, text in dialogue if text in COMING}
+    late = {who for who, text in dialogue if text in TEXTS["coming"]}
     there = everyone - late
     for who, text in dialogue[:number]:
         there = there - {who} if text in TEXTS["leaving"] else there
-        there = there | {who} if text in (*COMING, *RETURNING) else there
+        there = there | {who} if text in (*TEXTS["coming"], *TEXTS["returning"]) else there
     return there
 
 
