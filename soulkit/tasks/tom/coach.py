@@ -27,7 +27,7 @@ from soulkit.tasks.tom.events import (
     read_question,
     solve,
 )
-from soulkit.tasks.tom.sentences import events_of_row, literal, rules_of
+from soulkit.tasks.tom.sentences import events_of_row, joined_names, literal, rules_of
 
 TEXTS = Texts(__file__)
 
@@ -90,7 +90,7 @@ def _two_room_fact(case: _Case) -> str:
     x, y = question.chain
     name = "both_saw" if together else "met_again" if after else "parted"
     absent = [who for who in question.chain if who not in beliefs.witnesses[move]]
-    return _fact(name, x=x, y=y, z=_listed(tuple(absent or question.chain)))
+    return _fact(name, x=x, y=y, z=joined_names(tuple(absent or question.chain)))
 
 
 def _chapter_fact(case: _Case) -> str:
@@ -105,7 +105,7 @@ def _chapter_fact(case: _Case) -> str:
     if fact.chain:
         return _trust_reason(case, fact)
     name = "last_saw" if question.order == 1 else "last_saw_together"
-    text = _fact(name, x=_listed(question.chain), obj=obj, n=fact.event + 1)
+    text = _fact(name, x=joined_names(question.chain), obj=obj, n=fact.event + 1)
     return " ".join([text, *_talk_without_effect(case, fact)])
 
 
@@ -188,11 +188,6 @@ def _moves(case: _Case) -> list[int]:
 
 def _placings(case: _Case) -> list[int]:
     return [i for i, obj, _ in case.beliefs.places if obj == case.question.obj][:1]
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _candidates(row: Mapping[str, Any], story: Story) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from typing import Literal
 
 from soulkit.errors import ConfigError
 from soulkit.tasks.kit.made_rows import Row
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.tom.events import (
     BeliefTracker,
     ContainerRoom,
@@ -76,71 +77,22 @@ class World:
     """Whether people come back and a third one passes through a ToMi-like story."""
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_NAMES = _words(
-    "Brigid Otto Tamsin Ravi Ingrid Kofi Yara Bjorn Mei Pablo Zelda Dmitri Anouk Tariq Freya Hugo "
-    "Priya Soren Leila Marek Nadia Oskar Petra Quentin Rosa Stefan Thea Umar Vera Wanda Xavi "
-    "Yusuf Zora Ines Jorge Klara Luca Mirko Noor Opal"
-)
-_ROOMS = _words(
-    "loft greenhouse library studio barn gallery bakery gym tower vault stable nursery "
-    "observatory museum boathouse cabin courtyard laboratory foundry theater tent tavern dairy "
-    "chapel"
-)
-_CONTAINERS = _words(
-    "urn jar trunk sack tin hamper locker barrel bowl cabinet satchel kettle vase pouch teapot tray"
-)
-OBJECTS = _words(
-    "ladle kite drum lamp candle compass medal flute marble brush hammer coin ring map puzzle doll "
-    "ribbon whistle mirror clock spoon fork pen stamp feather shell rope button needle badge lens "
-    "magnet ticket crayon eraser ball mask trumpet novel diary wallet comb thimble lantern nail "
-    "bead bell chisel"
-)
-TINTED = tuple(
-    f"{tint}_{kind}"
-    for tint in ("amber", "teal", "ivory")
-    for kind in ("urn", "jar", "trunk", "sack", "tin", "hamper", "locker", "barrel")
-)
+TEXTS = Texts(__file__)
 WAITING = "foyer"
+_NAMES, _ROOMS, _CONTAINERS, _OBJECTS, _TINTS = (tuple(t.split()) for t in TEXTS["words"].values())
+_TINTED = tuple(f"{tint}_{kind}" for tint in _TINTS for kind in _CONTAINERS[:8])
 
-LARGE = World(_NAMES, _ROOMS, _CONTAINERS, OBJECTS)
+LARGE = World(_NAMES, _ROOMS, _CONTAINERS, _OBJECTS)
 SMALL = World(
-    _NAMES[:12], _ROOMS[:8], _CONTAINERS[:12], OBJECTS[:20],
+    _NAMES[:12], _ROOMS[:8], _CONTAINERS[:12], _OBJECTS[:20],
     states_rooms=False, noise=0, numbered=False, eventful=False,
 )  # fmt: skip
-CHAPTERS = World(_NAMES, _ROOMS, TINTED, OBJECTS)
+CHAPTERS = World(_NAMES, _ROOMS, _TINTED, _OBJECTS)
 
 
 StoryType = Literal["true_belief", "false_belief", "second_order_false_belief"]
 STORY_TYPES: tuple[StoryType, ...] = ("true_belief", "false_belief", "second_order_false_belief")
 
-Message = tuple[int, int | None, str]
-"""Speaker, hearer (None: everybody, 0: somebody who was not there), and what is said: one of two
-random containers (`one`, `two`) or the truth (`true`). People count from 1, as
-they leave."""
-
-TALKS: dict[int, tuple[tuple[Message, Message] | tuple[Message], ...]] = {
-    5: (
-        ((3, None, "one"), (5, 3, "two")),
-        ((4, None, "one"), (5, 1, "true")),
-        ((3, 1, "one"),),
-    ),
-    4: (
-        ((2, None, "one"), (4, 3, "two")),
-        ((3, None, "one"), (1, 4, "two")),
-        ((1, None, "one"), (4, 0, "true")),
-        ((2, 3, "one"), (4, 0, "true")),
-    ),
-    3: (
-        ((2, None, "one"), (3, 2, "two")),
-        ((3, None, "one"), (1, 3, "two")),
-        ((1, None, "one"), (3, 0, "true")),
-        ((2, 3, "one"), (3, 0, "true")),
-    ),
-}
 CHAPTER_SIZES: dict[int, tuple[tuple[int, bool], ...]] = {
     1: ((5, True),),
     2: ((5, False), (3, True)),
@@ -193,7 +145,9 @@ def _draw_two_room(rng: random.Random, world: World) -> TwoRoomPlan:
     if world.states_rooms:
         events = _with_rooms(events, room)
     if world.eventful:
-        _insert_third(rng, events, third, rng.choice((room, other)))
+        place = rng.choice((room, other))
+        passing: tuple[Event, ...] = (Enter((third,), place), Exit(third, place))
+        _insert(rng, events, passing[: rng.choice((0, 1, 2))])
     _insert_noise(rng, events, (mover, absentee, third), world)
     return TwoRoomPlan(tuple(events), mover, absentee, obj, (start, target), story_type)
 
@@ -229,11 +183,6 @@ def _with_rooms(events: list[Event], room: str) -> list[Event]:
         if isinstance(event, Place | Move):
             all_events.append(ContainerRoom(event.container, room))
     return all_events
-
-
-def _insert_third(rng: random.Random, events: list[Event], who: str, room: str) -> None:
-    steps: tuple[Event, ...] = (Enter((who,), room), Exit(who, room))
-    _insert(rng, events, steps[: rng.choice((0, 1, 2))])
 
 
 def _insert_noise(
@@ -308,10 +257,10 @@ def _talk(
     rng: random.Random, scene: _Scene, here: tuple[str, ...], obj: str, room: str
 ) -> list[Event]:
     one, two = rng.sample(scene.stands[room], 2)
-    claims = {"one": one, "two": two, "true": scene.where[obj]}
+    claims = {"one": one, "two": two, "true_one": scene.where[obj]}
     outside = [p for p in scene.people if p not in here]
     events: list[Event] = []
-    for speaker, hearer, what in rng.choice(TALKS[len(here)]):
+    for speaker, hearer, what in rng.choice(TEXTS["talks"][len(here)]):
         name = here[speaker - 1]
         if hearer is None:
             events.append(PublicClaim(name, obj, claims[what]))

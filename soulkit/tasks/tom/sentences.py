@@ -94,7 +94,7 @@ def sentence(event: Event, templates: Templates, rng: random.Random) -> str:
 def template_values(event: Event) -> dict[str, str]:
     """The fields of an event as template values."""
     values = {name: getattr(event, name) for name in type(event).__slots__}
-    return {k: _joined_names(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}
+    return {k: joined_names(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}
 
 
 def numbered(lines: Sequence[str]) -> str:
@@ -111,7 +111,8 @@ def nested_question(chain: Sequence[str], obj: str) -> str:
     return head.format(chain[0]) + middle + tail.format(obj=obj)
 
 
-def _joined_names(names: tuple[str, ...]) -> str:
+def joined_names(names: tuple[str, ...]) -> str:
+    """`Ada`, `Ada and Ben`, `Ada, Ben and Cleo`."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
