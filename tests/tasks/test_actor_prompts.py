@@ -19,7 +19,7 @@ from soulkit.tasks.coser.scoring import ASPECTS
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.sotopia.coach import TITLES
+from soulkit.tasks.sotopia.coach import TEXTS as SOTOPIA
 from soulkit.tasks.sotopia.scores import DIMENSIONS
 from soulkit.tasks.tau_usi.index import DIMENSIONS as FEATURES
 from tests.support.road import (
@@ -34,7 +34,7 @@ RULED = ("dialogue_task", "my_task")
 MADE = sorted(set(makeable()) & set(TASKS))
 
 DECLARED: Mapping[str, Iterable[object]] = {
-    "sotopia": [*DIMENSIONS, *TITLES.values()],
+    "sotopia": [*DIMENSIONS, *SOTOPIA["titles"].values()],
     "coser": [(aspect.title, *aspect.kinds) for aspect in ASPECTS.values()],
     "tau_usi": [name.removesuffix("_rate") for names in FEATURES.values() for name in names],
 }
