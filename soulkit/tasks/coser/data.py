@@ -103,7 +103,10 @@ def _scene(rng: random.Random, book: _Book, number: int) -> dict[str, Any]:
         "major_characters": names,
         "weight": round(rng.uniform(1, 9), 3),
         "plot": _plot(rng, book, present, number),
-        "character_profiles": {p.name: _profile(p) for p in book.cast},
+        "character_profiles": {
+            p.name: f"{p.name} {p.calling}. {p.name.split()[0]} {TEXTS['manners'][p.temper]}."
+            for p in book.cast
+        },
         "book": book.title,
         "i_p": number,
         "i_c": 0,
@@ -179,11 +182,6 @@ def _motive(book: _Book, person: _Person) -> str:
         return f"I want us to {matter['do']}: {matter['hope']}. I must not show how much I need it."
     wish = f"I would rather {matter['leave']}: {matter['fear']}."
     return f"{wish} If I can, I will say so without a fight."
-
-
-def _profile(person: _Person) -> str:
-    first, manner = person.name.split()[0], TEXTS["manners"][person.temper]
-    return f"{person.name} {person.calling}. {first} {manner}."
 
 
 def _plot(

@@ -261,7 +261,9 @@ class Coser(Task):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         if not self.judges_silence and not self.messages(example, episode, played=True):
-            return self._silent(episode)
+            nothing = {**dict.fromkeys(ASPECTS), "lines": 0.0}
+            words = "No character could be heard."
+            return self.silent_score(episode, words, nothing, self._hashes())
         replies = await ask_several(cast, self.questions(example, episode), episode)
         points, more = self.rated(replies, self.messages(example, episode), cast)
         value = scene_value(points)
@@ -380,10 +382,6 @@ class Coser(Task):
                 reasons = f"severity {flaws.severity}. {flaws.reasoning}"
                 lines.append(f"{ASPECTS[slug].title}: {reasons}")
         return "\n".join(lines)
-
-    def _silent(self, episode: Episode) -> Score:
-        metrics = {**dict.fromkeys(ASPECTS), "lines": 0.0}
-        return self.silent_score(episode, "No character could be heard.", metrics, self._hashes())
 
     def _hashes(self) -> dict[str, str]:
         return self.prompts.hashes("character", "environment", "next_speaker", "critic")

@@ -177,7 +177,8 @@ class Fantom(ChoiceTask):
             return _polarity(answer)[0] == _gold_polarity(gold)
         gold_names = {plain(name) for name in parse_candidates(gold)}
         names = named_options(answer, _people(example))
-        return names == gold_names and (bool(gold_names) or _says_nobody(answer))
+        nobody = plain(answer) in (NOBODY, "no one", "none", "none of them")
+        return names == gold_names and (bool(gold_names) or nobody)
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         """For beliefs in free words: whether the answer is nearer to the gold than to the wrong."""
@@ -434,10 +435,6 @@ def _polarity(answer: str) -> tuple[str, str]:
     hedged = denied or set(words) & {"maybe", "perhaps", "or"}
     readable = len(senses) == 1 and clear and not hedged
     return (senses.pop(), "salvaged") if readable else ("", "malformed")
-
-
-def _says_nobody(answer: str) -> bool:
-    return plain(answer) in (NOBODY, "no one", "none", "none of them")
 
 
 def _names_status(answer: str, people: Sequence[str]) -> str:

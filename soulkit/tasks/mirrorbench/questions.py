@@ -138,7 +138,11 @@ def _questions(
                                     fenced(pair.simulated, "simulated"))]  # fmt: skip
     if part == "pairwise":
         ordered = pair_questions(cast, episode, lambda first: _preference(prompts, pair, first))
-        return [_named(one, place) for place, one in enumerate(ordered, 1)]
+        # A form has the name of its order: scripted judges of self-checks see nothing but that.
+        return [
+            replace(one, form=Form(f"Preference{place}", one.form.schema if one.form else ""))
+            for place, one in enumerate(ordered, 1)
+        ]
     conversation = fenced(pair.simulated, "conversation")
     if part == "rnr":
         return [question("rnr", prompts.render("judge_rnr", conversation=conversation), Rubric)]
@@ -163,13 +167,6 @@ def _preference(prompts: PromptFolder, pair: Pair, first: bool) -> str:
         "judge_pairwise", task_description=pair.description,
         a=fenced(one, "conversation"), b=fenced(two, "conversation"),
     )  # fmt: skip
-
-
-def _named(one: JudgeQuestion[Any], place: int) -> JudgeQuestion[Any]:
-    """The question of an order, whose form has a name of its own: scripted judges of self-checks
-    see nothing but that."""
-    schema = one.form.schema if one.form is not None else ""
-    return replace(one, form=Form(f"Preference{place}", schema))
 
 
 def _critique(prompt: str) -> JudgeQuestion[str]:
@@ -200,11 +197,7 @@ def _revision(prompts: PromptFolder, pair: Pair) -> Callable[[str], JudgeQuestio
 
 def _guarded(one: JudgeQuestion[Any]) -> JudgeQuestion[Any]:
     """The question, which words that pose as an answer to any of the four spoil."""
-    return replace(one, forgery=_forges_any)
-
-
-def _forges_any(words: str) -> bool:
-    return any(guard.forgery(words) for guard in _GUARDS)
+    return replace(one, forgery=lambda words: any(guard.forgery(words) for guard in _GUARDS))
 
 
 _GUARDS = tuple(question("guard", "", shape) for shape in SHAPES)

@@ -26,7 +26,7 @@ from soulkit.tasks.sotopia.scores import (
     reference_reward,
 )
 from soulkit.tasks.sotopia.task import SEATS, Scene, Sotopia
-from soulkit.types import Episode, Example, Line, Protocol, Score, Segment, Turn
+from soulkit.types import Episode, Example, Line, Protocol, Score, Segment
 
 _THINKING = ("<think>", "<seed:think>")
 
@@ -101,10 +101,10 @@ class SotopiaReference(Sotopia):
         self, raw: Mapping[str, float], risk: str, episode: Episode, acts: Sequence[Action]
     ) -> tuple[float, float, dict[str, float | None], str]:
         _, _, metrics, _ = super()._numbers(raw, risk, episode, acts)
-        turns = (turn for trace in episode.traces for turn in trace.turns)
+        replies = (t.completion.text.strip() for trace in episode.traces for t in trace.turns)
         share, reward = reference_reward(
             raw, risk, is_train=True, kind=episode.kind,
-            thought_aloud=any(map(_thinks_aloud, turns)),
+            thought_aloud=any(reply.startswith(_THINKING) for reply in replies),
         )  # fmt: skip
         flags = {f"hack_{level}": float(risk == level) for level in RISKS}
         return average(raw) / 10, reward, {**metrics, **flags, "weighted_in_training": share}, "ok"
@@ -126,7 +126,3 @@ class SotopiaReference(Sotopia):
 
     def hidden_from_coach(self, example: Example) -> LeakView:
         return LeakView()
-
-
-def _thinks_aloud(turn: Turn) -> bool:
-    return turn.completion.text.strip().startswith(_THINKING)

@@ -138,10 +138,16 @@ class Scene:
 
         def read(reply: str) -> Action | None:
             action = self._read(seat, reply, context)
-            return action if action is not None and self._usable(action) else None
+            usable = action is not None and action.status in READABLE
+            return action if usable and not leaves_at_once(action) else None
+
+        def leaves_at_once(action: Action | None) -> bool:
+            """Before the actor's first turn, so that there is nothing to rate."""
+            return action is not None and action.kind == LEAVE and not self.talk.turns
 
         def trouble(reply: str) -> str:
-            return self._trouble(self._read(seat, reply, context))
+            at_once = leaves_at_once(self._read(seat, reply, context))
+            return "left before the actor's first turn" if at_once else "said nothing usable"
 
         call = self.rollout.call("partner", self.example, index)
         action, usage = await partner_reply(
@@ -156,16 +162,6 @@ class Scene:
         line = self.task.line(self.example, seat, action)
         self.talk.hear(line, self.task.public_line(self.example, seat, action))
         return action
-
-    def _usable(self, action: Action) -> bool:
-        """A partner that leaves before the actor's first turn leaves nothing to rate."""
-        at_once = action.kind == LEAVE and not self.talk.turns
-        return action.status in READABLE and not at_once
-
-    def _trouble(self, action: Action | None) -> str:
-        if action is not None and action.kind == LEAVE:
-            return "left before the actor's first turn"
-        return "said nothing usable"
 
     def _read(self, seat: str, reply: str, context: Sequence[Segment]) -> Action | None:
         """What was done; None where falling silent ends the scene."""
@@ -277,7 +273,7 @@ class Sotopia(Task):
     ) -> tuple[dict[str, Any], dict[str, int]]:
         """(what `reader` may see of the scene from the side of `seat`, words cut by field)."""
         fields, cuts = self.within_budget(example.visible(reader))
-        names, other = self.names(example), _other(seat)
+        names, other = self.names(example), SEATS[1 - SEATS.index(seat)]
 
         def placed(name: str) -> str:
             text = str(fields.get(name) or "")
@@ -545,10 +541,6 @@ def _raw(dimension: str, ratings: Any) -> float:
 def _agreed(values: Sequence[float | None]) -> float | None:
     """The number that comes out whatever an auditor would have said; None where that decides it."""
     return values[0] if len(set(values)) == 1 else None
-
-
-def _other(seat: str) -> str:
-    return SEATS[1 - SEATS.index(seat)]
 
 
 def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:

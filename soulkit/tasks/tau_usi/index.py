@@ -401,14 +401,10 @@ def simulation_index(
             shared |= ids
     if not parts:
         return None
-    values = [_mean_of_terms(dimensions, ece, survey) for dimensions, ece in parts]
+    evaluation = [] if survey is None else [survey]
+    values = [fmean([*scores.values(), 100 * (1 - ece), *evaluation]) for scores, ece in parts]
     return SimulationIndex(
         usi=fmean(values), spread=pstdev(values),
         dimensions={d: fmean(one[d] for one, _ in parts) for d in DIMENSIONS},
         ece=fmean(ece for _, ece in parts), survey=survey, tasks=len(shared),
     )  # fmt: skip
-
-
-def _mean_of_terms(dimensions: Mapping[str, float], ece: float, survey: float | None) -> float:
-    terms = [*dimensions.values(), 100 * (1 - ece)]
-    return fmean(terms if survey is None else [*terms, survey])

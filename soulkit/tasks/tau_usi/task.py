@@ -20,7 +20,7 @@ scripted customer of the made desk is for self-checks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -297,11 +297,13 @@ class TauUSI(Task):
             return unscored(episode.failure, self.protocol)
         turns = customer_turns(episode)
         reward = float(episode.notes[REWARD])
+        path = self.spec.options.get("lexicons")
+        lexicons = read_lexicons(str(path)) if path else {}
         value = float(reward > 0) if turns else self.spec.metric.low
         return Score(
             value=value, reward=value, status="ok" if turns else "empty", protocol=self.protocol,
             metrics={
-                **talk_features(turns, self._lexicons()), **self._answered(episode),
+                **talk_features(turns, lexicons), **_answered(episode),
                 "turns": float(len(turns)), "tool_calls": float(episode.notes["tool_calls"]),
                 "format_errors": float(episode.notes["format_errors"]),
             },
@@ -310,15 +312,6 @@ class TauUSI(Task):
                 **file_hashes(self.spec.options),
             },
         )  # fmt: skip
-
-    def _answered(self, episode: Episode) -> dict[str, float | None]:
-        answers = episode.notes.get(ANSWERS) or {}
-        places = {f"survey/{q}": ordinal(q, answers.get(q)) for q in SURVEY}
-        return {**places, "survey/answered": float(len(answers) / len(SURVEY))}
-
-    def _lexicons(self) -> Mapping[str, Any]:
-        path = self.spec.options.get("lexicons")
-        return read_lexicons(str(path)) if path else {}
 
     # -- over the batch ---------------------------------------------------------------------------
 
@@ -379,6 +372,12 @@ def customer_turns(episode: Episode) -> list[str]:
     """What the customer said, without bare stop marks and silent turns."""
     lines = [line.text for line in episode.transcript if line.seat == CUSTOMER]
     return [text for text in lines if text.strip() and is_customer_message(text)]
+
+
+def _answered(episode: Episode) -> dict[str, float | None]:
+    answers = episode.notes.get(ANSWERS) or {}
+    places = {f"survey/{q}": ordinal(q, answers.get(q)) for q in SURVEY}
+    return {**places, "survey/answered": float(len(answers) / len(SURVEY))}
 
 
 def _runs(records: Sequence[Record]) -> list[Talks]:

@@ -98,7 +98,9 @@ def _chapter_fact(case: _Case) -> str:
     if not question.chain:
         moves = _moves(case)
         name = "last_move" if moves else "no_move"
-        return _fact(name, obj=obj, n=(moves or _placings(case))[-1] + 1)
+        placed = next(i for i, thing, _ in case.beliefs.places if thing == obj)
+        last = moves[-1] if moves else placed
+        return _fact(name, obj=obj, n=last + 1)
     fact = case.beliefs.last_fact(question.chain, obj)
     if fact is None:
         raise AssertionError("a belief without the fact that settles it")
@@ -165,16 +167,13 @@ def _mistake(case: _Case, answer: str | None) -> str:
         return "took_end" if question.kind == "memory" else "took_reality"
     if question.order > 1 and is_at(beliefs.answer(question.chain[1:], obj)):
         return "stopped_early"
-    if any(_talks_of(e, obj) and is_at(_claimed_place(e)) for e in case.story.events):
+    talk = (e for e in case.story.events if isinstance(e, PublicClaim | PrivateTell))
+    if any(e.obj == obj and is_at(e.container) for e in talk):
         return "took_talk"
     if is_at(beliefs.start(obj)):
         return "took_start"
     held = any(o == obj and is_at(c) for _, o, c in beliefs.places)
     return "other_moment" if held else "never"
-
-
-def _claimed_place(event: object) -> str | None:
-    return event.container if isinstance(event, PublicClaim | PrivateTell) else None
 
 
 def _talks_of(event: object, obj: str) -> bool:
@@ -184,10 +183,6 @@ def _talks_of(event: object, obj: str) -> bool:
 def _moves(case: _Case) -> list[int]:
     obj = case.question.obj
     return [i for i, e in enumerate(case.story.events) if isinstance(e, Move) and e.obj == obj]
-
-
-def _placings(case: _Case) -> list[int]:
-    return [i for i, obj, _ in case.beliefs.places if obj == case.question.obj][:1]
 
 
 def _candidates(row: Mapping[str, Any], story: Story) -> tuple[str, ...]:

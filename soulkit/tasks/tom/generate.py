@@ -148,7 +148,9 @@ def _draw_two_room(rng: random.Random, world: World) -> TwoRoomPlan:
         place = rng.choice((room, other))
         passing: tuple[Event, ...] = (Enter((third,), place), Exit(third, place))
         _insert(rng, events, passing[: rng.choice((0, 1, 2))])
-    _insert_noise(rng, events, (mover, absentee, third), world)
+    for _ in range(rng.randint(0, world.noise)):
+        verb, thing = rng.choice(ATTITUDES), rng.choice(world.objects)
+        _insert(rng, events, (Noise(rng.choice((mover, absentee, third)), verb, thing),))
     return TwoRoomPlan(tuple(events), mover, absentee, obj, (start, target), story_type)
 
 
@@ -183,14 +185,6 @@ def _with_rooms(events: list[Event], room: str) -> list[Event]:
         if isinstance(event, Place | Move):
             all_events.append(ContainerRoom(event.container, room))
     return all_events
-
-
-def _insert_noise(
-    rng: random.Random, events: list[Event], people: tuple[str, ...], world: World
-) -> None:
-    for _ in range(rng.randint(0, world.noise)):
-        verb, thing = rng.choice(ATTITUDES), rng.choice(world.objects)
-        _insert(rng, events, (Noise(rng.choice(people), verb, thing),))
 
 
 def _insert(rng: random.Random, events: list[Event], new: tuple[Event, ...]) -> None:

@@ -281,7 +281,8 @@ def _paratomi_from_block(block: Block) -> Row:
     if block.story_type:
         row["story_type"] = block.story_type
     if story is not None:
-        row["cands"] = sorted({_prose(place) for place in _containers(story) | _rooms(story)})
+        rooms = {e.room for e in story.events if isinstance(e, Enter | ContainerRoom)}
+        row["cands"] = sorted({_prose(place) for place in _containers(story) | rooms})
     return row
 
 
@@ -324,10 +325,6 @@ def _read_story(sentences: Sequence[str], question: str, nouns: Sequence[str] = 
 
 def _containers(story: Story) -> set[str]:
     return {e.container for e in story.events if isinstance(e, Place | Move)}
-
-
-def _rooms(story: Story) -> set[str]:
-    return {e.room for e in story.events if isinstance(e, Enter | ContainerRoom)}
 
 
 def _prose(text: str) -> str:

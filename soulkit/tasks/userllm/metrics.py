@@ -209,7 +209,9 @@ def paper_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
     by_source = {name: [r for r in main if r.tags.get("source") == name] for name in SOURCES}
     parts = _prism_parts(by_source[PRISM])
     heads = {
-        f"headline/{name}": _counted(rows) if name == PRISM else _mean_value(rows)
+        f"headline/{name}": _counted(rows)
+        if name == PRISM
+        else mean_of([r.score.value for r in rows], UNIT)
         for name, rows in by_source.items()
     }
     metrics = {"macro_source": _counted(main), **heads, **parts}
@@ -225,10 +227,6 @@ def published_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
     metrics = {"first_turn_diversity": diversity, **_ending(prism)}
     rows = {} if by_source is None else {"macro_source": by_source}
     return rows | {name: metric for name, metric in metrics.items() if metric.value is not None}
-
-
-def _mean_value(rows: Sequence[Record]) -> BatchMetric:
-    return mean_of([r.score.value for r in rows], UNIT)
 
 
 def _counted(rows: Sequence[Record]) -> BatchMetric:
