@@ -24,9 +24,9 @@ from soulkit.tasks.tom.sentences import (
     STARTED_THERE,
     THINGS,
     Story,
-    paraphrase,
     read_sentences,
     story_lines,
+    templates,
 )
 
 WORD = re.compile(r"[A-Za-z_]+|\d+|[^\w\s]")
@@ -49,7 +49,7 @@ def lexicon(*, small: bool = False) -> list[str]:
 
 
 def _templates(small: bool) -> Iterator[str]:
-    for bank in (PLAIN,) if small else (PLAIN, paraphrase()):
+    for bank in (PLAIN,) if small else (PLAIN, templates("paraphrase")):
         for texts in bank.values():
             yield from texts
     yield from (STARTED_THERE, MEMORY, REALITY, FIRST, SECOND)

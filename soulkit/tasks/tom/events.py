@@ -103,7 +103,7 @@ Event = (
     Enter | Exit | Place | Move | Stay | PublicClaim | PrivateTell | Noise | ContainerRoom
 )  # fmt: skip
 
-_TAGS: dict[str, type[Any]] = {
+EVENT_TYPES: dict[str, type[Any]] = {
     "enter": Enter,
     "exit": Exit,
     "place": Place,
@@ -114,7 +114,8 @@ _TAGS: dict[str, type[Any]] = {
     "noise": Noise,
     "room": ContainerRoom,
 }
-_NAMES = {cls: tag for tag, cls in _TAGS.items()}
+"""Tag of an event, as rows have it → its type."""
+_NAMES = {cls: tag for tag, cls in EVENT_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ def _plain(value: Any) -> Any:
 
 
 def _decode_one(row: Sequence[Any]) -> Event:
-    cls = _TAGS.get(str(row[0])) if row else None
+    cls = EVENT_TYPES.get(str(row[0])) if row else None
     if cls is None or len(row) != len(fields(cls)) + 1:
         raise ValueError(f"no event looks like {row!r}")
     values = [tuple(v) if isinstance(v, list) else v for v in row[1:]]

@@ -54,8 +54,8 @@ from soulkit.tasks.tom.sentences import (
     THINGS,
     nested_question,
     numbered,
-    paraphrase,
     render_events,
+    templates,
 )
 
 
@@ -369,7 +369,7 @@ def _paratomi_rows(rng: random.Random, index: int, story_id: str, world: World) 
     kind, raw = _question_type(plan, question, answer)
     cands = _mentioned(plan)
     yield {
-        "story": render_events(plan.events, paraphrase(), rng),
+        "story": render_events(plan.events, templates("paraphrase"), rng),
         "question": text,
         "correct_answer": answer,
         "cands": rng.sample(cands, len(cands)),

@@ -1,7 +1,7 @@
 """Stories as text: sentences written from events, and read back into events.
 
 Writing: each style maps an event type to templates. The plain style has one template per type,
-built so that it can be read back; `paraphrase()` has several, some with the container or the room
+built so that it can be read back; paraphrases have several, some with the container or the room
 as the subject.
 
 Reading is exact. A story with one sentence that fits no form is no story (None), because a guess
@@ -24,10 +24,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.tom.events import (
+    EVENT_TYPES,
     ContainerRoom,
     Enter,
     Event,
@@ -52,17 +53,6 @@ ATTITUDES = ("enjoys", "fears", "admires", "avoids")
 SIGHTS = ("heard", "lost", "drew", "bought")
 THINGS = ("owl", "drone", "violin", "parade", "button", "ticket", "comb", "wallet")
 
-PLAIN: Templates = {
-    Enter: ("{group} came into the {room}.",),
-    Exit: ("{agent} went out of the {room}.",),
-    Place: ("The {obj} lay in the {container}.",),
-    Move: ("{agent} put the {obj} into the {container}.",),
-    Stay: ("{agent} waited in the {room} and touched nothing.",),
-    PublicClaim: ("{agent} told everyone that the {obj} was in the {container}.",),
-    PrivateTell: ("{agent} whispered to {hearer} that the {obj} was in the {container}.",),
-    Noise: ("{agent} {verb} the {thing}.",),
-    ContainerRoom: ("The {container} stood in the {room}.",),
-}
 STARTED_THERE = "{group} began the day in the {room}."
 
 MEMORY = "Where was the {obj} at first?"
@@ -73,11 +63,12 @@ NESTED = ("Where does {} believe", " {} believes", " the {obj} is?")
 
 
 @cache
-def paraphrase() -> Templates:
-    """Several templates for each type of event that is paraphrased."""
-    kinds = {"enter": Enter, "exit": Exit, "place": Place, "move": Move, "noise": Noise,
-             "container_room": ContainerRoom}  # fmt: skip
-    return {kinds[name]: texts for name, texts in TEXTS["paraphrase"].items()}
+def templates(style: Literal["plain", "paraphrase"]) -> Templates:
+    """The sentences for each type of event that the style knows."""
+    return {EVENT_TYPES[name]: texts for name, texts in TEXTS[style].items()}
+
+
+PLAIN = templates("plain")
 
 
 def render_events(events: Sequence[Event], templates: Templates, rng: random.Random) -> list[str]:
