@@ -434,14 +434,6 @@ def test_older_and_newer_names_of_fields_are_read_alike() -> None:
     assert reference.visible("Jost")["plot_summary"].startswith("Lene admits")
 
 
-def test_feedback_stands_at_the_end_of_every_characters_opening() -> None:
-    row, feedback = scene_row(), Feedback(text="Listen more.", author="coach")
-    for seat in coser().acted_seats(row):
-        opening = coser().slot(row, seat, feedback)
-        assert opening.text.endswith("Listen more.") and "Listen more." not in str(opening.bare)
-        assert opening.text.startswith(str(opening.bare))
-
-
 @pytest.mark.parametrize(
     "options",
     [{"paper_rounds": 0}, {"reference_rounds": 33}, {"heard_words": 0}, {"line_words": -1}],

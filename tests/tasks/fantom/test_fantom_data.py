@@ -120,11 +120,6 @@ def test_rows_know_the_size_of_their_set() -> None:
         assert row["set_id"] == last or (row["set_size"], row["set_beliefs"]) == sizes
 
 
-def test_rows_are_a_prefix_of_more_and_differ_by_seed() -> None:
-    assert rows(50, 4) == ROWS[:50] and rows(50, 5) != ROWS[:50]
-    assert len({r["context"] for r in ROWS}) > 12
-
-
 FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "fantom"
 GOLDS = {"choice": "0", "names": "['Ada']", "yes_no": "no", "fact": "x", "belief": "x"}
 

@@ -532,18 +532,6 @@ def test_rules_remark_on_a_copied_problem_and_an_early_end() -> None:
     assert "copied what lies before" in text and "content far sooner" in text
 
 
-@pytest.mark.parametrize("name", ["sim_math", "sim_doc"])
-def test_feedback_by_rules_leaks_on_no_made_row(name: str) -> None:
-    task = arena(name)
-    for row in synth_examples(name, 30):
-        for draft in (None, task.wrong(row), task.gold(row)):
-            text = task.explain(row, draft, None)
-            assert text
-            assert not check_leak(
-                Feedback(text=text, author="symbolic"), task.leak_view(row)
-            ).leak, text
-
-
 def test_feedback_without_a_coach_comes_from_rules() -> None:
     (draft, refined), _ = walked(feedback=FeedbackPolicy())
     assert draft.received is not None and draft.received.author == "symbolic"
