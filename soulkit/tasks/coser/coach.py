@@ -58,8 +58,8 @@ def aspect_reasons(score: Score) -> dict[str, str]:
 def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(dimension, its reasoning and flaws) of a verdict on one dimension or on all."""
     if purpose in ASPECTS:
-        instances = [str(one["instance"]) for key in ("flaws", "repetitions")
-                     for one in fields.get(key, ())]  # fmt: skip
+        instances = [str(flaw["instance"]) for key in ("flaws", "repetitions")
+                     for flaw in fields.get(key, ())]  # fmt: skip
         yield purpose, "\n".join(dict.fromkeys([str(fields["reasoning"]), *instances]))
         return
     for slug in ASPECTS:

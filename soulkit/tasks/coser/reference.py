@@ -185,8 +185,8 @@ class CoserReference(Coser):
 
     def words(self, replies: Opinions) -> str:
         marks = panel.readable(replies[PURPOSE])
-        lines = [(ASPECTS[slug].title, one.marks()[slug], why)
-                 for one in marks for slug, why in one.reasons().items()]  # fmt: skip
+        lines = [(ASPECTS[slug].title, verdict.marks()[slug], why)
+                 for verdict in marks for slug, why in verdict.reasons().items()]  # fmt: skip
         return "\n".join(f"{title}: {mark} of 10. {why}" for title, mark, why in lines)
 
     def public_line(self, line: Line) -> Line:
@@ -246,7 +246,7 @@ class CoserReference(Coser):
 
     def _brief(self, example: Example) -> str:
         """The book's scene, shortened."""
-        lines = [(one.seat, first_words(one.text, COACH_TURN)) for one in self.recorded(example)]
+        lines = [(line.seat, first_words(line.text, COACH_TURN)) for line in self.recorded(example)]
         return first_words("\n".join(f"{name}: {text}" for name, text in lines), COACH_WORDS)
 
 

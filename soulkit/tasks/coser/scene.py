@@ -283,7 +283,9 @@ def seats_of(fields: Mapping[str, Any]) -> dict[str, Role]:
 
 def dialogue(fields: Mapping[str, Any]) -> list[Line]:
     """The recorded messages, thoughts and actions included."""
-    return [Line(one["character"].strip(), one["message"]) for one in fields["dialogues"]]
+    return [
+        Line(message["character"].strip(), message["message"]) for message in fields["dialogues"]
+    ]
 
 
 def profiles(fields: Mapping[str, Any]) -> dict[str, str]:

@@ -94,7 +94,7 @@ class FlawsAndRepetitions(Flaws):
 
     @property
     def severity(self) -> int:
-        return super().severity + sum(one.severity for one in self.repetitions)
+        return super().severity + sum(repetition.severity for repetition in self.repetitions)
 
 
 def flaw_shape(slug: str) -> type[Flaws]:

@@ -127,7 +127,7 @@ class Coser(Task):
         """The declared readers, each seat under its character's name."""
         seats = {"character": tuple(characters(fields)), "environment": (ENVIRONMENT,)}
         return {
-            name: tuple(one for reader in readers for one in seats.get(reader, (reader,)))
+            name: tuple(seat for reader in readers for seat in seats.get(reader, (reader,)))
             for name, readers in super().audience(fields).items()
         }
 
@@ -190,8 +190,8 @@ class Coser(Task):
     ) -> tuple[dict[str, Any], dict[str, int]]:
         """(what a character's prompt is made of, words cut by part)."""
         fields, cuts = self.within_budget(example.visible(seat))
-        view, more = fitted_view(fields, seat, *self.profile_words(feedback))
-        return {**view, "words": self.spec.options["turn_words"]}, {**cuts, **more}
+        view, cut_parts = fitted_view(fields, seat, *self.profile_words(feedback))
+        return {**view, "words": self.spec.options["turn_words"]}, {**cuts, **cut_parts}
 
     def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
         """The budgets of a character's own texts and of all others' profiles together."""
@@ -265,11 +265,11 @@ class Coser(Task):
             words = "No character could be heard."
             return self.silent_score(episode, words, nothing, self._hashes())
         replies = await ask_several(cast, self.questions(example, episode), episode)
-        points, more = self.rated(replies, self.messages(example, episode), cast)
+        points, metrics = self.rated(replies, self.messages(example, episode), cast)
         value = scene_value(points)
         return Score(
             value=value, reward=value, words=self.words(replies), protocol=self.protocol,
-            metrics={**points, **more, **self.facts(example, episode)}, prompts=self._hashes(),
+            metrics={**points, **metrics, **self.facts(example, episode)}, prompts=self._hashes(),
             verdicts=tuple(o.verdict() for opinions in replies.values() for o in opinions),
         )  # fmt: skip
 
@@ -332,7 +332,7 @@ class Coser(Task):
     ) -> tuple[dict[str, float], dict[str, float | None]]:
         """(dimension → 0 to 100, metrics beside)."""
         points: dict[str, float] = {}
-        more: dict[str, float | None] = {}
+        metrics: dict[str, float | None] = {}
         agreements: list[float] = []
         for slug, opinions in replies.items():
             how = cast.panel.combine
@@ -341,13 +341,13 @@ class Coser(Task):
                 return flaw_score(flaws.severity, messages)
 
             points[slug] = panel.pooled(opinions, scored, how)
-            more[f"flaws/{slug}"] = panel.pooled(opinions, lambda flaws: flaws.severity, how)
+            metrics[f"flaws/{slug}"] = panel.pooled(opinions, lambda flaws: flaws.severity, how)
             values = [scored(flaws) for flaws in panel.readable(opinions)]
             agreed = panel.agreement(values, 0, 100)
             agreements += [] if agreed is None else [agreed]
         if agreements:
-            more["judge_agreement"] = sum(agreements) / len(agreements)
-        return points, more
+            metrics["judge_agreement"] = sum(agreements) / len(agreements)
+        return points, metrics
 
     def facts(self, example: Example, episode: Episode) -> dict[str, float | None]:
         """What can be counted without a judge."""

@@ -265,19 +265,21 @@ def _knowledge_questions(
     With `question` they are about the question, without it about the information itself.
     """
     knowing = [p for p in talk.people if p in piece.hearers]
-    rest = [p for p in talk.people if p not in piece.hearers]
+    others = [p for p in talk.people if p not in piece.hearers]
     access = _access(talk, piece)
     subject = piece.word(question) if question else piece.sentence
     lead = f"{'Question' if question else 'Information'}: {subject}\n"
     what = " the right answer to this question" if question else " this"
-    every = f"Who of those in the conversation knows{what}? Name all of them."
-    yield _question_row(lead + every, f"tom:{kind}:list", repr(knowing), repr(rest), access, every)
-    some = rng.sample(knowing, min(len(knowing), max(len(rest), 1)))
-    for who in (p for p in talk.people if p in rest or p in some):
-        one = f"Does {who} know{what}?"
+    list_question = f"Who of those in the conversation knows{what}? Name all of them."
+    yield _question_row(
+        lead + list_question, f"tom:{kind}:list", repr(knowing), repr(others), access, list_question
+    )
+    some = rng.sample(knowing, min(len(knowing), max(len(others), 1)))
+    for who in (p for p in talk.people if p in others or p in some):
+        question_text = f"Does {who} know{what}?"
         gold = "yes" if who in piece.hearers else "no"
-        full = f"{lead}{one} Answer yes or no."
-        yield _question_row(full, f"tom:{kind}:binary", gold, "", access, one)
+        full = f"{lead}{question_text} Answer yes or no."
+        yield _question_row(full, f"tom:{kind}:binary", gold, "", access, question_text)
 
 
 def _question_row(

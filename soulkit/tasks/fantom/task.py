@@ -368,14 +368,14 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
             near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
             if near is not None:  # a free belief without a wrong one beside it decides nothing
                 sets[*play, notes["set"]].add(notes, near == 1)
-    for key, one in sets.items():
-        one.broken = key[:-1] in broken
+    for key, members in sets.items():
+        members.broken = key[:-1] in broken
     return list(sets.values())
 
 
 def _over(sets: Sequence[_Set], *, free: bool = False) -> BatchMetric:
     """The share of sets that are all right."""
-    right = [None if one.broken else float(one.all_right(free=free)) for one in sets]
+    right = [None if members.broken else float(members.all_right(free=free)) for members in sets]
     return mean_of(right, "sets")
 
 

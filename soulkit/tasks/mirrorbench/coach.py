@@ -61,8 +61,8 @@ def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
     for line in lines:
         if line.seat == ASSISTANT:
             text = without_secrets(line.text, _hiding(view, public))
-            whole = text == without_secrets(line.text, LeakView())
-            shown.append(line if whole else Line(ASSISTANT, f"{text} {LEFT_OUT}".strip()))
+            complete = text == without_secrets(line.text, LeakView())
+            shown.append(line if complete else Line(ASSISTANT, f"{text} {LEFT_OUT}".strip()))
         else:
             public = f"{public}\n{line.text}"
             shown.append(line)

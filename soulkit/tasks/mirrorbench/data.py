@@ -107,14 +107,14 @@ def _made_row(i: int, seed: int) -> Row:
     subset = list(_MAKERS)[i % len(_MAKERS)]
     subject = rng.choice(sorted(TEXTS["subjects"]))
     aim, *others = rng.sample(TEXTS["subjects"][subject], len(TEXTS["subjects"][subject]))
-    who = f"A {rng.choice(TEXTS['jobs'])} of {rng.randint(19, 88)}"
+    person = f"A {rng.choice(TEXTS['jobs'])} of {rng.randint(19, 88)}"
     number = 9000 + sorted(TEXTS["subjects"]).index(subject)
-    wish = Wish(number, subject, aim, tuple(others), who, rng.choice(VOICES), rng)
+    wish = Wish(number, subject, aim, tuple(others), person, rng.choice(VOICES), rng)
     key, metadata, turns = _MAKERS[subset](wish, i)
     named = {} if i % 5 == 4 else {"dataset": subset}
     return {
-        "task_description": f"{who} turns to an assistant about {subject} and wants to know {aim}. "
-        f"This person {wish.voice.trait}.",
+        "task_description": f"{person} turns to an assistant about {subject} and wants to know "
+        f"{aim}. This person {wish.voice.trait}.",
         "turns": turns,
         **named,
         "conversation_id": key,

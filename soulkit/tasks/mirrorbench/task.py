@@ -276,8 +276,8 @@ class MirrorBench(Task):
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`macro_subset`, the mean of the subsets' means, and mean z-scores in each subset."""
         by_subset = macro(records, "subset")
-        whole = {} if by_subset is None else {"macro_subset": by_subset}
-        return {**whole, **subset_means(records)}
+        macro_mean = {} if by_subset is None else {"macro_subset": by_subset}
+        return {**macro_mean, **subset_means(records)}
 
     # -- controls ---------------------------------------------------------------------------------
 

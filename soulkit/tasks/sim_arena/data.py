@@ -100,7 +100,7 @@ def _lesson_row(i: int, seed: int) -> Row:
     name, draw_numbers = _PROBLEMS[i % len(_PROBLEMS)]
     problem, (values, answers) = TEXTS["problems"][name], draw_numbers(rng)
     voice, place, slips = rng.choice(VOICES), rng.choice(sorted(TEXTS["stuck"])), rng.random() < 0.5
-    grade, who = (
+    grade, student = (
         rng.choice(TEXTS["grades"]),
         f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}",
     )
@@ -109,7 +109,7 @@ def _lesson_row(i: int, seed: int) -> Row:
              for step, answer in zip(problem["steps"], answers, strict=True)]  # fmt: skip
     messages, replies = _lesson_talk(stuck["opener"].format(**problem), steps, slips)
     messages = [voice.write(message) for message in messages]
-    profile = [f"{who}, {grade}", f"This student {stuck['profile']}",
+    profile = [f"{student}, {grade}", f"This student {stuck['profile']}",
                f"{problem['topic'].capitalize()}: partly understood", f"This student {voice.trait}",
                "Makes a slip in the first step" if slips else "Computes carefully"]  # fmt: skip
     packed = {
@@ -173,7 +173,7 @@ def _document_row(i: int, seed: int) -> Row:
     plan = plans[i % len(plans)]
     voice, tone = rng.choice(VOICES), rng.choice(TEXTS["tones"])
     intent = plan["intent"].format(x=rng.choice(TEXTS["where"][plan["kind"]]))
-    who = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}"
+    writer = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}"
     # By the round, not by the row: else a kind of row would always be the same kind of document.
     full = (i // len(plans) + i) % 3
     notes = [(question, rng.choice(answers)) for question, answers in plan["notes"]]
@@ -181,10 +181,10 @@ def _document_row(i: int, seed: int) -> Row:
     packed = {
         "id": f"sd{seed}-{i}",
         "document_type": plan["kind"],
-        "intent": f"{intent} It is by {who}.",
+        "intent": f"{intent} It is by {writer}.",
         "human_user_queries": messages,
         "human_public_conversation": alternate(messages, _drafts(notes, tone)),
-        **(_background(who, notes, voice, tone) if full != 2 else {}),
+        **(_background(writer, notes, voice, tone) if full != 2 else {}),
         **(_document_features(voice, tone) if full == 0 else {}),
     }
     return {"raw": json.dumps(packed), "index": i}
@@ -207,9 +207,9 @@ def _drafts(notes: list[tuple[str, str]], tone: str) -> list[str]:
     return [*drafts, f"Here it is again, {tone}. {drafts[-1]}", "You are welcome."]
 
 
-def _background(who: str, notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
+def _background(writer: str, notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
     """What the writer has in mind, who they are, and what they like."""
-    profile = (who, f"This person {voice.trait}", "Tells things one message at a time")
+    profile = (writer, f"This person {voice.trait}", "Tells things one message at a time")
     return {
         "pre_writing_materials_text": "\n".join(f"- {q}\n  {a}" for q, a in notes),
         "user_profile_text": "\n".join(f"- {line}" for line in profile),
@@ -311,10 +311,10 @@ def _recorded_talk(record: RawRow, turns: int | None = None) -> tuple[list[str],
     if len(replies) not in (len(queries), len(queries) - 1):
         raise BadRecord(f"its {len(queries)} messages and {len(replies)} replies do not alternate")
     queries, replies = queries[:turns], replies[:turns]
-    for who, texts in (("user", queries), ("assistant", replies)):
+    for role, texts in (("user", queries), ("assistant", replies)):
         odd = next((n for n, text in enumerate(texts, 1) if not isinstance(text, str)), None)
         if odd is not None:
-            raise BadRecord(f"message {odd} of its {who} is no text (an upload, or a lost reply)")
+            raise BadRecord(f"message {odd} of its {role} is no text (an upload, or a lost reply)")
     return list(queries), without_blanks(alternate(queries, replies))
 
 

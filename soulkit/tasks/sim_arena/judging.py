@@ -204,12 +204,12 @@ def fulfilment_shape(labels: tuple[str, ...]) -> type[VerdictShape]:
     """The shape of a verdict that names each of `labels` once."""
     allowed: Any = Literal.__getitem__(labels)
     name: Any = Annotated[allowed, BeforeValidator(partial(_as_called, labels))]
-    one = create_model("FeatureVerdict", __base__=FeatureVerdict, feature_name=(name, ...))
-    every = Annotated[
-        list[one],  # type: ignore[valid-type]
+    verdict = create_model("FeatureVerdict", __base__=FeatureVerdict, feature_name=(name, ...))
+    verdicts = Annotated[
+        list[verdict],  # type: ignore[valid-type]
         Field(min_length=len(labels), max_length=len(labels)),
     ]
-    return create_model("Fulfilment", __base__=_EachOnce, results=(every, ...))
+    return create_model("Fulfilment", __base__=_EachOnce, results=(verdicts, ...))
 
 
 @lru_cache(maxsize=512)
@@ -217,11 +217,11 @@ def loose_fulfilment(labels: tuple[str, ...]) -> type[VerdictShape]:
     """Verdicts in a row, as many as the judge gives and under whatever names (`reference`); the
     form alone tells it what the features are called."""
     hint = Field(json_schema_extra={"enum": list(labels)} if labels else None)
-    one = create_model(
+    verdict = create_model(
         "FeatureVerdict", __base__=FeatureVerdict, feature_name=(Annotated[str, hint], ...)
     )
-    every = list[one]  # type: ignore[valid-type]
-    return create_model("LooseFulfilment", __base__=VerdictShape, results=(every, ...))
+    verdicts = list[verdict]  # type: ignore[valid-type]
+    return create_model("LooseFulfilment", __base__=VerdictShape, results=(verdicts, ...))
 
 
 def _as_called(labels: tuple[str, ...], name: Any) -> Any:

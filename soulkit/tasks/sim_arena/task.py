@@ -103,9 +103,9 @@ class SimArena(PlayedPerson):
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """`parts` says whether a row has every part of the score."""
-        there = {target.column for target in targets(fields)}
-        whole = there == set(self.feature_metrics)
-        return {**super().tags(fields), "parts": "all" if whole else "some"}
+        columns = {target.column for target in targets(fields)}
+        complete = columns == set(self.feature_metrics)
+        return {**super().tags(fields), "parts": "all" if complete else "some"}
 
     def calls(self, example: Example) -> dict[Role, int]:
         questions = len(self.asked(example))
@@ -125,7 +125,9 @@ class SimArena(PlayedPerson):
         if not self.judges_silence and not any(turn.text for turn in turns):
             return self._silent(example, episode, turns)
         questions = self.questions(example, episode)
-        may_miss = () if self.needs_all else [one.purpose for one in questions]
+        may_miss = (
+            () if self.needs_all else [judge_question.purpose for judge_question in questions]
+        )
         replies = await ask_several(cast, questions, episode, may_miss)
         raw = judging.raw_numbers(replies, cast.panel.combine)
         shares = self.feature_shares(example, replies, cast.panel)

@@ -173,10 +173,12 @@ class Scene:
         opening = (self.task.slot(self.example, seat, None), Segment("user", START))
         lines = [
             Line(
-                who,
-                action.json() if who == seat else self.task.public_line(self.example, who, action),
+                speaker,
+                action.json()
+                if speaker == seat
+                else self.task.public_line(self.example, speaker, action),
             )
-            for who, action in self.done
+            for speaker, action in self.done
         ]
         return others_view(seat, opening, lines)
 
@@ -189,7 +191,7 @@ class Scene:
     def _stale(self, seat: str) -> bool:
         """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""
         everybody = [action.kind for _, action in self.done]
-        seat_kinds = [action.kind for who, action in self.done if who == seat]
+        seat_kinds = [action.kind for speaker, action in self.done if speaker == seat]
         limit = self.task.stale_turns + 1
         return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, seat_kinds))
 
@@ -273,19 +275,19 @@ class Sotopia(Task):
     ) -> tuple[dict[str, Any], dict[str, int]]:
         """(what `reader` may see of the scene from the side of `seat`, words cut by field)."""
         fields, cuts = self.within_budget(example.visible(reader))
-        names, other = self.names(example), SEATS[1 - SEATS.index(seat)]
+        names, other_seat = self.names(example), SEATS[1 - SEATS.index(seat)]
 
         def placed(name: str) -> str:
             text = str(fields.get(name) or "")
             return with_names(text, names["agent1"], names["agent2"], self.protocol)
 
         return {
-            "name": names[seat], "other": names[other], "scenario": placed("scenario"),
+            "name": names[seat], "other": names[other_seat], "scenario": placed("scenario"),
             "relationship": str(fields.get("relationship") or ""),
             "background": str(fields.get(f"{seat}_background") or ""),
             "goal": placed(f"{seat}_goal"),
-            "other_background": str(fields.get(f"{other}_background") or ""),
-            "other_goal": placed(f"{other}_goal"),
+            "other_background": str(fields.get(f"{other_seat}_background") or ""),
+            "other_goal": placed(f"{other_seat}_goal"),
         }, cuts  # fmt: skip
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
@@ -389,7 +391,11 @@ class Sotopia(Task):
         if lines := self._audited(example, episode):
             prompt = self.audit_prompt(example, lines)
             questions.append(question("audit", prompt, Audit, beside=(shape,), role="auditor"))
-        may_miss = [one.purpose for one in questions if one.role == "auditor"]
+        may_miss = [
+            judge_question.purpose
+            for judge_question in questions
+            if judge_question.role == "auditor"
+        ]
         may_miss = [] if self.value_needs_audit else may_miss
         replies = await ask_several(cast, questions, episode, may_miss)
         return replies["score"], replies.get("audit", [])
@@ -463,11 +469,11 @@ class Sotopia(Task):
         seat = self.acted_seat(example)
         view, _ = self.view(example, seat, "judge")
         private = (view["other_goal"], view["other_background"])
-        seen = ("name", "other", "scenario", "relationship", "background", "goal")
+        visible = ("name", "other", "scenario", "relationship", "background", "goal")
         return LeakView(
             private=tuple(text for text in private if text.strip()),
             rubric=coach.RUBRIC,
-            public="\n".join(view[name] for name in seen),
+            public="\n".join(view[name] for name in visible),
         )
 
     # -- scripts ----------------------------------------------------------------------------------

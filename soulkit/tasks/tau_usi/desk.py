@@ -69,11 +69,11 @@ class Desk:
         self.calls.append(name)
         if name == "find_member":
             named = (str(arguments.get("name")).lower(), str(arguments.get("member")))
-            here = named == (self.name.lower(), self.member)
-            return f"member {self.member}: {self.name}" if here else "no such member"
+            matches = named == (self.name.lower(), self.member)
+            return f"member {self.member}: {self.name}" if matches else "no such member"
         if name == "list_loans":
-            here = str(arguments.get("member")) == self.member
-            return "\n".join(loan.shown() for loan in self.loans) if here else "no such member"
+            matches = str(arguments.get("member")) == self.member
+            return "\n".join(loan.shown() for loan in self.loans) if matches else "no such member"
         if name == "transfer_to_colleague":
             return "the customer was handed over"
         loan = next((x for x in self.loans if x.number == str(arguments.get("loan"))), None)

@@ -375,8 +375,8 @@ class RuntimeService:
     async def _restore(self) -> None:
         """A fresh environment in the state of the lost one; PartnerError when it is another."""
         await self._create()
-        for call, before in self._steps:
-            if await self._send("/step", call) != before:
+        for call, answer in self._steps:
+            if await self._send("/step", call) != answer:
                 raise PartnerError(f"'{call['name']}' answered otherwise when it was replayed")
 
     async def _exists(self) -> bool:

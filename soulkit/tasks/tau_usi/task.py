@@ -325,9 +325,9 @@ class TauUSI(Task):
         people = read_human_data(self.spec.options)
         if people is None:
             return {}
-        every = set().union(*people.batches) if people.batches else set()
+        instances = set().union(*people.batches) if people.batches else set()
         result = simulation_index(_runs(records), people.batches, people.difficulty, people.survey)
-        return {} if result is None else _metrics(result, len(every))
+        return {} if result is None else _metrics(result, len(instances))
 
     # -- scripts ----------------------------------------------------------------------------------
 

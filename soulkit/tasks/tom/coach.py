@@ -89,7 +89,7 @@ def _two_room_fact(case: _Case) -> str:
         return _fact(name, x=question.chain[0])
     x, y = question.chain
     name = "both_saw" if together else "met_again" if after else "parted"
-    absent = [who for who in question.chain if who not in beliefs.witnesses[move]]
+    absent = [thinker for thinker in question.chain if thinker not in beliefs.witnesses[move]]
     return _fact(name, x=x, y=y, z=joined_names(tuple(absent or question.chain)))
 
 

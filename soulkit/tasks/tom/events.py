@@ -152,11 +152,11 @@ def decode(rows: Sequence[Sequence[Any]]) -> tuple[Event, ...]:
 
 def agents(events: Sequence[Event]) -> tuple[str, ...]:
     """Everybody who ever enters a room, in order of appearance."""
-    seen: dict[str, None] = {}
+    names: dict[str, None] = {}
     for event in events:
         if isinstance(event, Enter):
-            seen.update(dict.fromkeys(event.group))
-    return tuple(seen)
+            names.update(dict.fromkeys(event.group))
+    return tuple(names)
 
 
 def object_rooms(events: Sequence[Event]) -> dict[str, str]:
@@ -176,14 +176,14 @@ def witnesses(events: Sequence[Event]) -> tuple[frozenset[str], ...]:
     everybody = frozenset(agents(events))
     rooms = object_rooms(events)
     place: dict[str, str] = {}
-    seen = []
+    observers = []
     for event in events:
         if isinstance(event, Enter):
             place.update(dict.fromkeys(event.group, event.room))
-        seen.append(_observers(event, place, rooms, everybody))
+        observers.append(_observers(event, place, rooms, everybody))
         if isinstance(event, Exit):
             place.pop(event.agent, None)
-    return tuple(seen)
+    return tuple(observers)
 
 
 def _observers(

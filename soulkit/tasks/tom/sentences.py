@@ -296,11 +296,11 @@ def _read_paraphrased(line: str, vocabulary: _Vocabulary) -> Event | None:
     if match := _HOUSES.fullmatch(line):
         return Enter((match[2],), vocabulary.room(match[1]), already=True)
     if match := _STEP.fullmatch(line):
-        who, verb, noun = match.groups()
+        person, verb, noun = match.groups()
         if _IS_THERE.fullmatch(verb):
-            return Enter((who,), vocabulary.room(noun), already=True)
+            return Enter((person,), vocabulary.room(noun), already=True)
         if not _PRESENT.match(verb):
-            return _step(who, verb, noun)
+            return _step(person, verb, noun)
     return _opinion(line)
 
 
@@ -316,10 +316,10 @@ def _statement(nouns: Sequence[str], vocabulary: _Vocabulary) -> Event | None:
     return ContainerRoom(*pairs.pop()) if len(pairs) == 1 else None
 
 
-def _step(who: str, verb: str, room: str) -> Event | None:
+def _step(person: str, verb: str, room: str) -> Event | None:
     if _LEFT.fullmatch(verb):
-        return Exit(who, room)
-    return Enter((who,), room) if _ARRIVED.fullmatch(verb) else None
+        return Exit(person, room)
+    return Enter((person,), room) if _ARRIVED.fullmatch(verb) else None
 
 
 def _opinion(line: str) -> Event | None:

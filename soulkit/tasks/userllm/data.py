@@ -176,12 +176,12 @@ def turn_names(chat: Chat, turns: Turns) -> list[str]:
     """The rows that a chat gives."""
     messages = chat.messages
     users = len(chat.user_messages)
-    there = {
+    available = {
         "first": messages[0]["role"] == "user",
         "second": users > 1 and len(messages) > 2 and messages[0]["role"] == "user",
         "end": len(messages) > 1 and messages[-1]["role"] == "assistant",
     }
-    return [name for name, is_there in there.items() if is_there and turns in ("all", name)]
+    return [name for name, is_there in available.items() if is_there and turns in ("all", name)]
 
 
 def rows_of_chat(chat: Chat, intent: str, turns: Turns) -> list[Row]:
@@ -476,11 +476,11 @@ def _question_sketch(row: Row, source: str, prompts: PromptFolder) -> Sketch:
 def _with_draft(row: Row, draft: Intent) -> Row:
     """The row with what was drafted in place of the importer's."""
     origin = str(row["provenance"])
-    whole: Row = {**row, "intent": " ".join(draft.intent.split())}
+    drafted: Row = {**row, "intent": " ".join(draft.intent.split())}
     if isinstance(draft, SearchIntent):
-        whole["assistant_suggestion_turn"] = draft.suggestion.strip()
+        drafted["assistant_suggestion_turn"] = draft.suggestion.strip()
         origin = origin.partition(";")[0]  # no longer written from a template
-    return {**whole, "provenance": origin}
+    return {**drafted, "provenance": origin}
 
 
 def _intent_problem(originals: list[str], choices: tuple[str, ...] = ()) -> Callable[[Intent], str]:
