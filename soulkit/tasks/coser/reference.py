@@ -12,10 +12,9 @@ not paid half, since all that a scene's characters do has one reward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from soulkit.judge import panel
@@ -50,7 +49,6 @@ from soulkit.tasks.kit.dialogue import (
     with_reply_limit,
 )
 from soulkit.tasks.kit.prompting import first_words
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,
@@ -58,7 +56,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Score,
     Segment,
 )
@@ -154,11 +151,8 @@ class CoserReference(Coser):
     book, scene = PublishedBook, PublishedScene
     plot_is_known = judges_silence = True
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
-        folder: Path | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(name, spec, protocol=protocol, folder=folder)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        super().keep_options(options)
         self.heard_words = self.line_words = UNBOUNDED
 
     def rounds(self, kind: Kind) -> int:

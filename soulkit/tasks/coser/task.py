@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError
@@ -63,7 +62,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Record,
     Role,
     Score,
@@ -94,13 +92,9 @@ class Coser(Task):
     judges_silence = False
     """Whether a scene in which no character could be heard is judged like any other."""
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        options = spec.options
-        _check_options(spec)
-        self.max_rounds = int(options[f"{protocol}_rounds"])
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        _check_options(self.spec)
+        self.max_rounds = int(options[f"{self.protocol}_rounds"])
         self.heard_words, self.line_words = int(options["heard_words"]), int(options["line_words"])
 
     def rounds(self, kind: Kind) -> int:

@@ -138,6 +138,11 @@ class Task(ABC):
         self.spec = spec
         self.protocol: Protocol = protocol
         self.prompts = PromptFolder(name, folder or spec.home.folder, *_class_folders(type(self)))
+        self.keep_options(spec.options)
+
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        """What a task keeps of its options. Raises ConfigError on values it cannot work with."""
+        return None
 
     # -- rows ---------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from soulkit.data.chats import ChatMessage, conversation
@@ -31,7 +30,6 @@ from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Control, Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, others_view, partner_reply, play_out
 from soulkit.tasks.kit.scoring import macro
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.mirrorbench import coach, questions
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
@@ -64,7 +62,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Record,
     Role,
     Score,
@@ -92,10 +89,7 @@ class MirrorBench(Task):
     """Of one judge on one episode."""
     pair_calls = CALLS["pairwise"]
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
         self.live = self.assistant() == "live"
 
     def assistant(self) -> str:

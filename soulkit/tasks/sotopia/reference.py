@@ -9,7 +9,6 @@ be judged. The coach reads what belongs to either side.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from soulkit.judge.coach import RISKS
@@ -17,7 +16,6 @@ from soulkit.judge.leaks import LeakView
 from soulkit.models.base import Player
 from soulkit.tasks.kit.dialogue import LEAST_TOKENS, episode_tokens_left, with_reply_limit
 from soulkit.tasks.kit.prompting import first_words
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
 from soulkit.tasks.sotopia.scores import (
     LooseRatings,
@@ -26,7 +24,7 @@ from soulkit.tasks.sotopia.scores import (
     reference_reward,
 )
 from soulkit.tasks.sotopia.task import SEATS, Scene, Sotopia
-from soulkit.types import Episode, Example, Line, Protocol, Score, Segment
+from soulkit.types import Episode, Example, Line, Score, Segment
 
 _THINKING = ("<think>", "<seed:think>")
 
@@ -77,12 +75,9 @@ class SotopiaReference(Sotopia):
     scene = ReferenceScene
     judges_silence = True
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
-        folder: Path | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.leave_from = int(spec.options["leave_from"])
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        super().keep_options(options)
+        self.leave_from = int(options["leave_from"])
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Any `eval_position` that is not agent1 is agent2, and names may be alike."""

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError, UnreadableVerdict, did_you_mean
@@ -46,7 +45,6 @@ from soulkit.tasks.kit.dialogue import (
     partner_reply,
     play_out,
 )
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.sotopia import coach
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
@@ -73,7 +71,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Role,
     Score,
     Segment,
@@ -210,13 +207,10 @@ class Sotopia(Task):
     leave_from = 0
     """The first turn at which leaving counts."""
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.max_turns = int(spec.options[f"{protocol}_turns"])
-        self.stale_turns = int(spec.options["stale_turns"])
-        self.hack_penalty = penalty_of(name, spec.options)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        self.max_turns = int(options[f"{self.protocol}_turns"])
+        self.stale_turns = int(options["stale_turns"])
+        self.hack_penalty = penalty_of(self.name, options)
 
     # -- rows -------------------------------------------------------------------------------------
 

@@ -20,9 +20,8 @@ scripted customer of the made desk is for self-checks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError
@@ -31,7 +30,6 @@ from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, play_out
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.tau_usi.desk import DOMAIN, TEXTS, Desk, DeskWish, desk
 from soulkit.tasks.tau_usi.index import (
     STOP,
@@ -72,7 +70,6 @@ from soulkit.types import (
     Example,
     Feedback,
     Line,
-    Protocol,
     Record,
     Role,
     Score,
@@ -126,17 +123,14 @@ UNIT = "tasks"
 
 
 class TauUSI(Task):
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.max_turns = int(spec.options["max_turns"])
-        self.tool_rounds = int(spec.options["tool_rounds"])
-        wait_s = float(spec.options["runtime_wait_s"])
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        self.max_turns = int(options["max_turns"])
+        self.tool_rounds = int(options["tool_rounds"])
+        wait_s = float(options["runtime_wait_s"])
         for option in ("max_turns", "tool_rounds", "usual_turns", "usual_rounds"):
-            refuse_below(option, spec.options[option], 1)
+            refuse_below(option, options[option], 1)
         refuse_below("runtime_wait_s", wait_s, 0)
-        self.server = RuntimeServer(str(spec.options["runtime_url"]), wait_s)
+        self.server = RuntimeServer(str(options["runtime_url"]), wait_s)
 
     # -- rows -------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ models/detector.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from soulkit.data.literals import structure
@@ -37,7 +36,6 @@ from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.prompting import keep_latest
 from soulkit.tasks.kit.scoring import actor_status, reply_failure
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.userllm.coach import TEXTS, lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
@@ -67,7 +65,6 @@ from soulkit.types import (
     Episode,
     Example,
     Failure,
-    Protocol,
     Record,
     Role,
     Score,
@@ -83,11 +80,8 @@ LabelScore = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
 
 
 class UserLLM(ChoiceTask):
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.detector = detector_of(name, spec.options)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        self.detector = detector_of(self.name, options)
 
     # -- rows ---------------------------------------------------------------------------------
 
