@@ -20,6 +20,7 @@ import random
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, islice
 from typing import Literal
 
@@ -47,7 +48,6 @@ from soulkit.tasks.tom.sentences import (
     ATTITUDES,
     FIRST,
     MEMORY,
-    PLAIN,
     REALITY,
     SECOND,
     SIGHTS,
@@ -55,7 +55,6 @@ from soulkit.tasks.tom.sentences import (
     nested_question,
     numbered,
     render_events,
-    templates,
 )
 
 
@@ -79,15 +78,20 @@ class World:
 
 TEXTS = Texts(__file__)
 WAITING = "foyer"
-_NAMES, _ROOMS, _CONTAINERS, _OBJECTS, _TINTS = (tuple(t.split()) for t in TEXTS["words"].values())
-_TINTED = tuple(f"{tint}_{kind}" for tint in _TINTS for kind in _CONTAINERS[:8])
 
-LARGE = World(_NAMES, _ROOMS, _CONTAINERS, _OBJECTS)
-SMALL = World(
-    _NAMES[:12], _ROOMS[:8], _CONTAINERS[:12], _OBJECTS[:20],
-    states_rooms=False, noise=0, numbered=False, eventful=False,
-)  # fmt: skip
-CHAPTERS = World(_NAMES, _ROOMS, _TINTED, _OBJECTS)
+
+@cache
+def world_of(size: Literal["large", "small", "chapters"]) -> World:
+    """The world of two-room stories, their small one, or that of chapters."""
+    words = {kind: tuple(text.split()) for kind, text in TEXTS["words"].items()}
+    names, rooms, containers, objects, tints = words.values()
+    if size == "small":
+        return World(
+            names[:12], rooms[:8], containers[:12], objects[:20],
+            states_rooms=False, noise=0, numbered=False, eventful=False,
+        )  # fmt: skip
+    tinted = tuple(f"{tint}_{kind}" for tint in tints for kind in containers[:8])
+    return World(names, rooms, tinted if size == "chapters" else containers, objects)
 
 
 StoryType = Literal["true_belief", "false_belief", "second_order_false_belief"]
@@ -201,10 +205,11 @@ def _may_precede(event: Event) -> bool:
 
 def chapter_plan(rng: random.Random, length: int, talk: bool) -> ChapterPlan:
     """A story of `length` chapters (1 to 3), with or without talk."""
-    people = tuple(rng.sample(CHAPTERS.names, 5))
-    rooms = rng.sample(CHAPTERS.rooms, 3)
-    objects = rng.sample(CHAPTERS.objects, 6)
-    containers = rng.sample(CHAPTERS.containers, 15)
+    world = world_of("chapters")
+    people = tuple(rng.sample(world.names, 5))
+    rooms = rng.sample(world.rooms, 3)
+    objects = rng.sample(world.objects, 6)
+    containers = rng.sample(world.containers, 15)
     scene = _Scene(people, {r: containers[5 * i : 5 * i + 5] for i, r in enumerate(rooms)}, {})
     for index, room in enumerate(rooms):
         for obj, container in zip(objects[2 * index :], scene.stands[room][:2], strict=False):
@@ -332,11 +337,11 @@ def rows_for_stories(task: StoryTask, stories: int) -> int:
     return stories * _ROWS_PER_KIND[task]
 
 
-def _endless(task: StoryTask, seed: int, world: str) -> Iterator[Row]:
+def _endless(task: StoryTask, seed: int, world: Literal["large", "small"]) -> Iterator[Row]:
     for index in count():
         rng = random.Random(f"{task}/{world}/{seed}/{index}")
         story_id = f"{task}-{world}-{seed}-{index}"
-        yield from _MAKERS[task](rng, index, story_id, SMALL if world == "small" else LARGE)
+        yield from _MAKERS[task](rng, index, story_id, world_of(world))
 
 
 def _tomi_rows(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
@@ -344,7 +349,7 @@ def _tomi_rows(rng: random.Random, index: int, story_id: str, world: World) -> I
     types = STORY_TYPES if world.eventful else STORY_TYPES[:2]
     plan = two_room_plan(rng, world, types[index % len(types)])
     beliefs = BeliefTracker("tomi").run(plan.events)
-    lines = render_events(plan.events, PLAIN, rng)
+    lines = render_events(plan.events, "plain", rng)
     story = numbered(lines) if world.numbered else "\n".join(lines)
     for question, text in _two_room_questions(plan):
         answer = _certain(solve(beliefs, question))
@@ -369,7 +374,7 @@ def _paratomi_rows(rng: random.Random, index: int, story_id: str, world: World) 
     kind, raw = _question_type(plan, question, answer)
     cands = _mentioned(plan)
     yield {
-        "story": render_events(plan.events, templates("paraphrase"), rng),
+        "story": render_events(plan.events, "paraphrase", rng),
         "question": text,
         "correct_answer": answer,
         "cands": rng.sample(cands, len(cands)),
@@ -387,7 +392,7 @@ def _hitom_rows(rng: random.Random, index: int, story_id: str, world: World) -> 
     length, talk = 1 + index % 3, index // 3 % 2 == 1
     plan = chapter_plan(rng, length, talk)
     beliefs = BeliefTracker("hitom").run(plan.events)
-    story = numbered(render_events(plan.events, PLAIN, rng))
+    story = numbered(render_events(plan.events, "plain", rng))
     chain = tuple(rng.sample(plan.people, 4))
     for order in range(5):
         thinkers = chain[4 - order :]

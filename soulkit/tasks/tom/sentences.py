@@ -47,7 +47,7 @@ from soulkit.tasks.tom.events import (
 )
 
 TEXTS = Texts(__file__)
-Templates = Mapping[type[Any], Sequence[str]]
+Style = Literal["plain", "paraphrase"]
 
 ATTITUDES = ("enjoys", "fears", "admires", "avoids")
 SIGHTS = ("heard", "lost", "drew", "bought")
@@ -63,23 +63,20 @@ NESTED = ("Where does {} believe", " {} believes", " the {obj} is?")
 
 
 @cache
-def templates(style: Literal["plain", "paraphrase"]) -> Templates:
+def templates(style: Style) -> Mapping[type[Any], Sequence[str]]:
     """The sentences for each type of event that the style knows."""
     return {EVENT_TYPES[name]: texts for name, texts in TEXTS[style].items()}
 
 
-PLAIN = templates("plain")
-
-
-def render_events(events: Sequence[Event], templates: Templates, rng: random.Random) -> list[str]:
+def render_events(events: Sequence[Event], style: Style, rng: random.Random) -> list[str]:
     """One sentence per event; the rng picks among templates, so one template needs no luck."""
-    return [sentence(event, templates, rng) for event in events]
+    return [sentence(event, style, rng) for event in events]
 
 
-def sentence(event: Event, templates: Templates, rng: random.Random) -> str:
-    if isinstance(event, Enter) and event.already and templates is PLAIN:
+def sentence(event: Event, style: Style, rng: random.Random) -> str:
+    if isinstance(event, Enter) and event.already and style == "plain":
         return STARTED_THERE.format(**template_values(event))
-    return rng.choice(templates[type(event)]).format(**template_values(event))
+    return rng.choice(templates(style)[type(event)]).format(**template_values(event))
 
 
 def template_values(event: Event) -> dict[str, str]:
@@ -144,10 +141,13 @@ def _form(template: str, cls: type[Any]) -> tuple[re.Pattern[str], type[Any]]:
     return re.compile(pattern.replace("{verb}", f"(?P<verb>{_OWN_VERBS})")), cls
 
 
-_FORMS = [
-    *(_form(text, cls) for text, cls in _PUBLISHED),
-    *(_form(t.rstrip("."), cls) for cls, texts in PLAIN.items() for t in texts),
-]
+@cache
+def _forms() -> tuple[tuple[re.Pattern[str], type[Any]], ...]:
+    """What a sentence may be: the published ones, then the plain ones of made stories."""
+    plain = ((t.rstrip("."), cls) for cls, texts in templates("plain").items() for t in texts)
+    return tuple(_form(text, cls) for text, cls in (*_PUBLISHED, *plain))
+
+
 _STARTED, _ = _form(STARTED_THERE.rstrip("."), Enter)
 
 
@@ -184,7 +184,7 @@ def read_sentence(line: str, containers: set[str]) -> Event | None:
     for pattern in (_WAS_THERE, _STARTED):
         if match := pattern.fullmatch(line):
             return Enter(_names(match["group"]), match["room"], already=True)
-    for form, cls in _FORMS:
+    for form, cls in _forms():
         if match := form.fullmatch(line):
             return _build(cls, match.groupdict())
     return None

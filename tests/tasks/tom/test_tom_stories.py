@@ -53,9 +53,8 @@ from soulkit.tasks.tom.events import (
     solve,
     witnesses,
 )
-from soulkit.tasks.tom.generate import SMALL, StoryTask, synth_rows
+from soulkit.tasks.tom.generate import StoryTask, synth_rows, world_of
 from soulkit.tasks.tom.sentences import (
-    PLAIN,
     events_of_row,
     numbered,
     read_paraphrase,
@@ -454,7 +453,7 @@ def test_held_out_stories_of_the_demo_are_new_in_their_words_of_the_world_alone(
 ) -> None:
     """What README and the demo's page say of them; seed 0 is the one that README shows."""
     kinds = {word: kind for kind in ("names", "rooms", "containers", "objects")
-             for word in getattr(SMALL, kind)}  # fmt: skip
+             for word in getattr(world_of("small"), kind)}  # fmt: skip
 
     def form(row: RawRow) -> str:
         order: dict[str, str] = {}
@@ -574,7 +573,7 @@ def test_rows_are_endless_and_lazy() -> None:
 
 
 def round_trip(events: tuple[Event, ...]) -> None:
-    story = read_story(numbered(render_events(events, PLAIN, random.Random(0))))
+    story = read_story(numbered(render_events(events, "plain", random.Random(0))))
     assert story is not None
     assert story.events == events
 
