@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.contamination import Passage, folded_words, shingles
+from soulkit.data.contamination import Passage
 from soulkit.data.corpora.duplicates import find_duplicates, find_leaks
 from soulkit.data.corpora.file_rows import source_rows, write_clean
 from soulkit.data.files import read_rows
+from soulkit.data.near_duplicates import folded_words, phrase_jaccard, phrases_of
 from soulkit.errors import ConfigError, DataError
-from soulkit.metrics.text import jaccard
 from tests.support.chats import Row, jsonl, parquet, said_by
 
 VOCABULARY = [f"word{n}" for n in range(400)]
@@ -47,9 +47,9 @@ def test_duplicates_are_those_that_comparing_all_pairs_finds(tmp_path: Path):
     staying: list[int] = []
     naive: dict[str, tuple[str, str]] = {}
     for row, text in enumerate(texts):
-        phrases = shingles(folded_words(text))
+        phrases = phrases_of(folded_words(text))
         for other in staying:
-            if jaccard(phrases, shingles(folded_words(texts[other]))) >= 0.8:
+            if phrase_jaccard(phrases, phrases_of(folded_words(texts[other]))) >= 0.8:
                 kind = "exact" if texts[other] == text else "near"
                 naive[f"a.jsonl:{row + 1}"] = (f"a.jsonl:{other + 1}", kind)
                 break
