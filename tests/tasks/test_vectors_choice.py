@@ -158,7 +158,7 @@ CHOICES: dict[str, Choice] = {
         refused=lambda v: off_the_scale(v) or "gold-truncated" in v.quirks,
         accepted=lambda v: None in bounds(v),  # joined files are full of nulls
         departs=lambda v, score: (
-            in_paper_alone(v, score) or None in bounds(v)
+            score.status in ("salvaged", "malformed") or None in bounds(v)
             or re.search(r"<answer>\s*<answer>", output(v), re.IGNORECASE) is not None
         ),
     ),

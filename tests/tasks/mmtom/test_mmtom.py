@@ -15,7 +15,6 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.tasks.mmtom.task import statements_of
 from soulkit.types import Feedback, Score
-from tests.support.letters import THINKING, logged
 from tests.support.road import score_text, synth_examples, task_of
 from tests.support.vectors import Vector, assert_matches, load_vectors
 from tests.tasks.mmtom.reference import reference_aggregates
@@ -83,15 +82,6 @@ def test_break_downs_and_clusters() -> None:
     assert len({one.cluster, other.cluster, stray.cluster}) == 3
 
 
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-def test_gold_is_right_and_the_other_letter_is_not(protocol: str) -> None:
-    task = task_of("mmtom", protocol)
-    for example in synth_examples("mmtom", 42, protocol):
-        assert score_text(task, example, task.gold_completion(example)).value == 1
-        wrong = "ab".replace(task.gold_text(example), "")
-        assert score_text(task, example, f"<answer>{wrong}</answer>").value == 0
-
-
 def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
     task = task_of("mmtom")
     for example in synth_examples("mmtom", 14):
@@ -105,42 +95,6 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
         view = task.leak_view(example)
         leak = Feedback(text=f"Surely {view.gold}", author="symbolic")
         assert check_leak(leak, view).leak == "gold_text"
-
-
-DEPARTURES = {
-    **THINKING,
-    "empty-gold-matches-empty-prediction": "a row without gold is a bad row",
-    "first-tag-wins": "the last tag decides",
-    "unicode-casefold-letter": "letters are normalised before they are read",
-}
-
-
-@pytest.mark.parametrize("vector", load_vectors("mmtom.choice"))
-def test_reference(vector: Vector) -> None:
-    task = task_of("mmtom", "reference")
-    output = vector.input["output_text"] or ""
-    score = score_text(task, task.example(vector.input["row"]), output)
-    actual = {
-        "predicted": score.words,
-        "reward": score.reward,
-        "metrics": logged("mmtom", vector, score),
-    }
-    assert_matches(actual, vector.expected)
-
-
-@pytest.mark.parametrize("vector", load_vectors("mmtom.choice"))
-def test_paper(vector: Vector) -> None:
-    task, row = task_of("mmtom"), vector.input["row"]
-    gold = str(row.get("answer") or "").strip().lower()
-    if gold.strip("(). ") not in ("a", "b"):
-        with pytest.raises(DataError):
-            task.example(row)
-        return
-    score = score_text(task, task.example(row), vector.input["output_text"] or "")
-    tidied = gold not in ("a", "b")
-    if set(vector.quirks) & set(DEPARTURES) or score.status == "salvaged" or tidied:
-        return  # the paper reading of these has tests of its own
-    assert (score.words, score.value) == (vector.expected["predicted"], vector.expected["reward"])
 
 
 @pytest.mark.parametrize(
