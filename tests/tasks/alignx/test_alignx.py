@@ -1,4 +1,4 @@
-"""AlignX: both orders of a row, what is shown of a person, answers under `paper`, and imports."""
+"""AlignX: both orders of a row, what is shown of a person, answers, and imports."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""MISTAKES under the paper protocol: reading, whom a wrong pick resembles, lessons, the matrix.
-
-MISTAKES from Eedi's files: small ones written here, and the original where it is at hand.
-
-Conformance: MISTAKES' answers, rewards and break-downs; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not.
-"""
+"""MISTAKES under the paper protocol: reading, lessons, the matrix, and imports."""
 
 from __future__ import annotations
 

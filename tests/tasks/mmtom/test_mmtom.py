@@ -1,9 +1,4 @@
-"""MMToM under the paper protocol; the reference protocol has its vectors.
-
-Conformance: MMToM's answers, rewards and break-downs; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not.
-"""
+"""MMToM under the paper protocol; the reference protocol has its vectors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Social-R1 under the paper protocol, and its worked examples; the reference has its vectors.
-
-Conformance: Social-R1's answers and rewards; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not.
-"""
+"""Social-R1 under the paper protocol, and its worked examples; the reference has its vectors."""
 
 from __future__ import annotations
 

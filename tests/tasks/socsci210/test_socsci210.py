@@ -1,11 +1,4 @@
-"""SocSci210: numbers read from answers, scales, rewritten requests, batch metrics, gold, leaks.
-
-SocSci210's instruction layout: small files written here, and the real sample where it lies.
-
-Conformance: SocSci210's answers and rewards; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not.
-"""
+"""SocSci210: numbers read from answers, scales, requests, batch metrics, leaks, and imports."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""ToMBench under the paper protocol: two languages, two to four options, break-downs.
-
-Conformance: ToMBench's answers and rewards in both protocols.
-
-Of the reference's failures one is not kept, in either protocol: it crashes where a model returned
-nothing at all (`null-output-crash`); here that is an empty reply and scores the minimum.
-"""
+"""ToMBench under the paper protocol: two languages, two to four options, break-downs."""
 
 from __future__ import annotations
 

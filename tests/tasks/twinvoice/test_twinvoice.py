@@ -1,7 +1,4 @@
-"""TwinVoice under the paper protocol: rows in every form, long histories, lessons, break-downs.
-
-Conformance: TwinVoice's answers, rewards and break-downs in both protocols.
-"""
+"""TwinVoice under the paper protocol: long histories, lessons, break-downs."""
 
 from __future__ import annotations
 
