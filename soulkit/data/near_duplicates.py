@@ -68,13 +68,14 @@ def phrase_jaccard(one: Phrases, other: Phrases, threshold: float = 0.0) -> floa
 
     0 where the sizes alone keep it below `threshold`.
     """
-    small, large = sorted((len(one), len(other)))
-    if not large:
+    short, long = sorted((one, other), key=len)
+    if not len(long):
         return 1.0
-    if small < threshold * large - _ROUNDING:
+    if len(short) < threshold * len(long) - _ROUNDING:
         return 0.0
-    common = len(np.intersect1d(one, other, assume_unique=True))
-    return common / (small + large - common)
+    places = np.searchsorted(long, short)
+    common = np.count_nonzero(long.take(places, mode="clip") == short)
+    return common / (len(short) + len(long) - common)
 
 
 def same_words(one: Words, other: Words, threshold: float) -> bool:

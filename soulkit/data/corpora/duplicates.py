@@ -134,20 +134,18 @@ def _near(
     """Those of `keys` that are near an earlier one that stays, in file order."""
     heads = [counts.head(phrases) for _, phrases in _phrases_of_rows(source, set(keys))]
     index = NearIndex(heads)
-    earlier: dict[str, list[str]] = {}
-    for place, head in enumerate(heads):
-        candidates = index.candidates(head)
-        if len(candidates) and candidates[0] < place:
-            earlier[keys[place]] = [keys[other] for other in candidates[candidates < place]]
-    concerned = {*earlier, *(key for others in earlier.values() for key in others)}
+    concerned = {
+        keys[place] for place, head in enumerate(heads) if (index.candidates(head) != place).any()
+    }
     phrases = dict(_phrases_of_rows(source, concerned))
-    leaving: set[str] = set()
-    for key, others in earlier.items():
-        for other in (other for other in others if other not in leaving):
-            share = phrase_jaccard(phrases[key], phrases[other], threshold)
+    staying = np.ones(len(keys), dtype=bool)
+    for place, key in enumerate(keys):
+        candidates = index.candidates(heads[place]) if key in concerned else np.empty(0, np.intp)
+        for other in candidates[(candidates < place) & staying[candidates]].tolist():
+            share = phrase_jaccard(phrases[key], phrases[keys[other]], threshold)
             if share >= threshold:
-                leaving.add(key)
-                yield Duplicate(key, other, "near", round(share, 4))
+                staying[place] = False
+                yield Duplicate(key, keys[other], "near", round(share, 4))
                 break
 
 
