@@ -158,5 +158,6 @@ class NearIndex:
 
     def candidates(self, head: Head) -> NDArray[np.intp]:
         """The places of those that may be near the text with this head, in order."""
-        shared = self._long.owners(head.short), self._short.owners(head.long)
-        return np.unique(np.concatenate(shared))
+        pairs = self._long.owners(head.short), self._short.owners(head.long)
+        places = np.sort(np.concatenate(pairs))
+        return places[np.diff(places, prepend=-1) > 0]  # far faster than np.unique
