@@ -344,7 +344,6 @@ def question(
     purpose: str,
     prompt: str,
     shape: type[S],
-    attempts: int = QUESTION_ATTEMPTS,
     beside: tuple[type[VerdictShape], ...] = (),
     role: Role = "judge",
 ) -> JudgeQuestion[S]:
@@ -360,16 +359,13 @@ def question(
         read=lambda text: read_shape(text, shape, material),
         dump=lambda verdict: verdict.model_dump(mode="json"),
         form=schema_form(shape),
-        attempts=attempts,
         role=role,
         quotes=lambda text: _quotes_material(text, shape, material),
         forgery=lambda words: resembles(words, names),
     )
 
 
-def label_question(
-    purpose: str, prompt: str, labels: tuple[str, ...], attempts: int = QUESTION_ATTEMPTS
-) -> JudgeQuestion[str]:
+def label_question(purpose: str, prompt: str, labels: tuple[str, ...]) -> JudgeQuestion[str]:
     """A question whose answer is one of a few words, in any case of letters."""
     either = "|".join(map(re.escape, labels))
     alone = re.compile(
@@ -380,7 +376,6 @@ def label_question(
         prompt=prompt,
         read=lambda text: read_label(text, labels),
         dump=lambda label: {"label": label},
-        attempts=attempts,
         forgery=lambda words: alone.search(words) is not None,
     )
 
