@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -23,7 +22,6 @@ from soulkit.types import Episode, Example, Failure, Feedback, Protocol, Record,
 from tests.support.evaluation import api
 from tests.support.evaluation import summary as totals
 from tests.support.road import (
-    NO_ONE,
     batch_values,
     import_rows,
     importable,
@@ -52,16 +50,13 @@ def score(text: str, stop: str = "stop", **changes: Any) -> Score:
 # -- answers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", ["B", " B ", "b", "\n\tB\n"])
-def test_the_form_that_was_asked_for(inside: str) -> None:
+@pytest.mark.parametrize(
+    ("inside", "status"), [("b", "ok"), ("(B)", "salvaged"), ("Reply B", "salvaged"),
+                           ("**Response (B)**", "salvaged")],
+)  # fmt: skip
+def test_the_reply_may_be_named(inside: str, status: str) -> None:
     grade = score(f"I think so. <answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, "ok", "B")
-
-
-@pytest.mark.parametrize("inside", ["B.", "(B)", "**B**", "B. text", "Reply B", "**Response (B)**"])
-def test_what_can_be_read_all_the_same(inside: str) -> None:
-    grade = score(f"<answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, "salvaged", "B")
+    assert (grade.value, grade.status, grade.words) == (1.0, status, "B")
 
 
 @pytest.mark.parametrize(
@@ -69,8 +64,6 @@ def test_what_can_be_read_all_the_same(inside: str) -> None:
     [
         ("It is B.", "stop", "no_tag"),
         ("<answer>C</answer>", "stop", "malformed"),
-        ("<answer>A/B</answer>", "stop", "malformed"),
-        ("<answer>Be it so</answer>", "stop", "malformed"),
         ("<answer>Reply A or B</answer>", "stop", "malformed"),
         ("", "stop", "empty"),
         ("They want", "length", "truncated"),
@@ -82,21 +75,9 @@ def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status:
     assert grade.metrics == {"picked_a": None}
 
 
-def test_the_last_tag_decides_and_thinking_does_not() -> None:
-    assert score("<answer>A</answer> no, <answer>B</answer>").value == 1
-    assert score("<answer>B</answer><think>or <answer>A</answer>").value == 1
-    assert score("<think><answer>B</answer>").status == "no_tag"
-
-
 def test_the_place_that_was_picked_is_a_metric() -> None:
     assert score("<answer>A</answer>").metrics == {"picked_a": 1.0}
     assert score("<answer>B</answer>").metrics == {"picked_a": 0.0}
-
-
-def test_what_broke_outside_the_actor_is_unscored() -> None:
-    task = task_of("alignx_demo")
-    broken = Episode(example_id="x", task=task.name, failure=Failure("provider_error"))
-    assert asyncio.run(task.score(task.example(ROW), broken, NO_ONE)).value is None
 
 
 # -- orders --------------------------------------------------------------------------------------

@@ -73,20 +73,6 @@ def test_what_is_no_ranking_of_five(inside: str) -> None:
     assert grade.metrics == {"hit@5": 0.0, "top1_acc": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "stop", "status"),
-    [("C,H,P,E,Q", "stop", "no_tag"), ("", "stop", "empty"), ("So", "length", "truncated")],
-)
-def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status: str) -> None:
-    grade = score(text, stop)
-    assert (grade.value, grade.status) == (0.0, status)
-
-
-def test_the_last_tag_decides_under_paper_and_the_first_under_reference() -> None:
-    text = "<answer>A,B,D,E,F</answer> no: <answer>C,A,B,D,E</answer>"
-    assert (score(text).value, score(text, protocol="reference").value) == (1.0, 0.0)
-
-
 def test_letters_beyond_the_candidates_rank_nothing() -> None:
     few = {"candidates": THINGS[:6]}
     assert score("<answer>C,A,B,D,F</answer>", **few).value == 1

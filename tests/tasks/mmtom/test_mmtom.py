@@ -29,28 +29,24 @@ def score(text: str, **changes: Any) -> Score:
 
 
 @pytest.mark.parametrize(
-    ("inside", "status"),
-    [("b", "ok"), ("B", "ok"), (" b ", "ok"), ("(b)", "salvaged"), ("b.", "salvaged"),
-     ("**B**", "salvaged"), ("b. Ada wants a cup", "salvaged")],
-)  # fmt: skip
-def test_ways_to_be_right(inside: str, status: str) -> None:
-    grade = score(f"<reasoning>a?</reasoning><answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, status, "b")
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [("It is b.", "no_tag"), ("(b)", "no_tag"), ("<answer>c</answer>", "malformed"),
-     ("<answer>a, b</answer>", "malformed"), ("<answer></answer>", "malformed"), ("", "empty"),
-     ("<think><answer>b</answer></think>", "no_tag"), ("<answer>a</answer>", "ok")],
-)  # fmt: skip
-def test_ways_to_be_wrong(text: str, status: str) -> None:
+    ("text", "value", "status"),
+    [
+        ("<reasoning>a?</reasoning><answer>b</answer>", 1, "ok"),
+        ("<answer>(B)</answer>", 1, "salvaged"),
+        ("<answer>b. Ada wants a cup</answer>", 1, "salvaged"),
+        ("<answer>a</answer>", 0, "ok"),
+        ("<answer>c</answer>", 0, "malformed"),
+        ("(b)", 0, "no_tag"),
+        ("", 0, "empty"),
+    ],
+)
+def test_what_decides(text: str, value: float, status: str) -> None:
     grade = score(text)
-    assert (grade.value, grade.status) == (0.0, status)
-
-
-def test_the_last_tag_decides() -> None:
-    assert score("<answer>a</answer> or rather <answer>b</answer>").value == 1
+    assert (grade.value, grade.status, grade.words) == (
+        value,
+        status,
+        "b" if value else grade.words,
+    )
 
 
 def test_a_gold_is_one_of_the_two_letters() -> None:

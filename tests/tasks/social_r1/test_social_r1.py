@@ -44,37 +44,19 @@ def coached(kind: str) -> SocialR1:
 
 
 @pytest.mark.parametrize(
-    ("inside", "status"),
-    [("B", "ok"), (" b ", "ok"), ("B.", "salvaged"), ("(B)", "salvaged"), ("**B**", "salvaged"),
-     ("B. She is embarrassed", "salvaged")],
-)  # fmt: skip
-def test_ways_to_be_right(inside: str, status: str) -> None:
-    grade = score(f"Let me see. <answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, status, "B")
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "status"),
+    ("text", "stop", "value", "status"),
     [
-        ("<answer>B</answer> no: <answer>A</answer>", 0.0, "ok"),
-        ("<answer>A</answer> no: <answer>B</answer>", 1.0, "ok"),
-        ("<THINK><answer>A</answer></THINK><answer>B</answer>", 1.0, "ok"),
-        ("maybe <answer>A</answer></think><answer>B</answer>", 1.0, "ok"),
-        ("<think>x<think>y</think> <answer>A</answer></think><answer>B</answer>", 1.0, "ok"),
-        ("<think>still unsure <answer>B</answer>", 0.0, "no_tag"),
-        ("The answer is B", 0.0, "no_tag"),
-        ("<answer>\u212a</answer>", 0.0, "malformed"),
-        ("<answer>A and B</answer>", 0.0, "malformed"),
-        ("", 0.0, "empty"),
+        ("Let me see. <answer>B</answer>", "stop", 1.0, "ok"),
+        ("<answer>B. She is embarrassed</answer>", "stop", 1.0, "salvaged"),
+        ("<answer>A</answer>", "stop", 0.0, "ok"),
+        ("<answer>\u212a</answer>", "stop", 0.0, "malformed"),
+        ("The answer is B", "stop", 0.0, "no_tag"),
+        ("Noor feels", "length", 0.0, "truncated"),
     ],
 )
-def test_what_decides(text: str, value: float, status: str) -> None:
-    grade = score(text)
+def test_what_decides(text: str, stop: str, value: float, status: str) -> None:
+    grade = score(text, stop)
     assert (grade.value, grade.status) == (value, status)
-
-
-def test_an_answer_that_broke_off_is_truncated() -> None:
-    assert score("Noor feels", "length").status == "truncated"
 
 
 @pytest.mark.parametrize(

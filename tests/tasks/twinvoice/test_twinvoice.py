@@ -28,9 +28,8 @@ ROW: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("inside", "value", "status"),
-    [("B", 1, "ok"), ("b", 1, "ok"), ("(B)", 1, "salvaged"), ("**B**", 1, "salvaged"),
-     ("B. a miracle. sure.", 1, "salvaged"), ("A", 0, "ok"), ("E", 0, "malformed"),
-     ("a miracle. sure.", 0, "malformed"), ("B or C", 0, "malformed")],
+    [("B", 1, "ok"), ("B. a miracle. sure.", 1, "salvaged"), ("A", 0, "ok"),
+     ("E", 0, "malformed"), ("a miracle. sure.", 0, "malformed")],
 )  # fmt: skip
 def test_ways_to_answer(inside: str, value: float, status: str) -> None:
     task = task_of("twinvoice")
