@@ -203,13 +203,13 @@ def _chosen(items: Iterable[Any]) -> list[Mapping[str, Any]]:
         if not isinstance(item, Mapping):
             raise _NoChat(f"an entry of its history is {item!r:.60}")
         turns.setdefault((item.get("turn"), _role(item)), []).append(item)
-    return [_best(several) for several in turns.values()]
+    return [_best(replies) for replies in turns.values()]
 
 
-def _best(several: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _best(replies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The reply that the person went on with, else the best they gave points to, else the first."""
-    chosen = [item for item in several if item.get("if_chosen")]
-    return max(chosen or several, key=lambda item: _number(item.get("score")))
+    chosen = [item for item in replies if item.get("if_chosen")]
+    return max(chosen or replies, key=lambda item: _number(item.get("score")))
 
 
 def _number(value: Any) -> float:

@@ -282,13 +282,13 @@ async def follow_up(
     times = max((opinion.sample for opinion in first), default=0) + 1
     requests = [
         ask_judge(
-            one.judge,
-            judges[one.judge].asked_times(times),
-            then(one.answer),
-            judge_call(episode, one.sample, "judge", cast.purpose),
+            opinion.judge,
+            judges[opinion.judge].asked_times(times),
+            then(opinion.answer),
+            judge_call(episode, opinion.sample, "judge", cast.purpose),
         )
-        for one in first
-        if one.answer is not None
+        for opinion in first
+        if opinion.answer is not None
     ]
     later = list(await asyncio.gather(*requests))
     refuse_silent_judges(later)

@@ -287,6 +287,6 @@ def _encoding() -> Any:
     return bpe_openai.get_encoding(ENCODING)
 
 
-def _say_undefined(package: str, what: str) -> None:
+def _say_undefined(package: str, use: str) -> None:
     """Why a metric has no value: once, since whoever asks for the package is cached."""
-    log.warning("%s", " ".join(MissingPackage(package, f"{what}; it stays undefined").lines()))
+    log.warning("%s", " ".join(MissingPackage(package, f"{use}; it stays undefined").lines()))

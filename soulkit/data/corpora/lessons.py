@@ -189,15 +189,15 @@ def _parts(parts: list[Any] | tuple[Any, ...]) -> tuple[str, tuple[str, ...]]:
 def _calls(item: Mapping[str, Any]) -> Iterator[str]:
     """What an assistant asks of its tools, in words."""
     calls = item.get("tool_calls")
-    several = calls if isinstance(calls, list | tuple) else []
-    for call in [*several, item.get("function_call")]:
+    listed_calls = calls if isinstance(calls, list | tuple) else []
+    for call in [*listed_calls, item.get("function_call")]:
         if not isinstance(call, Mapping):
             continue
         inner = call.get("function")
-        about = inner if isinstance(inner, Mapping) else call
-        arguments = about.get("arguments", "")
+        function = inner if isinstance(inner, Mapping) else call
+        arguments = function.get("arguments", "")
         shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        yield f"(the assistant calls {about.get('name', 'a tool')}) {shown}".strip()
+        yield f"(the assistant calls {function.get('name', 'a tool')}) {shown}".strip()
 
 
 # --- rows in a layout that is not read ------------------------------------------------------------
@@ -353,8 +353,8 @@ def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[Chat
 
 
 def _nobody(side: str) -> str:
-    who = {HUMAN: "the person", ASSISTANT: "the assistant"}.get(side, f"'{side}'")
-    return f"{who} says nothing that could be learned"
+    speaker = {HUMAN: "the person", ASSISTANT: "the assistant"}.get(side, f"'{side}'")
+    return f"{speaker} says nothing that could be learned"
 
 
 def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:

@@ -164,7 +164,7 @@ def all_posts() -> tuple[Post, ...]:
 
 @cache
 def axes() -> tuple[tuple[Taste, Taste], ...]:
-    return tuple((Taste(**one), Taste(**other)) for one, other in TEXTS["axes"])
+    return tuple((Taste(**low), Taste(**high)) for low, high in TEXTS["axes"])
 
 
 TASKS = tuple(f"alignx_{s}" for s in ("demo", "pair", "ugc", "arbitrary", "history16"))

@@ -90,15 +90,15 @@ def _joined(messages: list[Mapping[str, Any]], protocol: Protocol) -> str:
 
 def field_text(text: str | None, field: str) -> str:
     """The published reading: what stands in the first tag of that name, else the whole text."""
-    whole = text or ""
-    opening = re.search(re.escape(f"<{field}>"), whole, re.IGNORECASE)
+    words = text or ""
+    opening = re.search(re.escape(f"<{field}>"), words, re.IGNORECASE)
     if opening is not None:
         # At least one sign stands between the two, be it the rest of a second mark.
         closing = re.compile(re.escape(f"</{field}>"), re.IGNORECASE)
-        end = closing.search(whole, opening.end() + 1)
+        end = closing.search(words, opening.end() + 1)
         if end is not None:
-            return whole[opening.end() : end.start()].strip()
-    return whole.strip()
+            return words[opening.end() : end.start()].strip()
+    return words.strip()
 
 
 def read_comment(text: str, protocol: Protocol) -> tuple[str, str]:
@@ -375,13 +375,13 @@ class HumanualReference(Humanual):
         if episode.kind != "refined":
             return await super().rated(example, episode, reply, status, cast)
         assert episode.final is not None
-        whole = field_text(episode.final.text, "response")
-        prompt = self.judge_prompt("judge_coverage", example, whole)
+        reply_text = field_text(episode.final.text, "response")
+        prompt = self.judge_prompt("judge_coverage", example, reply_text)
         opinions = await panel.opinions(
             cast, question("coverage", prompt, Coverage, role="auditor"), episode
         )
         value = clip_share(panel.pooled(opinions, _covered, cast.panel.combine))
-        shared = lexical_f1(whole, self.gold_text(example))
+        shared = lexical_f1(reply_text, self.gold_text(example))
         return self._scored(
             "judge_coverage", {"likeness": value, "lexical_f1": shared}, status, opinions
         )

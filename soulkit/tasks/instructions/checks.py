@@ -139,8 +139,8 @@ def _list_of(
     heads = [item.match(line) for line in _lines(text)]
     items = [head for head in heads[before : before + count] if head]
     others = heads[:before] + heads[before + count :]
-    whole = len(heads) == before + count + after and len(items) == count
-    return items if whole and not any(others) else None
+    complete = len(heads) == before + count + after and len(items) == count
+    return items if complete and not any(others) else None
 
 
 def _in_order(text: str) -> bool:

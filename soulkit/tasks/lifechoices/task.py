@@ -204,10 +204,10 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
-    who = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
+    people = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
         "town": rng.choice(_TOWNS)
     }
-    full = f"{who['n']} {rng.choice(_LAST)}"
+    full = f"{people['n']} {rng.choice(_LAST)}"
     situation = rng.choice(TEXTS["situations"])
     drive, *others = rng.sample(sorted(TEXTS["drives"]), 4)
     changed = index % 3 == 2
@@ -216,11 +216,11 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     return {
         "character_name": full,
         "book": rng.choice(TEXTS["books"]),
-        "input_text": _memory(rng, {**who, "full": full}, drive, others[0] if changed else ""),
+        "input_text": _memory(rng, {**people, "full": full}, drive, others[0] if changed else ""),
         "Multiple Choice Question": {
-            "Scenario": situation["scene"].format(**who),
-            "Question": rng.choice(ASKED).format(**who),
-            "Options": [situation["acts"][option].format(**who) for option in options],
+            "Scenario": situation["scene"].format(**people),
+            "Question": rng.choice(ASKED).format(**people),
+            "Options": [situation["acts"][option].format(**people) for option in options],
             "Correct Answer": "ABCD"[options.index(drive)],
         },
         "kind": "changed" if changed else "plain",
@@ -228,7 +228,7 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     }
 
 
-def _memory(rng: random.Random, who: dict[str, str], drive: str, former: str) -> str:
+def _memory(rng: random.Random, people: dict[str, str], drive: str, former: str) -> str:
     """The life so far: deeds of the former drive and a turning point first, where there is one."""
     quiet = rng.sample(TEXTS["quiet"], 4)
     parts = [f"{{full}} is a {rng.choice(_JOBS)} from {{town}}. {{f}} is an old friend."]
@@ -238,4 +238,4 @@ def _memory(rng: random.Random, who: dict[str, str], drive: str, former: str) ->
         parts += ["This is told of the early years.", *early, rng.choice(TEXTS["turns"])]
     late = [*rng.sample(TEXTS["drives"][drive], 3), *quiet]
     rng.shuffle(late)
-    return " ".join([*parts, *late]).format(**who)
+    return " ".join([*parts, *late]).format(**people)

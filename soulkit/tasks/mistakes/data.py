@@ -45,14 +45,14 @@ def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
     raw, bad = read_rows(path)
     if not any("QuestionText" in r.fields and any(x in r.fields for x in _LABELS) for r in raw):
         raise wrong_shape(path, _WANTED, "Give train.csv of the Eedi competition.")
-    beside = names or path.with_name(NAMES_FILE)
-    if names is None and not beside.is_file():
+    mapping = names or path.with_name(NAMES_FILE)
+    if names is None and not mapping.is_file():
         raise DataError(
             f"There is no '{NAMES_FILE}' beside '{path}'.",
             "The questions carry numbers of misconceptions; their names stand in that file.",
             "Put it there, or name it: soul data build mistakes FILE --names MAPPING",
         )
-    pairs = wrong_options(raw, read_names(beside), path.name)
+    pairs = wrong_options(raw, read_names(mapping), path.name)
     return Imported(rows=pairs.rows, bad=(*bad, *pairs.bad), notes=pairs.notes)
 
 
@@ -108,11 +108,11 @@ def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
             raise BadRecord(f"its {column} {label!r:.20} is no number")
         if number is not None and letter != right:
             labels[letter] = number
-    about = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}
+    subject = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}
     texts = {f"Answer{x}Text": a.strip() for x, a in zip(_LETTERS, answers, strict=True)}
     key = str(raw.fields.get("QuestionId", raw.source))
     return {
-        "id": key, "QuestionText": text.strip(), **texts, "CorrectAnswer": right, **about,
+        "id": key, "QuestionText": text.strip(), **texts, "CorrectAnswer": right, **subject,
     }, labels  # fmt: skip
 
 

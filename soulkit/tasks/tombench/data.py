@@ -210,8 +210,8 @@ def _content(rng: random.Random) -> _Story:
         ),
         a=a, b=b, y=label, z=inside,
     )  # fmt: skip
-    who = b if asks_label else a
-    question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=who)
+    person = b if asks_label else a
+    question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=person)
     right, wrong = (label, inside) if asks_label else (inside, label)
     options = tuple((e.capitalize(), z) for e, z in (right, wrong, other, never))
     return _Story(story, question, options, "Belief: Content false beliefs", "False Belief Task")

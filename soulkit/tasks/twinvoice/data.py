@@ -280,7 +280,7 @@ class Speaker:
 def read_people(path: Path) -> tuple[list[Speaker], list[BadRow]]:
     """The persons of a file; DataError when it is none of the kinds above."""
     if path.name in PROFILES:
-        return [_character(path, name, one) for name, one in profiles_in(path).items()], []
+        return [_character(path, name, profile) for name, profile in profiles_in(path).items()], []
     raw, bad = read_rows(path)
     if any(isinstance(record.fields.get("history"), list) for record in raw):
         return _correspondents(raw, bad), bad
@@ -327,11 +327,11 @@ def _chatters(chats: Iterable[Chat]) -> list[Speaker]:
             by_person.setdefault(chat.person, []).append(chat)
     return [
         Speaker(
-            key=person, dimension="interpersonal", source=several[0].source,
-            exchanges=tuple(one for chat in several for one in _in_chat(chat)),
-            licence=str(several[0].fields.get("licence") or UNKNOWN),
+            key=person, dimension="interpersonal", source=chats_of_person[0].source,
+            exchanges=tuple(exchange for chat in chats_of_person for exchange in _in_chat(chat)),
+            licence=str(chats_of_person[0].fields.get("licence") or UNKNOWN),
         )
-        for person, several in by_person.items()
+        for person, chats_of_person in by_person.items()
     ]  # fmt: skip
 
 

@@ -222,7 +222,7 @@ def reaction_drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -
     has a history that is long enough."""
     people, bad = read_people(path)
     places = [(person, _chosen(person, per_person)) for person in people]
-    sketches = [_sketch(person, place, prompts) for person, several in places for place in several]
+    sketches = [_sketch(person, place, prompts) for person, chosen in places for place in chosen]
     if not sketches:
         raise DataError(
             f"Nobody in '{path}' has said enough.",
@@ -230,7 +230,7 @@ def reaction_drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -
             f"{WORDS.start} to {WORDS.stop - 1} words to something that was said to them.",
             "Give more chats of each person, with the person's id in each record.",
         )
-    silent = sum(not several for _, several in places)
+    silent = sum(not chosen for _, chosen in places)
     notes = (f"{silent} of {len(people)} persons have said too little.",) if silent else ()
     return Drafts(
         sketches=tuple(sketches), bad=tuple(bad), prompts=prompts.hashes(*PROMPTS), notes=notes
@@ -260,10 +260,10 @@ def _history(person: Speaker, place: int) -> list[Exchange]:
     asked_about = person.exchanges[place]
     reply, anchor = _plain(asked_about.reply), _plain(asked_about.context)
     others = [
-        one
-        for i, one in enumerate(person.exchanges)
-        if i != place and one.reply and reply not in _plain(one.reply)
-        and reply not in _plain(one.context) and _plain(one.context) != anchor
+        exchange
+        for i, exchange in enumerate(person.exchanges)
+        if i != place and exchange.reply and reply not in _plain(exchange.reply)
+        and reply not in _plain(exchange.context) and _plain(exchange.context) != anchor
     ]  # fmt: skip
     return others[-SHOWN:]
 
@@ -277,18 +277,18 @@ def _plain(text: str) -> str:
     return words_only(text.casefold())
 
 
-def _written(person: Speaker, one: Exchange) -> str:
+def _written(person: Speaker, exchange: Exchange) -> str:
     """An entry of a history, as rows of its dimension have it."""
-    if not one.context:
-        return one.reply
+    if not exchange.context:
+        return exchange.reply
     if person.dimension == "narrative":
-        return f"Scene: {one.context}\n  Said: {one.reply}"
-    return f"Asked: {one.context} Replied: {one.reply}"
+        return f"Scene: {exchange.context}\n  Said: {exchange.reply}"
+    return f"Asked: {exchange.context} Replied: {exchange.reply}"
 
 
 def _sketch(person: Speaker, place: int, prompts: PromptFolder) -> Sketch:
     exchange, entries = person.exchanges[place], _history(person, place)
-    lines = [utterance(_written(person, one)) for one in entries]
+    lines = [utterance(_written(person, entry)) for entry in entries]
     values = {
         "history": fence("\n".join(lines), "history"),
         "anchor": fence(exchange.context, "anchor"),
@@ -322,7 +322,7 @@ def _drafted_row(person: Speaker, place: int, entries: Sequence[Exchange], draft
         "id": f"{person.key}/{place}",
         "user_id": person.key,
         "dimension": person.dimension,
-        "conversation_history": [_written(person, one) for one in entries],
+        "conversation_history": [_written(person, entry) for entry in entries],
         "anchor_post": person.exchanges[place].context,
         "answer_choices": choices,
         "answer_idx": answer,
