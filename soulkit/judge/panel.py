@@ -97,7 +97,7 @@ async def all_opinions(
     role: Role = "auditor" if question.role == "auditor" and cast.auditors else "judge"
     names = judge_names(judges)
     requests = [
-        ask_judge(
+        _ask_judge(
             name,
             judge.asked_times(times),
             question,
@@ -130,7 +130,7 @@ def judge_names(judges: Sequence[Player]) -> list[str]:
     return names
 
 
-async def ask_judge(name: str, judge: Player, question: JudgeQuestion[T], call: Call) -> Opinion[T]:
+async def _ask_judge(name: str, judge: Player, question: JudgeQuestion[T], call: Call) -> Opinion[T]:
     """What one judge, called `name` here, answers once; unreadable answers are opinions, too."""
     try:
         reply = await answer(judge, question, call)
@@ -281,7 +281,7 @@ async def follow_up(
     judges = dict(zip(judge_names(panel), panel, strict=True))
     times = max((opinion.sample for opinion in first), default=0) + 1
     requests = [
-        ask_judge(
+        _ask_judge(
             opinion.judge,
             judges[opinion.judge].asked_times(times),
             then(opinion.answer),
