@@ -130,7 +130,9 @@ def judge_names(judges: Sequence[Player]) -> list[str]:
     return names
 
 
-async def _ask_judge(name: str, judge: Player, question: JudgeQuestion[T], call: Call) -> Opinion[T]:
+async def _ask_judge(
+    name: str, judge: Player, question: JudgeQuestion[T], call: Call
+) -> Opinion[T]:
     """What one judge, called `name` here, answers once; unreadable answers are opinions, too."""
     try:
         reply = await answer(judge, question, call)
