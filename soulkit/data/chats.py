@@ -1,14 +1,11 @@
-"""Recorded chats, whatever the layout of their file, as one plain shape.
+"""Recorded chats, whatever the layout of their file, as lists of {"role": ..., "content": ...}.
 
-A conversation is a list of {"role": ..., "content": ...}. Files hold one as such, as JSON text,
-or with more in every message (labels, ids); only who spoke and what was said is kept, so that
-equal conversations stay equal rows. Layouts of recorded chats:
+Only who spoke and what was said is kept, so that equal conversations stay equal rows.
 
 * A list of messages in a record (`messages`, `conversation`, `conversations`, `turns`): the roles
   and contents under any of their usual names (`human`/`gpt`, `prompter`, `from`/`value`).
-* A history with branches (`conversation_history` whose entries have a `turn`): to each message of
-  the person several models replied, and the reply with `if_chosen` went on; where none is marked,
-  the one with the highest `score`, else the first.
+* A history with branches (`conversation_history` whose entries have a `turn`): the reply with
+  `if_chosen` went on; where none is marked, the one with the highest `score`, else the first.
 * One reply a record (`conversation_id`, `turn`, `user_prompt`, `model_response`): the same, long.
 * Trees, as a message a record (`message_id`, `parent_id`, `role`, `text`) or nested (`prompt` with
   `replies`): from each root along the first child by `rank`.

@@ -1,19 +1,16 @@
 """Several opinions of one episode: who is asked, what is kept, and how far they agree.
 
 A question says whom it is for, the judges or the auditors, and how many opinions of each it takes;
-a panel may say another number. All are asked at once. An opinion that could not be read is kept
-as its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean
-over the others would be the score of another panel.
-
-Several questions about one episode are asked at once, too (`ask_several`), each with its own
-samples and audience. By default an episode of which one question was answered by nobody is
-unscored; a task whose score is made otherwise names the questions that it can do without.
+a panel may say another number. All are asked at once. An opinion that could not be read is kept as
+its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean over
+the others would be the score of another panel.
 
     replies = await ask_several(cast, [rating, audit], episode, may_miss=["audit"])
     readable(replies["audit"]) or "nobody could be read"
 
-`follow_up` asks each judge a further question about its own readable opinion: a critique first,
-then a decision with that critique at hand.
+Of several questions each has its own samples and audience. An episode of which one was answered by
+nobody is unscored, unless the task names it as one that it can do without. `follow_up` asks each
+judge a further question about its own readable opinion.
 """
 
 from __future__ import annotations

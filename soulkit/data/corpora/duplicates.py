@@ -1,20 +1,18 @@
 """Conversations that a source holds twice, and those that give rows to evaluate on away.
 
-Duplicates: `exact` are rows whose messages have the same words under the same roles; case and
-punctuation aside. `near` are rows that share at least `threshold` of the word triples of what is
-said (Jaccard) with one that stays; system prompts, which rows of one collection share, do not count
-there. Of equal rows the first stays. The source is read three times, and in memory are the rare
-triples of its rows (near_duplicates.py) and the rows that may be near another.
+Duplicates: `exact` are rows whose messages have the same words under the same roles. `near` are
+rows that share at least `threshold` of the word triples of what is said (Jaccard) with one that
+stays; system prompts, which rows of one collection share, do not count there. Of equal rows the
+first stays. The source is read three times; in memory are the rare triples of its rows
+(near_duplicates.py) and the rows that may be near another.
 
 Leaks: what counts is how much of one stands in the other, because a conversation may hold a whole
-story beside much else. System prompts count: a persona or a scene may stand there. The
-conversations stream by; in memory are the triples of the evaluation rows.
+story beside much else. System prompts count: a persona may stand there.
 
 * `holds`: the conversation has at least `threshold` of the triples of the evaluation row, or of
-  what was recorded for it (the history that it continues, its answer): beside those may stand an
-  aim or a persona that was written for the row, and that no conversation has;
-* `part`: the evaluation row has at least `threshold` of the triples of the conversation, a longer
-  one than a greeting.
+  what was recorded for it (the history that it continues, its answer) without the aim or persona
+  that was written for the row;
+* `part`: the evaluation row has at least `threshold` of the triples of the conversation.
 """
 
 from __future__ import annotations

@@ -3,22 +3,19 @@
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
     → [ChatLine(role="user", speaker="user", text="hi"), ChatLine(role="assistant", ...)]
 
-Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. What
-an assistant does with tools belongs to the surroundings: a call and its answer each become an
-utterance of the role `tool`, which is never learned.
+Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. Calls
+of tools and their answers are utterances of the role `tool`, which is never learned.
 
     system S · user "hi" · assistant "hello" · user "bye"           (learned: the person)
     → system S · assistant "hi" (learned) · user "hello" · assistant "bye" (learned)
 
 What is learned stands under `assistant`, everybody else under `user`; the system prompt stays. Who
-opens a conversation without a system prompt is told so (OPENING), because a model needs something
-to reply to. Messages of one side in a row are one message. After the last learned word nothing
-stands: no target would see it.
+opens a conversation without a system prompt replies to OPENING. Messages of one side in a row are
+one message, and after the last learned word nothing stands.
 
 Of a conversation with more than `turns` messages the last ones stay; the ones before them become
-words in the context before the first that stays, a speaker's label before each. Lines after the
-first of a message are indented there, and so are those of several speakers of the other side: a
-label stands at the margin, and no message can write one there.
+words in the context of the first that stays, a speaker's label before each. Further lines of a
+message are indented there: a label stands at the margin, and no message can write one there.
 """
 
 from __future__ import annotations

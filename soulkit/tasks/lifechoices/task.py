@@ -6,19 +6,16 @@ Example row: {"character_name": "Odile Marchetti", "book": "Nine Winters of Glas
 "Options": ["Yes", "No", "Half of them", "Next year"], "Correct Answer": "B"}}. The question may
 also be JSON in a string, or lie flat in columns of its own.
 
-Memories are long (thousands of words): of `input_text` the last words stay, as many as its budget
-has, the same for every model and for drafts and refined replies alike; the instructions are never
-cut. Training has a smaller budget than evaluation. The tag `memory` says whether a row was cut.
+Memories are long: of `input_text` the last words stay, as many as its budget has. Training has a
+smaller budget than evaluation. The tag `memory` says whether a row was cut.
 
 `reference` plays every row and reads a reply with the published ladder of eight steps, the last of
 which takes the first of the characters A to D anywhere in it. `paper` wants the tag; a reply that
-is nothing but a letter, or breaks off inside the tag, is salvaged, and prose is never searched for
-letters.
+is nothing but a letter, or breaks off inside the tag, is salvaged.
 
-Made rows have invented people whose remembered deeds show what drives them. The memory of a `plain`
-row shows one drive three times, among deeds that show nothing. In a `changed` row it shows another
-drive first, then a turning point, then the one that counts now. The four options are what four
-drives would do in one situation.
+Made rows have invented people whose remembered deeds show what drives them: one drive three times
+(`plain`), or another drive, a turning point, and then the one that counts now (`changed`). The four
+options are what four drives would do in one situation.
 """
 
 from __future__ import annotations

@@ -2,18 +2,17 @@
 
 One row per question and labelled wrong option. `train.csv` (or JSON lines with its columns) holds
 questions, four options, the right letter and a misconception id for most wrong options;
-`misconception_mapping.csv`, looked for beside it, holds the names. Ids are printed as `1672` or
-`1672.0`.
+`misconception_mapping.csv`, looked for beside it, holds the names.
 
     {"QuestionId": "0", "CorrectAnswer": "A", ..., "MisconceptionDId": "1672"}
     → {"id": "0_D", "TargetOption": "D", "MisconceptionId": 1672, "MisconceptionName": ..., ...}
 
-Two wrong options of a question may carry the same misconception; no reader can tell which of them
-is meant. `rivals` counts the others, and such rows stay, as in the published set.
+Two wrong options of a question may carry the same misconception; `rivals` counts the others, and
+such rows stay, as in the published set.
 
 Every made problem has one right result and three wrong ones, each computed by a rule that some
-students follow. One of the three rules is named, and its result is the target, so a row is solved
-by following the rule. Numbers are drawn again until the four results differ.
+students follow. One of the rules is named, and its result is the target. Numbers are drawn again
+until the four results differ.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 Example row: {"question": "The flat has ... Olga opens the oven, shuts it and heads for the shelf.
 Question: Suppose Olga wants the salmon. Which is likelier? (a) To her mind it lies on the shelf.
 (b) To her mind it does not lie there. Answer with a or b.", "answer": "a", "question_type": 1.1,
-"episode": 7}. Scene, question and options are one text. Types that begin with 1 ask for a belief,
-those that begin with 2 for a goal. `reference` takes any gold, and one exact form of an answer.
+"episode": 7}. Types that begin with 1 ask for a belief, those that begin with 2 for a goal.
+`reference` takes any gold, and one exact form of an answer.
 
-Made rows: one person, one flat, what is where, what the person does, two statements. The reader
-sees everything, the person only what lies in containers that they opened. Types take turns:
+Made rows: the reader sees everything, the person only what lies in containers that they opened.
 
 * 1.1 the person walks straight to where the thing is; 1.2 passes it by and walks to an empty place;
   1.3 has looked into a place in vain and walks on: what do they believe?

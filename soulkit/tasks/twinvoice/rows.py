@@ -1,20 +1,18 @@
 """Rows of `twinvoice` made here, and rows whose wrong options a model drafts.
 
 Made rows have invented people, each with one thing that gives them away. Six capabilities take
-turns (opinion, memory, reasoning, words, tone, syntax), and so do the three dimensions. In each row
-the history shows the trait several times, and the four reactions differ in that trait alone, so
-that the history settles the answer and the anchor does not.
+turns (opinion, memory, reasoning, words, tone, syntax), and so do the three dimensions. The history
+shows the trait several times, and the four reactions differ in that trait alone.
 
 Example: {"user_id": "p5-0", "dimension": "social", "capability": "words", "conversation_history":
-["Rain again, blimey.", ...], "anchor_post": "What do you think of the new tram?",
-"answer_choices": ["Blimey, the new tram came up.", ...], "answer_idx": 0}.
+["Rain again, blimey.", ...], "anchor_post": "What do you think of the new tram?", "answer_choices":
+["Blimey, the new tram came up.", ...], "answer_idx": 0}.
 
 Drafted rows: of a person's history (data.py) one exchange is taken out: what was said to them is
 the anchor, and what they said is the right answer. The drafter writes what three other people would
-have said, as alike as can be but for what the history tells about this person. The filter sees the
-whole and rejects rows that can be answered without the history, and those that cannot be answered
-with it. Rules look first: no reaction may be the person's own, and the right one may not stand out
-by its length, which a model that never read the history would find.
+have said. The filter sees the whole and rejects rows that can be answered without the history, and
+those that cannot be answered with it. Rules look first: no reaction may be the person's own, and
+the right one may not stand out by its length.
 """
 
 from __future__ import annotations
