@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -238,3 +239,40 @@ def test_paper(name: str, vector: Vector) -> None:
         same = actual["predicted"] == vector.expected["predicted"]
         same &= actual["reward"] == pytest.approx(vector.expected["reward"])
         assert same or choice.departs(vector, score), vector.note
+
+
+# -- published arithmetic that no command runs ----------------------------------------------------
+
+Result = Mapping[str, Any]
+
+
+def dimension_of(result: Result) -> str:
+    logged = (result.get("extra_fields") or {}).get("reward_extra_info") or {}
+    return str(logged.get("twinvoice/dimension") or result.get("dimension") or "unknown")
+
+
+GROUPS: dict[str, Callable[[Result], list[str]]] = {
+    "mistakes": lambda r: [f"target_{str(r.get('correct') or '').strip().upper() or 'unknown'}"],
+    "mmtom": lambda r: [
+        f"type_{r.get('question_type', 'unknown')}", f"episode_{r.get('episode', 'unknown')}"
+    ],
+    "twinvoice": lambda r: [dimension_of(r)],
+}  # fmt: skip
+"""Task → the groups of a result whose accuracies the reference's helper gives."""
+
+
+@pytest.mark.parametrize(
+    ("name", "vector"),
+    [
+        pytest.param(name, *case.values, marks=case.marks, id=case.id)
+        for name in GROUPS
+        for case in load_vectors(f"{name}.lexical", fns={"aggregates"}, formula={"aggregates"})
+    ],
+)
+def test_aggregates(name: str, vector: Vector) -> None:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for result in (r for r in vector.input["results"] if r is not None):
+        for group in ("overall", *GROUPS[name](result)):
+            rewards[f"accuracy_{group}"].append(float(result.get("reward") or 0.0))
+    accuracies = {group: sum(values) / len(values) for group, values in rewards.items()}
+    assert_matches(accuracies, vector.expected["result"])

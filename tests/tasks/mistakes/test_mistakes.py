@@ -34,8 +34,6 @@ from tests.support.road import (
     synth_examples,
     task_of,
 )
-from tests.support.vectors import Vector, assert_matches, load_vectors
-from tests.tasks.mistakes.reference import reference_aggregates
 
 ROW = {
     "id": "0_A",
@@ -318,10 +316,3 @@ def test_every_original_pair_is_imported_renders_and_passes_the_gold_check(
     assert all(e.fields["MisconceptionName"] in task.preview(e)[0].text for e in loaded.examples)
     checked = check_task(task, loaded)
     assert not checked.gold_fails + checked.wrong_passes + checked.wrong_unread + checked.no_wrong
-
-
-@pytest.mark.parametrize(
-    "vector", load_vectors("mistakes.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
-def test_aggregates(vector: Vector) -> None:
-    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

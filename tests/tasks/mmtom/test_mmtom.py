@@ -11,8 +11,6 @@ from soulkit.judge.leaks import check_leak
 from soulkit.tasks.mmtom.task import statements_of
 from soulkit.types import Feedback, Score
 from tests.support.road import score_text, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
-from tests.tasks.mmtom.reference import reference_aggregates
 
 ROW: dict[str, Any] = {
     "question": "A hall. Ada walks to the oven.\nQuestion: Which is likely? (a) Ada wants a pan. "
@@ -61,7 +59,7 @@ def test_the_two_statements_are_found() -> None:
         "a": "Ada wants a pan.",
         "b": "Ada wants a (small) cup.",
     }
-    assert statements_of("Where is the cup?") == {} and reference_aggregates([None]) == {}
+    assert statements_of("Where is the cup?") == {}
     assert task_of("mmtom").leak_view(task_of("mmtom").example(ROW)).letters == ("A", "B")
 
 
@@ -86,10 +84,3 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
         view = task.leak_view(example)
         leak = Feedback(text=f"Surely {view.gold}", author="symbolic")
         assert check_leak(leak, view).leak == "gold_text"
-
-
-@pytest.mark.parametrize(
-    "vector", load_vectors("mmtom.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
-def test_aggregates(vector: Vector) -> None:
-    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

@@ -13,8 +13,6 @@ from tests.support.letters import (
     draft_of,
 )
 from tests.support.road import batch_values, score_text, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
-from tests.tasks.twinvoice.reference import reference_aggregates
 
 ROW: dict[str, Any] = {
     "user_id": "u7",
@@ -124,11 +122,4 @@ def test_break_downs_and_the_mean_over_dimensions() -> None:
                record("c", 1.0, dimension="narrative"), record("d", None, dimension="narrative"),
                record("e", 0.0, dimension="narrative", kind="refined")]  # fmt: skip
     assert batch_values(task, records) == {"macro_dimension": 0.75}
-    assert batch_values(task, []) == {} and reference_aggregates([None]) == {}
-
-
-@pytest.mark.parametrize(
-    "vector", load_vectors("twinvoice.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
-def test_aggregates(vector: Vector) -> None:
-    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])
+    assert batch_values(task, []) == {}
