@@ -18,8 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.data.contamination import Passage, shingles
-from soulkit.data.near_duplicates import near_pairs, row_matches
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.generalist import generalist_config, generalist_folder
@@ -40,7 +38,6 @@ from soulkit.distill.select import (
     select_samples,
 )
 from soulkit.errors import ConfigError, DataError, RunError
-from soulkit.metrics.text import jaccard
 from soulkit.runs.folder import read_config, read_jsonl
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.loading import to_examples
@@ -180,39 +177,6 @@ def test_replies_of_signs_alone_differ() -> None:
     assert sampled(record(FULL, "?!")).replies != sampled(record(FULL, "...")).replies
     assert sampled(record(FULL, "Yes, sir.", "No")).replies == ("yes", "sir", "no")
     assert sampled(record(FULL, "a", "b")).tokens == 4
-
-
-# -- near texts ------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 10_000), st.sampled_from([0.3, 0.5, 0.8, 0.95, 1.0]))
-def test_no_near_pair_is_missed(seed: int, threshold: float) -> None:
-    rng = random.Random(seed)
-    texts = [tuple(rng.choices("abcd", k=rng.randrange(12))) for _ in range(24)]
-    left, right = texts[:14], texts[8:]
-    every = {
-        (i, j): jaccard(shingles(a), shingles(b))
-        for i, a in enumerate(left) for j, b in enumerate(right)
-        if a and b and jaccard(shingles(a), shingles(b)) >= threshold
-    }  # fmt: skip
-    assert {(i, j): share for i, j, share in near_pairs(left, right, threshold)} == every
-
-
-def passage(source: str, text: str, core: str = "") -> Passage:
-    words = tuple(text.split())
-    return Passage(source, "t", words, tuple(core.split()) or words, frozenset())
-
-
-def test_the_same_persona_with_another_question_is_another_row() -> None:
-    persona = " ".join(f"word{n}" for n in range(60))
-    rows = [passage("1", f"{persona} how do you take your tea", "how do you take your tea")]
-    others = [
-        passage("2", f"{persona} do you like tea at all", "do you like tea at all"),
-        passage("3", f"{persona} how do you take your tea today", "how do you take your tea today"),
-        passage("4", f"{persona} how do you take your tea", "how do you take your tea"),
-    ]
-    matches = [(place, match.kind) for place, match in row_matches(rows, others, 0.75)[0]]
-    assert matches == [(2, "exact"), (1, "near")]
 
 
 RULES, HELLO = Segment("system", "Be brief."), Segment("user", "Hello.")

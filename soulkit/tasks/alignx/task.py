@@ -56,8 +56,10 @@ class AlignX(ChoiceTask):
         """The row in both orders, unless it says which one by `flip`."""
         if row.get("flip") is not None:
             return super().examples(row, source=source, split=split)
-        both = ({**row, "flip": flip} for flip in (False, True))
-        return tuple(self.example(one, source=source, split=split) for one in both)
+        return tuple(
+            self.example({**row, "flip": flip}, source=source, split=split)
+            for flip in (False, True)
+        )
 
     def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
         example = super().example(row, source=source, split=split)

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.data.contamination import texts_of
+from soulkit.data.literals import texts_of
 from soulkit.data.rows import HUMAN, Column, bind_columns, content_hash, with_unpacked
 from soulkit.errors import CallError, ConfigError, TaskError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach

@@ -20,14 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.contamination import (
-    Passage,
-    RowTexts,
-    Words,
-    entity_values,
-    folded_words,
-    texts_of,
-)
+from soulkit.data.contamination import Passage, RowTexts, entity_values
 from soulkit.data.files import (
     ROW_SUFFIXES,
     BadRow,
@@ -38,7 +31,8 @@ from soulkit.data.files import (
     released_files,
     search_note,
 )
-from soulkit.data.literals import structure
+from soulkit.data.literals import structure, texts_of
+from soulkit.data.near_duplicates import Words, folded_words
 from soulkit.data.rows import ColumnsError, first_rows, share_of
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast
