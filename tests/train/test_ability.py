@@ -86,7 +86,6 @@ def test_what_was_not_scored_is_no_zero() -> None:
 def test_a_summary_keeps_them() -> None:
     lost = totals([1.0] * 9, [1.0, *[0.0] * 8])
     assert AbilityTotals.from_json(json.loads(json.dumps(lost.to_json()))) == lost
-    assert AbilityTotals.from_json(None) is None
 
 
 # -- a plan ----------------------------------------------------------------------------------------

@@ -213,18 +213,3 @@ def test_the_method_is_made_with_the_material_and_handed_on() -> None:
         and path.parent.name != "objectives"
     ]
     assert calls == ["setup/data.py"]
-
-
-def test_only_one_file_knows_the_names_of_earlier_lines() -> None:
-    from soulkit.train.state.metrics import OLD_NAMES
-
-    telling = {name for name in OLD_NAMES if "_" in name} - {"blind_reader", "coach_failures"}
-    fields = {"draft_reward", "refined_reward", "loo_gap", "seconds_sample", "canary_alarm"}
-    assert fields <= telling
-    report = TRAIN.parent / "report"
-    readers = [
-        path.name
-        for path in [*TRAIN.rglob("*.py"), *report.rglob("*.py")]
-        if any(f'"{name}"' in path.read_text(encoding="utf-8") for name in fields)
-    ]
-    assert readers == ["metrics.py"]

@@ -245,7 +245,8 @@ def _conversations(
     yield f"\n{total:,} conversations were learned from, {prompts}; the words of the side that is"
     yield "learned are the only ones with a loss. The hash is of the files. Their terms are not"
     yield "known here: whoever publishes this model has to know them.\n"
-    if written := WrittenTotals.from_json(summary.get("written")):
+    if "written" in summary:
+        written = WrittenTotals.from_json(summary["written"])
         yield "The rows' own answers were not learned: before it was trained the model wrote texts"
         yield f"about their facts itself, {written.words()}.\n"
 
@@ -276,7 +277,8 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary.get("command") != "train sft":
         yield f"\nDrafts and refined rollouts are of the last {steps} of the run's {last} steps, on"
         yield "training rows; `dev` is greedy, on held-out rows, after the step it names."
-    if ability := AbilityTotals.from_json(summary.get("retention")):
+    if "retention" in summary:
+        ability = AbilityTotals.from_json(summary["retention"])
         lost = " This is a regression." if ability.regression else ""
         yield f"\nGeneral ability, before to after: {ability.words()}.{lost}"
     yield "\nFigures of a training run are no evaluation: `soul eval` makes one.\n"

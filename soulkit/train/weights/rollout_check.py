@@ -112,7 +112,7 @@ class RolloutCheck:
             gap = replace(gap, mean=whole.mean, largest=whole.largest)
             self.earlier.append(whole.mean)
         push_seconds, pusher.seconds = pusher.seconds, 0.0
-        proof = finite(pusher.distance and pusher.distance.largest)
+        proof = finite(pusher.distance.largest) if pusher.distance else None
         travel = PushCost(push_seconds=round(push_seconds, 3), proof=proof)
         return CheckedRollouts(scores, gap, travel, time.monotonic() - started)
 
