@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+from soulkit.errors import DataError
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.stored import (
     METRICS_SCHEMA,
@@ -98,19 +99,15 @@ def unfolded(kind: Any, line: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def names_of(kind: Any) -> tuple[set[str], set[str]]:
+@cache
+def names_of(kind: Any) -> tuple[frozenset[str], tuple[str, ...]]:
     """(whole names, prefixes of open ones) under which a record of `kind` is written."""
-    names: set[str] = set()
-    prefixes: set[str] = set()
-    for one in fields(kind):
-        if "section" in one.metadata:
-            inner = names_of(one.default_factory)
-            names, prefixes = names | inner[0], prefixes | inner[1]
-        elif "prefix" in one.metadata:
-            prefixes.add(one.metadata["prefix"])
-        else:
-            names.add(one.metadata["name"])
-    return names, prefixes
+    about = [one.metadata for one in fields(kind)]
+    sections: list[Any] = [one.default_factory for one in fields(kind) if "section" in one.metadata]
+    parts = [names_of(one) for one in sections]
+    names = {one["name"] for one in about if "name" in one}.union(*(part[0] for part in parts))
+    prefixes = [one["prefix"] for one in about if "prefix" in one]
+    return frozenset(names), (*prefixes, *(prefix for part in parts for prefix in part[1]))
 
 
 # --- what a line holds ----------------------------------------------------------------------------
@@ -337,10 +334,19 @@ class StepLine(Flat):
 def read_step_lines(path: Path) -> list[StepLine]:
     """The lines of a run's `metrics.jsonl`, dev scores in lines of their own; none without file.
 
-    DataError for a line of another schema."""
+    DataError for a line of another schema, or with names that no line has."""
     lines = read_jsonl(path)
     for number, line in enumerate(lines, 1):
-        refuse_other_schema(line, METRICS_SCHEMA, f"Line {number} of '{path}'")
+        where = f"Line {number} of '{path}'"
+        refuse_other_schema(line, METRICS_SCHEMA, where)
+        names, prefixes = names_of(StepLine)
+        strange = [n for n in line if n not in (*names, SCHEMA) and not n.startswith(prefixes)]
+        if strange and SCHEMA not in line:
+            raise DataError(
+                f"{where} was written by an earlier version of soulkit: it has '{strange[0]}'.",
+                "Its numbers have other names now.",
+                "Read it with the version that wrote it, or train again.",
+            )
     return steps_of(lines)
 
 
