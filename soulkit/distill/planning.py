@@ -23,9 +23,10 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.summary import recorded_summary
 from soulkit.eval.run.runner import prepare
-from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Machine, Plan, Work, scaled
+from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Plan, Work, scaled
 from soulkit.runs.folder import is_run
-from soulkit.train.planning import imitation_machine, training_plan
+from soulkit.train.planning import imitation_machine, in_turn, training_plan
+from soulkit.train.setup.data import load_training_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +63,6 @@ def distillation_plan(
     return plans
 
 
-def whole_plan(plans: Sequence[StagePlan]) -> Plan:
-    """All stages, one after the other: times add up, memory does not."""
-    machines = [one.plan.machine for one in plans if one.plan.machine is not None]
-    machine = Machine(
-        memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
-        words=machines[0].words,
-    ) if machines else None  # fmt: skip
-    tasks = tuple(task for one in plans for task in one.plan.tasks)
-    width = min((one.plan.concurrency for one in plans if one.plan.asked), default=1)
-    return Plan(tasks=tasks, concurrency=width, machine=machine)
-
-
 def _finished(folder: Path) -> bool:
     summary = recorded_summary(folder) if is_run(folder) else None
     return summary is not None and 0 < summary.n == summary.n_scored
@@ -88,22 +77,18 @@ def _trained(out: Path) -> bool:
 
 def _evaluations(stage: Stage, configs: Sequence[EvalConfig], label: str) -> StagePlan:
     plans = [_labelled(config, label) for config in configs]
-    return StagePlan(stage=stage, plan=_after_each_other(plans))
+    return StagePlan(stage=stage, plan=in_turn(plans))
 
 
 def _measurements(parts: Sequence[Measurement]) -> StagePlan:
     """The generalist's weights need not be there yet: they are as large as the experts'."""
     plans = [_labelled(part.config, part.side) for part in parts]
-    return StagePlan(stage="report", plan=_after_each_other(plans))
+    return StagePlan(stage="report", plan=in_turn(plans))
 
 
 def _labelled(config: EvalConfig, label: str) -> Plan:
     seated, work = prepare(config, asking=False)
     return scaled(evaluation_plan(seated, work), 1, label)
-
-
-def _after_each_other(plans: Sequence[Plan]) -> Plan:
-    return whole_plan([StagePlan(stage="sample", plan=plan) for plan in plans])
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -113,7 +98,8 @@ def _training(
     config: DistillConfig, experts: Sequence[Expert], out: Path, sampled: Sequence[EvalConfig]
 ) -> StagePlan:  # fmt: skip
     if config.by == "opd":
-        return StagePlan(stage="train", plan=training_plan(generalist_config(config, experts, out)))
+        data = load_training_data(generalist_config(config, experts, out))
+        return StagePlan(stage="train", plan=training_plan(data))
     tokens, prompts = _lesson_tokens(sampled)
     selection = _selection(out)
     most = prompts * min(config.keep_top, config.samples)
@@ -121,7 +107,9 @@ def _training(
     training = imitation(config, experts, out, max(lines, 1))
     seen = f"{training.steps} steps over {lines} selected samples"
     remark = seen if selection is not None else f"{seen}, if every prompt gives all it may"
-    plan = Plan(tasks=(), machine=imitation_machine(training, tokens))
+    plan = Plan(
+        tasks=(), machine=imitation_machine(training, training.steps * training.sft_batch * tokens)
+    )
     return StagePlan(stage="train", plan=plan, remarks=(remark,))
 
 

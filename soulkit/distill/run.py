@@ -26,7 +26,7 @@ from soulkit.distill.measure import (
     measurements,
     unmeasured_words,
 )
-from soulkit.distill.planning import distillation_plan, whole_plan
+from soulkit.distill.planning import distillation_plan
 from soulkit.distill.report import (
     Distillation,
     RetentionGate,
@@ -51,6 +51,7 @@ from soulkit.models.vllm.manager import Starts
 from soulkit.play.costs import AskUser, confirm_cost
 from soulkit.runs.folder import Run, is_run
 from soulkit.train.config import TrainConfig
+from soulkit.train.planning import in_turn
 from soulkit.train.run import prepare_training, refuse_untrainable, train
 from soulkit.train.state.loop import Begin, Show
 
@@ -153,7 +154,7 @@ def _confirmed(
 ) -> DistillConfig:  # fmt: skip
     """The settings as somebody agreed to pay for them: once, for all the stages."""
     plans = distillation_plan(config, experts, out, stages)
-    confirm_cost(whole_plan(plans), config, watcher.say, watcher.ask)
+    confirm_cost(in_turn([one.plan for one in plans]), config, watcher.say, watcher.ask)
     return config.model_copy(update={"yes": True})
 
 

@@ -35,6 +35,7 @@ from soulkit.train.more_steps import identity_before, steps_before, with_more_st
 from soulkit.train.objectives.base import method_class, rollout_methods
 
 if TYPE_CHECKING:
+    from soulkit.play.plan import Plan
     from soulkit.train.state.metrics import StepLine
 
 BudgetMatch = Literal["rollouts", "prompts"]
@@ -344,12 +345,21 @@ def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     ]  # fmt: skip
 
 
+def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
+    """What the runs will ask for, one after the other, by method."""
+    from soulkit.train.planning import in_turn, repeated, training_plan
+    from soulkit.train.setup.data import load_training_data
+
+    arms = Counter(run.arm.spelling for run in runs)
+    first = {run.arm.spelling: run.config for run in reversed(runs)}
+    plans = {arm: training_plan(load_training_data(first[arm])) for arm in arms}
+    return in_turn([repeated(plans[arm], seeds, arm) for arm, seeds in arms.items()])
+
+
 def confirm_runs(
     runs: Sequence[PlannedRun], say: Callable[[str], None], ask: AskUser | None
 ) -> list[PlannedRun]:
     """The runs that are left with their cost confirmed; CostUnconfirmed when nobody agrees."""
-    from soulkit.train.planning import comparison_plan
-
     left = [run for run in runs if not is_finished(run)]
     if any(pays(run.config) for run in left):
         confirm_cost(comparison_plan(left), left[0].config, say, ask)

@@ -36,13 +36,12 @@ from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.more_steps import identity_before, take_more_steps, with_more_steps
-from soulkit.train.planning import training_plan
+from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.setup.data import (
-    TrainingData,
     check_training_prompts,
     download_remark,
     load_training_data,
@@ -50,9 +49,8 @@ from soulkit.train.setup.data import (
     make_players,
     make_reader,
 )
-from soulkit.train.setup.rows import TaskRows
+from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.train.sft.mixsd import check_facts, with_written
-from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.sft.run import check_corpus, corpus_texts, supervise
 from soulkit.train.sft.samples import sample_line
 from soulkit.train.sft.steps import check_lessons
@@ -192,7 +190,7 @@ def _confirm(
     done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
     if left:
-        confirm_cost(scaled(training_plan(config, material), left), asking, say, ask)
+        confirm_cost(scaled(training_plan(material), left), asking, say, ask)
 
 
 def _quiet(remark: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from soulkit.data.corpora.lessons import Lesson
-from soulkit.errors import ConfigError
 from soulkit.eval.results.calls import calls_by_task
 from soulkit.eval.results.summary import Cell
 from soulkit.eval.results.warnings import with_calls
@@ -20,8 +19,9 @@ from soulkit.runs.records import newest_dev
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.setup.conversations import Corpus
-from soulkit.train.setup.data import ServePlayer, TrainingData
+from soulkit.train.setup.conversations import Corpus, beyond_context
+from soulkit.train.setup.data import ServePlayer
+from soulkit.train.setup.rows import TrainingData
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.mixsd import read_written
 from soulkit.train.sft.probe import Reinforce, make_measures
@@ -53,18 +53,6 @@ def encoder_for(policy: Policy, config: TrainConfig) -> LessonEncoder:
     if asked_for and context and asked_for > context:
         raise beyond_context(asked_for, context, config)
     return LessonEncoder(policy.renderer, policy.encode_reply, asked_for or context)
-
-
-def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigError:
-    """The error of lessons that are longer than a model reads."""
-    preset = f" (preset {config.preset})" if config.preset else ""
-    return ConfigError(
-        f"Lessons of {tokens:,} tokens were asked for{preset}, and the context of "
-        f"'{config.model}' holds {context:,}.",
-        "Beyond it the model has no positions that mean anything.",
-        f"Write --lesson-tokens {context}: older turns then leave; or take a model with more "
-        "context.",
-    )
 
 
 def check_corpus(config: TrainConfig, policy: Policy, corpus: Corpus) -> None:

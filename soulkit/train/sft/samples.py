@@ -18,8 +18,7 @@ from soulkit.errors import CallError, ModelLoadError
 from soulkit.models.base import Sampler
 from soulkit.runs.records import SAMPLED, SAMPLES, RecordWriter
 from soulkit.text import one_line
-from soulkit.train.setup.data import TrainingData
-from soulkit.train.setup.rows import TaskRows
+from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.train.state.loop import Loop
 from soulkit.types import Call, Episode, Failure, Line, Record, Sampling, Score, Segment, Usage
 

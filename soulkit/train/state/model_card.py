@@ -43,7 +43,7 @@ from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.setup.conversations import Corpus, source_facts
-from soulkit.train.setup.data import TrainingData
+from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.summary import AbilityTotals, WrittenTotals
 from soulkit.version import __version__
 

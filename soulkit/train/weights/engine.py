@@ -36,7 +36,8 @@ from soulkit.models.vllm.settings import EngineChoice, interpreter, vllm_version
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
-from soulkit.train.setup.data import TrainingData, check_training_prompts
+from soulkit.train.setup.data import check_training_prompts
+from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.checkpoint import checkpoints, damage, read_position
 from soulkit.train.weights.push import (
     PUSHES,
