@@ -516,8 +516,9 @@ def test_the_probe_is_longer_than_the_window_wherever_a_family_keeps_it(
 ) -> None:
     monkeypatch.setattr(packing_check, "SHORTEST", 1)
     policy = load(kind, **LORA)
-    assert WINDOW in [window for window, _ in policy.shape.windows]  # type: ignore[union-attr]
-    assert max(len(span.ids) for span in packing_check.probe_spans(policy)) > WINDOW
+    assert policy.shape is not None and WINDOW in [window for window, _ in policy.shape.windows]
+    spans = packing_check.probe_spans(policy.decoder, policy.shape, policy.turn)
+    assert max(len(span.ids) for span in spans) > WINDOW
 
 
 def test_the_plan_that_the_cost_model_picks_is_exact_either_way(load: Load) -> None:
