@@ -78,12 +78,16 @@ class Measurement:
 
     @property
     def finished(self) -> bool:
-        """Whether every row of it has a score."""
-        try:
-            summary = recorded_summary(self.folder)
-        except DataError:
-            return False
-        return is_run(self.folder) and 0 < summary.n == summary.n_scored
+        return is_complete(self.folder)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every row of the evaluation in a folder has a score."""
+    try:
+        summary = recorded_summary(folder)
+    except DataError:
+        return False
+    return is_run(folder) and 0 < summary.n == summary.n_scored
 
 
 def measured_folder(out: Path, side: Side, task: str) -> Path:

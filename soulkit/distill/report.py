@@ -41,7 +41,8 @@ from soulkit.distill.measure import (
     retained_gain,
     unmeasured_words,
 )
-from soulkit.distill.select import TaskSelection, read_selection
+from soulkit.distill.sample import spent
+from soulkit.distill.select import TaskSelection, written_selection
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.comparison.comparability import condition_differences
 from soulkit.eval.comparison.conditions import read_conditions
@@ -62,7 +63,6 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
-from soulkit.models.ledger.ledger import Ledger
 from soulkit.runs.folder import Run, read_config
 from soulkit.runs.provenance import with_provenance
 from soulkit.runs.stored import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
@@ -95,16 +95,13 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGa
     for gate in gates:
         alone = gate.target in (KEPT, REGRESSIONS) and gate.metric
         if gate.target not in targets or alone or (gate.target == MEAN and gate.metric != KEPT):
+            about = f"{gate.target}/{gate.metric}" if gate.metric else gate.target
             raise ConfigError(
-                f"The gate '{gate.text}' is about '{_about(gate)}', which is not measured here.",
+                f"The gate '{gate.text}' is about '{about}', which is not measured here.",
                 "A gate names a task with held-out rows, mean/retention, retention or regressions.",
                 did_you_mean(gate.target, targets),
             )
     return gates
-
-
-def _about(gate: RetentionGate) -> str:
-    return f"{gate.target}/{gate.metric}" if gate.metric else gate.target
 
 
 def gate_results(gates: Sequence[RetentionGate], of: Gated) -> tuple[GateResult, ...]:
@@ -263,7 +260,8 @@ def distilled(
                 "A table without it would say less than was asked for.",
                 "Run the stage report, which measures what is missing.",
             )
-    selection = _selection(out)
+    written = written_selection(out)
+    selection = written.tasks if written else {}
     tasks = tuple(
         _task_result(out, task, SIDES, selection.get(task))
         for task in measured_tasks(config, experts)
@@ -275,22 +273,15 @@ def distilled(
     every = (*tasks, ability) if ability else tasks
     regressions = tuple(_regressions(every))
     lines = {task: part.lines for task, part in selection.items()}
+    remarks = learning_words(config, out, tasks), unmeasured_words(config, experts)
     return Distillation(
         base=common_base(experts, config), by=config.by, tasks=tasks, macro=macro, ability=ability,
         experts={e.task: str(e.folder or e.model) for e in experts}, regressions=regressions,
         gates=gate_results(gates, _gated(config, experts, every, macro, regressions)),
         shares={task: n / sum(lines.values()) for task, n in lines.items()} if lines else {},
         steps=int(summary_line(out / GENERALIST).get("steps", 0)),
-        remarks=_remarks(config, experts, out, tasks),
+        remarks=(*filter(None, remarks), *rows_and_players_words(config, experts)),
     )  # fmt: skip
-
-
-def _remarks(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, tasks: Sequence[TaskResult]
-) -> tuple[str, ...]:  # fmt: skip
-    words = unmeasured_words(config, experts)
-    learning = learning_words(config, out, tasks)
-    return (*filter(None, (learning, words)), *rows_and_players_words(config, experts))
 
 
 def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]) -> str:
@@ -328,14 +319,6 @@ def loss_ends(losses: Sequence[float]) -> tuple[float, float]:
     """Means over the first and the last fifth of the steps, one step each at least."""
     part = max(1, len(losses) // 5)
     return sum(losses[:part]) / part, sum(losses[-part:]) / part
-
-
-def _selection(out: Path) -> Mapping[str, TaskSelection]:
-    """What became of the samples, by task; nothing where the experts taught directly."""
-    try:
-        return read_selection(out).tasks
-    except RunError:
-        return {}
 
 
 def _task_result(
@@ -466,17 +449,6 @@ def _cells(result: TaskResult) -> dict[str, Cell]:
     beside = Cell(mean=kept.ratio, ci_low=kept.ci_low, ci_high=kept.ci_high, method=kept.method,
                   beside=True, **cast("dict[str, Any]", counts))  # fmt: skip
     return {result.metric or "value": cell, RETENTION: beside}
-
-
-def spent(out: Path) -> tuple[float | None, int]:
-    """(US dollars that the ledgers of a distillation know of, calls without a price)."""
-    cost, unpriced = None, 0
-    for file in sorted(out.rglob("ledger.sqlite")):
-        with Ledger(file) as ledger:
-            totals = ledger.totals()
-        cost = cost if totals["cost"] is None else (cost or 0.0) + totals["cost"]
-        unpriced += totals["unpriced"]
-    return cost, unpriced
 
 
 def read_distillation(out: Path) -> Distillation | None:

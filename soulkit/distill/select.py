@@ -246,7 +246,10 @@ def lesson_conversations(trace: Trace) -> list[list[Message]]:
     """The turns of one seat as conversations; each reply is learned in exactly one of them."""
     done: list[list[Message]] = []
     for turn in trace.turns:
-        context = [_without_feedback(segment) for segment in turn.context]
+        context = [  # without feedback, which no prompt will hold
+            Segment(one.role, one.text if one.bare is None else one.bare, token_ids=one.token_ids)
+            for one in turn.context
+        ]
         head = done[-1] if done and _goes_on(done[-1], context) else None
         if head is None:
             head = []
@@ -266,11 +269,6 @@ def _same(one: Segment, other: Segment) -> bool:
     exact = bool(one.token_ids and other.token_ids)
     same = one.token_ids == other.token_ids if exact else one.text == other.text
     return one.role == other.role and same
-
-
-def _without_feedback(segment: Segment) -> Segment:
-    text = segment.text if segment.bare is None else segment.bare
-    return Segment(segment.role, text, token_ids=segment.token_ids)
 
 
 SCHEMA = "soulkit/selection@1"
@@ -304,13 +302,15 @@ class TaskSelection:
     """Why samples were never learned from → how many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SampleSelection:
     """The contents of selection.json."""
 
     tasks: Mapping[str, TaskSelection]
     sha256: str
     """Of selected.jsonl."""
+    settings: Mapping[str, Any]
+    """What it depends on."""
     reused: bool = False
     """Whether it stood there already."""
 
@@ -331,7 +331,8 @@ def select_samples(
     say = say or (lambda remark: None)
     refuse_other_samples(out, experts)
     settings = _settings(config, experts)
-    if (selection := _written(out, settings)) is not None:
+    selection = written_selection(out)
+    if selection is not None and selection.settings == settings:
         say(f"selection: all there, {selection.lines} rows in {out / SELECTED}")
         return selection
     work = training_work(config, experts)
@@ -352,7 +353,7 @@ def select_samples(
     content = b"".join(lines)
     digest = hashlib.sha256(content).hexdigest()
     write_aside(out / SELECTED, content)
-    selection = SampleSelection(tasks=parts, sha256=digest)
+    selection = SampleSelection(parts, digest, settings)
     write_json(out / SELECTION, {
         "schema": SCHEMA, "settings": settings, "sha256": digest,
         "tasks": {name: asdict(part) for name, part in parts.items()},
@@ -362,31 +363,28 @@ def select_samples(
 
 def read_selection(out: Path) -> SampleSelection:
     """What `select` wrote; RunError where it did not."""
-    line = _read(out)
-    if line is None:
+    selection = written_selection(out)
+    if selection is None:
         raise RunError(
             f"Nothing has been selected in {out}.",
             f"There is no {SELECTION} that goes with a {SELECTED}.",
             "Select first: soul distill select, with the same settings.",
         )
-    tasks = {name: TaskSelection(**part) for name, part in line["tasks"].items()}
-    return SampleSelection(tasks=tasks, sha256=line["sha256"], reused=True)
+    return selection
 
 
-def _read(out: Path) -> dict[str, Any] | None:
-    """selection.json, where it is whole and goes with selected.jsonl."""
+def written_selection(out: Path) -> SampleSelection | None:
+    """What selection.json says, where it is whole and goes with selected.jsonl."""
     try:
         line: dict[str, Any] = json.loads((out / SELECTION).read_text(encoding="utf-8"))
         with (out / SELECTED).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return line if line["schema"] == SCHEMA and line["sha256"] == digest else None
+        if line["schema"] != SCHEMA or line["sha256"] != digest:
+            return None
+        tasks = {name: TaskSelection(**part) for name, part in line["tasks"].items()}
+        return SampleSelection(tasks, digest, line["settings"], reused=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _written(out: Path, settings: Mapping[str, Any]) -> SampleSelection | None:
-    line = _read(out)
-    return read_selection(out) if line is not None and line["settings"] == settings else None
 
 
 def _settings(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:

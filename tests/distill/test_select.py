@@ -24,8 +24,7 @@ from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.generalist import generalist_config, generalist_folder
 from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.run import _left
-from soulkit.distill.sample import _within_budget, sample, sample_config, training_work
+from soulkit.distill.sample import budget_left, sample, sample_config, samples_folder, training_work
 from soulkit.distill.select import (
     Choice,
     Rules,
@@ -377,13 +376,13 @@ def test_samples_are_an_evaluation_of_training_rows(url: str, tmp_path: Path) ->
     assert {record.example_id for record in records(run)} == ids
     assert summary(run)["n"] == 6 == len(paid(run))
     spent = summary(run)["cost"]
-    later = _within_budget(sample_config(config, experts[1]), tmp_path, experts, experts[1])
-    assert spent > 0 and later.max_cost == pytest.approx(5.0 - spent)
+    later = budget_left(config, tmp_path, samples_folder(tmp_path, experts[1].task))
+    assert spent > 0 and later == pytest.approx(5.0 - spent)
     # The later stages have the rest; a run that is taken up counts its own calls itself.
-    assert _left(config, tmp_path, generalist_folder(tmp_path)) == pytest.approx(5.0 - spent)
-    assert _left(config, tmp_path, run) == 5.0
+    assert budget_left(config, tmp_path, generalist_folder(tmp_path)) == pytest.approx(5.0 - spent)
+    assert budget_left(config, tmp_path, run) == 5.0
     poor = config.model_copy(update={"max_cost": spent / 2})
-    assert _left(poor, tmp_path, generalist_folder(tmp_path)) == pytest.approx(0, abs=1e-5)
+    assert budget_left(poor, tmp_path, generalist_folder(tmp_path)) == pytest.approx(0, abs=1e-5)
 
 
 def test_options_and_players_of_one_task_stay_with_it(tmp_path: Path) -> None:
