@@ -300,14 +300,11 @@ def base_model(config: TrainConfig, material: TrainingData, out: Path) -> str:
         return config.model
     folder = out / "base"
     if not folder.exists():
-        replace_folder(folder, lambda aside: _build_tiny(aside, config, material))
+        corpus = material.corpus
+        texts = corpus_texts(corpus) if corpus else tiny_model_texts(material.pool)
+        build = partial(build_tiny, words=texts, seed=config.seed, max_context=TINY_CONTEXT)
+        replace_folder(folder, build)
     return str(folder)
-
-
-def _build_tiny(folder: Path, config: TrainConfig, material: TrainingData) -> None:
-    corpus = material.corpus
-    texts = corpus_texts(corpus) if corpus else tiny_model_texts(material.pool)
-    build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 
 def tiny_model_texts(pool: TaskRows) -> list[str]:

@@ -113,7 +113,8 @@ class JudgeCanaries:
         value = means[label]
         if value is None:
             return []
-        first, drafts = self.first[label], _drafts_mean(records, task)
+        first = self.first[label]
+        drafts = _mean(r.score.reward for r in records if r.task == task and r.kind == "draft")
         metric = next(c.task.spec.metric for c in self.canaries if c.task.name == task)
         why = reasons(value, first, drafts, self.margin * (metric.high - metric.low))
         alarm = Alarm(
@@ -145,10 +146,6 @@ def canaries_of(pool: TaskRows) -> list[Canary]:
     if not canaries:
         raise _nobody_judges(list(rows))
     return canaries
-
-
-def _drafts_mean(records: Sequence[Record], task: str) -> float | None:
-    return _mean([r.score.reward for r in records if r.task == task and r.kind == "draft"])
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -225,11 +225,7 @@ class Rollouts:
         policy = None
         if self.objective.uses_feedback:
             policy = feedback_policy(self.config, self.blind_reader, task.name)
-        return self.engine(task, policy, self.config.temperature)
-
-    def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
-        """What plays the rollouts of one task."""
-        return engine_of(self.config, self.cast, task, feedback, temperature)
+        return engine_of(self.config, self.cast, task, policy, self.config.temperature)
 
     def shuffle_key(self, step: int) -> str:
         return f"{self.config.seed}/{step}"

@@ -61,7 +61,7 @@ from soulkit.train.planning import training_plan
 from soulkit.train.rollouts.canaries import canaries_of
 from soulkit.train.setup.conversations import gather_corpus
 from soulkit.train.setup.feedback_check import refuse_without_feedback
-from soulkit.train.setup.rows import TaskRows, TrainingData, mixture
+from soulkit.train.setup.rows import TaskRows, TrainingData, mixture, no_gold_words
 from soulkit.types import Example
 
 if TYPE_CHECKING:
@@ -250,11 +250,7 @@ def _work(task: Task, config: TrainConfig, objective: Objective | None) -> Work:
     if objective is None and task.gold_is_script:
         raise NoRows(*_script_words(task.name))
     if objective is None and all(task.gold(row) is None for row in rows[:1]):
-        raise NoRows(
-            f"The task '{task.name}' has no gold episodes to imitate.",
-            "Supervised training needs the perfect answer of each row.",
-            "Train it with grpo or ditto, or define gold() in the task.",
-        )
+        raise NoRows(*no_gold_words(task.name))
     return Work(task, rows)
 
 

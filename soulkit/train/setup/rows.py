@@ -107,6 +107,15 @@ def batch(pool: TaskRows, size: int, step: int, seed: int) -> TaskRows:
     return chosen
 
 
+def no_gold_words(task: str) -> tuple[str, str, str]:
+    """The error of a task that cannot be imitated."""
+    return (
+        f"The task '{task}' has no gold episodes to imitate.",
+        "Supervised training needs the perfect answer of each row.",
+        "Train it with grpo or ditto, or define gold() in the task.",
+    )
+
+
 GENERAL = "general"
 """The suite whose tasks stand for what a model can do beside what it is trained for."""
 
@@ -115,12 +124,12 @@ def general_rows() -> TaskRows:
     """Every row of the suite, each task's as many as it makes by itself."""
     registry = load_registry()
     tasks = [registry.task(name) for name in registry.suite(GENERAL)]
-    return [(task, example) for task in tasks for example in _rows_of(task)]
-
-
-def _rows_of(task: Task) -> Sequence[Example]:
-    made = enumerate(make_rows(task, None, seed=0), 1)
-    return to_examples(task, [RawRow(row, f"{GENERAL}:{i}") for i, row in made]).examples
+    pool: TaskRows = []
+    for task in tasks:
+        made = enumerate(make_rows(task, None, seed=0), 1)
+        rows = [RawRow(row, f"{GENERAL}:{i}") for i, row in made]
+        pool += [(task, example) for example in to_examples(task, rows).examples]
+    return pool
 
 
 def general_settings(config: TrainConfig) -> TrainConfig:
