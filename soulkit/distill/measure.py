@@ -259,7 +259,7 @@ def read_side(folder: Path, task: str) -> MeasuredSide:
     )  # fmt: skip
 
 
-def alike(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
+def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
     """The sides with what not all of them scored counted as lost in each."""
     scored = [{_key(r) for r in side.records if r.score.scored} for side in sides]
     shared = set.intersection(*scored)
@@ -274,7 +274,9 @@ def alike(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
     ]  # fmt: skip
 
 
-def difference(task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE) -> Contrast:
+def side_difference(
+    task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE
+) -> Contrast:
     """B minus A in a metric; DataError where they do not both have it."""
     return contrast(
         TaskPair(task=task, a=a.records, b=b.records, live_a=a.live, live_b=b.live,
@@ -290,7 +292,7 @@ def retained_gain(
     sides = (base, expert, generalist)
     pair = TaskPair(task=task, a=base.records, b=generalist.records, live_a=base.live,
                     live_b=generalist.live, recorded=(base.cells, generalist.cells))  # fmt: skip
-    metric = difference(task, base, generalist).metric
+    metric = side_difference(task, base, generalist).metric
     scale = pair.scale(metric)
     if metric == VALUE:
         return retention(_of_episodes(sides, scale))

@@ -14,7 +14,7 @@ from typing import Any
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.expert_rows import rows_and_players_words
 from soulkit.distill.experts import Expert
-from soulkit.distill.generalist import generalist_config, generalist_folder, imitation
+from soulkit.distill.generalist import generalist_config, generalist_folder, imitation_config
 from soulkit.distill.measure import is_complete, measurements
 from soulkit.distill.sample import sample_config, samples_folder
 from soulkit.distill.select import written_selection
@@ -79,7 +79,7 @@ def _training(
     selection = written_selection(out)
     most = prompts * min(config.keep_top, config.samples)
     lines = selection.lines if selection is not None else most
-    training = imitation(config, experts, out, max(lines, 1))
+    training = imitation_config(config, experts, out, max(lines, 1))
     seen = f"{training.steps} steps over {lines} selected samples"
     remark = seen if selection is not None else f"{seen}, if every prompt gives all it may"
     plan = Plan(

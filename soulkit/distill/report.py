@@ -32,13 +32,13 @@ from soulkit.distill.measure import (
     SIDES,
     MeasuredSide,
     Side,
-    alike,
-    difference,
+    common_episodes,
     measured_folder,
     measured_tasks,
     measurements,
     read_side,
     retained_gain,
+    side_difference,
     unmeasured_words,
 )
 from soulkit.distill.sample import spent
@@ -75,7 +75,7 @@ RetentionGate = ComparisonGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gated:
+class GateInputs:
     """What gates may be about."""
 
     kept: Mapping[str, Retention]
@@ -104,12 +104,12 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGa
     return gates
 
 
-def gate_results(gates: Sequence[RetentionGate], of: Gated) -> tuple[GateResult, ...]:
+def gate_results(gates: Sequence[RetentionGate], of: GateInputs) -> tuple[GateResult, ...]:
     """What becomes of each."""
     return tuple(_result(gate, of) for gate in gates)
 
 
-def _result(gate: RetentionGate, of: Gated) -> GateResult:
+def _result(gate: RetentionGate, of: GateInputs) -> GateResult:
     if gate.target == REGRESSIONS:
         number = float(len(of.regressions))
         return gate_result(gate, number, number, number, ", ".join(of.regressions))
@@ -159,7 +159,7 @@ of the gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class SideMetric:
     """A metric that the headline must not be bought with, and how it moved from the base."""
 
     metric: str
@@ -189,7 +189,7 @@ class TaskResult:
     lost: PairedDifference | None = None
     """Generalist minus expert."""
     kept: Retention = field(default_factory=Retention)
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[SideMetric, ...] = ()
     selection: TaskSelection | None = None
     mixed: tuple[str, ...] = ()
     """Why no difference may be put between the sides; empty: it may."""
@@ -333,28 +333,28 @@ def _task_result(
                         mixed=tuple(dict.fromkeys(mixed)))  # fmt: skip
     if mixed:
         return replace(result, kept=Retention(why="the sides were not measured alike"))
-    same = alike(played)
+    same = common_episodes(played)
     base, generalist = same[0], same[-1]
-    gain = difference(task, base, generalist)
+    gain = side_difference(task, base, generalist)
     result = replace(result, metric=gain.metric, generalist_gain=gain.paired,
                      beside=tuple(_beside(task, dict(zip(sides, same, strict=True)))))  # fmt: skip
     if len(same) < len(SIDES):
         return result
     return replace(
-        result, expert_gain=difference(task, base, same[1]).paired,
-        lost=difference(task, same[1], generalist).paired,
+        result, expert_gain=side_difference(task, base, same[1]).paired,
+        lost=side_difference(task, same[1], generalist).paired,
         kept=retained_gain(task, base, same[1], generalist),
     )  # fmt: skip
 
 
-def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[Beside]:
+def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[SideMetric]:
     """What the task wants to be seen beside its headline, as far as the runs have it."""
     live = sides["base"].live
     terms = live.spec.metric if live is not None else None
-    found: list[Beside] = []
+    found: list[SideMetric] = []
     for metric in terms.beside if terms is not None else ():
         try:
-            moved = difference(task, sides["base"], sides["generalist"], metric)
+            moved = side_difference(task, sides["base"], sides["generalist"], metric)
         except DataError:  # of rows that have no such part
             continue
         means: dict[str, float | None] = {
@@ -362,7 +362,7 @@ def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[Beside]:
             for side, one in sides.items()
         }
         less = terms is not None and metric in terms.less_is_better
-        found.append(Beside(metric=metric, means=means, paired=moved.paired,
+        found.append(SideMetric(metric=metric, means=means, paired=moved.paired,
                             less_is_better=less))  # fmt: skip
     return found
 
@@ -378,7 +378,7 @@ def _regressions(results: Sequence[TaskResult]) -> list[str]:
 def _gated(
     config: DistillConfig, experts: Sequence[Expert], results: Sequence[TaskResult],
     macro: Retention, regressions: Sequence[str],
-) -> Gated:  # fmt: skip
+) -> GateInputs:  # fmt: skip
     differences: dict[str, dict[str, PairedDifference]] = {}
     for result in results:
         moved = {one.metric: one.paired for one in result.beside}
@@ -392,8 +392,9 @@ def _gated(
              if one.task not in measured}  # fmt: skip
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     spans = {task: _spans(registry.spec(task).metric, moved) for task, moved in differences.items()}
-    return Gated(kept=kept, macro=macro, differences=differences, regressions=tuple(regressions),
-                 spans=spans)  # fmt: skip
+    return GateInputs(
+        kept=kept, macro=macro, differences=differences, regressions=tuple(regressions), spans=spans
+    )
 
 
 def _spans(terms: Metric, metrics: Iterable[str]) -> dict[str, float]:

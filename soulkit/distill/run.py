@@ -17,7 +17,7 @@ from pathlib import Path
 from soulkit.distill.config import STAGES, DistillConfig, Stage, open_distillation
 from soulkit.distill.expert_rows import note_rows, rows_and_players_words, with_rows_and_players
 from soulkit.distill.experts import Expert, find_experts
-from soulkit.distill.generalist import generalist_config, generalist_folder, trained
+from soulkit.distill.generalist import generalist_config, generalist_folder, is_trained
 from soulkit.distill.measure import (
     ABILITY,
     Measurement,
@@ -157,7 +157,7 @@ def _train(
     training = generalist_config(config, experts, out, selection).model_copy(
         update={"yes": True, "max_cost": budget_left(config, out, folder)}
     )
-    if trained(training, out):
+    if is_trained(training, out):
         watcher.say(f"generalist: trained already, in {folder}")
         return
     watcher.say(f"training the generalist: {training.steps} steps by {config.by}")

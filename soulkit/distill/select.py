@@ -75,7 +75,7 @@ class SampleFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class SelectionRules:
     """What a sample must be to be learned from."""
 
     high: float
@@ -91,7 +91,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SampleChoice:
     """What became of the samples of a task."""
 
     taken: tuple[SampleFacts, ...]
@@ -103,7 +103,7 @@ class Choice:
     """Samples whose reward was not enough."""
 
 
-def sampled(record: Record) -> SampleFacts:
+def sample_facts(record: Record) -> SampleFacts:
     """What is known of a record."""
     score = record.score
     turns = [turn.completion for trace in record.episode.traces for turn in trace.turns]
@@ -138,9 +138,9 @@ def _fault(record: Record, ends: Collection[str]) -> str:
 
 
 def choose_samples(
-    samples: Iterable[SampleFacts], rules: Rules, *, overlapping: Collection[str] = (),
+    samples: Iterable[SampleFacts], rules: SelectionRules, *, overlapping: Collection[str] = (),
     alike: Mapping[str, Collection[str]] | None = None,
-) -> Choice:  # fmt: skip
+) -> SampleChoice:  # fmt: skip
     """What of the samples of one task is learned, in a fixed order.
 
     `overlapping`: rows that no sample may come from. `alike`: row → other rows that say nearly the
@@ -149,16 +149,16 @@ def choose_samples(
     every = sorted({one.key: one for one in samples}.values(), key=lambda one: one.key)
     clean = [one for one in every if one.example_id not in overlapping]
     usable = [one for one in clean if one.reward is not None]
-    passed = passing(usable, rules)
+    passed = passing_samples(usable, rules)
     taken, duplicates = _distinct(passed, rules, alike or {})
-    return Choice(
+    return SampleChoice(
         taken=tuple(taken), passed=len(passed), duplicates=duplicates,
         overlaps=len(every) - len(clean), below=len(usable) - len(passed),
         faults=dict(sorted(Counter(one.fault for one in clean if one.fault).items())),
     )  # fmt: skip
 
 
-def passing(samples: Sequence[SampleFacts], rules: Rules) -> list[SampleFacts]:
+def passing_samples(samples: Sequence[SampleFacts], rules: SelectionRules) -> list[SampleFacts]:
     """The samples with reward enough; each has a reward."""
     rewards: dict[str, list[float]] = {}
     for one in samples:
@@ -171,7 +171,7 @@ def passing(samples: Sequence[SampleFacts], rules: Rules) -> list[SampleFacts]:
     ]
 
 
-def _enough(reward: float, row: Sequence[float], task_mean: float, rules: Rules) -> bool:
+def _enough(reward: float, row: Sequence[float], task_mean: float, rules: SelectionRules) -> bool:
     if rules.min_reward is not None:
         return reward >= rules.min_reward
     if reward >= rules.high or rules.binary:
@@ -186,7 +186,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _distinct(
-    passed: Sequence[SampleFacts], rules: Rules, alike: Mapping[str, Collection[str]]
+    passed: Sequence[SampleFacts], rules: SelectionRules, alike: Mapping[str, Collection[str]]
 ) -> tuple[list[SampleFacts], int]:
     """The best of each prompt that no other says already, and how many were set aside for that."""
     waiting: dict[str, list[SampleFacts]] = {}
@@ -403,7 +403,7 @@ def _samples(out: Path, part: Work, config: DistillConfig) -> list[SampleFacts]:
     path = samples_folder(out, part.task.name) / "episodes.jsonl"
     by_key: dict[str, SampleFacts] = {}
     for record in stream_records(path) if has_lines(path) else ():
-        by_key[record.key] = sampled(record)
+        by_key[record.key] = sample_facts(record)
     every = draft_keys([part], config.samples)
     missing, strange = set(every) - by_key.keys(), by_key.keys() - set(every)
     if missing or strange:
@@ -431,15 +431,15 @@ def _alike(part: Work, near: float) -> Mapping[str, Collection[str]]:
     }  # fmt: skip
 
 
-def _rules(config: DistillConfig, part: Work) -> Rules:
+def _rules(config: DistillConfig, part: Work) -> SelectionRules:
     metric = part.task.spec.metric
-    return Rules(
+    return SelectionRules(
         high=metric.high, low=metric.low, binary=metric.binary, min_reward=config.min_reward,
         keep_top=config.keep_top, quota=config.quota, near=config.near, seed=config.seed,
     )  # fmt: skip
 
 
-def _lines_of(folder: Path, choice: Choice, expert: Expert) -> list[bytes]:
+def _lines_of(folder: Path, choice: SampleChoice, expert: Expert) -> list[bytes]:
     """The rows of the samples that are taken, in their order."""
     keys = {one.key for one in choice.taken}
     by_key: dict[str, list[bytes]] = {}
@@ -455,7 +455,7 @@ def _lines_of(folder: Path, choice: Choice, expert: Expert) -> list[bytes]:
 
 
 def _counted(
-    part: Work, samples: Sequence[SampleFacts], choice: Choice, lines: Sequence[bytes]
+    part: Work, samples: Sequence[SampleFacts], choice: SampleChoice, lines: Sequence[bytes]
 ) -> TaskSelection:
     eligible = len(samples) - choice.overlaps
     return TaskSelection(
@@ -477,7 +477,7 @@ def _words(task: str, part: TaskSelection) -> str:
 
 
 def _nothing(
-    expert: Expert, samples: Sequence[SampleFacts], choice: Choice, config: DistillConfig
+    expert: Expert, samples: Sequence[SampleFacts], choice: SampleChoice, config: DistillConfig
 ) -> DataError:
     rewards = [one.reward for one in samples if one.reward is not None]
     best = f"the best reward is {max(rewards):g}" if rewards else "none has a reward"

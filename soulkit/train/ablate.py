@@ -299,11 +299,11 @@ def run_all(
     """Run what is not finished; `ablation.json` is written anew after every run."""
     states = [EndedRun(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    note(out, states, force_mixed, eval_judge)
+    write_comparison(out, states, force_mixed, eval_judge)
     for index, before in enumerate(states):
         if before.status == "waiting":
             states[index] = run_one(before.planned, show, begin)
-            note(out, states, force_mixed, eval_judge)
+            write_comparison(out, states, force_mixed, eval_judge)
         ended(states[index])
     return states
 
@@ -400,7 +400,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def note(
+def write_comparison(
     out: Path, runs: Sequence[EndedRun], force_mixed: bool = False, eval_judge: str = ""
 ) -> None:
     """Write what was asked for and what became of it: what a comparison is made of."""

@@ -46,12 +46,12 @@ from soulkit.train.model.packing import (
     Pack,
     Trie,
     build_trie,
+    common_prefix,
     in_rows,
     in_tries,
     pack_entries,
     plan_blocks,
     plan_packs,
-    shared,
 )
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span
@@ -230,10 +230,10 @@ def test_a_window_leaves_out_keys_that_nobody_sees() -> None:
 
 
 def test_common_prefixes() -> None:
-    assert shared((1, 2, 3), (1, 2, 4)) == 2
-    assert shared((1, 2), (1, 2, 4)) == 2
-    assert shared((), (1,)) == 0
-    assert shared((2,), (1,)) == 0
+    assert common_prefix((1, 2, 3), (1, 2, 4)) == 2
+    assert common_prefix((1, 2), (1, 2, 4)) == 2
+    assert common_prefix((), (1,)) == 0
+    assert common_prefix((2,), (1,)) == 0
 
 
 def test_an_empty_sequence_is_an_error() -> None:

@@ -36,7 +36,7 @@ def check_packing(
         raise _refused(f"it has layers of another kind: {', '.join(others)}")
     try:
         install_packed_attention(decoder)
-        off = distance(states, probe_spans(decoder, shape, turn))
+        off = packing_distance(states, probe_spans(decoder, shape, turn))
     except (UnpackableAttention, TypeError, NotImplementedError) as error:
         raise _refused(str(error)) from error
     dtype = next(decoder.parameters()).dtype
@@ -54,7 +54,7 @@ def unknown_layers(config: Any) -> list[str]:
 
 
 @torch.no_grad()
-def distance(states: Callable[[Pack], Tensor], spans: tuple[Span, ...]) -> float:
+def packing_distance(states: Callable[[Pack], Tensor], spans: tuple[Span, ...]) -> float:
     """Largest relative distance between packed and plain hidden states of `spans`."""
     trie = build_trie([span.ids for span in spans])
     packed = states(Pack(tuple(range(len(spans))), spans, trie))

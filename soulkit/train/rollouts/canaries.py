@@ -116,14 +116,14 @@ class JudgeCanaries:
         first = self.first[label]
         drafts = _mean(r.score.reward for r in records if r.task == task and r.kind == "draft")
         metric = next(c.task.spec.metric for c in self.canaries if c.task.name == task)
-        why = reasons(value, first, drafts, self.margin * (metric.high - metric.low))
+        why = alarm_reasons(value, first, drafts, self.margin * (metric.high - metric.low))
         alarm = Alarm(
             canary=label, value=value, first=first, drafts=drafts, why=tuple(why), step=step
         )
         return [alarm] if why else []
 
 
-def reasons(value: float, first: float, drafts: float | None, allowed: float) -> list[str]:
+def alarm_reasons(value: float, first: float, drafts: float | None, allowed: float) -> list[str]:
     """Why a canary that scores `value` raises an alarm: `rose`, `above_drafts`, both or neither.
 
     `allowed` is how far it may rise above its `first` value, in points of the metric.

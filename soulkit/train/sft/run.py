@@ -77,25 +77,25 @@ def corpus_texts(corpus: Corpus) -> list[str]:
     return sorted(texts)
 
 
-def supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validation]:
+def corpus_supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validation]:
     """What takes the steps of a run on conversations, and what measures it."""
     config, policy = loop.config, loop.policy
     encode = encoder_for(policy, config)
     step = CorpusStep(loop, corpus.stream, encode, corpus.held_out, Skips.of(loop.run.metrics))
     spans, counts = {}, {}
     for name, lessons in corpus.validation.items():
-        fitting = encoded(lessons, encode)
+        fitting = encode_lessons(lessons, encode)
         spans[name], counts[name] = [span for one in fitting for span in one], len(fitting)
     return step, Validation(config, policy, spans, counts)
 
 
-def encoded(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
+def encode_lessons(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
     """The sequences of those lessons that fit, lesson by lesson."""
     several = [encode(lesson) for lesson in lessons]
     return [spans for spans in several if not isinstance(spans, str)]
 
 
-def unmeasured(corpus: Corpus, validation: Validation) -> list[str]:
+def unmeasured_conversations(corpus: Corpus, validation: Validation) -> list[str]:
     """What is said of validation conversations that cannot be measured."""
     lost = {name: len(some) - validation.lessons[name] for name, some in corpus.validation.items()}
     return [
@@ -160,8 +160,8 @@ async def supervise(
     stop_ended(loop)
     step: Callable[[int], Awaitable[StepLine]]
     if material.corpus is not None:
-        step, validate = supervision(loop, material.corpus)
-        for remark in unmeasured(material.corpus, validate):
+        step, validate = corpus_supervision(loop, material.corpus)
+        for remark in unmeasured_conversations(material.corpus, validate):
             say(remark)
     else:
         step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))

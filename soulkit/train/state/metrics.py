@@ -307,7 +307,7 @@ class StepLine(Flat):
     learned: Learned = field(default_factory=Learned, metadata=SECTION)
     canaries: CanaryScores = field(default_factory=CanaryScores, metadata=SECTION)
     lessons: LessonCounts = field(default_factory=LessonCounts, metadata=SECTION)
-    travel: PushCost = field(default_factory=PushCost, metadata=SECTION)
+    push: PushCost = field(default_factory=PushCost, metadata=SECTION)
     version: str = named_field("policy/version", "", sparse=True)
     """Hash of the weights that sampled."""
     sample_seconds: float | None = named_field("time/sample")

@@ -36,7 +36,7 @@ from soulkit.train.state.metrics import (
 from soulkit.types import LeakCheck, Record
 
 
-class Totals:
+class RunTotals:
     """Totals of a run, as a member of its summary."""
 
     __slots__ = ()
@@ -60,7 +60,7 @@ UNMEASURED = "its weights were never measured, and have moved on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbilityTotals(Totals):
+class AbilityTotals(RunTotals):
     """Of a whole run, over the rows of all tasks that stand for general ability."""
 
     before: Cell = field(default_factory=Cell)
@@ -81,7 +81,7 @@ class AbilityTotals(Totals):
 
     def to_json(self) -> dict[str, Any]:
         cells = {"before": self.before.to_json(), "after": self.after.to_json()}
-        return {**Totals.to_json(self), **cells}
+        return {**RunTotals.to_json(self), **cells}
 
     def words(self) -> str:
         """`0.525 to 0.400 (40/40, 40/40 scored), −0.125 [−0.231, −0.019], 40 clusters`."""
@@ -158,7 +158,7 @@ LAST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedbackTotals(Totals):
+class FeedbackTotals(RunTotals):
     """Of a whole run."""
 
     SPARSE = frozenset({"gated", "distinct", "leak_check"})
@@ -174,7 +174,7 @@ class FeedbackTotals(Totals):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryTotals(Totals):
+class CanaryTotals(RunTotals):
     """Of a whole run; canary → score."""
 
     SPARSE = frozenset({"unscored"})
@@ -188,7 +188,7 @@ class CanaryTotals(Totals):
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationTotals(Totals):
+class ValidationTotals(RunTotals):
     """Losses on validation conversations by source, in nats per learned token."""
 
     steps: int = 0
@@ -216,7 +216,7 @@ class ValidationTotals(Totals):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenTotals(Totals):
+class WrittenTotals(RunTotals):
     """Texts that a model wrote itself, to learn them."""
 
     facts: int = 0

@@ -236,7 +236,7 @@ def training_engine(
         run.path, terms, say=say, attached=choice.urls, attached_model=base, proof="pushes"
     )
     asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
-    left = not (asked and is_over(run, config))
+    left = not (asked and is_fully_played(run, config))
     return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)
 
 
@@ -277,7 +277,7 @@ def _name_of(trainer: torch.device) -> str:
     return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
 
 
-def is_over(run: Run, config: TrainConfig) -> bool:
+def is_fully_played(run: Run, config: TrainConfig) -> bool:
     """Whether nothing of a run is left to play: its last step is taken and measured."""
     for path in reversed(checkpoints(run.checkpoints)):
         if not damage(path):
