@@ -157,7 +157,6 @@ def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
 
 
 def _folder(where: str) -> Path:
-    """A folder here, or an adapter of the hub, downloaded."""
     place = model_place(where, "adapter")
     return adapter_folder(where) if place.on_hub else Path(place.where)
 

@@ -142,7 +142,6 @@ def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, A
 
 
 def _players(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
-    """Task → who plays in it alone, the recorded players of the experts included."""
     return {task: who for one in experts for task, who in open_roles_filled(config, one).items()}
 
 

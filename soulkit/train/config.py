@@ -443,7 +443,6 @@ class TrainConfig(
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, raw: Any) -> Any:
-        """What a preset says goes behind everything that was written."""
         name = raw.get("preset") if isinstance(raw, Mapping) else None
         return {**preset_settings(name), **raw} if isinstance(name, str) else raw
 

@@ -183,12 +183,10 @@ def _players(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms
 
 
 def _is_coached(config: TrainConfig, work: Work) -> bool:
-    """Whether drafts of the task may get feedback."""
     return bool(config.named("coach", work.task.name) != "none")
 
 
 def _actor(config: TrainConfig, work: Work) -> PlayerTerms:
-    """The model that is trained, which speaks on this machine."""
     reply = config.reply_limit(work.task.spec.sampling)
     return PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
 
@@ -241,7 +239,6 @@ def _measured_plan(config: TrainConfig, measured: TrainingData) -> Plan:
 
 
 def _scorings(config: TrainConfig) -> int:
-    """How often the weights of a supervised run are scored: by turns, and before probes."""
     turns = [every for every in (config.eval_every, config.probe_every) if every]
     return sum(any((step + 1) % every == 0 for every in turns) for step in range(config.steps))
 

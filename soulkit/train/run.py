@@ -234,7 +234,6 @@ def adapter_remark(config: TrainConfig) -> str:
 
 
 def _say_adapter(config: TrainConfig, say: Callable[[str], None]) -> None:
-    """Say what is trained, once everybody is there and the first step begins."""
     if remark := adapter_remark(config):
         say(remark)
 

@@ -196,7 +196,6 @@ def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None =
 
 
 def _is_soul(task: Task, source: str) -> bool:
-    """Whether rows are made by the task, or a released file or a folder of such."""
     names = {*task.spec.files.train, *task.spec.files.eval}
     return source.startswith(MADE) or Path(source).is_dir() or Path(source).name in names
 

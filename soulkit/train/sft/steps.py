@@ -245,7 +245,6 @@ class LossSums:
 
 
 def _whole(span: Span) -> Span:
-    """Every token trained but the first, which nothing precedes."""
     return replace(span, trained=(False, *(True,) * (len(span.ids) - 1)))
 
 

@@ -335,5 +335,4 @@ def _licences(note: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """A name as it was typed; of an absolute folder its last part alone."""
     return Path(name).name if name.startswith(("/", "~")) or "\\" in name else name
