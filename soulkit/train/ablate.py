@@ -18,7 +18,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -28,6 +28,7 @@ from soulkit.eval.comparison.comparability import condition_differences, grouped
 from soulkit.eval.comparison.conditions import Conditions, conditions_of
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
+from soulkit.runs.stored import read_value, sparse
 from soulkit.tasks.kit.registry import NotForTraining, load_registry
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
@@ -103,12 +104,11 @@ class ListedRun:
     trace: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        line = asdict(self)
-        return line if self.trace else {name: line[name] for name in line if name != "trace"}
+        return sparse(self, always={one.name for one in fields(self)} - {"trace"})
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        return cls(**{one.name: line[one.name] for one in fields(cls) if one.name in line})
+        return read_value(cls, line, f"A run in {STATE}")
 
 
 ShowRun = Callable[["PlannedRun", "StepLine"], None]
