@@ -183,7 +183,7 @@ def measure(
     generalist, ConfigError where rows, players or models are not in order, before anything is
     played.
     """
-    say = say or _silent
+    say = say or (lambda remark: None)
     parts = measurements(config, experts, out)
     if not generalist_weights(out).is_dir():
         raise RunError(
@@ -234,10 +234,6 @@ def _reused(part: Measurement) -> bool:
     actor = {"model": config.model, "adapter": config.adapter, "kind": config.kind}
     refuse_other_weights(part.folder, folder_weights(actor), f"the {part.side}")
     return part.finished
-
-
-def _silent(remark: str) -> None:
-    """The default of `say`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ from soulkit.train.state.loop import (
     Show,
     nobody_hears,
 )
-from soulkit.train.state.metrics import StepLine, read_step_lines
+from soulkit.train.state.metrics import read_step_lines
 from soulkit.train.state.model_card import model_note, write_card
 from soulkit.train.state.step_metrics import rewards_of
 from soulkit.train.state.stops import Skips, stop_ended, with_stops
@@ -94,7 +94,7 @@ Parts = tuple[TrainConfig, Run, Policy, Policy | None, TrainingData, TrainingEng
 
 
 def train(
-    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None,
+    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] = nobody_hears,
     ready: TrainingData | None = None, begin: Begin = nobody_hears,
 ) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
@@ -108,7 +108,7 @@ def train(
     hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
     with _open_training(config, out, say, ready, begin) as parts:
-        return run_coroutine(_train(*parts, show, say or _quiet, begin))
+        return run_coroutine(_train(*parts, show, say, begin))
 
 
 async def train_probe(
@@ -116,13 +116,14 @@ async def train_probe(
 ) -> None:
     """A training within another one, as `train` does it, with nobody to show it to; `servers` are
     those of the other one, which may have players there."""
-    with _open_training(material.config, out, None, material, nobody_hears, servers) as parts:
-        await _train(*parts, _unseen, _quiet, nobody_hears)
+    quiet = nobody_hears
+    with _open_training(material.config, out, quiet, material, quiet, servers) as parts:
+        await _train(*parts, lambda line: None, quiet, quiet)
 
 
 @contextmanager
 def _open_training(
-    config: TrainConfig, out: Path, say: Callable[[str], None] | None, ready: TrainingData | None,
+    config: TrainConfig, out: Path, say: Callable[[str], None], ready: TrainingData | None,
     begin: Begin, servers: VllmServers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip
     """Everything that a training needs, checked, with its run folder locked and its servers up."""
@@ -145,33 +146,26 @@ def _open_training(
         run = run or _open(config, out)
         with run_lock(run):
             note_threads(run.path, threads)
-            if say is not None and not threads.asked:
+            if not threads.asked:
                 say(threads.words())
             prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
             check_material(run, prints, config)
-            take_more_steps(run, config, say or _quiet)
-            if say is not None:
-                if remark := numbers_remark(policy):
-                    say(remark)
-                for server in (material.measured or material).config.servers():
-                    say(server)
-            engine = training_engine(config, run, policy, base, say or _quiet, servers)
+            take_more_steps(run, config, say)
+            servers_asked = (material.measured or material).config.servers()
+            for remark in filter(None, (numbers_remark(policy), *servers_asked)):
+                say(remark)
+            engine = training_engine(config, run, policy, base, say, servers)
             with engine.started(material):
                 yield config, run, policy, teacher, material, engine
 
 
-def _unseen(line: StepLine) -> None:
-    """Nobody is shown the steps."""
-
-
 def prepare_training(
-    config: TrainConfig, out: Path, say: Callable[[str], None] | None = None,
+    config: TrainConfig, out: Path, say: Callable[[str], None] = nobody_hears,
     ask: AskUser | None = None,
 ) -> TrainingData:  # fmt: skip
     """What a run trains on, with players that can be asked, and with its cost confirmed: by
     settings, or by `ask`."""
     material = load_training_data(config, asking=True, say=say)
-    say = say or _quiet
     for remark in filter(None, (download_remark(config), *material.remarks())):
         say(remark)
     for part in filter(None, (material, material.measured)):
@@ -191,10 +185,6 @@ def _confirm(
     left = max(config.steps - done, 0) / config.steps
     if left:
         confirm_cost(scaled(training_plan(material), left), asking, say, ask)
-
-
-def _quiet(remark: str) -> None:
-    """Nobody is told."""
 
 
 def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) -> Policy | None:
@@ -231,11 +221,6 @@ def adapter_remark(config: TrainConfig) -> str:
         saved = json.loads(file.read_text(encoding="utf-8"))
         own = f"rank {saved['r']}, alpha {saved['lora_alpha']}"
     return f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are not used"
-
-
-def _say_adapter(config: TrainConfig, say: Callable[[str], None]) -> None:
-    if remark := adapter_remark(config):
-        say(remark)
 
 
 def numbers_print(policy: Policy) -> dict[str, dict[str, str]]:
@@ -340,7 +325,8 @@ async def _train(
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
-            _say_adapter(config, say)
+            if remark := adapter_remark(config):
+                say(remark)
             beside = partial(train_probe, servers=engine.servers)
             summary = await supervise(loop, learned, show, say, beside, engine.player)
         else:
@@ -411,7 +397,8 @@ async def _reinforce(
         skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
-        _say_adapter(config, say)
+        if remark := adapter_remark(config):  # everybody is there, the first step begins
+            say(remark)
         if not loop.unmeasured:
             stop_ended(loop)
         if loop.step < config.steps:
