@@ -115,13 +115,15 @@ def loss_cells(lines: Sequence[StepLine]) -> dict[str, dict[str, Cell]]:
     for line in lines:
         for name, loss in line.learned.losses.items():
             by_source.setdefault(name, []).append(loss)
-    cells = {}
-    for name, losses in sorted(by_source.items()):
-        last = losses[-LAST_STEPS:]
-        mean = estimate(last, range(len(last)))
-        cells[name] = {"loss": Cell(mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high,
-                                    n_scored=len(last), n=len(last))}  # fmt: skip
-    return cells
+    return {name: {"loss": _loss_cell(losses)} for name, losses in sorted(by_source.items())}
+
+
+def _loss_cell(losses: Sequence[float]) -> Cell:
+    last = losses[-LAST_STEPS:]
+    mean = estimate(last, range(len(last)))
+    return Cell(
+        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
+    )
 
 
 def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
@@ -143,12 +145,6 @@ def validation_totals(
     if not measured:
         return None
     return ValidationTotals.of([(line.step, line.valid) for line in measured], lessons)
-
-
-def rows_without_use(corpus: Corpus | None) -> dict[str, dict[str, int]]:
-    """Source → reason → rows that are no lesson, where there are any."""
-    unusable = corpus.stream.unusable if corpus else {}
-    return {source: reasons for source, reasons in unusable.items() if reasons}
 
 
 async def supervise(
@@ -226,11 +222,8 @@ def supervised_summary(
     conversations; what was measured on others of them stands beside it."""
     config, lines = loop.config, read_step_lines(loop.run.metrics)
     losses = [line.learned.loss for line in lines]
-    last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
-    mean = estimate(last, range(len(last)))
-    cell = Cell(
-        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
-    )
+    unusable = material.corpus.stream.unusable if material.corpus else {}
+    cell = _loss_cell([loss for loss in losses if loss is not None])
     return TrainSummary(
         command="train sft",
         model=config.model,
@@ -240,9 +233,9 @@ def supervised_summary(
         suite=config.suite or "",
         left_out=material.left_out,
         steps=loop.step,
-        summary_steps=len(last),
+        summary_steps=cell.n,
         validation=validation_totals(lines, validated),
         lessons=lesson_totals(lines),
-        unusable=rows_without_use(material.corpus),
+        unusable={source: dict(why) for source, why in unusable.items() if why},
         written=read_written(loop.run.path),
     )

@@ -284,7 +284,6 @@ class CorpusStep:
         learned = imitate(
             policy, self.loop.optimizer, batch.spans, config, self.skips, batch.sources
         )
-        learned = replace(learned, sequences=len(batch.spans))
         seconds = round(time.monotonic() - started, 3)
         return StepLine(step=step, learned=learned, lessons=batch.counts(), train_seconds=seconds)
 
