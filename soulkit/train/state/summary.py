@@ -277,6 +277,8 @@ class TrainSummary(Summary):
         for name, value in sparse(self, always=("steps", "summary_steps")).items():
             if name not in Summary.__dataclass_fields__:
                 line[name] = value.to_json() if hasattr(value, "to_json") else value
+        if self.feedback is not None:
+            line["calls"] = dict(self.calls)
         return {**line, "rewards": _headline(self.rewards)} if "rewards" in line else line
 
     @classmethod
