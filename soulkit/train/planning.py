@@ -24,13 +24,7 @@ from soulkit.eval.planning import (
     together,
     voice_of,
 )
-from soulkit.models.local.memory import (
-    Footprint,
-    context_of,
-    device_speed,
-    footprint,
-    free_bytes,
-)
+from soulkit.models.local.memory import Footprint, context_of, device_speed, footprint, free_bytes
 from soulkit.models.players.settings import PANELS
 from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import (

@@ -61,14 +61,7 @@ from soulkit.train.state.fingerprint import (
     fingerprint,
     training_provenance,
 )
-from soulkit.train.state.loop import (
-    LOADING,
-    Begin,
-    Loop,
-    Measure,
-    Show,
-    nobody_hears,
-)
+from soulkit.train.state.loop import LOADING, Begin, Loop, Measure, Show, nobody_hears
 from soulkit.train.state.metrics import read_step_lines
 from soulkit.train.state.model_card import model_note, write_card
 from soulkit.train.state.step_metrics import rewards_of

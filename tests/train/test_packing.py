@@ -543,8 +543,7 @@ def test_hidden_states_and_logits_give_the_log_probs(load: Load, kind: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"),
-    [("bloom", "eager"), ("gemma2", "eager"), ("llama4", "chunked_attention")],
+    ("kind", "why"), [("bloom", "eager"), ("gemma2", "eager"), ("llama4", "chunked_attention")]
 )
 def test_a_model_that_cannot_be_packed_is_refused_and_trains_in_rows(
     load: Load, kind: str, why: str

@@ -15,13 +15,7 @@ from typing import Any, Self
 
 from soulkit.errors import DataError
 from soulkit.runs.jsonl import read_jsonl
-from soulkit.runs.stored import (
-    METRICS_SCHEMA,
-    SCHEMA,
-    form_of,
-    read_value,
-    refuse_other_schema,
-)
+from soulkit.runs.stored import METRICS_SCHEMA, SCHEMA, form_of, read_value, refuse_other_schema
 
 
 def finite(value: float | None) -> float | None:
