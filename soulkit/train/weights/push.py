@@ -234,7 +234,6 @@ class Pusher:
         return name
 
     async def _take_away(self, name: str) -> None:
-        """The name first, then its folder."""
         await unload_adapter(self.fleet, name)
         remove_folder(self.folder / name)
 
