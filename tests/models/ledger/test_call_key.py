@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from soulkit.models.api.wire import sent_seed
-from soulkit.models.ledger import storage as ledger_file
 from soulkit.models.ledger.ledger import Ledger, call_key, request_key
 from soulkit.models.ledger.view import LedgerView
 from soulkit.models.local.decode import uniforms
 from soulkit.types import Call, Sampling
-from tests.models.ledger.test_storage import closing_db, filled, version_of
+from tests.models.ledger.test_storage import filled
 from tests.support.ledger_writer import entry_of
 
 CALL = Call(role="partner", example_id="e", rollout=2, kind="refined", turn=3, sample=1, step=4)
@@ -42,29 +41,12 @@ def test_seat_and_purpose_have_keys_seeds_and_streams_of_their_own() -> None:
     assert len({uniforms(7, call, 1)[0] for call in calls}) == len(calls)
 
 
-def second_version(path: Path) -> Path:
-    """A ledger of three entries as it was before calls had seats."""
-    filled(path, 3)
-    with closing_db(path) as db:
-        for name in ledger_file.WHO:
-            db.execute(f"ALTER TABLE calls DROP COLUMN {name}")
-        db.execute("PRAGMA user_version=2")
-    return path
-
-
-def test_a_second_version_is_replayed_as_it_is_and_brought_forward(tmp_path: Path) -> None:
-    path = second_version(tmp_path / "l.sqlite")
-    key, entry, request = entry_of(1)
-    with Ledger(path, "replay") as ledger:
-        assert ledger.lookup(key, model="m", call=entry.call) == entry
-    with LedgerView(path) as view:
-        assert [(g.role, g.purpose, g.calls) for g in view.groups()] == [("judge", "", 3)]
-    assert version_of(path) == 2
+def test_a_ledger_keeps_seat_and_purpose(tmp_path: Path) -> None:
+    path = filled(tmp_path / "l.sqlite", 3)
+    _, entry, request = entry_of(1)
     with Ledger(path) as ledger:
-        assert ledger.lookup(key, model="m", call=entry.call) == entry
         for call in (replace(entry.call, seat="ann", purpose="p"), replace(entry.call, seat="bo")):
             ledger.store(request_key(request, "m", call), replace(entry, call=call), request)
-    assert version_of(path) == ledger_file.VERSION
     with LedgerView(path) as view:
         assert not view.verify().counts, "the keys are computed again from what is stored"
         stored = sorted((s.entry.call.seat, s.entry.call.purpose) for s in view.entries())

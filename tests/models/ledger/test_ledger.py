@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from soulkit.errors import ProviderError, RunError
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.ledger.ledger import Ledger, LedgerEntry, ReplayMiss, call_key
+from soulkit.models.ledger.ledger import Ledger, LedgerEntry, ReplayMiss, call_key, request_of
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -39,6 +39,7 @@ ENTRY = LedgerEntry(
     attempts=2,
     created="2025-01-01T00:00:00.000+00:00",
 )
+REQUEST = request_of("u", [{"role": "user", "content": "a"}], PLAIN)
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +62,10 @@ def test_store_and_lookup(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "led%20ger?.sqlite"
     with Ledger(path) as ledger:
         assert ledger.lookup("k", model="m", call=CALL) is None
-        assert ledger.store("k", ENTRY) == ENTRY
-        assert ledger.store("k", replace(ENTRY, reply="{}")) == ENTRY, "the first reply stays"
+        assert ledger.store("k", ENTRY, REQUEST) == ENTRY
+        assert ledger.store("k", replace(ENTRY, reply="{}"), REQUEST) == ENTRY, (
+            "the first reply stays"
+        )
     assert path.is_file()
     with Ledger(path) as ledger:
         assert ledger.lookup("k", model="m", call=CALL) == ENTRY
@@ -72,9 +75,9 @@ def test_totals(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.sqlite") as ledger:
         empty = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "cost": None}
         assert ledger.totals() == {**empty, "unpriced": 0, "hits": 0, "by_role": {}}
-        ledger.store("a", ENTRY)
-        ledger.store("b", replace(ENTRY, cost=0.25))
-        ledger.store("c", replace(ENTRY, cost=0.5, call=replace(CALL, role="coach")))
+        ledger.store("a", ENTRY, REQUEST)
+        ledger.store("b", replace(ENTRY, cost=0.25), REQUEST)
+        ledger.store("c", replace(ENTRY, cost=0.5, call=replace(CALL, role="coach")), REQUEST)
         ledger.lookup("a", model="m", call=CALL)
         judge = {"calls": 2, "prompt_tokens": 6, "completion_tokens": 8, "cost": 0.25}
         coach = {"calls": 1, "prompt_tokens": 3, "completion_tokens": 4, "cost": 0.5}
@@ -111,7 +114,7 @@ def test_replay_misses_name_the_call(tmp_path: Path) -> None:
         with pytest.raises(ReplayMiss) as caught:
             ask(server.base_url, ledger, replace(CALL, rollout=7))
         with pytest.raises(RunError):
-            ledger.store("k", ENTRY)
+            ledger.store("k", ENTRY, REQUEST)
     assert "role judge, example e1, rollout 7" in caught.value.what
     assert server.requests == []
 
@@ -130,7 +133,7 @@ def test_replay_from_an_archive_leaves_it_alone(
     folder = tmp_path / "archive"
     path = folder / "l.sqlite"
     with Ledger(path) as ledger:
-        ledger.store("k", ENTRY)
+        ledger.store("k", ENTRY, REQUEST)
     before = path.read_bytes()
     if frozen:  # permissions do not hold the superuser back, who may run the tests
         monkeypatch.setattr(os, "access", lambda *_: False)
@@ -193,7 +196,7 @@ def test_threads_and_connections_share_a_file(tmp_path: Path) -> None:
 
         def write(ledger: Ledger, offset: int) -> None:
             for i in range(25):
-                ledger.store(f"k{offset + i}", ENTRY)
+                ledger.store(f"k{offset + i}", ENTRY, REQUEST)
 
         jobs = [(one, 0), (one, 25), (two, 50), (two, 60)]
         threads = [threading.Thread(target=write, args=job) for job in jobs]
