@@ -80,7 +80,6 @@ from soulkit.models.api.replies import (
     overflow_words,
     oversize_fault,
     read_completion,
-    read_older_completion,
     read_received,
     timeout_fault,
 )
@@ -241,7 +240,6 @@ class Endpoint:
         ledger, request = self._ledger, request_of(self.base_url, messages, sampling)
         key = request_key(request, self.name, call)
         entry = ledger.lookup(key, model=self.name, call=call)
-        read = read_completion if entry is None else read_older_completion
         if entry is None:
 
             def keep(fresh: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
@@ -249,7 +247,7 @@ class Endpoint:
 
             entry = await self._ask(messages, sampling, call, keep)
         try:
-            return self._whole(read(entry, sampling), entry, sampling)
+            return self._whole(read_completion(entry, sampling), entry, sampling)
         except Unreadable as error:  # it was readable when it was stored
             raise ledger.damaged(entry, str(error)) from error
         except ContextOverflow:  # the server may have more context when the run is resumed

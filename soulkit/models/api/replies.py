@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from soulkit.api_keys import MASK, masked, printable
+from soulkit.api_keys import MASK, printable
 from soulkit.models.api.transport import OUT_OF_FILES, Received
 from soulkit.models.api.wire import (
     FORMAT,
@@ -254,15 +254,13 @@ _UNFINISHED = ("length", "content_filter", "refusal")
 def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
     """The completion in a reply that was asked for with `sampling`. Raises `Unreadable`."""
     answer = parse_reply(entry.reply)
-    # Entries of earlier versions may lack the reasoning among their completion tokens.
-    whole = answer.completion_tokens == entry.completion_tokens
     usage = Usage(
         calls=1,
         prompt_tokens=entry.prompt_tokens,
         completion_tokens=entry.completion_tokens,
         seconds=entry.seconds,
         cost=entry.cost,
-        reasoning_tokens=answer.reasoning_tokens if whole else 0,
+        reasoning_tokens=min(answer.reasoning_tokens, entry.completion_tokens),
     )
     return Completion(
         text=answer.text,
@@ -304,17 +302,6 @@ def overflow_words(
     return (
         f"the server cut the reply after {tokens} of the {asked} tokens asked for (prompt: "
         f"{entry.prompt_tokens} tokens); {limit}. {way_out} for shorter replies"
-    )
-
-
-def read_older_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
-    """Of an entry that was there before: earlier versions kept keys that a server had escaped."""
-    completion = read_completion(entry, sampling)
-    return replace(
-        completion,
-        text=masked(completion.text),
-        reasoning=masked(completion.reasoning),
-        stop_reason=masked(completion.stop_reason),
     )
 
 
