@@ -113,6 +113,21 @@ class EvalConfig(PlayConfig):
         unset="the task's own",
         help="Nucleus; 1 keeps every token.",
     )
+    top_k: int | None = setting(
+        None,
+        ge=0,
+        section="Sampling",
+        unset="the task's own",
+        help="Sample from the K likeliest tokens only; 0 keeps every token.",
+    )
+    min_p: float | None = setting(
+        None,
+        ge=0,
+        le=1,
+        section="Sampling",
+        unset="the task's own",
+        help="Sample only tokens at least P times as likely as the likeliest one; 0 keeps all.",
+    )
     max_tokens: int | None = setting(
         None,
         gt=0,
@@ -290,18 +305,8 @@ class EvalConfig(PlayConfig):
     def sampling(self, spec: TaskSpec) -> Sampling:
         """How the actor is sampled in a task: what was asked for, else the task's own."""
         defaults = spec.sampling
-        return Sampling(
-            temperature=_first(self.temperature, defaults.get("temperature"), 1.0),
-            top_p=_first(self.top_p, defaults.get("top_p"), 1.0),
-            max_tokens=self.reply_limit(defaults),
-            seed=self.seed,
-            thinking=self.thinking,
-            reasoning_effort=self.reasoning_effort,
-        )
-
-
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+        limit = {"max_tokens": self.reply_limit(defaults)}
+        return Sampling.first_of(limit, vars(self), defaults)
 
 
 # -- tasks and rows ------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
+from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ compute with them, `verified` where log-probs do. Not there for weights that sou
 or started a server with."""
 PUBLISHED, MADE_HERE = "published", "made here"
 """Where rows are from, beside files of somebody's own."""
-SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
+SAMPLING = tuple(
+    one.name for one in fields(Sampling) if one.name not in ("seed", "stop", "form")
+)  # fmt: skip
 """What of a Sampling is compared: the seed only keys the random streams."""
 SCORING = ("judge", "auditor", "partner", "environment")
 """The roles that a score may depend on."""
@@ -118,7 +121,7 @@ def with_rows(record: Print, work: Iterable[Work]) -> Print:
 
 def sampling_facts(sampling: Sampling) -> Print:
     """The part of a Sampling that is compared."""
-    return {name: getattr(sampling, name) for name in SAMPLING}
+    return {name: value for name, value in sampling.identity().items() if name in SAMPLING}
 
 
 # -- players ---------------------------------------------------------------------------------------

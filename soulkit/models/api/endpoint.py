@@ -324,7 +324,7 @@ class Endpoint:
         if not (self._expects_forms and server.engine):
             return None
         self._expects_forms = False
-        limit, beside = min(TIMEOUT_S, self.timeout_s), server.beside(0.0)
+        limit, beside = min(TIMEOUT_S, self.timeout_s), server.beside(Sampling(temperature=0.0))
         holds, reply = await ask_schema(self.access, self.name, beside, session.pool, limit)
         self._charge(reply)
         if holds is False:
@@ -467,7 +467,8 @@ class Endpoint:
     async def _prepare(self, session: _Session, request: CallRequest) -> CallRequest:
         """The request as this server takes it."""
         server = await self._defaults.server(session.pool, session.turn)
-        settings = {**request.settings, **server.beside(request.sampling.temperature)}
+        asked = {k: v for k, v in request.settings.items() if k not in server.holds_cuts}
+        settings = {**asked, **server.beside(request.sampling)}
         # Only now: while it waited, others may have learnt what the server refuses.
         return replace(request, settings=settings, sent=without(settings, self._refused))
 

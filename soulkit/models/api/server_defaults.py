@@ -34,6 +34,7 @@ from soulkit.models.api import transport
 from soulkit.models.api.addresses import AZURE, Access
 from soulkit.models.api.transport import ClientPool
 from soulkit.models.api.wire import NEUTRAL, json_or_none
+from soulkit.types import Sampling
 
 LLAMA_CPP, TRANSFORMERS = "llamacpp", "transformers"
 OWNERS = frozenset(("vllm", "sglang", LLAMA_CPP))
@@ -71,20 +72,26 @@ class ServerKind:
         """Whether its defaults are unknown."""
         return not (self.engine or self.neutral)
 
-    def beside(self, temperature: float) -> dict[str, Any]:
-        """The neutral values that this server is sent beside the sampling settings.
+    @property
+    def holds_cuts(self) -> tuple[str, ...]:
+        """The settings that this server takes within `generation_config` only."""
+        return ("top_k", "min_p") if self.engine == TRANSFORMERS else ()
+
+    def beside(self, sampling: Sampling) -> dict[str, Any]:
+        """What this server is sent beside the sampling settings, so that it fills in nothing.
 
         `transformers serve` samples only where `do_sample` says so: without it every reply is
         greedy at any temperature.
         """
+        top_k, min_p = sampling.top_k, sampling.min_p
         if self.engine == TRANSFORMERS:
-            values = {"do_sample": temperature > 0, "top_k": 0, "min_p": 0.0,
+            values = {"do_sample": sampling.temperature > 0, "top_k": top_k, "min_p": min_p,
                       "repetition_penalty": 1.0}  # fmt: skip
             return {"generation_config": json.dumps(values)}
         if self.engine == LLAMA_CPP:
-            return {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+            return {"top_k": top_k, "min_p": min_p, "repeat_penalty": 1.0}
         if self.engine in OWNERS:
-            return {name: NEUTRAL[name] for name in ("top_k", "min_p", "repetition_penalty")}
+            return {"top_k": top_k or NEUTRAL["top_k"], "min_p": min_p, "repetition_penalty": 1.0}
         return {}
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,7 +120,7 @@ class ServerDefaults:
         async with turn:
             if self.found is None:
                 self.found = await self._ask(pool)
-                sent = ", ".join(self.found.beside(1.0))
+                sent = ", ".join(self.found.beside(Sampling()))
                 if sent:
                     log.info("%s: neutral %s are sent as well.", self.access.base_url, sent)
             return self.found

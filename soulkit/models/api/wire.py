@@ -150,6 +150,10 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
     }
+    if sampling.top_k:
+        wire["top_k"] = sampling.top_k
+    if sampling.min_p:
+        wire["min_p"] = sampling.min_p
     if sampling.seed is not None:
         wire["seed"] = sent_seed(sampling.seed, call)
     if sampling.stop:

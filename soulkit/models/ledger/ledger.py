@@ -28,7 +28,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypedDict
@@ -131,10 +131,7 @@ def call_key(
 
 def request_of(base_url: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Request:
     """What is asked, in the form that the ledger keeps."""
-    settings = asdict(sampling)
-    if sampling.form is None:  # a reply of free form keeps the key that it had before forms
-        del settings["form"]
-    return Request(base_url=base_url, messages=tuple(messages), sampling=settings)
+    return Request(base_url=base_url, messages=tuple(messages), sampling=sampling.identity())
 
 
 def request_key(request: Request, model: str, call: Call) -> str:

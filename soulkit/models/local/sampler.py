@@ -468,7 +468,7 @@ class LocalModel:
         most = max(r.room for r in batch)
         streams = np.stack([uniforms(r.sampling.seed, r.call, most) for r in batch])
         wide = torch.float32 if device.type == "mps" else torch.float64
-        return Draw(torch.from_numpy(streams).to(wide).to(device), s.temperature, s.top_p)
+        return Draw(torch.from_numpy(streams).to(wide).to(device), s)
 
     def _config(self, max_tokens: int) -> Any:
         from transformers import GenerationConfig

@@ -61,7 +61,7 @@ REPLY: dict[str, tuple[float, int]] = {
 that a reasoning partner says nothing within a few hundred tokens."""
 VERSION = r"^[A-Za-z0-9_.-]+$"
 """Of an interface's version, a date at Azure."""
-SELDOM = ("headers", "api_version", "args")
+SELDOM = ("headers", "api_version", "args", "top_k", "min_p")
 """Settings that are written only where they say something."""
 PANELS = ("judge", "auditor")
 """Roles that several players may fill together."""
@@ -85,6 +85,8 @@ class RoleSettings(Settings):
     """What Azure's deployments want behind the path."""
     temperature: float | None = Field(default=None, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
     max_tokens: int | None = Field(default=None, gt=0)
     thinking: bool | None = None
     reasoning_effort: str | None = None
@@ -137,14 +139,8 @@ class RoleSettings(Settings):
         temperature, reply = REPLY[role]
         if role in PANELS and samples > 1:
             temperature = 1.0
-        return Sampling(
-            temperature=temperature if self.temperature is None else self.temperature,
-            top_p=self.top_p,
-            max_tokens=self.max_tokens or reply,
-            seed=seed,
-            thinking=self.thinking,
-            reasoning_effort=self.reasoning_effort,
-        )
+        usual = {"temperature": temperature, "max_tokens": reply}
+        return Sampling.first_of({"seed": seed}, vars(self), usual)
 
     def written(self) -> str:
         """The settings in short, for messages and tables."""

@@ -58,6 +58,7 @@ __all__ = [
     "completion_request",
     "gives_logprobs",
     "read_emission",
+    "sent_cuts",
 ]  # fmt: skip
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -100,7 +101,13 @@ def gives_logprobs(sampling: Sampling, mode: LogprobsMode, *, form: bool) -> boo
     greedy = sampling.temperature == 0
     if mode == "raw":
         return greedy or sampling.temperature == 1
-    return greedy or (sampling.top_p >= 1 and sampling.temperature >= LEAST_TEMPERATURE)
+    return greedy or (not sampling.cuts and sampling.temperature >= LEAST_TEMPERATURE)
+
+
+def sent_cuts(sampling: Sampling) -> dict[str, Any]:
+    """Which tokens may be drawn, in the words of a vLLM server; neutral values are named, too."""
+    cuts = {"top_p": sampling.top_p, "min_p": sampling.min_p}
+    return {**NEUTRAL, **cuts, **({"top_k": sampling.top_k} if sampling.top_k else {})}
 
 
 def completion_request(
@@ -118,8 +125,7 @@ def completion_request(
         "prompt": list(prompt),
         "max_tokens": room,
         "temperature": sampling.temperature,
-        **NEUTRAL,
-        "top_p": sampling.top_p,
+        **sent_cuts(sampling),
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": sent_seed(_NO_SEED if sampling.seed is None else sampling.seed, call),
