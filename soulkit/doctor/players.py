@@ -250,7 +250,7 @@ class ReportedPlayers(Players):
     def made(self, role: str, settings: RoleSettings) -> ChatModel:
         """The model behind `settings`, as it is; a UserError when it cannot be made."""
         # Of its own, or one server's refusal would keep everybody from being asked.
-        self.roll_call = Preflight(self.say)
+        self.preflight = Preflight(self.say)
         return super().model(role, settings)
 
 

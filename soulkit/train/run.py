@@ -422,7 +422,7 @@ async def _reinforce(
             stop_ended(loop)
         if loop.step < config.steps:
             players.say = say
-            await players.roll_call.hold()  # before the first drafts are sampled
+            await players.preflight.hold()  # before the first drafts are sampled
         measure = with_sample_lines(loop, step.measure, say)
         await loop.run_all(step, with_stops(loop, show), measure)
     finally:

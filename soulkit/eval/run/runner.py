@@ -416,7 +416,7 @@ async def _play_and_close(
             if (summary := finished_summary(run, work, standing, suite)) is not None:
                 return summary
         if left + controls:
-            await players.roll_call.hold()  # before anything is played
+            await players.preflight.hold()  # before anything is played
         if not run.resumed:  # said now: the folder goes when a server refuses
             say(f"run folder {run.path}")
         with bars(left + controls) if bars else nullcontext() as bar:

@@ -17,14 +17,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from soulkit.api_keys import masked_json
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.models.api import transport
 from soulkit.models.api.addresses import ACCOUNT, Access
+from soulkit.models.api.protocol import json_or_none
 from soulkit.models.api.replies import NO_CREDIT, clean_detail
-from soulkit.models.api.wire import json_or_none, rate_limit_wait, retry_after
+from soulkit.models.api.wire import rate_limit_wait, retry_after
 
 if TYPE_CHECKING:
     from httpx2 import Request
@@ -75,8 +76,6 @@ async def _unsigned(request: Request) -> None:
     request.headers.pop("Authorization", None)
 
 
-PATH: Literal["/v1/chat/completions"] = "/v1/chat/completions"
-"""What every line of a batch asks, whatever stands before it in the server's address."""
 TIMEOUT_S = 600.0
 """Of one request: a file may have 200 MB."""
 FINAL = frozenset(("completed", "failed", "expired", "cancelled"))
@@ -126,6 +125,8 @@ class BatchService:
 
     def __init__(self, access: Access) -> None:
         self.base_url, self._access = access.base_url, access
+        self.path: Any = f"/v1{access.protocol.path}"
+        """What every line of a batch asks, whatever else is in the server's address."""
         self._sdk: AsyncOpenAI | None = None
 
     @property
@@ -145,7 +146,10 @@ class BatchService:
         """A new batch of an uploaded file. After ServiceSilent it may be there all the same."""
         async with self._asking():
             batch = await self.sdk.batches.create(
-                completion_window="24h", endpoint=PATH, input_file_id=file_id, metadata=dict(mark)
+                completion_window="24h",
+                endpoint=self.path,
+                input_file_id=file_id,
+                metadata=dict(mark),
             )
             return _report(batch)
 

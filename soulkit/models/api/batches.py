@@ -30,7 +30,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from soulkit.errors import RunError, UserError
 from soulkit.models.api import transport
 from soulkit.models.api.batch_service import (
-    PATH,
     BatchReport,
     BatchService,
     ServiceSilent,
@@ -303,7 +302,7 @@ class BatchQueue:
         """The reply to a call: from the batch that has it, else from the next one."""
         line = self._lines.get(key)
         if line is None:
-            request = {"custom_id": key, "method": "POST", "url": PATH, "body": body}
+            request = {"custom_id": key, "method": "POST", "url": self._service.path, "body": body}
             line = self._line(key, _dump(request), cost)
             self._lines[key] = self._fresh[key] = line
             self._arrivals += 1

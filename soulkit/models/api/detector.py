@@ -24,8 +24,8 @@ from soulkit.api_keys import masked_json
 from soulkit.errors import UnreadableVerdict
 from soulkit.models.api import transport
 from soulkit.models.api.addresses import checked_url, is_loopback, read_key
+from soulkit.models.api.protocol import Unreadable, parse_reply
 from soulkit.models.api.replies import clean_detail, connection_fault
-from soulkit.models.api.wire import Unreadable, parse_reply
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
 from soulkit.types import Call, Sampling
 

@@ -13,7 +13,7 @@ One call goes through three steps, each a function of its own:
   rate limits `rate_limit_wait_s` in all, then it fails. It fails at once where the server asks for
   more than is left of that.
 * **Waiting together.** All calls pass one gate (limits.py), which knows the limits, the pause
-  that a 429 asks of everybody, and whether the server is up (breaker.py). While it is not, calls
+  that a 429 asks of everybody, and whether the server is up (limits.py). While it is not, calls
   wait and spend no attempt; after `down_after_s` they fail at once and say since when.
 * **Money.** A call is priced by what the server counted. With a budget no request is made once it
   is spent; those under way are waited for, even when their callers have gone, and kept.
@@ -22,20 +22,20 @@ One call goes through three steps, each a function of its own:
   name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
   (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
   `Completion.dropped`.
-* **Schemas that are ignored.** Where a role asks for forms, a server of a known kind (engines.py)
-  is asked once whether it follows any (schema_question.py).
+* **Schemas that are ignored.** Where a role asks for forms, a server of a known kind
+  (server_defaults.py) is asked once whether it follows any (probing.py).
 * **Long replies.** Where a server says that prompt and reply do not fit, or that it gives no reply
   so long, the reply is asked for with the room that there is, or with half of it where the server
-  does not say how much; below `room.least_room` the prompt is too long.
+  does not say how much; below `base.min_reply_tokens` the prompt is too long.
 * **Replies that the server cuts** at a limit of its own, before the tokens that were asked for, are
   context overflows: they say nothing about the model, and a larger `max_tokens` would not help.
   Judges' replies are read all the same, since a verdict may be complete before the cut.
 * **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
   seed that is sent is derived from `Sampling.seed` and the `Call`.
-* **Settings that are left out** are filled in by some servers; engines.py says what is sent to
-  prevent that.
+* **Settings that are left out** are filled in by some servers; server_defaults.py says what is sent
+  to prevent that.
 * **Refusals for good.** In a run the servers are asked one token first, and again where a call is
-  refused (roll_call.py): a wrong key stops the run, and not each of its episodes.
+  refused (probing.py): a wrong key stops the run, and not each of its episodes.
 * **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
   every error text and stored reply (keys.py), and no `repr` shows it.
 
@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ContextOverflow, ProviderError
 from soulkit.models.api import transport
-from soulkit.models.api.addresses import OPENAI_URL, PATH, is_loopback, open_access
+from soulkit.models.api.addresses import OPENAI_URL, is_loopback, open_access
 from soulkit.models.api.limits import (
     Breaker,
     Budget,
@@ -70,6 +70,7 @@ from soulkit.models.api.limits import (
 )
 from soulkit.models.api.prices import PriceTable, cost_of, own_price, unpriced_model
 from soulkit.models.api.probing import TIMEOUT_S, Answer, Outcome, Undecided, ask_schema, probe
+from soulkit.models.api.protocol import CHAT, ApiProtocol, Unreadable, WireReply
 from soulkit.models.api.replies import (
     BilledReply,
     CallRequest,
@@ -87,8 +88,6 @@ from soulkit.models.api.server_defaults import FILLED, ServerDefaults, ServerKin
 from soulkit.models.api.transport import ClientPool
 from soulkit.models.api.wire import (
     RUNGS,
-    Unreadable,
-    WireReply,
     dropped_fields,
     estimated_tokens,
     parameters,
@@ -148,9 +147,10 @@ class Endpoint:
         prices: where the price is looked up when it is not given.
         budget: what the run may cost, shared by its endpoints.
         ledger: where replies are kept and looked up.
-        headers: header → NAME of the environment variable with its value (access.py).
+        headers: header → NAME of the environment variable with its value (addresses.py).
         api_version: of Azure's deployments.
-        roll_call: with whom it is asked who answers before its first call; None: it is not.
+        protocol: of the server.
+        preflight: with whom it is asked who answers before its first call; None: it is not.
 
     Raises:
         ConfigError: a number is out of range, one price is given without the other, or there is a
@@ -180,7 +180,8 @@ class Endpoint:
         ledger: Ledger | None = None,
         headers: Mapping[str, str] | None = None,
         api_version: str | None = None,
-        roll_call: Preflight | None = None,
+        preflight: Preflight | None = None,
+        protocol: ApiProtocol = CHAT,
     ) -> None:
         check_numbers(
             positive={"timeout_s": timeout_s, "requests_per_minute": requests_per_minute,
@@ -191,7 +192,9 @@ class Endpoint:
         )  # fmt: skip
         self.name = model
         replays = ledger is not None and ledger.mode == "replay"
-        self.access = open_access(base_url, api_key_env, headers, api_version, keyless=replays)
+        self.access = open_access(
+            base_url, api_key_env, headers, api_version, keyless=replays, protocol=protocol
+        )
         self.base_url, self.api_key_env = self.access.base_url, api_key_env
         self.timeout_s, self.max_attempts, self.concurrency = timeout_s, max_attempts, concurrency
         self.backoff_s, self.max_wait_s = backoff_s, max_wait_s
@@ -212,9 +215,9 @@ class Endpoint:
             self._breaker(down_after_s), bucket(requests_per_minute), bucket(tokens_per_minute)
         )
         self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
-        self._roll_call = roll_call
-        if roll_call is not None and not replays:
-            roll_call.join(self)
+        self._preflight = preflight
+        if preflight is not None and not replays:
+            preflight.join(self)
 
     def _breaker(self, down_after_s: float) -> Breaker:
         first = min(1.0, max(self.backoff_s, 0.05))
@@ -359,8 +362,8 @@ class Endpoint:
         if least <= self._longest < sampling.max_tokens:
             settings["max_tokens"] = int(self._longest)
         tokens = estimated_tokens(messages, sampling.max_tokens)
-        if self._roll_call is not None:
-            await self._roll_call.hold()
+        if self._preflight is not None:
+            await self._preflight.hold()
         attempts, requests, patience = 0, 0, Patience(self.rate_limit_wait_s)
         while True:
             requests += 1
@@ -398,8 +401,8 @@ class Endpoint:
 
     async def _confirm(self) -> None:
         """Stop the run where a refusal is for good."""
-        if self._roll_call is not None:
-            await self._roll_call.confirm(self)
+        if self._preflight is not None:
+            await self._preflight.confirm(self)
 
     async def _attempt(
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
@@ -446,8 +449,8 @@ class Endpoint:
     def _say_unknown(self) -> None:
         """Warn once that the defaults of the server are unknown, now that it has answered."""
         server = self._defaults.found
-        if self._roll_call is not None and server is not None and server.unknown:
-            self._roll_call.warn(defaults_line(self.name, self.base_url))
+        if self._preflight is not None and server is not None and server.unknown:
+            self._preflight.warn(defaults_line(self.name, self.base_url))
 
     async def _request(self, session: _Session, request: CallRequest) -> BilledReply | Fault:
         """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
@@ -510,7 +513,7 @@ class Endpoint:
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
                 received = await self._post(client, request)
-            return read_received(received, request.settings, request.sent)
+            return read_received(received, request.settings, request.sent, self.access.protocol)
         except (TimeoutError, errors.TimeoutException):
             fault = timeout_fault(self.timeout_s)
         except errors.HTTPError as error:
@@ -520,9 +523,9 @@ class Endpoint:
         return replace(fault, detail=clean_detail(fault.detail))
 
     async def _post(self, client: Client, request: CallRequest) -> transport.Received:
-        body = {"model": self.name, "messages": request.messages, **request.sent}
+        body = self.access.protocol.body(self.name, request.messages, request.sent)
         return await transport.post(
-            client, self.access.url(PATH), self.access.headers, body, MAX_BYTES
+            client, self.access.request_url, self.access.headers, body, MAX_BYTES
         )
 
     def _remember(self, refused: str) -> None:

@@ -35,21 +35,19 @@ from urllib.parse import urlsplit
 
 from soulkit.errors import ModelLoadError, UserError, did_you_mean
 from soulkit.models.api import transport
-from soulkit.models.api.addresses import PATH, Access
+from soulkit.models.api.addresses import Access
 from soulkit.models.api.batch_service import make_sdk
-from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_of
-from soulkit.models.api.transport import ClientPool, file_limits, fitted, lowered_line, open_files
-from soulkit.models.api.wire import (
+from soulkit.models.api.protocol import (
+    CHAT,
+    ApiError,
+    ApiProtocol,
     Unreadable,
     WireReply,
-    error_message,
     json_or_none,
-    parameters,
-    parse_reply,
-    rate_limit_wait,
-    retry_after,
-    to_messages,
 )
+from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_in
+from soulkit.models.api.transport import ClientPool, file_limits, fitted, lowered_line, open_files
+from soulkit.models.api.wire import parameters, rate_limit_wait, retry_after, to_messages
 from soulkit.types import Call, Form, Sampling, Segment
 
 LISTING_TIMEOUT_S = 10.0
@@ -127,19 +125,18 @@ async def ask_schema(
     import httpx2 as errors
 
     context, sampling, call = schema_question()
-    body = {
-        "model": model, "messages": to_messages(context), **parameters(sampling, call), **beside,
-    }  # fmt: skip
+    asked = {**parameters(sampling, call), **beside}
+    body = access.protocol.body(model, to_messages(context), asked)
     try:
         async with asyncio.timeout(timeout_s), pool.client() as client:
-            url = access.url(PATH)
+            url = access.request_url
             received = await transport.post(client, url, access.headers, body, SCHEMA_REPLY_BYTES)
     except (TimeoutError, errors.HTTPError, transport.TooLong):
         return None, None
     if not 200 <= received.status < 300:
         return None, None  # what it refuses of a form is found out, and said, as for any other
     try:
-        reply = parse_reply(received.text)
+        reply = access.protocol.parse(received.text)
     except Unreadable:
         return None, None
     return follows_schema(reply.text), reply
@@ -223,7 +220,7 @@ async def probe(
     for pause in PAUSES_S:
         asked_for = outcome.wait_s if isinstance(outcome, Undecided) else None
         await asyncio.sleep(min(LONGEST_PAUSE_S, max(asked_for or 0.0, pause * backoff_s)))
-        outcome = await _ask(access, access.url(PATH), model, pool, timeout_s, beside)
+        outcome = await _ask(access, access.request_url, model, pool, timeout_s, beside)
         if not (isinstance(outcome, Undecided) and outcome.busy):
             break
     if isinstance(outcome, Refusal) and outcome.kind == "model":
@@ -239,8 +236,8 @@ async def _elsewhere(
     access: Access, model: str, pool: ClientPool, timeout_s: float, outcome: Outcome
 ) -> Outcome:
     """Whether the same host answers under one of the usual paths, which the address then lacks."""
-    for base_url in () if access.api_version else _usual(access.base_url):
-        there = await _ask(access, f"{base_url}{PATH}", model, pool, timeout_s)
+    for base_url in () if access.api_version else _usual(access):
+        there = await _ask(access, f"{base_url}{access.protocol.path}", model, pool, timeout_s)
         if isinstance(there, Answer) or (
             isinstance(there, Refusal) and there.kind in ("key", "model", "credit")
         ):
@@ -249,11 +246,12 @@ async def _elsewhere(
     return outcome
 
 
-def _usual(base_url: str) -> list[str]:
+def _usual(access: Access) -> list[str]:
     """Addresses that may have been meant by one that answers nothing."""
-    if base_url.endswith(PATH):
-        return [base_url.removesuffix(PATH)]
-    return [f"{base_url}{path}" for path in USUAL_PATHS if not base_url.endswith("/v1")]
+    base_url, path = access.base_url, access.protocol.path
+    if base_url.endswith(path):
+        return [base_url.removesuffix(path)]
+    return [f"{base_url}{usual}" for usual in USUAL_PATHS if not base_url.endswith("/v1")]
 
 
 async def _ask(
@@ -263,7 +261,7 @@ async def _ask(
     import httpx2 as errors
 
     messages = [{"role": "user", "content": QUESTION}]
-    body = {"model": model, "messages": messages, "max_tokens": 1, **(beside or {})}
+    body = access.protocol.body(model, messages, {"max_tokens": 1, **(beside or {})})
     limit = min(TIMEOUT_S, timeout_s)
     try:
         async with asyncio.timeout(limit), pool.client() as client:
@@ -274,34 +272,34 @@ async def _ask(
         return Undecided(clean_detail(connection_fault(error).detail))
     except transport.TooLong:
         return Undecided("its answer is too long to be one")
-    return outcome_of(received, model)
+    return outcome_of(received, model, access.protocol)
 
 
-def outcome_of(received: transport.Received, model: str) -> Outcome:
+def outcome_of(received: transport.Received, model: str, protocol: ApiProtocol = CHAT) -> Outcome:
     """What a reply to the question says of the server."""
-    status, body = received.status, json_or_none(received.text)
-    error = error_of(body)
+    status, error = received.status, error_in(received, protocol)
     if 200 <= status < 300:
         try:
-            reply = parse_reply(received.text)
+            reply = protocol.parse(received.text)
         except Unreadable as unreadable:
-            status = _status_within(error)
-            if not status:
+            # Some report the status of an error in a body of status 200.
+            if not re.fullmatch("[45][0-9][0-9]", error.code):
                 page = received.text.lstrip().startswith("<")
                 why = "a page for people" if page else f"an unreadable reply ({unreadable})"
                 return Undecided(f"HTTP {received.status} with {why}", page=page)
+            status = int(error.code)
         else:
+            body = json_or_none(received.text)
             name = body.get("model") if isinstance(body, dict) else ""
             return Answer(clean_detail(name) if isinstance(name, str) else "", reply)
     return _outcome_of_error(status, error, received, model)
 
 
 def _outcome_of_error(
-    status: int, error: object, received: transport.Received, model: str
+    status: int, error: ApiError, received: transport.Received, model: str
 ) -> Outcome:
-    fields: Mapping[str, Any] = error if isinstance(error, dict) else {}
-    message = error_message(received.text if error is None else error)
-    text = " ".join([*(str(fields.get(name) or "")[:200] for name in ("code", "type")), message])
+    message = error.message
+    text = f"{error.code} {error.kind} {message}"
     why = clean_detail(f"HTTP {status} {message}".strip())
     if 300 <= status < 400:
         return Refusal("moved", f"HTTP {status}", _moved(received.headers.get("location", "")))
@@ -312,7 +310,8 @@ def _outcome_of_error(
     if status in (400, 422) and _NO_MODEL.search(text) and "max_tokens" not in text:
         return Refusal("model", why)
     if status in (404, 405, 410):
-        named = error is not None and (_ABOUT_MODEL.search(text) or _names(message, model))
+        in_json = json_or_none(received.text) is not None
+        named = in_json and (_ABOUT_MODEL.search(text) or _names(message, model))
         is_model = status != 405 and (named or _NO_MODEL.search(text))
         return Refusal("model" if is_model else "path", why)
     if status == 429:
@@ -327,14 +326,8 @@ def _names(message: str, model: str) -> bool:
     return len(model) > 1 and bool(re.search(rf"(?<![\w/]){re.escape(model)}(?![\w/])", message))
 
 
-def _status_within(error: object) -> int:
-    """The status that some servers report in a body of status 200; 0 for none."""
-    code = str(error.get("code")) if isinstance(error, dict) else ""
-    return int(code) if re.fullmatch("[45][0-9][0-9]", code) else 0
-
-
 def _moved(where: str) -> str:
-    place = clean_detail(where.partition("?")[0].removesuffix(PATH)) or "an unknown place"
+    place = clean_detail(where.partition("?")[0].removesuffix(CHAT.path)) or "an unknown place"
     return f"It sends on to {place}, which is not followed: prompts go where you say alone."
 
 
@@ -393,7 +386,7 @@ def _what_and_way(refusal: Refusal, model: str, access: Access) -> tuple[str, st
             f"{hint} Name one that it has.".lstrip(),
         ),
         "path": (
-            f"Nothing answers at {url}{PATH}: {why}",
+            f"Nothing answers at {url}{access.protocol.path}: {why}",
             hint or "Give the address up to the part before that, with /v1 where there is one.",
         ),
         "credit": (

@@ -20,21 +20,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from soulkit.api_keys import MASK, printable
+from soulkit.models.api.protocol import (
+    ApiError,
+    ApiProtocol,
+    Unreadable,
+    WireReply,
+    json_or_none,
+    parse_reply,
+    safe_reply,
+)
 from soulkit.models.api.transport import OUT_OF_FILES, Received
 from soulkit.models.api.wire import (
     FORMAT,
     RUNGS,
-    Unreadable,
-    WireReply,
-    error_message,
-    json_or_none,
     offered_room,
-    parse_reply,
     rate_limit_wait,
     refused_name,
     refused_rung,
     retry_after,
-    safe_reply,
     sent_seed,
     too_long,
 )
@@ -92,57 +95,52 @@ class Fault:
 
 
 def read_received(
-    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]
+    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any], protocol: ApiProtocol
 ) -> tuple[str, WireReply] | Fault:
     """A reply as it may be kept and what it says, or why it is none; `sent` is what is left of
     the `settings`."""
     if 200 <= received.status < 300:
         try:
-            return safe_reply(received.text)
+            return safe_reply(received.text, protocol)
         except Unreadable as error:
-            fault = unreadable_fault(received, error, settings, sent)
+            fault = _unreadable_fault(received, error, settings, sent, protocol)
     else:
-        fault = refusal(received, settings, sent)
+        fault = _refusal(received, settings, sent, protocol)
     return replace(fault, detail=clean_detail(fault.detail))
 
 
-def refusal(received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:
+def _refusal(
+    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any], protocol: ApiProtocol
+) -> Fault:
     """The fault of a reply whose status is none of success."""
     if 300 <= received.status < 400:
         where = received.headers.get("location", "an unknown place")
         return Fault(
             f"HTTP {received.status} sends on to {where}, which is not followed", retry=False
         )
+    error = error_in(received, protocol)
+    return _status_fault(received.status, error, received.headers, settings, sent)
+
+
+def error_in(received: Received, protocol: ApiProtocol) -> ApiError:
+    """What a reply says as an error, be it JSON or not."""
     body = json_or_none(received.text)
-    error = received.text if body is None else error_of(body)
-    return status_fault(received.status, error, received.headers, settings, sent)
+    return protocol.error(received.text if body is None else body)
 
 
-def error_of(body: object) -> object:
-    """What an error body says of the error; Google's interface puts it into a list."""
-    if isinstance(body, list) and len(body) == 1:
-        body = body[0]
-    return body.get("error", body) if isinstance(body, dict) else body
-
-
-def status_fault(
-    status: int,
-    body: object,
-    headers: Mapping[str, str],
-    settings: Mapping[str, Any],
+def _status_fault(
+    status: int, error: ApiError, headers: Mapping[str, str], settings: Mapping[str, Any],
     sent: Mapping[str, Any],
-) -> Fault:
-    """The fault of an error status; `sent` is what is left of the `wanted` parameters."""
-    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    code, kind = (str(fields.get(name) or "")[:_DETAIL_CHARS] for name in ("code", "type"))
-    message, param = error_message(body), str(fields.get("param") or "")
+) -> Fault:  # fmt: skip
+    """The fault of an error status; `sent` is what is left of the `settings`."""
+    code, kind, message = error.code, error.kind, error.message
     detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
     if status in _REFUSING:
         overflow = too_long(f"{code} {kind} {message}")
         room = offered_room(message, _limit(sent), overflow=overflow)
         if overflow or room:
             return Fault(detail, retry=False, overflow=overflow, room=room)
-    refused = refused_name(code, param, message, sent)
+    refused = refused_name(code, error.param, message, sent)
     if refused == FORMAT and status in _REFUSING_FORMS:
         return Fault(detail, retry=False, refused=refused_rung(code, message, settings, sent))
     if status in _REFUSING:
@@ -165,22 +163,22 @@ def _limit(sent: Mapping[str, Any]) -> int:
     return int(sent.get("max_tokens") or sent.get("max_completion_tokens") or 0)
 
 
-def unreadable_fault(
-    received: Received, error: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any]
-) -> Fault:
+def _unreadable_fault(
+    received: Received, why: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any],
+    protocol: ApiProtocol,
+) -> Fault:  # fmt: skip
     """The fault of a reply with status 200 that holds no completion; some report errors so."""
     body, headers = json_or_none(received.text), received.headers
-    inner = body.get("error") if isinstance(body, dict) else None
-    if not inner:
-        return Fault(f"unreadable reply ({error}): {received.text}")
-    code = str(inner.get("code") if isinstance(inner, dict) else "")
-    if re.fullmatch("[45][0-9][0-9]", code):
-        return status_fault(int(code), inner, headers, settings, sent)
+    if not (isinstance(body, dict) and body.get("error")):
+        return Fault(f"unreadable reply ({why}): {received.text}")
+    error = protocol.error(body)
+    if re.fullmatch("[45][0-9][0-9]", error.code):
+        return _status_fault(int(error.code), error, headers, settings, sent)
     # Without a status only its words tell a refusal from a fault that passes.
-    fault = status_fault(400, inner, headers, settings, sent)
+    fault = _status_fault(400, error, headers, settings, sent)
     if fault.refused or fault.overflow or fault.room:
         return fault
-    return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
+    return Fault(f"HTTP 200 with an error: {error.message}", server="down")
 
 
 def timeout_fault(seconds: float) -> Fault:

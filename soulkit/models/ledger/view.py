@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from soulkit.models.api.wire import Unreadable, WireReply, parse_reply
+from soulkit.models.api.protocol import Unreadable, WireReply, parse_reply
 from soulkit.models.ledger.ledger import ASIDE, LedgerEntry, read_row, request_key
 from soulkit.models.ledger.storage import (
     COLUMNS,

@@ -77,7 +77,7 @@ class Players:
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.roll_call = Preflight(
+        self.preflight = Preflight(
             lambda line: self.say(line),
             lambda facts: self.note(facts),
             lambda line: self.say(line),
@@ -137,7 +137,7 @@ class Players:
             "headers": settings.headers,
             "api_version": settings.api_version,
             "ledger": self.ledger,
-            "roll_call": self.roll_call,
+            "preflight": self.preflight,
             **self._terms(settings),
             **self.call_arguments,
         }

@@ -33,16 +33,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import SoulError
 from soulkit.models.api import transport
-from soulkit.models.api.replies import clean_detail, connection_fault, error_of
+from soulkit.models.api.protocol import CHAT, ERROR_CHARS, Unreadable, json_or_none
+from soulkit.models.api.replies import clean_detail, connection_fault, error_in
 from soulkit.models.api.transport import ClientPool
-from soulkit.models.api.wire import (
-    ERROR_CHARS,
-    NEUTRAL,
-    Unreadable,
-    error_message,
-    json_or_none,
-    sent_seed,
-)
+from soulkit.models.api.wire import NEUTRAL, sent_seed
 from soulkit.types import Call, Sampling
 
 if TYPE_CHECKING:
@@ -309,7 +303,7 @@ class VllmClient:
         status, body = received.status, json_or_none(received.text)
         if 200 <= status < 300:
             return body if isinstance(body, dict) else {"text": received.text}
-        message = clean_detail(error_message(received.text if body is None else error_of(body)))
+        message = clean_detail(error_in(received, CHAT).message)
         refused = ServerRefused(status, message)
         if status < 500 and status not in _PASSES:
             raise refused

@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soulkit.api_keys import masked_json
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
 from soulkit.models.api.probing import follows_schema, schema_question, schema_words
+from soulkit.models.api.protocol import json_or_none
 from soulkit.models.api.replies import lacks_form
-from soulkit.models.api.wire import json_or_none, to_messages, too_long
+from soulkit.models.api.wire import to_messages, too_long
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.ledger.ledger import LedgerEntry, Request, request_key, request_of
 from soulkit.models.vllm.client import (

@@ -19,8 +19,8 @@ from soulkit.models.api.probing import (
     Undecided,
     outcome_of,
 )
+from soulkit.models.api.protocol import error_message
 from soulkit.models.api.transport import Received
-from soulkit.models.api.wire import error_message
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 
@@ -103,7 +103,7 @@ def test_who_dislikes_the_question_alone_is_there(status: int, text: str) -> Non
 
 def member(roll: Preflight, server: ScriptedServer, model: str = "m", **settings: Any) -> Endpoint:
     base: dict[str, Any] = {"base_url": server.base_url, "backoff_s": 0.0, "max_attempts": 2}
-    return Endpoint(model=model, roll_call=roll, **{**base, **settings})
+    return Endpoint(model=model, preflight=roll, **{**base, **settings})
 
 
 def crowd(*models: Endpoint, times: int = 4) -> list[Completion | BaseException]:

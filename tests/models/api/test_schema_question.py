@@ -54,7 +54,7 @@ def play(
 
     with ScriptedServer(answer=said, owner=owner, script=script) as server:
         endpoint = Endpoint(
-            model="m", base_url=server.base_url, backoff_s=0.0, roll_call=Preflight(remarks.append),
+            model="m", base_url=server.base_url, backoff_s=0.0, preflight=Preflight(remarks.append),
             **more,
         )  # fmt: skip
         if forms:

@@ -96,7 +96,7 @@ def test_transformers_serve_is_known_behind_a_proxy_that_shows_nothing_else(tiny
     said: list[str] = []
     roll = Preflight(lambda line: None, remark=said.append)
     with TransformersServer(tiny, hidden=True) as server:
-        model = Endpoint(model="m", base_url=server.base_url, roll_call=roll)
+        model = Endpoint(model="m", base_url=server.base_url, preflight=roll)
         assert len(texts(model, 12, 1.0)) > 8
     assert model.server == ServerKind("transformers") and not said
     assert ["top_k" in body for body in server.refused] == [True]
@@ -110,7 +110,7 @@ def test_another_server_that_refuses_the_test_field_is_asked_again_without_it(st
     said: list[str] = []
     roll = Preflight(lambda line: None, remark=said.append)
     with ScriptedServer(on_probe=refuses) as server:
-        model = Endpoint(model="m", base_url=server.base_url, roll_call=roll)
+        model = Endpoint(model="m", base_url=server.base_url, preflight=roll)
         (reply,) = ask(model)
     assert isinstance(reply, Completion) and reply.dropped == ()
     assert ["top_k" in body for body in (*server.probes, *server.requests)] == [True, False, False]
@@ -277,7 +277,7 @@ def test_of_an_unknown_server_one_line_is_said() -> None:
     with ScriptedServer() as one, LlamaServer() as other:
         roll = Preflight(lambda line: None, remark=said.append)
         for server in (one, other):
-            ask(Endpoint(model="m", base_url=server.base_url, roll_call=roll), 4)
+            ask(Endpoint(model="m", base_url=server.base_url, preflight=roll), 4)
     (line,) = said
     assert line.startswith("unknown server: m at 127.0.0.1:") and "defaults" in line
 
