@@ -39,8 +39,6 @@ MOST_TURNS = 4
 """Turns of one player while another one was not reached yet."""
 QUOTED = 80
 """Characters of a reply that are shown."""
-LOADED = ("local", "vllm")
-"""Kinds of players that compute on this machine."""
 
 
 class EnoughHeard(CallError):
@@ -237,7 +235,7 @@ class ReportedPlayers(Players):
     def model(self, role: str, settings: RoleSettings) -> ChatModel:
         seat = self.table.seat(role, settings.written())
         try:
-            if settings.kind in LOADED and not self.table.load:
+            if settings.player_kind.takes_memory and not self.table.load:
                 seat.away = "it would have to be loaded (--load)"
             elif settings.kind == "actor" and isinstance(self.actor, AbsentModel):
                 seat.away = "it is the actor, which is not loaded (--load)"

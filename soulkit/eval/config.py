@@ -18,7 +18,7 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import MissingSetting, setting
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.models.api.addresses import OPENAI_URL, addressed, checked_headers, checked_url
+from soulkit.models.api.addresses import OPENAI_URL, checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
 from soulkit.models.players.config import UNSAID
 from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
@@ -221,7 +221,7 @@ class EvalConfig(PlayConfig):
         if not isinstance(raw, Mapping) or raw.get("kind") != "api":
             return raw
         whole = not (raw.get("tasks") or raw.get("suite"))
-        return addressed(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
+        return with_address(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
 
     @field_validator("headers")
     @classmethod
@@ -284,7 +284,7 @@ class EvalConfig(PlayConfig):
 
     def by_batch(self, role: str, settings: RoleSettings) -> bool:
         roles = ("actor", *PANELS) if self.batch else PANELS if self.batch_judges else ()
-        return role in roles and settings.kind == "endpoint" and settings.by_batch
+        return role in roles and settings.player_kind.over_http and settings.by_batch
 
     @property
     def limits_players(self) -> bool:

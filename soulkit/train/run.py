@@ -25,6 +25,7 @@ from soulkit.models.local.loading import ADAPTER_CONFIG
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
+from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
@@ -177,7 +178,7 @@ def prepare_training(
     for remark in filter(None, (download_remark(config), *material.remarks())):
         say(remark)
     for part in filter(None, (material, material.measured)):
-        part.config.check_players()
+        check_players(part.config)
     if pays(material.config) or (material.measured and pays(material.measured.config)):
         _confirm(material, out, say, ask)
     return material

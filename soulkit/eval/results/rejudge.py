@@ -470,6 +470,6 @@ def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSetti
 
 def _placed(judge: RoleSettings) -> RoleSettings:
     """A file or folder is meant from where the command is given, not from where the run was."""
-    if judge.kind in ("scripted", "local") and Path(judge.model).exists():
+    if judge.player_kind.may_be_path and Path(judge.model).exists():
         return judge.model_copy(update={"model": str(Path(judge.model).resolve())})
     return judge

@@ -63,7 +63,7 @@ def as_recorded() -> Iterator[None]:
         _recorded.reset(token)
 
 
-def addressed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_address(settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` of a served model with the default address where they name none.
 
     A version behind an address becomes a setting of its own; ValueError where there is another.

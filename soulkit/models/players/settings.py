@@ -39,14 +39,12 @@ from pydantic import Field, ValidationError, field_validator, model_serializer, 
 
 from soulkit.config import Settings, merge
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.models.api.addresses import OPENAI_URL, addressed, checked_headers, checked_url
+from soulkit.models.api.addresses import checked_headers, checked_url
+from soulkit.models.players.kinds import FORMS, KINDS, KindName, PlayerKind, is_spec, parse_kind
 from soulkit.models.vllm.settings import checked_flags
 from soulkit.runs.folder import is_secret
 from soulkit.types import Sampling
 
-FORMS = (
-    "endpoint:MODEL@URL, local:PATH, vllm:PATH, actor, scripted:FILE, or a name in --endpoints FILE"
-)
 REPLY: dict[str, tuple[float, int]] = {
     "partner": (1.0, 4096),
     "environment": (1.0, 4096),
@@ -72,7 +70,7 @@ RULES = ("symbolic", "terse", "none")
 class RoleSettings(Settings):
     """One player of a role. A text in the forms above is read as these settings."""
 
-    kind: Literal["endpoint", "local", "vllm", "actor", "scripted"] = "endpoint"
+    kind: KindName = "endpoint"
     model: str = ""
     """The name on its server, the folder or hub id, or the file of the script."""
     base_url: str | None = None
@@ -104,8 +102,10 @@ class RoleSettings(Settings):
     @classmethod
     def _read(cls, raw: Any) -> Any:
         settings = parse_spec(raw) if isinstance(raw, str) else raw
-        served = isinstance(settings, Mapping) and settings.get("kind", "endpoint") == "endpoint"
-        return addressed(settings) if served else settings
+        if not isinstance(settings, Mapping):
+            return settings
+        kind = KINDS.get(str(settings.get("kind", "endpoint")))
+        return kind.completed(settings) if kind else settings
 
     @field_validator("headers")
     @classmethod
@@ -126,13 +126,18 @@ class RoleSettings(Settings):
     def _checked(self) -> RoleSettings:
         if self.base_url is not None:
             checked_url(self.base_url)
-        if self.kind != "actor" and not self.model:
+        if self.player_kind.is_named and not self.model:
             raise ValueError(f"it names no model; write {FORMS}")
         if self.args and self.kind != "vllm":
             raise ValueError("args are flags of a vLLM server: they need kind: vllm")
         if (self.price_in is None) != (self.price_out is None):
             raise ValueError("a cost needs both price_in and price_out")
         return self
+
+    @property
+    def player_kind(self) -> PlayerKind:
+        """What tells this kind of player from the others."""
+        return KINDS[self.kind]
 
     def sampling(self, role: str, seed: int | None, samples: int = 1) -> Sampling:
         """How it is sampled in `role`: repeated opinions of a greedy judge would be one opinion."""
@@ -144,8 +149,7 @@ class RoleSettings(Settings):
 
     def written(self) -> str:
         """The settings in short, for messages and tables."""
-        where = "" if self.base_url in (None, OPENAI_URL) else f"@{self.base_url}"
-        return "actor" if self.kind == "actor" else f"{self.kind}:{self.model}{where}"
+        return self.player_kind.written(self)
 
 
 Coach = Literal["symbolic", "terse", "none"] | RoleSettings
@@ -169,33 +173,15 @@ class TaskPlayers(Settings):
 
 def parse_spec(text: str) -> dict[str, Any]:
     """`endpoint:MODEL@URL#KEY` and its siblings as settings; ValueError for anything else."""
-    if text.strip() == "actor":
-        return {"kind": "actor"}
-    kind, colon, rest = text.strip().partition(":")
-    if not colon or kind not in ("endpoint", "local", "vllm", "scripted") or not rest:
+    found = parse_kind(text.strip())
+    if found is None:
         shown = "(a secret, not shown)" if is_secret(text.strip()) else f"'{text}'"
         raise ValueError(f"{shown} says no player; write {FORMS}")
-    if kind != "endpoint":
-        return {"kind": kind, "model": rest}
-    rest, _, secrets = rest.partition("#")
-    key, headers = _key_and_headers(secrets)
-    # The address begins before its scheme: behind that an @ would end a user name.
-    before, sep, after = rest.partition("://")
-    model, at, scheme = before.rpartition("@") if sep else (rest, "", "")
-    url = f"{scheme}{sep}{after}" if at else ""
-    if sep and not at:
-        raise ValueError(f"an address stands without a model; write {FORMS}")
-    fields = {"kind": kind, "model": model, "base_url": url or None, "api_key_env": key or None,
-              "headers": headers or None}  # fmt: skip
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _key_and_headers(text: str) -> tuple[str, dict[str, str]]:
-    """`KEY,NAME=ENV` behind an address: names of variables, of the key's and of headers' values."""
-    parts = [part.strip() for part in text.split(",")]
-    headers = [part.partition("=") for part in parts if "=" in part]
-    key = next((part for part in parts if part and "=" not in part), "")
-    return key, {name: variable for name, _, variable in headers}
+    kind, rest = found
+    try:
+        return {"kind": kind.name, **(kind.parse(rest) if kind.is_named else {})}
+    except ValueError as error:
+        raise ValueError(f"{error}; write {FORMS}") from None
 
 
 Book = Mapping[str, Mapping[str, Any]]
@@ -220,7 +206,7 @@ def player_entry(entry: Any, book: Book, words: Sequence[str] = ()) -> Any:
     if isinstance(entry, Mapping) and "use" in entry:
         rest = {key: value for key, value in entry.items() if key != "use"}
         return merge(player_entry(entry["use"], book), rest)
-    if not isinstance(entry, str) or ":" in entry or entry == "actor":
+    if not isinstance(entry, str) or is_spec(entry):
         return parse_spec(entry) if isinstance(entry, str) else entry
     if entry not in book:
         near = did_you_mean(entry, [*book, *words]) if book or words else ""

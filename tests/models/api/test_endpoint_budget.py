@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from soulkit.errors import ConfigError
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.limits import Budget, BudgetSpent
 from soulkit.models.api.prices import load_prices
-from soulkit.models.api.replies import read_completion
-from soulkit.models.ledger.ledger import Ledger, LedgerEntry
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import gather
 from soulkit.types import MAX_TOKENS, Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
@@ -140,17 +138,6 @@ def test_reasoning_costs_what_each_provider_bills(provider: str, tmp_path: Path)
     assert usage.reasoning_tokens == reasoning
     assert usage.cost == pytest.approx(cost) == budget.spent == kept["cost"]
     assert kept["completion_tokens"] == billed
-
-
-def test_an_entry_without_its_reasoning_is_read_as_it_was_kept() -> None:
-    """Earlier versions took Gemini's completion without its thoughts."""
-    body = {"choices": [{"message": {"content": "a"}}], "usage": counted(20, 110, 80)}
-    entry = LedgerEntry(
-        model="m", call=call(0), reply=json.dumps(body), prompt_tokens=10, completion_tokens=20,
-        cost=0.5, seconds=1.0, attempts=1, created="",
-    )  # fmt: skip
-    usage = read_completion(entry, Sampling()).usage
-    assert (usage.completion_tokens, usage.reasoning_tokens, usage.cost) == (20, 0, 0.5)
 
 
 def test_a_budget_needs_prices_of_servers_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,4 +301,4 @@ def test_services_with_documented_defaults_are_known_without_a_question(
             await pool.close()
 
     server = asyncio.run(kind())
-    assert server.unknown is unknown and server.beside(1.0) == {}
+    assert server.unknown is unknown and server.beside(Sampling()) == {}

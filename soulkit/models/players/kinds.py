@@ -1,0 +1,295 @@
+"""The kinds of players: one class each, with everything that tells it from the others.
+
+A further kind is a class here, its name in `KindName` and an object of it in KINDS. Whatever asks
+what a player is asks its kind: how it is written and made, which players are one model, what its
+calls cost, whether it takes memory of this machine, and what names it in a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from soulkit.errors import ConfigError
+from soulkit.models.api.addresses import OPENAI_URL, checked_url, is_loopback, with_address
+
+if TYPE_CHECKING:
+    from soulkit.models.api.batch_endpoint import Batches
+    from soulkit.models.api.prices import Price, PriceTable
+    from soulkit.models.api.probing import Preflight
+    from soulkit.models.base import ChatModel
+    from soulkit.models.ledger.ledger import Ledger
+
+KindName = Literal["endpoint", "local", "vllm", "actor", "scripted"]
+
+
+class PlayerSettings(Protocol):
+    """The settings of one player (`RoleSettings`), as far as kinds read them."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def base_url(self) -> str | None: ...
+    @property
+    def api_key_env(self) -> str: ...
+    @property
+    def headers(self) -> dict[str, str]: ...
+    @property
+    def api_version(self) -> str | None: ...
+    @property
+    def args(self) -> dict[str, str]: ...
+    @property
+    def price_in(self) -> float | None: ...
+    @property
+    def price_out(self) -> float | None: ...
+
+
+class PlayerMaker(Protocol):
+    """What a kind needs to make a player: the `Players` of a run."""
+
+    ledger: Ledger | None
+    actor: ChatModel | None
+    load: Callable[[str], ChatModel] | None
+    serve: Callable[[Any], ChatModel] | None
+    call_arguments: Mapping[str, Any]
+    batches: Batches | None
+    preflight: Preflight
+
+    def model(self, role: str, settings: Any) -> ChatModel: ...
+
+    def limits_and_prices(self, settings: Any) -> dict[str, Any]: ...
+
+
+class PlayerKind:
+    """One kind of player. What is written here holds for a checkpoint on this machine."""
+
+    name: ClassVar[KindName]
+    form: ClassVar[str]
+    """How it is written."""
+    is_named: ClassVar[bool] = True
+    """Whether a model is written behind its name."""
+    over_http: ClassVar[bool] = False
+    """Whether it is asked at an address of its own, where calls may cost money."""
+    takes_memory: ClassVar[bool] = False
+    """Whether its checkpoint is loaded on this machine."""
+    may_be_path: ClassVar[bool] = False
+    """Whether its model may be a file or folder of this machine."""
+
+    # -- as it is written --------------------------------------------------------------------------
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """The settings in what is written behind `NAME:`; ValueError where that says none."""
+        return {"model": text}
+
+    def completed(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Raw settings with what they leave out."""
+        return settings
+
+    def written(self, settings: PlayerSettings) -> str:
+        """The settings in short, for messages and tables."""
+        return f"{self.name}:{settings.model}"
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def key(self, settings: PlayerSettings) -> tuple[str, ...]:
+        """What two players that are one model have in common."""
+        return self.name, settings.model
+
+    def make(
+        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
+    ) -> ChatModel:
+        """A model for these settings; a UserError when it cannot be made."""
+        raise NotImplementedError
+
+    def check(self, role: str, settings: PlayerSettings, maker: PlayerMaker) -> None:
+        """Raise what can be said while nothing is asked, loaded or started."""
+
+    # -- what it takes -----------------------------------------------------------------------------
+
+    def price(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> Price | None:
+        """The price of its calls; None where none is known."""
+        return None
+
+    def is_paid(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> bool:
+        """Whether its calls cost money, as far as anybody knows."""
+        return False
+
+
+class EndpointKind(PlayerKind):
+    """A model on a server with an address."""
+
+    name, form = "endpoint", "endpoint:MODEL@URL"
+    over_http = True
+
+    def parse(self, text: str) -> dict[str, Any]:
+        text, _, secrets = text.partition("#")
+        key, headers = _key_and_headers(secrets)
+        # The address begins before its scheme: behind that an @ would end a user name.
+        before, sep, after = text.partition("://")
+        model, at, scheme = before.rpartition("@") if sep else (text, "", "")
+        url = f"{scheme}{sep}{after}" if at else ""
+        if sep and not at:
+            raise ValueError("an address stands without a model")
+        fields = {"model": model, "base_url": url, "api_key_env": key, "headers": headers}
+        return {name: value for name, value in fields.items() if value or name == "model"}
+
+    def completed(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        return with_address(settings)
+
+    def written(self, settings: PlayerSettings) -> str:
+        where = "" if settings.base_url in (None, OPENAI_URL) else f"@{settings.base_url}"
+        return f"{super().written(settings)}{where}"
+
+    def key(self, settings: PlayerSettings) -> tuple[str, ...]:
+        headers = [part for pair in sorted(settings.headers.items()) for part in pair]
+        server = (checked_url(settings.base_url), settings.api_key_env, settings.api_version or "")
+        return self.name, settings.model, *server, *headers
+
+    def make(
+        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
+    ) -> ChatModel:
+        from soulkit.models.api.endpoint import Endpoint
+
+        arguments: dict[str, Any] = {
+            "model": settings.model,
+            "base_url": settings.base_url,
+            "api_key_env": settings.api_key_env,
+            "headers": settings.headers,
+            "api_version": settings.api_version,
+            "ledger": maker.ledger,
+            "preflight": maker.preflight,
+            **maker.limits_and_prices(settings),
+            **maker.call_arguments,
+        }
+        if maker.batches is None:
+            return Endpoint(**arguments)
+        if batched:
+            from soulkit.models.api.batch_endpoint import BatchEndpoint
+
+            return BatchEndpoint(batches=maker.batches, **arguments)
+        live = Endpoint(**arguments)
+        maker.batches.watch(live)
+        return live
+
+    def check(self, role: str, settings: PlayerSettings, maker: PlayerMaker) -> None:
+        maker.model(role, settings)
+
+    def price(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> Price | None:
+        from soulkit.models.api.prices import own_price
+
+        own = own_price(settings.price_in, settings.price_out)
+        return own or table().of(settings.model, checked_url(settings.base_url))
+
+    def is_paid(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> bool:
+        if is_loopback(checked_url(settings.base_url)):
+            return False
+        price = self.price(settings, table)
+        return price is None or (price.prompt, price.reply) != (0.0, 0.0)
+
+
+class LocalKind(PlayerKind):
+    """A checkpoint in this process."""
+
+    name, form = "local", "local:PATH"
+    takes_memory = may_be_path = True
+
+    def make(
+        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
+    ) -> ChatModel:
+        if maker.load is None:
+            raise _not_loaded(role, settings)
+        return maker.load(settings.model)
+
+
+class VllmKind(PlayerKind):
+    """A checkpoint behind a vLLM server that soulkit starts for it."""
+
+    name, form = "vllm", "vllm:PATH"
+    takes_memory = True
+
+    def key(self, settings: PlayerSettings) -> tuple[str, ...]:
+        flags = [part for pair in sorted(settings.args.items()) for part in pair]
+        return self.name, settings.model, *flags
+
+    def make(
+        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
+    ) -> ChatModel:
+        if maker.serve is None:
+            raise _not_loaded(role, settings)
+        return maker.serve(settings)
+
+
+class ActorKind(PlayerKind):
+    """The model under test, or in training the one that is trained."""
+
+    name, form = "actor", "actor"
+    is_named = False
+
+    def written(self, settings: PlayerSettings) -> str:
+        return self.name
+
+    def make(
+        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
+    ) -> ChatModel:
+        if maker.actor is None:
+            raise ConfigError(
+                f"The {role} is to be the actor, and there is no actor here.",
+                "This command plays nothing: it only asks the models that are named.",
+                f"Write {FORMS.replace('actor, ', '')}.",
+            )
+        return maker.actor
+
+
+class ScriptedKind(PlayerKind):
+    """Replies from a file."""
+
+    name, form = "scripted", "scripted:FILE"
+    may_be_path = True
+
+    def make(
+        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
+    ) -> ChatModel:
+        from soulkit.models.stand_ins import ScriptedModel
+
+        return ScriptedModel.read(Path(settings.model))
+
+    def check(self, role: str, settings: PlayerSettings, maker: PlayerMaker) -> None:
+        maker.model(role, settings)
+
+
+KINDS: Mapping[str, PlayerKind] = {
+    kind.name: kind for kind in (EndpointKind(), LocalKind(), VllmKind(), ActorKind(),
+                                 ScriptedKind())
+}  # fmt: skip
+FORMS = f"{', '.join(kind.form for kind in KINDS.values())}, or a name in --endpoints FILE"
+
+
+def is_spec(text: str) -> bool:
+    """Whether a text is a player in one of the forms, and not the name of one."""
+    return ":" in text or (text in KINDS and not KINDS[text].is_named)
+
+
+def parse_kind(text: str) -> tuple[PlayerKind, str] | None:
+    """The kind that a text begins with, and what is written behind it; None for no kind."""
+    name, colon, rest = text.partition(":")
+    kind = KINDS.get(name)
+    if kind is None or (bool(colon), bool(rest)) != (kind.is_named, kind.is_named):
+        return None
+    return kind, rest
+
+
+def _not_loaded(role: str, settings: PlayerSettings) -> ConfigError:
+    return ConfigError(
+        f"The {role} is to be the checkpoint '{settings.model}'.",
+        "This command loads no checkpoint.",
+        "Serve it and write endpoint:MODEL@URL.",
+    )
+
+
+def _key_and_headers(text: str) -> tuple[str, dict[str, str]]:
+    """`KEY,NAME=ENV` behind an address: names of variables, of the key's and of headers' values."""
+    parts = [part.strip() for part in text.split(",")]
+    headers = [part.partition("=") for part in parts if "=" in part]
+    key = next((part for part in parts if part and "=" not in part), "")
+    return key, {name: variable for name, _, variable in headers}
