@@ -21,6 +21,7 @@ from soulkit.models.base import Cast, ChatModel
 from soulkit.models.local.loading import adapter_folder
 from soulkit.models.players.players import Players, checkpoint_player
 from soulkit.models.players.settings import RoleSettings
+from soulkit.models.stand_ins import AnsweringModel, ObservedModel
 from soulkit.models.vllm.manager import (
     ServerNeed,
     VllmServers,
@@ -176,12 +177,12 @@ class TrialPlayers:
         self.turns[role] = had + 1
 
 
-class ReportedModel:
+class ReportedModel(ObservedModel):
     """A player's model; what becomes of its calls is noted."""
 
     def __init__(self, model: ChatModel, seat: PlayerReport, table: TrialPlayers) -> None:
-        self.model, self.name, self.seat = model, model.name, seat
-        self._table = table
+        super().__init__(model)
+        self.seat, self._table = seat, table
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -203,26 +204,18 @@ class ReportedModel:
         """Whoever asked could not use the reply."""
         self.seat.unread = self.seat.unread or "what it said cannot be read"
 
-    async def close(self) -> None:
-        await self.model.close()
 
-
-class AbsentModel:
-    """Stands where nobody can be asked; says the lines of a script, else fails."""
+class AbsentModel(AnsweringModel):
+    """Takes the place of a model that is not asked; says the lines of a script, else fails."""
 
     def __init__(self, name: str, script: Sequence[str] = ()) -> None:
-        self.name = name
+        super().__init__(name, self._line)
         self._lines = list(script)
 
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
+    def _line(self, call: Call, sampling: Sampling) -> str:
         if call.role != "actor":
             raise ProviderError(f"{self.name} is not asked here")
-        return Completion(text=self._lines.pop(0) if self._lines else "I see. Please go on.")
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+        return self._lines.pop(0) if self._lines else "I see. Please go on."
 
 
 @dataclass

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from soulkit.errors import ConfigError, UserError
 from soulkit.models.base import Cast, Player
+from soulkit.models.stand_ins import AnsweringModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.tasks.kit.base import Rollout, Task
@@ -103,26 +104,19 @@ async def gold_turns(
 
 
 def _reciters(task: Task, example: Example) -> Cast:
-    actor, other = Player(_Reciter(task.gold(example))), Player(_Reciter(None))
+    actor, other = Player(_reciter(task.gold(example))), Player(_reciter(None))
     return Cast(actor=actor, partner=other, environment=other, judges=(other,), coach=other)
 
 
-class _Reciter:
-    """Says its lines, a turn each, and agrees when there are none left."""
+def _reciter(gold: Episode | None) -> AnsweringModel:
+    """Says the lines of `gold`, a turn each, and agrees when there are none left."""
+    lines = GoldLines(gold)
 
-    name = "none"
+    def answer(call: Call, sampling: Sampling) -> str:
+        line = lines.line(call)
+        return "Yes." if line is None else line
 
-    def __init__(self, gold: Episode | None) -> None:
-        self.recital = GoldLines(gold)
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        line = self.recital.line(call)
-        return Completion(text="Yes." if line is None else line)
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+    return AnsweringModel("none", answer)
 
 
 ROWS = 500
