@@ -180,7 +180,7 @@ class BatchEndpoint(Endpoint):
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> BilledReply | Fault:
         """One line of one batch."""
-        request = await self._prepare(self._session(), request)
+        request = await self._prepare(self._sessions.get(), request)
         key = self._line_key(request.messages, request.sampling, request.call)
         body = self.access.protocol.body(self.name, request.messages, request.sent)
         started = time.perf_counter()

@@ -52,10 +52,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ContextOverflow, ProviderError
-from soulkit.models.api import transport
 from soulkit.models.api.addresses import OPENAI_URL, is_loopback, open_access
 from soulkit.models.api.limits import (
     Breaker,
@@ -85,7 +85,7 @@ from soulkit.models.api.replies import (
     timeout_fault,
 )
 from soulkit.models.api.server_defaults import FILLED, ServerDefaults, ServerKind, defaults_line
-from soulkit.models.api.transport import ClientPool
+from soulkit.models.api.transport import ClientPool, PerLoop, TooLong, make_client, post
 from soulkit.models.api.wire import (
     RUNGS,
     dropped_fields,
@@ -99,8 +99,6 @@ from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, reque
 from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient as Client
-
     from soulkit.models.api.probing import Preflight
 
 __all__ = ["OPENAI_URL", "Endpoint"]
@@ -211,18 +209,18 @@ class Endpoint:
         self._defaults = ServerDefaults(model, self.access, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
+        first = min(1.0, max(backoff_s, 0.05))
+        breaker = Breaker(
+            down_after_s, pause_s=first, max_pause_s=max(first, min(30.0, max_wait_s)),
+            jitter=self._jitter.random,
+        )  # fmt: skip
         self._traffic = SharedLimits(
-            self._breaker(down_after_s), bucket(requests_per_minute), bucket(tokens_per_minute)
+            breaker, bucket(requests_per_minute), bucket(tokens_per_minute)
         )
-        self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
+        self._sessions = PerLoop(self._new_session)
         self._preflight = preflight
         if preflight is not None and not replays:
             preflight.join(self)
-
-    def _breaker(self, down_after_s: float) -> Breaker:
-        first = min(1.0, max(self.backoff_s, 0.05))
-        longest = max(first, min(30.0, self.max_wait_s))
-        return Breaker(down_after_s, pause_s=first, max_pause_s=longest, jitter=self._jitter.random)
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -238,7 +236,7 @@ class Endpoint:
         """
         messages = to_messages(context)
         if self._ledger is None:
-            fresh = await self._ask(messages, sampling, call, _unstored)
+            fresh = await self._ask(messages, sampling, call, lambda entry, beside: entry)
             return self._whole(read_completion(fresh, sampling), fresh, sampling)
         ledger, request = self._ledger, request_of(self.base_url, messages, sampling)
         key = request_key(request, self.name, call)
@@ -293,7 +291,7 @@ class Endpoint:
     async def _put_question(self) -> Outcome:
         """The question before a run; plainly again where the server refuses the field by which
         `transformers serve` is known."""
-        session = self._session()
+        session = self._sessions.get()
         await self._defaults.server(session.pool, session.turn)
         for beside in (self._defaults.field_to_refuse(), {}):
             self._traffic.take(estimated_tokens([], 1), time.monotonic())
@@ -322,7 +320,7 @@ class Endpoint:
 
     async def _ask_for_forms(self) -> bool | None:
         """Whether a server that should holds replies to a form; asked once, where it matters."""
-        session = self._session()
+        session = self._sessions.get()
         server = await self._defaults.server(session.pool, session.turn)
         if not (self._expects_forms and server.engine):
             return None
@@ -341,7 +339,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """Close this event loop's connections, once what is paid for has arrived."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        session = self._sessions.pop()
         if session is None:
             return
         for left in await asyncio.gather(*session.under_way, return_exceptions=True):
@@ -374,7 +372,9 @@ class Endpoint:
             if outcome.refused:
                 # This ends: every round sends one parameter less, or the same in another way.
                 self._defaults.recognise(outcome.detail)
-                self._remember(outcome.refused)
+                if outcome.refused not in self._refused:
+                    log.info("%s refuses '%s'; it is not sent again.", self.name, outcome.refused)
+                    self._refused.add(outcome.refused)
                 continue
             if outcome.room >= least:
                 settings = {**settings, "max_tokens": outcome.room}  # so does this: it is less
@@ -408,7 +408,7 @@ class Endpoint:
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> BilledReply | Fault:
         """One request, when its turn has come."""
-        session = self._session()
+        session = self._sessions.get()
         try:
             ticket = await session.gate.enter(tokens)
         except ServerDown as down:
@@ -427,7 +427,9 @@ class Endpoint:
         """Tell the gate what the request came to; a failed probe is marked as one."""
         if isinstance(outcome, BilledReply):
             self._defaults.answered()
-            self._say_unknown()
+            server = self._defaults.found
+            if self._preflight is not None and server is not None and server.unknown:
+                self._preflight.warn(defaults_line(self.name, self.base_url))
             gate.answered(ticket, outcome.tokens)
         elif outcome.server == "busy":
             stated_s = outcome.stated_wait_s
@@ -445,12 +447,6 @@ class Endpoint:
         else:
             gate.refused(ticket)
         return outcome
-
-    def _say_unknown(self) -> None:
-        """Warn once that the defaults of the server are unknown, now that it has answered."""
-        server = self._defaults.found
-        if self._preflight is not None and server is not None and server.unknown:
-            self._preflight.warn(defaults_line(self.name, self.base_url))
 
     async def _request(self, session: _Session, request: CallRequest) -> BilledReply | Fault:
         """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
@@ -512,26 +508,18 @@ class Endpoint:
 
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
-                received = await self._post(client, request)
+                received = await post(
+                    client, self.access.request_url, self.access.headers,
+                    self.access.protocol.body(self.name, request.messages, request.sent), MAX_BYTES,
+                )  # fmt: skip
             return read_received(received, request.settings, request.sent, self.access.protocol)
         except (TimeoutError, errors.TimeoutException):
             fault = timeout_fault(self.timeout_s)
         except errors.HTTPError as error:
             fault = connection_fault(error)
-        except transport.TooLong:
+        except TooLong:
             fault = oversize_fault(MAX_BYTES)
         return replace(fault, detail=clean_detail(fault.detail))
-
-    async def _post(self, client: Client, request: CallRequest) -> transport.Received:
-        body = self.access.protocol.body(self.name, request.messages, request.sent)
-        return await transport.post(
-            client, self.access.request_url, self.access.headers, body, MAX_BYTES
-        )
-
-    def _remember(self, refused: str) -> None:
-        if refused not in self._refused:
-            log.info("%s refuses '%s'; it is not sent again.", self.name, refused)
-            self._refused.add(refused)
 
     def _give_up(self, fault: Fault, attempts: int) -> NoReturn:
         if fault.overflow or fault.room:
@@ -565,22 +553,7 @@ class Endpoint:
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
-    def _session(self) -> _Session:
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None:
-            # A session refers to its loop, so a dead loop's entry would never go by itself.
-            for dead in [other for other in self._sessions if other.is_closed()]:
-                del self._sessions[dead]
-            name = f"{self.name} at {self.base_url}"
-            gate = CallGate(name, self._traffic, self.concurrency)
-            session = _Session(ClientPool(self._client, self.concurrency), gate)
-            self._sessions[loop] = session
-        return session
-
-    def _client(self, connections: int) -> Client:
-        return transport.make_client(self.base_url, self.timeout_s, connections)
-
-
-def _unstored(entry: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
-    return entry
+    def _new_session(self) -> _Session:
+        gate = CallGate(f"{self.name} at {self.base_url}", self._traffic, self.concurrency)
+        make = partial(make_client, self.base_url, self.timeout_s)
+        return _Session(ClientPool(make, self.concurrency), gate)

@@ -34,7 +34,6 @@ from typing import Any, Literal, NoReturn, Protocol
 from urllib.parse import urlsplit
 
 from soulkit.errors import ModelLoadError, UserError, did_you_mean
-from soulkit.models.api import transport
 from soulkit.models.api.addresses import Access
 from soulkit.models.api.batch_service import make_sdk
 from soulkit.models.api.protocol import (
@@ -46,7 +45,17 @@ from soulkit.models.api.protocol import (
     json_or_none,
 )
 from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_in
-from soulkit.models.api.transport import ClientPool, file_limits, fitted, lowered_line, open_files
+from soulkit.models.api.transport import (
+    ClientPool,
+    PerLoop,
+    Received,
+    TooLong,
+    file_limits,
+    fitted,
+    lowered_line,
+    open_files,
+    post,
+)
 from soulkit.models.api.wire import parameters, rate_limit_wait, retry_after, to_messages
 from soulkit.types import Call, Form, Sampling, Segment
 
@@ -130,8 +139,8 @@ async def ask_schema(
     try:
         async with asyncio.timeout(timeout_s), pool.client() as client:
             url = access.request_url
-            received = await transport.post(client, url, access.headers, body, SCHEMA_REPLY_BYTES)
-    except (TimeoutError, errors.HTTPError, transport.TooLong):
+            received = await post(client, url, access.headers, body, SCHEMA_REPLY_BYTES)
+    except (TimeoutError, errors.HTTPError, TooLong):
         return None, None
     if not 200 <= received.status < 300:
         return None, None  # what it refuses of a form is found out, and said, as for any other
@@ -265,17 +274,17 @@ async def _ask(
     limit = min(TIMEOUT_S, timeout_s)
     try:
         async with asyncio.timeout(limit), pool.client() as client:
-            received = await transport.post(client, url, access.headers, body, MAX_BYTES)
+            received = await post(client, url, access.headers, body, MAX_BYTES)
     except (TimeoutError, errors.TimeoutException):
         return Undecided(f"no answer within {limit:g} s")
     except errors.HTTPError as error:
         return Undecided(clean_detail(connection_fault(error).detail))
-    except transport.TooLong:
+    except TooLong:
         return Undecided("its answer is too long to be one")
     return outcome_of(received, model, access.protocol)
 
 
-def outcome_of(received: transport.Received, model: str, protocol: ApiProtocol = CHAT) -> Outcome:
+def outcome_of(received: Received, model: str, protocol: ApiProtocol = CHAT) -> Outcome:
     """What a reply to the question says of the server."""
     status, error = received.status, error_in(received, protocol)
     if 200 <= status < 300:
@@ -295,9 +304,7 @@ def outcome_of(received: transport.Received, model: str, protocol: ApiProtocol =
     return _outcome_of_error(status, error, received, model)
 
 
-def _outcome_of_error(
-    status: int, error: ApiError, received: transport.Received, model: str
-) -> Outcome:
+def _outcome_of_error(status: int, error: ApiError, received: Received, model: str) -> Outcome:
     message = error.message
     text = f"{error.code} {error.kind} {message}"
     why = clean_detail(f"HTTP {status} {message}".strip())
@@ -441,7 +448,7 @@ class Preflight:
         self._members: list[PreflightMember] = []
         self._files_before: int | None = None
         self._refusal: EndpointRefused | None = None
-        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._locks = PerLoop(asyncio.Lock)
 
     def warn(self, remark: str) -> None:
         """Pass on a warning about a server, unless it was passed on before."""
@@ -457,7 +464,7 @@ class Preflight:
         """Ask everybody who was not asked yet. Raises EndpointRefused."""
         if self._refusal is None and not self._waiting:
             return
-        async with self._lock():
+        async with self._locks.get():
             self._check()
             if not self._waiting:
                 return
@@ -496,7 +503,7 @@ class Preflight:
 
     async def confirm(self, member: PreflightMember) -> None:
         """A call to `member` was refused. Raises EndpointRefused where that is for good."""
-        async with self._lock():
+        async with self._locks.get():
             self._check()
             outcome = await member.probe()
             if isinstance(outcome, Refusal):
@@ -512,10 +519,3 @@ class Preflight:
                  for parts in zip(*(error.lines() for error in errors), strict=True)]  # fmt: skip
         self._refusal = EndpointRefused(*lines)
         raise self._refusal
-
-    def _lock(self) -> asyncio.Lock:
-        """Of this event loop: runs may have several in turn."""
-        loop = asyncio.get_running_loop()
-        if self._turn is None or self._turn[0] is not loop:
-            self._turn = (loop, asyncio.Lock())
-        return self._turn[1]

@@ -37,6 +37,7 @@ from soulkit.errors import ConfigError, ContextOverflow, ProviderError
 from soulkit.models.api.probing import follows_schema, schema_question, schema_words
 from soulkit.models.api.protocol import json_or_none
 from soulkit.models.api.replies import lacks_form
+from soulkit.models.api.transport import PerLoop
 from soulkit.models.api.wire import to_messages, too_long
 from soulkit.models.codec import Codec, least_limit
 from soulkit.models.ledger.ledger import LedgerEntry, Request, request_key, request_of
@@ -150,7 +151,7 @@ class VllmModel:
         self._forms: bool | None = None
         self._expects_forms = False
         self._refused_forms: set[str] = set()
-        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._locks = PerLoop(asyncio.Lock)
         self._closed = False
         if not callable(abilities):
             self._learn(abilities)
@@ -223,7 +224,7 @@ class VllmModel:
         nobody has found out yet."""
         await self._look_at_servers()
         if self._forms is None:
-            async with self._lock():
+            async with self._locks.get():
                 if self._forms is None:
                     self._forms = await self._ask_for_forms()
                     self._tell(self._forms)
@@ -339,20 +340,13 @@ class VllmModel:
 
     async def _look_at_servers(self) -> None:
         if self._truths is None and callable(self._look):
-            async with self._lock():
+            async with self._locks.get():
                 if self._truths is None:
                     self._learn(await self._look())
 
     def _learn(self, truths: KnownCapabilities) -> None:
         self._truths, self._forms = truths, truths.forms
         self.codec.context_limit = least_limit(self.codec.context_limit, truths.max_context)
-
-    def _lock(self) -> asyncio.Lock:
-        """Of this event loop: a model may be used from several in turn."""
-        loop = asyncio.get_running_loop()
-        if self._turn is None or self._turn[0] is not loop:
-            self._turn = (loop, asyncio.Lock())
-        return self._turn[1]
 
     # -- replies -----------------------------------------------------------------------------------
 

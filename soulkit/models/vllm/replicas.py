@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Never
 
 from soulkit.errors import ProviderError, UserError
+from soulkit.models.api.transport import PerLoop
 from soulkit.models.vllm.client import ServerGone, ServerRefused, VllmClient
 from soulkit.text import counted
 
@@ -133,7 +134,7 @@ class Replicas:
         self.adapters: set[str] = set()
         """Names of adapters that every living server has; `adapters.py` keeps them."""
         self._say = say
-        self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
+        self._sessions = PerLoop(_Session)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -159,7 +160,7 @@ class Replicas:
         Raises NoServerLeft, ServerRefused for what a server answers with a refusal, and
         ProviderError where connections break again and again at servers that live.
         """
-        session, name = self._session(), str(body.get("model", ""))
+        session, name = self._sessions.get(), str(body.get("model", ""))
         session.names[name] += 1
         try:
             return await self._answer(session, path, body)
@@ -170,7 +171,7 @@ class Replicas:
 
     async def idle(self, name: str) -> None:
         """Returns when no request for the model of this name is waiting or under way."""
-        session = self._session()
+        session = self._sessions.get()
         while session.names[name]:
             turn = asyncio.get_running_loop().create_future()
             session.leaving[name].append(turn)
@@ -182,7 +183,7 @@ class Replicas:
         Takes no place from generation. A server that dies over it is dropped and has no entry;
         raises NoServerLeft when all have gone, ProviderError as `ask` does.
         """
-        session = self._session()
+        session = self._sessions.get()
         living = [member for member in self._members if not member.ending]
         answers = await asyncio.gather(
             *(self._stubborn(session, member, path, body) for member in living),
@@ -209,7 +210,7 @@ class Replicas:
 
     async def close(self) -> None:
         """Close every connection; the servers are left as they are."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        session = self._sessions.pop()
         if session is not None and session.watch is not None:
             session.watch.cancel()
         for member in self._members:
@@ -408,15 +409,6 @@ class Replicas:
 
     def _give_up(self) -> Never:
         raise NoServerLeft({member.url: member.ending for member in self._members})
-
-    def _session(self) -> _Session:
-        loop = asyncio.get_running_loop()
-        if loop not in self._sessions:
-            # A session refers to its loop, so a dead loop's entry would never go by itself.
-            for dead in [other for other in self._sessions if other.is_closed()]:
-                del self._sessions[dead]
-            self._sessions[loop] = _Session()
-        return self._sessions[loop]
 
 
 def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
