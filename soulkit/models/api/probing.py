@@ -28,14 +28,13 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 from urllib.parse import urlsplit
 
-from soulkit.errors import ModelLoadError, UserError, did_you_mean
+from soulkit.errors import UserError, did_you_mean
 from soulkit.models.api.addresses import Access
-from soulkit.models.api.batch_service import make_sdk
 from soulkit.models.api.protocol import (
     CHAT,
     ApiError,
@@ -45,6 +44,7 @@ from soulkit.models.api.protocol import (
     json_or_none,
 )
 from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_in
+from soulkit.models.api.server_defaults import models_listed
 from soulkit.models.api.transport import (
     ClientPool,
     PerLoop,
@@ -52,6 +52,7 @@ from soulkit.models.api.transport import (
     TooLong,
     file_limits,
     fitted,
+    get,
     lowered_line,
     open_files,
     post,
@@ -59,45 +60,9 @@ from soulkit.models.api.transport import (
 from soulkit.models.api.wire import parameters, rate_limit_wait, retry_after, to_messages
 from soulkit.types import Call, Form, Sampling, Segment
 
-LISTING_TIMEOUT_S = 10.0
-MOST_NAMES = 10_000
-"""Names that are read; routers list a few thousand."""
-
-
-async def list_models(access: Access, timeout_s: float = LISTING_TIMEOUT_S) -> list[str]:
-    """The names of the models of a server, sorted.
-
-    Raises ModelLoadError where there is no list: many servers have none, or one that fails, and
-    answer calls all the same.
-    """
-    import httpx2
-    from openai import OpenAIError
-
-    names: set[str] = set()
-    try:
-        # The package's own limit is one of each read: a server that drips would never end.
-        async with asyncio.timeout(timeout_s), make_sdk(access, timeout_s) as sdk:
-            async for model in sdk.models.list():
-                names.add(clean_detail(str(model.id)))
-                if len(names) >= MOST_NAMES:
-                    break
-    except (
-        OpenAIError, httpx2.HTTPError, TimeoutError, ValueError, TypeError, AttributeError
-    ) as error:  # fmt: skip
-        raise ModelLoadError(
-            f"The server at {access.base_url} gives no list of its models: "
-            f"{clean_detail(str(error) or type(error).__name__)}.",
-            "Some servers have none; that says nothing about whether they answer calls.",
-            "Look up the model's name at the provider, or check the address and the key in "
-            f"{access.key_env}.",
-        ) from error
-    return sorted(names)
-
-
 SCHEMA_WORD = "qvx7zk"
 SCHEMA_FORM = Form("schema_question", json.dumps({"enum": [SCHEMA_WORD]}, separators=(",", ":")))
 SCHEMA_REPLY_TOKENS = 32
-SCHEMA_REPLY_BYTES = 1024 * 1024
 ASKED_FOR_FORMS = ("judge", "auditor", "coach", "environment", "filter", "drafter")
 """Roles whose replies may be asked for in a form."""
 
@@ -139,7 +104,7 @@ async def ask_schema(
     try:
         async with asyncio.timeout(timeout_s), pool.client() as client:
             url = access.request_url
-            received = await post(client, url, access.headers, body, SCHEMA_REPLY_BYTES)
+            received = await post(client, url, access.headers, body, MAX_BYTES)
     except (TimeoutError, errors.HTTPError, TooLong):
         return None, None
     if not 200 <= received.status < 300:
@@ -154,6 +119,7 @@ async def ask_schema(
 QUESTION = "Reply with one word: yes."
 TIMEOUT_S = 20.0
 MAX_BYTES = 1024 * 1024
+LISTING_BYTES = 8 * MAX_BYTES
 PAUSES_S = (0.0, 1.0, 3.0)
 """Before each time that a busy server is asked; multiples of the back-off."""
 LONGEST_PAUSE_S = 10.0
@@ -233,7 +199,8 @@ async def probe(
         if not (isinstance(outcome, Undecided) and outcome.busy):
             break
     if isinstance(outcome, Refusal) and outcome.kind == "model":
-        return Refusal("model", outcome.why, await _offered(access, model, timeout_s))
+        models = await offered_models(access, pool, min(TIMEOUT_S, timeout_s))
+        return Refusal("model", outcome.why, _hint(model, models))
     if isinstance(outcome, Undecided) and not outcome.page:
         return outcome
     if isinstance(outcome, Answer) or (isinstance(outcome, Refusal) and outcome.kind != "path"):
@@ -338,16 +305,20 @@ def _moved(where: str) -> str:
     return f"It sends on to {place}, which is not followed: prompts go where you say alone."
 
 
-async def _offered(access: Access, model: str, timeout_s: float) -> str:
-    """What the server's list of models says of a name that it does not have; empty without one."""
+async def offered_models(access: Access, pool: ClientPool, timeout_s: float) -> list[str]:
+    """The names of the models of a server, sorted; none where it has no list or fails over it."""
+    import httpx2 as errors
+
     try:
-        return _hint(model, await list_models(access, min(TIMEOUT_S, timeout_s)))
-    except ModelLoadError:
-        return ""
+        async with asyncio.timeout(timeout_s), pool.client() as client:
+            listing = await get(client, access.url("/models"), access.headers, LISTING_BYTES)
+    except (TimeoutError, errors.HTTPError, TooLong):
+        return []
+    return sorted({clean_detail(str(entry.get("id"))) for entry in models_listed(listing)})
 
 
-def _hint(model: str, names: Iterable[str]) -> str:
-    models = list(names)
+def _hint(model: str, models: Sequence[str]) -> str:
+    """What a list of models says of a name that is not in it; empty without one."""
     near = did_you_mean(model, models) if models else ""
     if not models or near.startswith("Did you mean"):
         return near

@@ -217,7 +217,7 @@ def defaults_line(model: str, base_url: str) -> str:
     )
 
 
-def models_listed(listing: transport.Received | None, model: str) -> list[Mapping[str, Any]]:
+def models_listed(listing: transport.Received | None, model: str = "") -> list[Mapping[str, Any]]:
     """The entries of a list of models that may be about `model`: its own, else all of them."""
     listed = _object(listing).get("data")
     models: list[Mapping[str, Any]] = []
