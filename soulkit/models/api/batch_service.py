@@ -50,7 +50,8 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
     # By itself the package would tell every host what the environment says of OpenAI's account.
     named = {name.lower() for name in access.headers}
     silent: dict[str, Any] = {name: Omit() for name in ACCOUNT if name.lower() not in named}
-    silent |= {name: Omit() for name in _headers_of_environment()}
+    lines = os.environ.get(CUSTOM, "").split("\n")
+    silent |= {line.partition(":")[0].strip(): Omit() for line in lines if ":" in line}
     client = transport.make_client(access.base_url, timeout_s, CONNECTIONS)
     if "authorization" not in named:
         client.event_hooks = {"request": [_unsigned]}
@@ -63,12 +64,6 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
         max_retries=0,
         http_client=client,
     )
-
-
-def _headers_of_environment() -> list[str]:
-    """Names of the headers that the package would add from its variable, as it spells them."""
-    lines = os.environ.get(CUSTOM, "").split("\n")
-    return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
 
 async def _unsigned(request: Request) -> None:
@@ -214,7 +209,9 @@ class BatchService:
                 wait_s = rate_limit_wait(headers, text) if limited else retry_after(headers)
                 raise ServiceSilent(_words(error), wait_s or 0.0) from error
             known = there not in ("", _LISTING)
-            if known and error.status_code != 401 and _is_page(error.response.text):
+            # Not in the words of the service: of a proxy before it, for instance.
+            is_page = not isinstance(json_or_none(error.response.text), dict)
+            if known and error.status_code != 401 and is_page:
                 raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
             if known and error.status_code == 404:
                 raise self._gone(there, _words(error)) from error
@@ -289,11 +286,6 @@ def _words(error: BaseException) -> str:
     cause = error.__cause__
     more = f" ({cause})" if cause is not None and str(cause) else ""
     return clean_detail(f"{error}{more}" or type(error).__name__).rstrip(".")
-
-
-def _is_page(text: str) -> bool:
-    """Whether an error is in the words of something before the service, such as a proxy."""
-    return not isinstance(json_or_none(text), dict)
 
 
 def was_refused(error: UserError) -> bool:

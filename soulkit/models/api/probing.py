@@ -276,7 +276,9 @@ def _outcome_of_error(status: int, error: ApiError, received: Received, model: s
     text = f"{error.code} {error.kind} {message}"
     why = clean_detail(f"HTTP {status} {message}".strip())
     if 300 <= status < 400:
-        return Refusal("moved", f"HTTP {status}", _moved(received.headers.get("location", "")))
+        where = received.headers.get("location", "").partition("?")[0].removesuffix(CHAT.path)
+        hint = f"It sends on to {clean_detail(where) or 'an unknown place'}, which is not followed"
+        return Refusal("moved", f"HTTP {status}", f"{hint}: prompts go where you say alone.")
     if status == 402 or (status == 429 and NO_CREDIT.search(text)):
         return Refusal("credit", why)
     if status in (401, 403) or (status == 400 and _NO_KEY.search(text)):
@@ -285,7 +287,9 @@ def _outcome_of_error(status: int, error: ApiError, received: Received, model: s
         return Refusal("model", why)
     if status in (404, 405, 410):
         in_json = json_or_none(received.text) is not None
-        named = in_json and (_ABOUT_MODEL.search(text) or _names(message, model))
+        by_itself = rf"(?<![\w/]){re.escape(model)}(?![\w/])"  # not a part of a word or path
+        names = len(model) > 1 and re.search(by_itself, message)
+        named = in_json and (_ABOUT_MODEL.search(text) or names)
         is_model = status != 405 and (named or _NO_MODEL.search(text))
         return Refusal("model" if is_model else "path", why)
     if status == 429:
@@ -293,16 +297,6 @@ def _outcome_of_error(status: int, error: ApiError, received: Received, model: s
     if status in (408, 409) or status >= 500:
         return Undecided(why, retry_after(received.headers), busy=True)
     return Answer(refusal=why)
-
-
-def _names(message: str, model: str) -> bool:
-    """Whether a message names a model, by itself and not as a part of a word or path."""
-    return len(model) > 1 and bool(re.search(rf"(?<![\w/]){re.escape(model)}(?![\w/])", message))
-
-
-def _moved(where: str) -> str:
-    place = clean_detail(where.partition("?")[0].removesuffix(CHAT.path)) or "an unknown place"
-    return f"It sends on to {place}, which is not followed: prompts go where you say alone."
 
 
 async def offered_models(access: Access, pool: ClientPool, timeout_s: float) -> list[str]:

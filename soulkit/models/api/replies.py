@@ -137,7 +137,8 @@ def _status_fault(
     detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
     if status in _REFUSING:
         overflow = too_long(f"{code} {kind} {message}")
-        room = offered_room(message, _limit(sent), overflow=overflow)
+        limit = int(sent.get("max_tokens") or sent.get("max_completion_tokens") or 0)
+        room = offered_room(message, limit, overflow=overflow)
         if overflow or room:
             return Fault(detail, retry=False, overflow=overflow, room=room)
     refused = refused_name(code, error.param, message, sent)
@@ -156,11 +157,6 @@ def _status_fault(
         key=status == 401,
         final=status in _FINAL,
     )
-
-
-def _limit(sent: Mapping[str, Any]) -> int:
-    """The reply's limit as it was sent, under whichever name; 0 without one."""
-    return int(sent.get("max_tokens") or sent.get("max_completion_tokens") or 0)
 
 
 def _unreadable_fault(
@@ -252,6 +248,8 @@ _UNFINISHED = ("length", "content_filter", "refusal")
 def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
     """The completion in a reply that was asked for with `sampling`. Raises `Unreadable`."""
     answer = parse_reply(entry.reply)
+    # One that used up its limit was cut, where the server does not say how it ended.
+    cut = answer.stop_reason == "unknown" and entry.completion_tokens >= sampling.max_tokens
     usage = Usage(
         calls=1,
         prompt_tokens=entry.prompt_tokens,
@@ -262,18 +260,12 @@ def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
     )
     return Completion(
         text=answer.text,
-        stop_reason=_ending(answer, entry.completion_tokens, sampling),
+        stop_reason="length" if cut else answer.stop_reason,
         reasoning=answer.reasoning,
         usage=usage,
         dropped=entry.dropped,
         ignored=ignored_fields(entry, answer, sampling),
     )
-
-
-def _ending(answer: WireReply, tokens: int, sampling: Sampling) -> str:
-    """How a reply ended; one that used up its limit was cut, where the server does not say."""
-    used_up = answer.stop_reason == "unknown" and tokens >= sampling.max_tokens
-    return "length" if used_up else answer.stop_reason
 
 
 def overflow_words(

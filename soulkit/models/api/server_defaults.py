@@ -156,25 +156,21 @@ class ServerDefaults:
         for pause in PAUSES_S:
             await asyncio.sleep(pause)
             reply = await self._get(pool, self.access.url("/models"))
-            if reply is None or not _busy(reply.status):
-                break
+            if reply is None or (reply.status not in (408, 429) and reply.status < 500):
+                break  # else the same question may have another answer in a moment
         self._certain = reply is not None and reply.status < 500
         listed = models_listed(reply, self.model)
         engine = listed_engine(listed)
-        if not engine and not self._is_at(HOSTED) and await self._loads_models(pool):
-            engine, self._certain = TRANSFORMERS, True
+        if not engine and not self._is_at(HOSTED):
+            paths = _object(await self._page(pool, "/openapi.json")).get("paths")
+            if isinstance(paths, dict) and "/load_model" in paths:
+                engine, self._certain = TRANSFORMERS, True
         context = await self._slot(pool) if engine == LLAMA_CPP else listed_context(listed)
         return ServerKind(engine, context=context)
 
     def _is_at(self, hosts: tuple[str, ...]) -> bool:
         """Whether its address is at one of these hosts, or below it."""
         return (urlsplit(self.access.base_url).hostname or "").lower().endswith(hosts)
-
-    async def _loads_models(self, pool: ClientPool) -> bool:
-        """Whether its interface has the path by which only `transformers serve` is known."""
-        body = _object(await self._page(pool, "/openapi.json"))
-        paths = body.get("paths")
-        return isinstance(paths, dict) and "/load_model" in paths
 
     async def _slot(self, pool: ClientPool) -> int | None:
         """The context of one slot of llama.cpp's server, which is less than the model's own. A
@@ -249,8 +245,3 @@ def _positive(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if value > 0 else None
-
-
-def _busy(status: int) -> bool:
-    """Whether the same question may have another answer in a moment."""
-    return status in (408, 429) or status >= 500

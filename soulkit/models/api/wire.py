@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from soulkit.models.api.protocol import whole_text
-from soulkit.types import Call, Form, Sampling, Segment
+from soulkit.types import Call, Sampling, Segment
 
 _FIELD_OF = {"max_completion_tokens": "max_tokens", "chat_template_kwargs": "thinking"}
 """Wire names that differ from the name of the `Sampling` field they carry."""
@@ -124,15 +124,11 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
         budget = {} if sampling.thinking else {"thinking_budget": 0}
         wire["chat_template_kwargs"] = {"enable_thinking": sampling.thinking} | budget
     if sampling.form is not None:
-        wire[FORMAT] = _strict_format(sampling.form)
+        # Names of schemas are restricted to these characters and 64 of them.
+        name = re.sub(r"[^\w-]", "_", sampling.form.name, flags=re.ASCII)[:64] or "reply"
+        schema = {"name": name, "strict": True, "schema": json.loads(sampling.form.schema)}
+        wire[FORMAT] = {"type": RUNGS[0], RUNGS[0]: schema}
     return wire
-
-
-def _strict_format(form: Form) -> dict[str, Any]:
-    # Names of schemas are restricted to these characters and 64 of them.
-    name = re.sub(r"[^\w-]", "_", form.name, flags=re.ASCII)[:64] or "reply"
-    schema = {"name": name, "strict": True, "schema": json.loads(form.schema)}
-    return {"type": RUNGS[0], RUNGS[0]: schema}
 
 
 def sent_seed(seed: int, call: Call) -> int:
@@ -163,18 +159,14 @@ def without(settings: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
     if "max_tokens" in refused and "max_completion_tokens" not in refused:
         sent["max_completion_tokens"] = settings["max_tokens"]
     if FORMAT in settings:
-        rung = _rung(settings[FORMAT], refused)
+        # The best rung that is refused neither for every form nor for this one.
+        name = settings[FORMAT][RUNGS[0]]["name"]
+        rung = next((r for r in RUNGS if not refused & {f"form:{r}", f"form:{r}:{name}"}), None)
         if rung is None:
             del sent[FORMAT]
         elif rung != RUNGS[0]:
             sent[FORMAT] = {"type": rung}
     return sent
-
-
-def _rung(form: Mapping[str, Any], refused: set[str]) -> str | None:
-    """The best rung that is refused neither for every form nor for this one."""
-    name = form[RUNGS[0]]["name"]
-    return next((r for r in RUNGS if not refused & {f"form:{r}", f"form:{r}:{name}"}), None)
 
 
 def dropped_fields(settings: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
@@ -302,13 +294,9 @@ def rate_limit_wait(headers: Mapping[str, str], message: str = "") -> float | No
 def _reset_wait(headers: Mapping[str, str]) -> float | None:
     names = [name for name in headers if _RESET.fullmatch(name)]
     waits = {name: wait for name in names if (wait := _wait_of(headers[name]))}
-    used_up = [wait for name, wait in waits.items() if _is_used_up(headers, name)]
+    left = {name: headers.get(name.replace("reset", "remaining"), "").strip() for name in waits}
+    used_up = [waits[n] for n, value in left.items() if re.fullmatch(r"-\d+|0+(?:\.0+)?", value)]
     return max(used_up) if used_up else min(waits.values(), default=None)
-
-
-def _is_used_up(headers: Mapping[str, str], reset: str) -> bool:
-    left = headers.get(reset.replace("reset", "remaining"), "").strip()
-    return re.fullmatch(r"-\d+|0+(?:\.0+)?", left) is not None
 
 
 def _wait_of(value: str) -> float | None:

@@ -226,7 +226,10 @@ def keep_request(db: sqlite3.Connection, request: Request) -> tuple[bytes | None
     """
     chain = list(_chain(request.messages))
     for digest, parent, message in reversed(chain):
-        row = (digest, parent, message["role"], _pack(message["content"]))
+        plain = message["content"].encode("utf-8", "surrogatepass")
+        packed = zlib.compress(plain, 6)
+        text = _PACKED + packed if len(packed) < len(plain) else _PLAIN + plain
+        row = (digest, parent, message["role"], text)
         done = db.execute("INSERT OR IGNORE INTO contexts VALUES (?, ?, ?, ?)", row)
         if done.rowcount == 0:
             break
@@ -303,12 +306,6 @@ def _canonical(value: Any) -> str:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
-
-
-def _pack(text: str) -> bytes:
-    plain = text.encode("utf-8", "surrogatepass")
-    packed = zlib.compress(plain, 6)
-    return _PACKED + packed if len(packed) < len(plain) else _PLAIN + plain
 
 
 def _unpack(body: bytes) -> str:

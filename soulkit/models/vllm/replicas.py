@@ -167,7 +167,9 @@ class Replicas:
         finally:
             session.names[name] -= 1
             if not session.names[name]:
-                _wake(session.leaving.pop(name, ()))
+                for turn in session.leaving.pop(name, ()):
+                    if not turn.done():
+                        turn.set_result(None)
 
     async def idle(self, name: str) -> None:
         """Returns when no request for the model of this name is waiting or under way."""
@@ -317,7 +319,8 @@ class Replicas:
         )
         task = asyncio.ensure_future(request)
         session.tasks[member].add(task)
-        self._watch(session)
+        if session.watch is None or session.watch.done():
+            session.watch = asyncio.ensure_future(self._look_after(session))
         try:
             await asyncio.wait({task})
         finally:
@@ -332,11 +335,6 @@ class Replicas:
         return task.result()
 
     # -- life and death ----------------------------------------------------------------------------
-
-    def _watch(self, session: _Session) -> None:
-        """See to it that somebody looks after the servers while requests are on the wire."""
-        if session.watch is None or session.watch.done():
-            session.watch = asyncio.ensure_future(self._look_after(session))
 
     async def _look_after(self, session: _Session) -> None:
         while any(session.tasks.values()):
@@ -396,7 +394,9 @@ class Replicas:
     def _drop(self, session: _Session, member: _Replica, why: str) -> None:
         if member.ending:
             return
-        member.ending = why = _ending(why)
+        # As it stands between brackets; the client writes whole sentences.
+        why = re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")
+        member.ending = why
         again, left = session.load[member], len(self.urls)
         if left:
             self._say(
@@ -409,14 +409,3 @@ class Replicas:
 
     def _give_up(self) -> Never:
         raise NoServerLeft({member.url: member.ending for member in self._members})
-
-
-def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
-    for turn in waiting:
-        if not turn.done():
-            turn.set_result(None)
-
-
-def _ending(why: str) -> str:
-    """Why a server ended, as it stands between brackets; the client writes whole sentences."""
-    return re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")
