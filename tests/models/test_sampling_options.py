@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from soulkit.models.ledger.ledger import call_key
 from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.client import completion_request, gives_logprobs
 from soulkit.types import ADDED_LATER, Call, Completion, Form, Sampling, Segment
+from tests.support.evaluation import api, oracle
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 CALL = Call(role="judge", example_id="e1")
@@ -142,3 +144,19 @@ def test_a_local_model_draws_from_what_is_left(sampling: Sampling, likely: set[i
     counts = torch.bincount(drawn, minlength=4) / 400
     left = probs * torch.tensor([float(i in likely) for i in range(4)])
     assert torch.allclose(counts, left / left.sum(), atol=0.01)
+
+
+def test_an_evaluation_sends_and_records_the_cuts(tmp_path: Path) -> None:
+    with ScriptedServer(answer=oracle("tomi", 2)) as server:
+        cuts = ("--top-k", 40, "--min-p", 0.05, "--limit", 2)
+        assert api(server.base_url, tmp_path / "cut", *cuts) == 0
+        sent = server.requests[-1]
+        assert api(server.base_url, tmp_path / "plain", "--limit", 2) == 0
+        assert not {"top_k", "min_p"} & server.requests[-1].keys()
+    assert (sent["top_k"], sent["min_p"]) == (40, 0.05)
+    recorded = {
+        name: json.loads((tmp_path / name / "provenance.json").read_text())["tasks"]["tomi"]
+        for name in ("cut", "plain")
+    }
+    assert recorded["cut"]["sampling"]["top_k"] == 40
+    assert "top_k" not in recorded["plain"]["sampling"], "as in runs from before the option"
