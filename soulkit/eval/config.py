@@ -21,7 +21,8 @@ from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import OPENAI_URL, checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
 from soulkit.models.players.config import UNSAID
-from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
+from soulkit.models.players.kinds import VERSION
+from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 

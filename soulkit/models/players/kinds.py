@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from pydantic import Field
+
+from soulkit.config import Settings
 from soulkit.errors import ConfigError
 from soulkit.models.api.addresses import OPENAI_URL, checked_url, is_loopback, with_address
 
@@ -24,28 +27,43 @@ if TYPE_CHECKING:
 KindName = Literal["endpoint", "local", "vllm", "actor", "scripted"]
 
 
-class PlayerSettings(Protocol):
-    """The settings of one player (`RoleSettings`), as far as kinds read them."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def base_url(self) -> str | None: ...
-    @property
-    def api_key_env(self) -> str: ...
-    @property
-    def headers(self) -> dict[str, str]: ...
-    @property
-    def api_version(self) -> str | None: ...
-    @property
-    def args(self) -> dict[str, str]: ...
-    @property
-    def price_in(self) -> float | None: ...
-    @property
-    def price_out(self) -> float | None: ...
+VERSION = r"^[A-Za-z0-9_.-]+$"
+"""Of an interface's version, a date at Azure."""
 
 
-class PlayerMaker(Protocol):
+class PlayerFields(Settings):
+    """The settings of one player; `RoleSettings` checks them."""
+
+    kind: KindName = "endpoint"
+    model: str = ""
+    """The name on its server, the folder or hub id, or the file of the script."""
+    base_url: str | None = None
+    """Of an endpoint: filled in where it is left out, with OPENAI_BASE_URL or OpenAI's own."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """NAME of the environment variable with the key."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Sent with every request: header → NAME of the environment variable with its value."""
+    api_version: str | None = Field(default=None, pattern=VERSION)
+    """What Azure's deployments want behind the path."""
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    max_tokens: int | None = Field(default=None, gt=0)
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    tokens_per_minute: float | None = Field(default=None, gt=0)
+    price_in: float | None = Field(default=None, ge=0)
+    """US dollars per million prompt tokens."""
+    price_out: float | None = Field(default=None, ge=0)
+    args: dict[str, str] = Field(default_factory=dict)
+    """Of a vLLM server: flag → value, "" for a flag without one; beside those of the command."""
+    by_batch: bool = True
+    """Whether it may be asked through its server's batch service, where a run asks for that."""
+
+
+class Maker(Protocol):
     """What a kind needs to make a player: the `Players` of a run."""
 
     ledger: Ledger | None
@@ -86,32 +104,30 @@ class PlayerKind:
         """Raw settings with what they leave out."""
         return settings
 
-    def written(self, settings: PlayerSettings) -> str:
+    def written(self, settings: PlayerFields) -> str:
         """The settings in short, for messages and tables."""
         return f"{self.name}:{settings.model}"
 
     # -- making ------------------------------------------------------------------------------------
 
-    def key(self, settings: PlayerSettings) -> tuple[str, ...]:
+    def key(self, settings: PlayerFields) -> tuple[str, ...]:
         """What two players that are one model have in common."""
         return self.name, settings.model
 
-    def make(
-        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
-    ) -> ChatModel:
+    def make(self, role: str, settings: PlayerFields, maker: Maker, batched: bool) -> ChatModel:
         """A model for these settings; a UserError when it cannot be made."""
         raise NotImplementedError
 
-    def check(self, role: str, settings: PlayerSettings, maker: PlayerMaker) -> None:
+    def check(self, role: str, settings: PlayerFields, maker: Maker) -> None:
         """Raise what can be said while nothing is asked, loaded or started."""
 
     # -- what it takes -----------------------------------------------------------------------------
 
-    def price(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> Price | None:
+    def price(self, settings: PlayerFields, table: Callable[[], PriceTable]) -> Price | None:
         """The price of its calls; None where none is known."""
         return None
 
-    def is_paid(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> bool:
+    def is_paid(self, settings: PlayerFields, table: Callable[[], PriceTable]) -> bool:
         """Whether its calls cost money, as far as anybody knows."""
         return False
 
@@ -137,18 +153,16 @@ class EndpointKind(PlayerKind):
     def completed(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return with_address(settings)
 
-    def written(self, settings: PlayerSettings) -> str:
+    def written(self, settings: PlayerFields) -> str:
         where = "" if settings.base_url in (None, OPENAI_URL) else f"@{settings.base_url}"
         return f"{super().written(settings)}{where}"
 
-    def key(self, settings: PlayerSettings) -> tuple[str, ...]:
+    def key(self, settings: PlayerFields) -> tuple[str, ...]:
         headers = [part for pair in sorted(settings.headers.items()) for part in pair]
         server = (checked_url(settings.base_url), settings.api_key_env, settings.api_version or "")
         return self.name, settings.model, *server, *headers
 
-    def make(
-        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
-    ) -> ChatModel:
+    def make(self, role: str, settings: PlayerFields, maker: Maker, batched: bool) -> ChatModel:
         from soulkit.models.api.endpoint import Endpoint
 
         arguments: dict[str, Any] = {
@@ -172,16 +186,16 @@ class EndpointKind(PlayerKind):
         maker.batches.watch(live)
         return live
 
-    def check(self, role: str, settings: PlayerSettings, maker: PlayerMaker) -> None:
+    def check(self, role: str, settings: PlayerFields, maker: Maker) -> None:
         maker.model(role, settings)
 
-    def price(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> Price | None:
+    def price(self, settings: PlayerFields, table: Callable[[], PriceTable]) -> Price | None:
         from soulkit.models.api.prices import own_price
 
         own = own_price(settings.price_in, settings.price_out)
         return own or table().of(settings.model, checked_url(settings.base_url))
 
-    def is_paid(self, settings: PlayerSettings, table: Callable[[], PriceTable]) -> bool:
+    def is_paid(self, settings: PlayerFields, table: Callable[[], PriceTable]) -> bool:
         if is_loopback(checked_url(settings.base_url)):
             return False
         price = self.price(settings, table)
@@ -194,9 +208,7 @@ class LocalKind(PlayerKind):
     name, form = "local", "local:PATH"
     takes_memory = may_be_path = True
 
-    def make(
-        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
-    ) -> ChatModel:
+    def make(self, role: str, settings: PlayerFields, maker: Maker, batched: bool) -> ChatModel:
         if maker.load is None:
             raise _not_loaded(role, settings)
         return maker.load(settings.model)
@@ -208,13 +220,11 @@ class VllmKind(PlayerKind):
     name, form = "vllm", "vllm:PATH"
     takes_memory = True
 
-    def key(self, settings: PlayerSettings) -> tuple[str, ...]:
+    def key(self, settings: PlayerFields) -> tuple[str, ...]:
         flags = [part for pair in sorted(settings.args.items()) for part in pair]
         return self.name, settings.model, *flags
 
-    def make(
-        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
-    ) -> ChatModel:
+    def make(self, role: str, settings: PlayerFields, maker: Maker, batched: bool) -> ChatModel:
         if maker.serve is None:
             raise _not_loaded(role, settings)
         return maker.serve(settings)
@@ -226,12 +236,10 @@ class ActorKind(PlayerKind):
     name, form = "actor", "actor"
     is_named = False
 
-    def written(self, settings: PlayerSettings) -> str:
+    def written(self, settings: PlayerFields) -> str:
         return self.name
 
-    def make(
-        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
-    ) -> ChatModel:
+    def make(self, role: str, settings: PlayerFields, maker: Maker, batched: bool) -> ChatModel:
         if maker.actor is None:
             raise ConfigError(
                 f"The {role} is to be the actor, and there is no actor here.",
@@ -247,14 +255,12 @@ class ScriptedKind(PlayerKind):
     name, form = "scripted", "scripted:FILE"
     may_be_path = True
 
-    def make(
-        self, role: str, settings: PlayerSettings, maker: PlayerMaker, *, batched: bool
-    ) -> ChatModel:
+    def make(self, role: str, settings: PlayerFields, maker: Maker, batched: bool) -> ChatModel:
         from soulkit.models.stand_ins import ScriptedModel
 
         return ScriptedModel.read(Path(settings.model))
 
-    def check(self, role: str, settings: PlayerSettings, maker: PlayerMaker) -> None:
+    def check(self, role: str, settings: PlayerFields, maker: Maker) -> None:
         maker.model(role, settings)
 
 
@@ -279,7 +285,7 @@ def parse_kind(text: str) -> tuple[PlayerKind, str] | None:
     return kind, rest
 
 
-def _not_loaded(role: str, settings: PlayerSettings) -> ConfigError:
+def _not_loaded(role: str, settings: PlayerFields) -> ConfigError:
     return ConfigError(
         f"The {role} is to be the checkpoint '{settings.model}'.",
         "This command loads no checkpoint.",

@@ -92,11 +92,11 @@ class Players:
         """The model behind `settings`, made once."""
         kind = settings.player_kind
         if not kind.is_named:  # the actor: made, and closed, elsewhere
-            return kind.make(role, settings, self, batched=False)
+            return kind.make(role, settings, self, False)
         batched = self.batches is not None and self.by_batch(role, settings)
         key = (*kind.key(settings), "batch" if batched else "")
         if key not in self._made:
-            self._made[key] = kind.make(role, settings, self, batched=batched)
+            self._made[key] = kind.make(role, settings, self, batched)
         expect_forms = getattr(self._made[key], "expect_forms", None)
         if expect_forms is not None and role in ASKED_FOR_FORMS:
             expect_forms()

@@ -40,7 +40,7 @@ from pydantic import Field, ValidationError, field_validator, model_serializer, 
 from soulkit.config import Settings, merge
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url
-from soulkit.models.players.kinds import FORMS, KINDS, KindName, PlayerKind, is_spec, parse_kind
+from soulkit.models.players.kinds import FORMS, KINDS, PlayerFields, PlayerKind, is_spec, parse_kind
 from soulkit.models.vllm.settings import checked_flags
 from soulkit.runs.folder import is_secret
 from soulkit.types import Sampling
@@ -57,8 +57,6 @@ REPLY: dict[str, tuple[float, int]] = {
 }
 """Role → temperature and longest reply where nothing else is said. Reasoning counts as reply, so
 that a reasoning partner says nothing within a few hundred tokens."""
-VERSION = r"^[A-Za-z0-9_.-]+$"
-"""Of an interface's version, a date at Azure."""
 SELDOM = ("headers", "api_version", "args", "top_k", "min_p")
 """Settings that are written only where they say something."""
 PANELS = ("judge", "auditor")
@@ -67,36 +65,8 @@ RULES = ("symbolic", "terse", "none")
 """What a coach may be beside a player."""
 
 
-class RoleSettings(Settings):
+class RoleSettings(PlayerFields):
     """One player of a role. A text in the forms above is read as these settings."""
-
-    kind: KindName = "endpoint"
-    model: str = ""
-    """The name on its server, the folder or hub id, or the file of the script."""
-    base_url: str | None = None
-    """Of an endpoint: filled in where it is left out, with OPENAI_BASE_URL or OpenAI's own."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """NAME of the environment variable with the key."""
-    headers: dict[str, str] = Field(default_factory=dict)
-    """Sent with every request: header → NAME of the environment variable with its value."""
-    api_version: str | None = Field(default=None, pattern=VERSION)
-    """What Azure's deployments want behind the path."""
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    max_tokens: int | None = Field(default=None, gt=0)
-    thinking: bool | None = None
-    reasoning_effort: str | None = None
-    requests_per_minute: float | None = Field(default=None, gt=0)
-    tokens_per_minute: float | None = Field(default=None, gt=0)
-    price_in: float | None = Field(default=None, ge=0)
-    """US dollars per million prompt tokens."""
-    price_out: float | None = Field(default=None, ge=0)
-    args: dict[str, str] = Field(default_factory=dict)
-    """Of a vLLM server: flag → value, "" for a flag without one; beside those of the command."""
-    by_batch: bool = True
-    """Whether it may be asked through its server's batch service, where a run asks for that."""
 
     @model_validator(mode="before")
     @classmethod
