@@ -7,6 +7,7 @@ does not fit is named: base, adapter, teacher, and what a resume puts back.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ ADAPTER_FILE = "adapter_model.safetensors"
 SHOWN = 3
 """Names of weights in a message; the others are counted."""
 
+BLOCKS, BLOCK_BYTES = 64, 1 << 16
+"""What is read of a file of weights to know it again."""
 _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
 
@@ -232,3 +235,19 @@ def _is_tuned(adapted: Any, weight: str) -> bool:
 def _plain(weight: str, adapter: str) -> str:
     """The name of a weight as it stands in the file."""
     return weight.replace(f".{adapter}", "")
+
+
+def weights_hash(folder: Path) -> str:
+    """What tells a checkpoint from one that was written to the same place since.
+
+    Of each file of weights its size, its head and blocks all over it: training moves everything.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as opened:
+            for part in range(BLOCKS):
+                opened.seek(size * part // BLOCKS)
+                digest.update(opened.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]

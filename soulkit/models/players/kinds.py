@@ -7,6 +7,7 @@ calls cost, whether it takes memory of this machine, and what names it in a reco
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -16,6 +17,7 @@ from pydantic import Field
 from soulkit.config import Settings
 from soulkit.errors import ConfigError
 from soulkit.models.api.addresses import OPENAI_URL, checked_url, is_loopback, with_address
+from soulkit.models.local.weights import weights_hash
 
 if TYPE_CHECKING:
     from soulkit.models.api.batch_endpoint import Batches
@@ -79,6 +81,10 @@ class Maker(Protocol):
     def limits_and_prices(self, settings: Any) -> dict[str, Any]: ...
 
 
+Live = Callable[[], "ChatModel"]
+"""Makes a player, or gives the one that is made."""
+
+
 class PlayerKind:
     """One kind of player. What is written here holds for a checkpoint on this machine."""
 
@@ -93,6 +99,8 @@ class PlayerKind:
     """Whether its checkpoint is loaded on this machine."""
     may_be_path: ClassVar[bool] = False
     """Whether its model may be a file or folder of this machine."""
+    is_sampled: ClassVar[bool] = True
+    """Whether sampling changes what it says."""
 
     # -- as it is written --------------------------------------------------------------------------
 
@@ -120,6 +128,19 @@ class PlayerKind:
 
     def check(self, role: str, settings: PlayerFields, maker: Maker) -> None:
         """Raise what can be said while nothing is asked, loaded or started."""
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    def identity(
+        self, settings: PlayerFields, actor: Mapping[str, Any], live: Live | None
+    ) -> dict[str, Any]:
+        """What names it in the record of a run, beside its kind and model. `actor` names the model
+        under test; `live` makes the player, None where nothing may be made."""
+        if live is None:
+            return {}
+        if (folder := Path(settings.model)).exists():
+            return {"path": str(folder.resolve()), "weights": weights_hash(folder)}
+        return revision_of(live())
 
     # -- what it takes -----------------------------------------------------------------------------
 
@@ -189,6 +210,12 @@ class EndpointKind(PlayerKind):
     def check(self, role: str, settings: PlayerFields, maker: Maker) -> None:
         maker.model(role, settings)
 
+    def identity(
+        self, settings: PlayerFields, actor: Mapping[str, Any], live: Live | None
+    ) -> dict[str, Any]:
+        url = getattr(live() if live else None, "base_url", None) or settings.base_url or OPENAI_URL
+        return {"address": str(url).rstrip("/")}
+
     def price(self, settings: PlayerFields, table: Callable[[], PriceTable]) -> Price | None:
         from soulkit.models.api.prices import own_price
 
@@ -229,6 +256,14 @@ class VllmKind(PlayerKind):
             raise _not_loaded(role, settings)
         return maker.serve(settings)
 
+    def identity(
+        self, settings: PlayerFields, actor: Mapping[str, Any], live: Live | None
+    ) -> dict[str, Any]:
+        # A quantised model is not the one that it was made of.
+        flags = " ".join(f"--{name}={value}" for name, value in sorted(settings.args.items()))
+        basis = basis_of(live()) if live else {}
+        return {**super().identity(settings, actor, live), "args": flags or "none", **basis}
+
 
 class ActorKind(PlayerKind):
     """The model under test, or in training the one that is trained."""
@@ -248,12 +283,26 @@ class ActorKind(PlayerKind):
             )
         return maker.actor
 
+    def identity(
+        self, settings: PlayerFields, actor: Mapping[str, Any], live: Live | None
+    ) -> dict[str, Any]:
+        return dict(actor)
+
 
 class ScriptedKind(PlayerKind):
     """Replies from a file."""
 
     name, form = "scripted", "scripted:FILE"
     may_be_path = True
+    is_sampled = False
+
+    def identity(
+        self, settings: PlayerFields, actor: Mapping[str, Any], live: Live | None
+    ) -> dict[str, Any]:
+        if live is None:
+            return {}
+        live()  # says in words what is wrong with the file
+        return {"sha256": hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()[:16]}
 
     def make(self, role: str, settings: PlayerFields, maker: Maker, batched: bool) -> ChatModel:
         from soulkit.models.stand_ins import ScriptedModel
@@ -299,3 +348,17 @@ def _key_and_headers(text: str) -> tuple[str, dict[str, str]]:
     headers = [part.partition("=") for part in parts if "=" in part]
     key = next((part for part in parts if part and "=" not in part), "")
     return key, {name: variable for name, _, variable in headers}
+
+
+def revision_of(live: Any) -> dict[str, Any]:
+    """The commit of a model of the hub that is loaded or served; nothing of a folder."""
+    config = getattr(getattr(live, "model", None), "config", None)
+    codec = getattr(live, "codec", None)
+    commit = getattr(config, "_commit_hash", None) or getattr(codec, "commit", None)
+    return {"revision": str(commit)} if commit else {}
+
+
+def basis_of(live: Any) -> dict[str, Any]:
+    """How it is known which weights attached servers compute with; nothing of any other model."""
+    basis = getattr(live, "weights_basis", "")
+    return {"weights_basis": basis} if basis else {}
