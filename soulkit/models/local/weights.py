@@ -8,10 +8,11 @@ does not fit is named: base, adapter, teacher, and what a resume puts back.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from soulkit.errors import ModelLoadError
 
@@ -22,6 +23,7 @@ SHOWN = 3
 
 BLOCKS, BLOCK_BYTES = 64, 1 << 16
 """What is read of a file of weights to know it again."""
+_HEADER_BYTES = 100 * 1024 * 1024
 _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
 
@@ -251,3 +253,30 @@ def weights_hash(folder: Path) -> str:
                 opened.seek(size * part // BLOCKS)
                 digest.update(opened.read(BLOCK_BYTES))
     return digest.hexdigest()[:16]
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file."""
+
+    name: str
+    dtype: str
+    """As safetensors calls it: BF16."""
+    shape: tuple[int, ...]
+    start: int
+    """Its first byte in the file."""
+    end: int
+    """The byte behind it."""
+
+
+def stored_tensors(file: BinaryIO) -> list[StoredTensor]:
+    """The tensors in a safetensors file, by its header alone. ValueError, KeyError, TypeError or
+    AttributeError for another file."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= _HEADER_BYTES:
+        raise ValueError("no safetensors header")
+    header: Mapping[str, Any] = json.loads(file.read(length))
+    return [
+        StoredTensor(name, entry["dtype"], tuple(entry["shape"]),
+                     *(8 + length + at for at in entry["data_offsets"]))
+        for name, entry in header.items() if name != "__metadata__"
+    ]  # fmt: skip
