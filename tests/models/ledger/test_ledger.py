@@ -1,4 +1,7 @@
-"""The ledger: nothing is paid for twice, not even after kill -9, and replays need no network."""
+"""The ledger: nothing is paid for twice, not even after kill -9, and replays need no network.
+
+Seat and purpose tell calls apart; a call without them is the one from before there were any.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,20 @@ from hypothesis import strategies as st
 
 from soulkit.errors import ProviderError, RunError
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.ledger.ledger import Ledger, LedgerEntry, ReplayMiss, call_key, request_of
+from soulkit.models.api.wire import sent_seed
+from soulkit.models.ledger.ledger import (
+    Ledger,
+    LedgerEntry,
+    ReplayMiss,
+    call_key,
+    request_key,
+    request_of,
+)
+from soulkit.models.ledger.view import LedgerView
+from soulkit.models.local.decode import uniforms
 from soulkit.types import Call, Completion, Sampling, Segment
+from tests.models.ledger.test_storage import filled
+from tests.support.ledger_writer import entry_of
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 ROOT = Path(__file__).parents[3]
@@ -259,3 +274,52 @@ def test_killed_run_does_not_pay_twice(tmp_path: Path) -> None:
     assert len(server.requests) <= count + 1, "only the call in flight is asked again"
     with Ledger(path) as ledger:
         assert ledger.totals()["calls"] == count
+
+
+PARTNER = Call(role="partner", example_id="e", rollout=2, kind="refined", turn=3, sample=1, step=4)
+NAMED = (
+    replace(PARTNER, seat="ann"), replace(PARTNER, purpose="ann"),
+    replace(PARTNER, seat="ann", purpose="b"),
+    replace(PARTNER, seat="annb"), replace(PARTNER, seat="bob"),
+)  # fmt: skip
+
+
+def key_of(call: Call) -> str:
+    messages = [{"role": "user", "content": "x"}]
+    return call_key(base_url="u", model="m", messages=messages, sampling=Sampling(), call=call)
+
+
+def test_a_call_without_seat_keeps_key_seed_and_stream() -> None:
+    """The figures are those of the version before seats."""
+    assert key_of(PARTNER) == "61030691fff9dee4c572ed89a8343f7f7d8bf7a01b07e02ee0d36a1fb86db036"
+    assert sent_seed(7, PARTNER) == 1386035217
+    assert uniforms(7, PARTNER, 2).tolist() == [0.21696883593972516, 0.37258861845499036]
+
+
+def test_seat_and_purpose_have_keys_seeds_and_streams_of_their_own() -> None:
+    calls = (PARTNER, *NAMED)
+    assert len({key_of(call) for call in calls}) == len(calls)
+    assert len({sent_seed(7, call) for call in calls}) == len(calls)
+    assert len({uniforms(7, call, 1)[0] for call in calls}) == len(calls)
+
+
+def test_a_ledger_keeps_seat_and_purpose(tmp_path: Path) -> None:
+    path = filled(tmp_path / "l.sqlite", 3)
+    _, entry, request = entry_of(1)
+    with Ledger(path) as ledger:
+        for call in (replace(entry.call, seat="ann", purpose="p"), replace(entry.call, seat="bo")):
+            ledger.store(request_key(request, "m", call), replace(entry, call=call), request)
+    with LedgerView(path) as view:
+        assert not view.verify().counts, "the keys are computed again from what is stored"
+        stored = sorted((s.entry.call.seat, s.entry.call.purpose) for s in view.entries())
+        assert stored == [("", "")] * 3 + [("ann", "p"), ("bo", "")]
+        assert [(g.purpose, g.calls) for g in view.groups()] == [("", 4), ("p", 1)]
+
+
+@pytest.mark.parametrize("call", NAMED)
+def test_the_words_for_a_call_name_seat_and_purpose(call: Call) -> None:
+    from soulkit.models.ledger.ledger import call_words
+
+    words = call_words(call)
+    assert words.startswith(call_words(PARTNER))
+    assert [name in words for name in ("seat", "purpose")] == [bool(call.seat), bool(call.purpose)]
