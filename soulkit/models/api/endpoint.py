@@ -56,7 +56,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ContextOverflow, ProviderError
-from soulkit.models.api.addresses import OPENAI_URL, is_loopback, open_access
+from soulkit.models.api.addresses import is_loopback, open_access
 from soulkit.models.api.limits import (
     Breaker,
     Budget,
@@ -100,8 +100,6 @@ from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
     from soulkit.models.api.probing import Preflight
-
-__all__ = ["OPENAI_URL", "Endpoint"]
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The protocols of API servers: where a request goes, what is in it, and how replies are read.
 
-An `ApiProtocol` is one kind of server. `CHAT` is the only one so far: chat completions, as OpenAI,
-vLLM and most others have them. A further kind is one more class here, and its object in PROTOCOLS.
+`CHAT` is the only one so far: chat completions, as OpenAI, vLLM and most others have them. A
+further kind is a subclass of `ApiProtocol`, and its object in PROTOCOLS.
 
 Servers agree on little beyond `choices[0].message`: the rest is read leniently, and what cannot be
 read raises `Unreadable` instead of becoming an empty answer.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from soulkit.api_keys import holds_key, masked, masked_json
 from soulkit.errors import SoulError
@@ -68,38 +68,21 @@ class ApiError:
     """The parameter that it is about, where the server names one."""
 
 
-class ApiProtocol(Protocol):
-    """A kind of API server."""
+class ApiProtocol:
+    """A kind of API server: chat completions here (replies of plain completions are read as well);
+    another kind is a subclass with what differs."""
 
-    path: str
+    path = "/chat/completions"
     """Of requests, behind the base URL."""
 
     def body(
         self, model: str, messages: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]
     ) -> dict[str, Any]:
         """One request. `parameters` have the names of `wire.parameters`."""
-
-    def parse(self, raw: str) -> WireReply:
-        """What a reply says. Raises `Unreadable` when it holds no completion."""
-
-    def with_words(self, raw: str, text: str, reasoning: str) -> str:
-        """The same reply with other words in it."""
-
-    def error(self, body: object) -> ApiError:
-        """What an error says, of a JSON value or of a text that is none."""
-
-
-class ChatCompletions:
-    """Chat completions; replies of plain completions are read as well."""
-
-    path = "/chat/completions"
-
-    def body(
-        self, model: str, messages: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]
-    ) -> dict[str, Any]:
         return {"model": model, "messages": messages, **parameters}
 
     def parse(self, raw: str) -> WireReply:
+        """What a reply says. Raises `Unreadable` when it holds no completion."""
         body = json_or_none(raw)
         if not isinstance(body, dict):
             raise Unreadable("empty body" if not raw.strip() else "no JSON object")
@@ -128,11 +111,13 @@ class ChatCompletions:
         )
 
     def with_words(self, raw: str, text: str, reasoning: str) -> str:
+        """The same reply with other words in it."""
         body = json.loads(raw)
         body["choices"][0]["message"] |= {"content": text, "reasoning_content": reasoning}
         return json.dumps(body)
 
     def error(self, body: object) -> ApiError:
+        """What an error says, of a JSON value or of a text that is none."""
         if isinstance(body, list) and len(body) == 1:  # Google's interface
             body = body[0]
         if isinstance(body, dict):
@@ -142,8 +127,8 @@ class ChatCompletions:
         return ApiError(error_message(body), code[:_FIELD_CHARS], kind[:_FIELD_CHARS], param)
 
 
-CHAT = ChatCompletions()
-PROTOCOLS: tuple[ApiProtocol, ...] = (CHAT,)
+CHAT = ApiProtocol()
+PROTOCOLS = (CHAT,)
 
 
 def parse_reply(raw: str) -> WireReply:

@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from soulkit.errors import RunError, UserError
@@ -51,9 +50,6 @@ from soulkit.models.ledger.storage import (
 from soulkit.types import Call, Sampling
 
 Mode = Literal["record", "replay", "off"]
-
-
-__all__ = ["Ledger", "LedgerEntry", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
 
 
 ASIDE = "~"
@@ -272,12 +268,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -295,13 +286,30 @@ class Ledger:
         return self._first("key > ? AND key < ? ORDER BY rowid DESC", (key, f"{key}{ASIDE}{ASIDE}"))
 
     def _first(self, where: str, values: tuple[str, ...]) -> LedgerEntry | None:
+        stored = self._stored(where, values)
+        return stored[0] if stored else None
+
+    def _stored(
+        self, where: str, values: tuple[str, ...]
+    ) -> tuple[LedgerEntry, Sequence[Any]] | None:
+        """The first entry that fits, and its row."""
         rows = self._query(f"SELECT {','.join(COLUMNS)} FROM calls WHERE {where}", values)
         if not rows:
             return None
         entry, problem = read_row(rows[0])
         if problem:
             raise self.damaged(entry, problem)
-        return entry
+        return entry, rows[0]
+
+    def _held(self, key: str) -> tuple[LedgerEntry, Request] | None:
+        """The entry of `key` and what was asked; RunError where that is damaged."""
+        stored = self._stored("key = ?", (key,))
+        if stored is None:
+            return None
+        try:
+            return stored[0], request_in(self._connection(), stored[1])
+        except Damaged as error:
+            raise self.damaged(stored[0], str(error)) from error
 
     def _sum(self, group: str, tail: str) -> list[tuple[Any, ...]]:
         return self._query(
@@ -422,7 +430,7 @@ class LayeredLedger(Ledger):
 
     def __init__(self, path: Path, below: Path | None = None, mode: Mode = "record") -> None:
         super().__init__(path, mode, mends=mode == "record")
-        self._lower = None if below is None else _Lower(below)
+        self._lower = None if below is None else Ledger(below, "replay")
 
     def close(self) -> None:
         """Close both files; closing twice is harmless."""
@@ -435,7 +443,7 @@ class LayeredLedger(Ledger):
         entry = super()._find(key)
         if entry is not None or self._lower is None:
             return entry
-        stored = self._lower.stored(key)
+        stored = self._lower._held(key)
         if stored is None or self.mode == "replay":
             return stored[0] if stored else None
         entry, request = stored
@@ -443,31 +451,3 @@ class LayeredLedger(Ledger):
 
     def _find_aside(self, key: str) -> LedgerEntry | None:
         return None
-
-
-class _Lower:
-    """The entries of a file that is only read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._db = open_to_read(path)
-        except (sqlite3.Error, OSError) as error:
-            raise unusable_ledger(path, str(error)) from error
-
-    def stored(self, key: str) -> tuple[LedgerEntry, Request] | None:
-        """The entry of a key and what was asked for it; None when the file does not hold it."""
-        sql = f"SELECT {','.join(COLUMNS)} FROM calls WHERE key = ?"
-        try:
-            row = self._db.execute(sql, (key,)).fetchone()
-            if row is None:
-                return None
-            entry, problem = read_row(row)
-            if problem:
-                raise Damaged(problem)
-            return entry, request_in(self._db, row)
-        except (sqlite3.Error, Damaged) as error:
-            raise unusable_ledger(self.path, str(error)) from error
-
-    def close(self) -> None:
-        self._db.close()

@@ -50,18 +50,6 @@ if TYPE_CHECKING:
     pass
 
 
-__all__ = [
-    "COMPLETIONS_PATH",
-    "LEAST_TEMPERATURE",
-    "Emission",
-    "LogprobsMode",
-    "Unreadable",
-    "completion_request",
-    "gives_logprobs",
-    "read_emission",
-    "sent_cuts",
-]  # fmt: skip
-
 COMPLETIONS_PATH = "/v1/completions"
 LogprobsMode = Literal["processed", "raw", "none"]
 """Of which distribution a server's log-probs are; none: it gives none that could be used."""

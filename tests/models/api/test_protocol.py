@@ -25,7 +25,7 @@ CALL = Call(role="judge", example_id="e1")
 CONTEXT = (Segment("system", "Be short."), Segment("user", "hello"))
 
 
-class Messages:
+class Messages(ApiProtocol):
     """An interface of another form: the system text apart, typed parts, its own counts."""
 
     path = "/messages"
@@ -53,7 +53,7 @@ class Messages:
         return ApiError(str(error.get("words") or body), kind=str(error.get("kind") or ""))
 
 
-MESSAGES: ApiProtocol = Messages()
+MESSAGES = Messages()
 
 
 @contextmanager

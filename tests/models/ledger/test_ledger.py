@@ -24,6 +24,7 @@ from soulkit.errors import ProviderError, RunError
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.wire import sent_seed
 from soulkit.models.ledger.ledger import (
+    LayeredLedger,
     Ledger,
     LedgerEntry,
     ReplayMiss,
@@ -34,7 +35,7 @@ from soulkit.models.ledger.ledger import (
 from soulkit.models.ledger.view import LedgerView
 from soulkit.models.local.decode import uniforms
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.models.ledger.test_storage import filled
+from tests.models.ledger.test_storage import closing_db, filled
 from tests.support.ledger_writer import entry_of
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -323,3 +324,73 @@ def test_the_words_for_a_call_name_seat_and_purpose(call: Call) -> None:
     words = call_words(call)
     assert words.startswith(call_words(PARTNER))
     assert [name in words for name in ("seat", "purpose")] == [bool(call.seat), bool(call.purpose)]
+
+
+# -- one ledger on top of another ------------------------------------------------------------------
+
+
+def lower_ledger(path: Path, count: int = 2) -> Path:
+    with Ledger(path, mends=True) as ledger:
+        for number in range(count):
+            key, entry, request = entry_of(number)
+            ledger.store(key, replace(entry, cost=0.5), request)
+    return path
+
+
+def test_what_the_lower_ledger_holds_is_copied_as_free(tmp_path: Path) -> None:
+    lower, upper = lower_ledger(tmp_path / "lower"), tmp_path / "upper"
+    before = lower.read_bytes()
+    key, entry, request = entry_of(1)
+    with LayeredLedger(upper, lower) as ledger:
+        found = ledger.lookup(key, model="m", call=entry.call)
+        assert found == replace(entry, cost=0.0, attempts=0)
+        assert ledger.lookup("other", model="m", call=entry.call) is None
+    assert lower.read_bytes() == before, "the lower one is never written to"
+    with LedgerView(upper) as view:
+        (stored,) = view.entries()
+        assert stored.request is not None and stored.request.messages == request.messages
+        assert not view.verify().counts
+    with Ledger(upper, "replay") as alone:
+        assert alone.lookup(key, model="m", call=entry.call) == found
+
+
+def test_a_replay_of_two_ledgers_copies_nothing(tmp_path: Path) -> None:
+    lower, upper = lower_ledger(tmp_path / "lower"), tmp_path / "upper"
+    Ledger(upper).close()
+    key, entry, _ = entry_of(1)
+    with LayeredLedger(upper, lower, "replay") as ledger:
+        assert ledger.lookup(key, model="m", call=entry.call) == replace(entry, cost=0.5)
+        with pytest.raises(ReplayMiss):
+            ledger.lookup("other", model="m", call=entry.call)
+    with LedgerView(upper) as view:
+        assert list(view.entries()) == []
+
+
+@pytest.mark.parametrize("mode", ["record", "replay"])
+def test_a_reply_that_was_set_aside_below_is_asked_for_again(tmp_path: Path, mode: Any) -> None:
+    lower, upper = lower_ledger(tmp_path / "lower"), tmp_path / "upper"
+    Ledger(upper).close()
+    key, entry, _ = entry_of(1)
+    with Ledger(lower, mends=True) as ledger:
+        ledger.set_aside(key)
+    with LayeredLedger(upper, lower, mode) as layered:
+        if mode == "record":
+            assert layered.lookup(key, model="m", call=entry.call) is None
+        else:
+            with pytest.raises(ReplayMiss):
+                layered.lookup(key, model="m", call=entry.call)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["UPDATE calls SET reply = 'x'", "UPDATE contexts SET role = 'system'",
+     "UPDATE settings SET body = '{}'"],
+)  # fmt: skip
+def test_damage_in_the_lower_ledger_is_an_error(tmp_path: Path, change: str) -> None:
+    lower = lower_ledger(tmp_path / "lower")
+    with closing_db(lower) as db:
+        db.execute(change)
+    key, entry, _ = entry_of(1)
+    with LayeredLedger(tmp_path / "upper", lower) as ledger, pytest.raises(RunError) as caught:
+        ledger.lookup(key, model="m", call=entry.call)
+    assert "lower" in caught.value.what
