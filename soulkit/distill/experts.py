@@ -22,7 +22,6 @@ from typing import Any
 
 from soulkit.distill.config import ANY, DistillConfig
 from soulkit.errors import ConfigError, ModelLoadError, did_you_mean
-from soulkit.eval.run.provenance import weights_hash
 from soulkit.models.local.loading import (
     ADAPTER_CONFIG,
     NOTE,
@@ -30,6 +29,7 @@ from soulkit.models.local.loading import (
     first_line,
     model_place,
 )
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings, TaskPlayers
 from soulkit.runs.folder import is_run, read_environment
 from soulkit.tasks.kit.registry import Registry, load_registry

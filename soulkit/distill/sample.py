@@ -25,10 +25,11 @@ from soulkit.errors import DataError, ModelLoadError, RunError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.results.summary import summary_line
 from soulkit.eval.run.actor import eval_needs, on_vllm
-from soulkit.eval.run.provenance import read_provenance, weights_hash
+from soulkit.eval.run.provenance import read_provenance
 from soulkit.eval.run.resume import draft_keys
 from soulkit.eval.run.runner import EvalBars, Waiting, run_eval
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.vllm.manager import Starts, VllmServers, terms_of
 from soulkit.models.vllm.settings import interpreter, resolve_engine
 from soulkit.play.costs import AskUser

@@ -25,6 +25,7 @@ from soulkit.models.local.loading import ADAPTER_CONFIG
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
+from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
@@ -162,7 +163,7 @@ def prepare_training(
     for remark in filter(None, (download_remark(config), *material.remarks())):
         say(remark)
     for part in filter(None, (material, material.measured)):
-        part.config.check_players()
+        check_players(part.config)
     if pays(material.config) or (material.measured and pays(material.measured.config)):
         _confirm(material, out, say, ask)
     return material
@@ -396,7 +397,7 @@ async def _reinforce(
             stop_ended(loop)
         if loop.step < config.steps:
             players.say = say
-            await players.roll_call.hold()  # before the first drafts are sampled
+            await players.preflight.hold()  # before the first drafts are sampled
         measure = with_sample_lines(loop, step.measure, say)
         await loop.run_all(step, with_stops(loop, show), measure)
     finally:

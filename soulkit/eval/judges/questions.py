@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from soulkit.data.rows import HUMAN
@@ -19,6 +19,7 @@ from soulkit.judge.quoting import fence, utterances
 from soulkit.judge.reliability import Grade, Judgement, PairJudgement, Subject, grades_in
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.stand_ins import ObservedModel, UnavailableModel
 from soulkit.tasks.kit.base import Task
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
@@ -39,37 +40,21 @@ class ActorWasAsked(SoulError):
     """A task called its actor while an episode was only to be scored."""
 
 
-class _NoActor:
-    """The actor of a cast that only judges."""
-
-    name = "nobody"
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        raise ActorWasAsked(f"the actor was asked while example {call.example_id} was being judged")
-
-    async def close(self) -> None:
-        """Nothing is open."""
+def _refusal_to_act(call: Call) -> ActorWasAsked:
+    return ActorWasAsked(f"the actor was asked while example {call.example_id} was being judged")
 
 
-@dataclass
-class CountedJudge:
+class CountedJudge(ObservedModel):
     """A judge's model with the number of the opinion in its calls; counts what it is asked.
 
     The number keys the ledger and the seed, so the same question is another one the second time.
     """
 
-    model: ChatModel
-    sample: int = 0
-    questions: int = 0
-    again: int = 0
-    failed: bool = False
-    """Whether the model itself broke, so that there was no answer to be read."""
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name = self.model.name
+    def __init__(self, model: ChatModel, sample: int = 0) -> None:
+        super().__init__(model)
+        self.sample, self.questions, self.again = sample, 0, 0
+        self.failed = False
+        """Whether the model itself broke, so that there was no answer to be read."""
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -139,7 +124,7 @@ def _label(value: Any) -> Grade:
 
 def _judging_cast(judge: Player, listener: CountedJudge, ledger: Ledger | None = None) -> Cast:
     return Cast(
-        actor=Player(_NoActor()),
+        actor=Player(UnavailableModel("nobody", _refusal_to_act)),
         judges=(replace(judge, model=listener),),
         panel=Panel(samples=1, orders="both"),
         ledger=ledger,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from soulkit.errors import ConfigError, UserError
 from soulkit.models.base import Cast, Player
+from soulkit.models.stand_ins import AnsweringModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.tasks.kit.base import Rollout, Task
@@ -93,7 +94,7 @@ async def gold_turns(
     played so."""
     rollout = Rollout(kind="refined" if feedback else "draft", feedback=feedback)
     try:
-        actor, other = Player(_Reciter(task.gold(example))), Player(_Reciter(None))
+        actor, other = Player(_reciter(task.gold(example))), Player(_reciter(None))
         cast = Cast(actor=actor, partner=other, environment=other, judges=(other,), coach=other)
         episode = await task.play(example, cast, rollout)
         episode = checked_episode(task, episode)
@@ -104,22 +105,15 @@ async def gold_turns(
     return [(trace.seat, turn.context) for trace in episode.traces for turn in trace.turns]
 
 
-class _Reciter:
-    """Says its lines, a turn each, and agrees when there are none left."""
+def _reciter(gold: Episode | None) -> AnsweringModel:
+    """Says the lines of `gold`, a turn each, and agrees when there are none left."""
+    lines = GoldLines(gold)
 
-    name = "none"
+    def answer(call: Call, sampling: Sampling) -> str:
+        line = lines.line(call)
+        return "Yes." if line is None else line
 
-    def __init__(self, gold: Episode | None) -> None:
-        self.recital = GoldLines(gold)
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        line = self.recital.line(call)
-        return Completion(text="Yes." if line is None else line)
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+    return AnsweringModel("none", answer)
 
 
 ROWS = 500

@@ -212,7 +212,7 @@ async def note_players(
     write_provenance(loop.run, record)
     if loop.step < loop.config.steps:
         players.say = say
-        await players.roll_call.hold()
+        await players.preflight.hold()
 
 
 def supervised_summary(

@@ -25,7 +25,6 @@ from soulkit.config import Settings
 from soulkit.data.corpora.settings import hub_address
 from soulkit.data.hub import RELEASES
 from soulkit.eval.results.cells import Cell, missing_parts_text
-from soulkit.eval.run.provenance import weights_hash
 from soulkit.metrics.intervals import estimate_text
 from soulkit.models.local.loading import (
     UNSTATED,
@@ -38,6 +37,7 @@ from soulkit.models.local.loading import (
     is_peft,
     model_place,
 )
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings
 from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
