@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -220,9 +220,11 @@ def _other_model(
         text for key, text in _PARTS.items() if (before or {}).get(key) != (now or {}).get(key)
     ]
     if differ:
+        *most, last = differ
+        listed = f"{', '.join(most)} and {last}" if most else last
         yield RunError(
             f"The {role} '{name}' is not the one that this run was started with: it has another "
-            f"{_listed(differ)}.",
+            f"{listed}.",
             "What was learned so far belongs to the old one.",
             "Bring the old one back under this name, or give another folder with --out.",
         )
@@ -249,11 +251,6 @@ def _other_machine(before: Prints, now: Prints) -> Iterator[RunError]:
                 "Sums come out different in the last bit, and the run promises equal bits.",
                 f"{hint}, or begin another run with --out.",
             )
-
-
-def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 # --- equal bits -----------------------------------------------------------------------------------
