@@ -193,8 +193,8 @@ def answered(name: str, protocol: str, vector: Vector, variant: str = "", **chan
     }
     if choice.metrics:
         measures = score.metrics if choice.measures else {}
-        own = {f"{name}/{measure}": value for measure, value in measures.items()}
-        actual["metrics"] = logged(name, vector, score) | own
+        task_metrics = {f"{name}/{measure}": value for measure, value in measures.items()}
+        actual["metrics"] = logged(name, vector, score) | task_metrics
     return score, actual
 
 
@@ -216,8 +216,10 @@ def test_reference(name: str, vector: Vector) -> None:
         if choice.metrics:
             assert_matches(actual, vector.expected)
             continue
-        known = actual.keys() & vector.expected.keys()
-        assert_matches({k: actual[k] for k in known}, {k: vector.expected[k] for k in known})
+        names_held = actual.keys() & vector.expected.keys()
+        assert_matches(
+            {k: actual[k] for k in names_held}, {k: vector.expected[k] for k in names_held}
+        )
         names = {f"{choice.vectors.partition('.')[0]}/reward", "all/score", "all/score_v1"}
         metrics = vector.expected["metrics"]
         paid = [metrics[name] for name in names & metrics.keys()]
