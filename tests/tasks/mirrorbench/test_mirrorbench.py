@@ -267,7 +267,7 @@ def test_rules_see_what_gives_a_machine_away() -> None:
 
 def test_a_flood_of_marks_or_sentences_is_read_in_one_go() -> None:
     """Either took minutes when it cost the square of its length."""
-    rules = coach.lesson(["so" + "\n" * 300_000 + "- that"], LeakView()) or ""
+    rules = coach.style_lesson(["so" + "\n" * 300_000 + "- that"], LeakView()) or ""
     assert "lists" in rules
     flood = Verdict(judge="j", purpose="gteval", said={"reasoning": "Too long. " * 100_000})
     assert 0 < len(coach.notes([flood], LeakView(reference="one\n" * 500))) < 5_000
