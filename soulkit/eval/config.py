@@ -18,9 +18,8 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import MissingSetting, setting
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.models.api.addresses import OPENAI_URL, addressed, checked_headers, checked_url
+from soulkit.models.api.addresses import addressed, checked_headers, checked_url
 from soulkit.models.ledger.ledger import Mode
-from soulkit.models.players.config import UNSAID
 from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
@@ -278,10 +277,6 @@ class EvalConfig(PlayConfig):
     def served(self) -> list[tuple[str, RoleSettings]]:
         actor = [("actor", self.endpoint())] if self.kind == "api" else []
         return [*actor, *super().served()]
-
-    @classmethod
-    def identity_defaults(cls) -> dict[str, Any]:
-        return super().identity_defaults() | {UNSAID: OPENAI_URL}
 
     @property
     def command(self) -> str:

@@ -21,9 +21,8 @@ from typing import Any
 
 from soulkit.eval.comparison.conditions import Conditions, read_conditions
 from soulkit.eval.results.cells import Cell, headline
-from soulkit.eval.run.provenance import MADE_HERE, PUBLISHED
+from soulkit.eval.run.provenance import PUBLISHED
 from soulkit.report.load import RunData
-from soulkit.tasks.kit.made_rows import MADE
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only when protocol, prompts, "
@@ -227,15 +226,10 @@ def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> 
 
 def _other_rows(table: Publication, task: str, run: Conditions) -> list[str]:
     """What a run played instead of published rows; empty for those, and where it is not known."""
-    stated, rows = table.stated.rows.get(task), run.rows(task) or {}
-    if stated and all(rows.values()) and rows_digest(rows) == stated:
+    stated = table.stated.rows.get(task)
+    if stated and rows_digest(run.rows(task)) == stated:
         return []
-    origins = run.of_task(task).get("origins")
-    if isinstance(origins, Mapping):
-        return [str(name) for name in origins if name != PUBLISHED]
-    data = run.settings.get("data")
-    source = data.get(task, data.get("*")) if isinstance(data, Mapping) else None
-    return [MADE_HERE] if str(source).startswith(MADE) else []
+    return [str(name) for name in run.of_task(task).get("origins", {}) if name != PUBLISHED]
 
 
 def left_out_text(others: Iterable[Mapping[str, str]]) -> str:
@@ -309,7 +303,7 @@ def _named(tasks: Sequence[str]) -> str:
 
 def _doubts(stated: Stated, task: str, run: Conditions) -> list[str]:
     doubts = [
-        _difference_text("protocol", stated.protocol, _protocol(run, task)),
+        _difference_text("protocol", stated.protocol, str(run.settings.get("protocol") or "")),
         _prompt_doubt(stated, task, run),
         _judge_doubt(stated, task, run),
         _difference_text("temperature", _degrees(stated.temperature), _temperature(run, task)),
@@ -336,11 +330,6 @@ def _prompt_doubt(stated: Stated, task: str, run: Conditions) -> str:
     return "" if prompts_digest(prompts) == there else "other prompts"
 
 
-def _protocol(run: Conditions, task: str) -> str:
-    names = run.evidence(task).protocols or {str(run.settings.get("protocol") or "")}
-    return ", ".join(sorted(names))
-
-
 def _temperature(run: Conditions, task: str) -> str:
     if any("temperature" in one for one in run.dropped(task, "actor") or ()):
         return "refused by the server"
@@ -352,19 +341,14 @@ def _degrees(value: object) -> str:
 
 
 def _judge_doubt(stated: Stated, task: str, run: Conditions) -> str:
-    roles = run.roles(task)
-    if roles is not None and "judge" not in roles:
+    if "judge" not in run.roles(task):
         return ""
-    # The run's own list has the judges of all its tasks: it stands in only for a record without
-    # players by task.
-    judges = run.named(task, "judge") or (run.players or {}).get("judge", ())
-    return _difference_text(
-        "judge", stated.judge(task), ", ".join(str(j.get("model", "")) for j in judges)
-    )
+    judges = ", ".join(str(judge.get("model", "")) for judge in run.players(task, "judge"))
+    return _difference_text("judge", stated.judge(task), judges)
 
 
 def _row_doubt(stated: Stated, task: str, run: Conditions) -> str:
     there, rows = stated.rows.get(task, ""), run.rows(task)
-    if not there or rows is None or not all(rows.values()):
+    if not there or not rows:
         return _difference_text("rows", there, "")
     return "" if rows_digest(rows) == there else "other rows"

@@ -20,9 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import RunError
 from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
-from soulkit.runs.stored import SCHEMA, SUMMARY_SCHEMA
+from soulkit.runs.stored import SCHEMA, SUMMARY_SCHEMA, read_object
 from soulkit.types import row_id
 
 SummaryProvenance = dict[str, Any]
@@ -53,7 +52,7 @@ def provenance_of(folder: Path, summary: Mapping[str, Any]) -> SummaryProvenance
         return dict(written)
     settings = read_config(folder) if (folder / CONFIG).is_file() else {}
     noted = read_environment(folder) if (folder / ENVIRONMENT).is_file() else {}
-    record, material = _object(folder / RECORD), _object(folder / MATERIAL)
+    record, material = read_object(folder / RECORD), read_object(folder / MATERIAL)
     origin: SummaryProvenance = {
         "command": str(noted.get("command", "")),
         "dates": {
@@ -71,21 +70,9 @@ def provenance_of(folder: Path, summary: Mapping[str, Any]) -> SummaryProvenance
         "panel": record.get("panel", {}),
         "servers": record.get("servers", {}),
         "tasks": _tasks(record.get("tasks", {}), material),
-        "batches": _batches(_object(folder / BATCHES)),
+        "batches": _batches(read_object(folder / BATCHES)),
     }
     return {name: value for name, value in origin.items() if value not in ("", {}, None, [])}
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"'{path}' cannot be read ({error}).",
-            "It says with whom and on what the run was measured.",
-            "Bring it back; without the file, the run counts as one that did not record this.",
-        ) from error
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _actor(settings: Mapping[str, Any]) -> SummaryProvenance:

@@ -35,37 +35,7 @@ from soulkit.runs.record_lines import (
     whole_traces,
 )
 from soulkit.runs.stored import CONTROLS_SCHEMA, EPISODES_SCHEMA, SCHEMA, refuse_other_schema
-from soulkit.types import ControlRecord, Episode, Record, Segment, Trace, Turn
-
-SHARED = "shared"
-
-
-def whole_contexts(episode: Episode, line: Mapping[str, Any]) -> Episode:
-    """The episode of `line`, which was read from it, with its contexts whole.
-
-    Raises ValueError for a turn that shares more than the one before it has.
-    """
-    counts = [
-        [turn.get(SHARED, 0) for turn in trace.get("turns", ())] for trace in line.get("traces", ())
-    ]
-    if not any(map(any, counts)):
-        return episode
-    traces = (
-        Trace(trace.seat, tuple(_whole_turns(trace, shared)))
-        for trace, shared in zip(episode.traces, counts, strict=True)
-    )
-    return replace(episode, traces=tuple(traces))
-
-
-def _whole_turns(trace: Trace, shared: Sequence[Any]) -> Iterator[Turn]:
-    previous: tuple[Segment, ...] = ()
-    for number, (turn, count) in enumerate(zip(trace.turns, shared, strict=True)):
-        if not isinstance(count, int) or not 0 <= count <= len(previous):
-            raise ValueError(f"turn {number} of '{trace.seat}' shares {count!r} messages")
-        whole = Turn((*previous[:count], *turn.context), turn.completion)
-        previous = whole.context
-        yield whole
-
+from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
 
 DEV_EPISODES = "dev.jsonl"
 """Where a training keeps what it played on the rows it held out."""
@@ -183,7 +153,8 @@ def load_controls(folder: Path) -> list[ControlRecord]:
 
 def _control_of(line: Mapping[str, Any], path: Path, number: int) -> ControlRecord:
     refuse_other_schema(line, CONTROLS_SCHEMA, f"Line {number} of '{path}'")
-    return _of_line(_form(ControlRecord), "a control", line, path, number)
+    made = _of_line(_form(ControlLine), "a control", line, path, number)
+    return ControlRecord(**{one.name: getattr(made, one.name) for one in fields(ControlRecord)})
 
 
 def stream_records(
@@ -253,15 +224,7 @@ def scored_keys(path: Path) -> dict[str, bool]:
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
     """The record in a parsed line, which DataError calls object `number` of `path`."""
     refuse_other_schema(line, EPISODES_SCHEMA, f"Line {number} of '{path}'")
-    if SCHEMA in line:
-        return _record_of(
-            _of_line(_form(RecordLine), "an episode", line, path, number), path, number
-        )
-    record = _of_line(_form(Record), "an episode", line, path, number)
-    try:
-        return replace(record, episode=whole_contexts(record.episode, line["episode"]))
-    except ValueError as error:
-        raise _unreadable(path, number, "an episode", str(error)) from error
+    return _record_of(_of_line(_form(RecordLine), "an episode", line, path, number), path, number)
 
 
 def _record_of(line: RecordHead, path: Path, number: int) -> Record:

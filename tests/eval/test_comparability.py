@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from soulkit.eval.comparison.comparability import (
-    condition_differences,
-    likeness_remarks,
+    Differences,
+    differences,
     shared_rows,
 )
 from soulkit.eval.comparison.conditions import read_conditions
@@ -75,10 +75,10 @@ def changed(parts: dict[str, Any], *changes: tuple[tuple[Any, ...], Any]) -> dic
     return made
 
 
-def differing(folder: Path, a: dict[str, Any], b: dict[str, Any]) -> tuple[list[str], list[str]]:
+def differing(folder: Path, a: dict[str, Any], b: dict[str, Any]) -> Differences:
     """(why the two may not be compared, what is said beside a difference)."""
     sides = [read_conditions(run(folder / name, one)) for name, one in (("a", a), ("b", b))]
-    return condition_differences(*sides, "essay"), likeness_remarks(*sides, "essay")
+    return differences(*sides, "essay")
 
 
 def judge(**other: Any) -> tuple[tuple[tuple[Any, ...], Any], ...]:
@@ -90,7 +90,7 @@ def judge(**other: Any) -> tuple[tuple[tuple[Any, ...], Any], ...]:
 TWO = [JUDGE, {**JUDGE, "model": "k"}]
 REFUSED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
     "protocol": (
-        ((("summary", "protocol"), "reference"),), "protocol paper against reference"
+        ((("settings", "protocol"), "reference"),), "protocol paper against reference"
     ),
     "prompt": (
         ((("summary", "prompts"), {"essay": {"judge": ["0"]}}),), "prompt 'judge' differs"
@@ -185,9 +185,7 @@ def test_what_is_compared_is_named(case: str, tmp_path: Path) -> None:
 def test_engines_are_named_except_those_of_endpoints(tmp_path: Path) -> None:
     here = changed(EVALUATION, (("settings", "kind"), "local"))
     served = changed(here, (("record", "engine"), {"kind": "vllm", "version": "0.9"}))
-    assert differing(tmp_path / "local", here, served)[1] == [
-        "sampled by local against vllm 0.9"
-    ]
+    assert differing(tmp_path / "local", here, served)[1] == ["sampled by local against vllm 0.9"]
     asked = changed(EVALUATION, (("record", "engine"), {"kind": "vllm", "version": "0.9"}))
     assert differing(tmp_path / "api", EVALUATION, asked) == ([], [])
 
@@ -252,7 +250,7 @@ def test_another_judge_of_both_leaves_the_rest_to_be_compared(tmp_path: Path) ->
         read_conditions(run(tmp_path / name, parts))
         for name, parts in (("a", EVALUATION), ("b", changed(EVALUATION, *changes)))
     )
-    (line,) = condition_differences(a, b, "essay", judges=False)
+    (line,) = differences(a, b, "essay", judges=False).blocking
     assert line.startswith("partner scripted:")
 
 
@@ -265,6 +263,5 @@ def test_shared_rows_are_those_of_equal_content(tmp_path: Path) -> None:
     shared = shared_rows(a, b, ["essay"])["essay"]
     assert (shared.ids, shared.a, shared.b) == ({"a"}, 2, 3)
     assert shared.words() == "1 of 2 in A and 3 in B"
-    assert condition_differences(
-        a.within({"essay": shared.ids}, []), b.within({"essay": shared.ids}, []), "essay"
-    ) == []  # fmt: skip
+    a, b = (one.within({"essay": shared.ids}, []) for one in (a, b))
+    assert differences(a, b, "essay") == ([], [])  # fmt: skip

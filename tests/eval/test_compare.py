@@ -8,7 +8,7 @@ The difference of two runs over a suite stays where differences can be.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,10 @@ from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import Suite
 from soulkit.types import Episode, Record, Score, Verdict, record_key
-from tests.support.evaluation import soul, three_lines
+from tests.support.evaluation import soul, three_lines, write_records
 
 
 def run(path: Path, values: dict[str, float | None], task: str = "tomi", **score: object) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
     rows = []
     for example, value in values.items():
         made = Score(value=value, reward=value, reason="" if value is not None else "judge_error")
@@ -49,9 +48,7 @@ def run(path: Path, values: dict[str, float | None], task: str = "tomi", **score
                 score=replace(made, **score),  # type: ignore[arg-type]
             )
         )
-    with (path / "episodes.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(r)) + "\n" for r in rows)
-    return path
+    return write_records(path, rows)
 
 
 def test_only_episodes_that_both_scored_count(tmp_path: Path) -> None:
@@ -150,14 +147,13 @@ def test_a_training_is_compared_with_no_evaluation(tmp_path: Path) -> None:
 
 def trained(path: Path, values: list[float]) -> Path:
     """A training with one draft a step, of another row each."""
-    path.mkdir()
     lines = [
         Record(key=record_key(step, str(step % 3), 0, "draft"), task="tomi", rollout=0, step=step,
                example_id=str(step % 3), kind="draft", score=Score(value=value, reward=value),
                episode=Episode(example_id=str(step % 3), task="tomi"))
         for step, value in enumerate(values)
     ]  # fmt: skip
-    (path / "episodes.jsonl").write_text("".join(json.dumps(asdict(r)) + "\n" for r in lines))
+    write_records(path, lines)
     (path / "config.yaml").write_text("{method: grpo, model: m, data: {tomi: rows.jsonl}}")
     (path / "summary.json").write_text(json.dumps({"summary_steps": min(10, len(values))}))
     return path
@@ -312,10 +308,7 @@ def record(task: str, example: str, value: float | None, **other: Any) -> Record
 
 
 def recorded_run(path: Path, *rows: Record) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "episodes.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
-    return path
+    return write_records(path, rows)
 
 
 def tomi(name: str, values: list[float | None], **other: Any) -> list[Record]:

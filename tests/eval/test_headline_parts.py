@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,7 +48,7 @@ from soulkit.types import (
     Turn,
     record_key,
 )
-from tests.support.evaluation import soul
+from tests.support.evaluation import soul, write_records
 from tests.support.road import TASKS, synth_examples, task_of
 from tests.support.servers.openai_server import Body, ScriptedServer
 from tests.support.training import config
@@ -289,10 +289,7 @@ def test_training_uses_the_parts_that_are_there_and_says_so() -> None:
 
 
 def written(path: Path, records: Sequence[Record]) -> Path:
-    path.mkdir()
-    lines = [json.dumps(asdict(record)) for record in records]
-    (path / "episodes.jsonl").write_text("\n".join(lines) + "\n")
-    return path
+    return write_records(path, records)
 
 
 def test_runs_are_compared_over_the_parts_that_both_have(tmp_path: Path) -> None:

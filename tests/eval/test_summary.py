@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -32,7 +32,7 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.metrics.intervals import estimate, suite_mean
 from soulkit.metrics.student import t_quantile
-from soulkit.runs.records import drafts, load_records
+from soulkit.runs.records import RecordWriter, drafts, load_records
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.kit.spec import Suite
 from soulkit.types import (
@@ -87,7 +87,9 @@ def summary_of(records: list[Record], **more: object) -> dict[str, dict[str, dic
 
 
 def write(path: Path, records: list[Record]) -> Path:
-    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in records), encoding="utf-8")
+    writer = RecordWriter(path)
+    writer.write(*records)
+    writer.close()
     return path
 
 

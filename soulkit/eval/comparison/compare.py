@@ -20,10 +20,10 @@ from typing import Any
 
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.comparison.comparability import (
+    Differences,
     SharedRows,
-    condition_differences,
+    differences,
     grouped_by_task,
-    likeness_remarks,
     shared_rows,
 )
 from soulkit.eval.comparison.conditions import Conditions, read_conditions
@@ -172,9 +172,14 @@ class _Sides:
         cut = _Sides(a=a, b=b, one=one, other=other, tasks=tasks, rows=rows, remarks=lost)
         return cut if tasks else None
 
-    def differences(self) -> tuple[str, ...]:
-        """What differs between the runs although it should not."""
-        return _lines(self.tasks, lambda task: condition_differences(self.one, self.other, task))
+    def differences(self) -> Differences:
+        """In what the runs differ, each line with the tasks that it is about."""
+        by_task = {task: differences(self.one, self.other, task) for task in self.tasks}
+        blocking, remarks = (
+            [*grouped_by_task((task, line) for task, both in by_task.items() for line in both[i])]
+            for i in range(2)
+        )
+        return Differences(blocking, remarks)
 
 
 def compare_runs(
@@ -196,7 +201,7 @@ def compare_runs(
     sides, last = _sides(a, b, members, suite, only_shared_rows=only_shared_rows)
     shared, runs_a, runs_b, one, other = sides.tasks, sides.a, sides.b, sides.one, sides.other
     _check_gates(gates, shared, registry, suite)
-    mixed = sides.differences()
+    mixed, beside = sides.differences()
     if mixed and not allow_mixed:
         raise _refused(a, b, mixed, sides)
     metrics = {metric, *(gate.metric for gate in gates)}
@@ -219,10 +224,10 @@ def compare_runs(
         ),
         only_a=_alone(runs_a, runs_b, members),
         only_b=_alone(runs_b, runs_a, members),
-        mixed=mixed,
+        mixed=tuple(mixed),
         remarks=(
             *sides.remarks,
-            *_lines(shared, lambda task: likeness_remarks(one, other, task)),
+            *beside,
             *(error.what if metric in ("", HEADLINE) else f"no metric '{metric}': {task}"
               for task, error in lacking.items()),
             *_partial(compared),
@@ -256,10 +261,6 @@ def _sides(
     if (cut := sides.cut()) is None:
         raise _no_shared_row(a, b, trained=one.trained or other.trained)
     return cut, last
-
-
-def _lines(tasks: Iterable[str], lines_of: Any) -> tuple[str, ...]:
-    return grouped_by_task((task, line) for task in tasks for line in lines_of(task))
 
 
 def _training(
@@ -463,7 +464,7 @@ def _no_shared_row(a: Path, b: Path, *, trained: bool) -> RunError:
 
 def _refused(a: Path, b: Path, mixed: Sequence[str], sides: _Sides) -> RunError:
     cut = None if sides.rows else sides.cut()
-    if cut is not None and not cut.differences():
+    if cut is not None and not cut.differences().blocking:
         return RunError(
             f"The two runs were not measured the same way ({'; '.join(mixed)}).",
             "Other rows may be easier.",

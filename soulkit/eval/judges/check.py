@@ -319,7 +319,7 @@ def check_judge(
         confirm_cost(check.cost_plan(), check.config, say or _silence, ask)
     run = Run.open(
         out or check.folder, COMMAND, check.config.identity(),
-        defaults=check.config.identity_defaults(), sealed=not check.foreign,
+        sealed=not check.foreign,
     )  # fmt: skip
     if say:
         for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",

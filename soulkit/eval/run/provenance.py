@@ -27,7 +27,6 @@ import inspect
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
@@ -46,6 +45,7 @@ from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, is_run, read_config, write_json
 from soulkit.runs.jsonl import has_lines
+from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import MADE
 from soulkit.tasks.kit.spec import DRAFTED_BY
@@ -65,7 +65,8 @@ SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort"
 SCORING = ("judge", "auditor", "partner", "environment")
 """The roles that a score may depend on."""
 CHANGING = {
-    "sha256": "content", "address": "address", "weights": "weights", "revision": "revision"
+    "sha256": "content", "address": "address", "weights": "weights", "revision": "revision",
+    "max_tokens": "reply limit",
 }  # fmt: skip
 """What of a player may change while its settings stay, and how it is called."""
 BLOCKS, BLOCK_BYTES = 64, 1 << 16
@@ -84,7 +85,7 @@ def provenance(
     """
     return {
         "players": player_identities(config, actor, players),
-        "panel": {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")},
+        "panel": panel_facts(config),
         "tasks": {
             part.task.name: {
                 "roles": sorted(part.episode_roles - {"actor"}),
@@ -114,6 +115,11 @@ def with_rows(record: Print, work: Iterable[Work]) -> Print:
     }
     tasks = {name: {**entry, **rows[name]} for name, entry in record["tasks"].items()}
     return {**record, "tasks": tasks}
+
+
+def panel_facts(config: RolesConfig) -> Print:
+    """How several opinions become one."""
+    return {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")}
 
 
 def sampling_facts(sampling: Sampling) -> Print:
@@ -347,24 +353,18 @@ def _file_hash(file: Path) -> str:
 
 
 def read_provenance(folder: Path) -> Print:
-    """What the run in `folder` recorded; empty for one that is older than this record.
-
-    RunError when the file is damaged.
-    """
-    path = folder / PROVENANCE
-    if not path.is_file():
-        return {}
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record["players"], dict) or not isinstance(record["tasks"], dict):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    """What the run in `folder` recorded; empty for one that has not begun to play. RunError when
+    the file is damaged."""
+    record = read_object(folder / PROVENANCE)
+    if (folder / PROVENANCE).is_file() and not all(
+        isinstance(record.get(name), dict) for name in ("players", "tasks")
+    ):
         raise RunError(
-            f"'{path}' does not say with whom and on which rows the run was measured.",
+            f"'{folder / PROVENANCE}' is damaged: models and rows of the run are missing.",
             "The file was changed by hand or by another program.",
-            "Bring it back; without the file, the run counts as one that did not record this.",
-        ) from error
-    return dict(record)
+            "Restore it from where the run was copied, or start the run again with another --out.",
+        )
+    return record
 
 
 def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
@@ -380,25 +380,11 @@ def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) 
     return record
 
 
-_LIMIT = "replies of at most"
-"""How a change of a limit begins."""
-
-
 def write_provenance(run: Run, now: Print, *, proven: bool = False) -> None:
     """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
     or scorers. `proven`: whatever was sampled so far came from the weights that are recorded."""
     before = read_provenance(run.path)
-    changes = _changes(before, now) if before else []
-    limits = [what for what in changes if what.startswith(_LIMIT)]
-    if limits:
-        raise RunError(
-            f"{run.path} was started with {'; '.join(limits)}.",
-            "An earlier version began it, and limits that nobody named are other ones now: "
-            "a mean would mix cut replies with whole ones.",
-            "Play all of it in another folder with --out, or go on with the soulkit that began it. "
-            f"What is there is shown by: soul report {shlex.quote(str(run.path))}",
-        )
-    for what in changes:
+    for what in _changes(before, now) if before else ():
         raise RunError(
             f"{run.path} was started with {what}.",
             "What is already in the folder was made with the old one, and a mean would mix them.",
@@ -453,7 +439,7 @@ def note_calls(
 
 def _weaker(before: Any, now: Any) -> Any:
     """`now` with the weaker basis of both records: a part of the episodes was sampled on the old
-    one. A record of an earlier version, which says none, counts as declared."""
+    one."""
     if isinstance(now, list):
         olds = before if isinstance(before, list) else []
         return [_weaker(old, new) for old, new in zip_longest(olds[: len(now)], now)]
@@ -461,9 +447,8 @@ def _weaker(before: Any, now: Any) -> Any:
         return now
     old = before if isinstance(before, Mapping) else {}
     merged = {name: _weaker(old.get(name), value) for name, value in now.items()}
-    if BASIS in old or BASIS in now:
-        both = (old.get(BASIS, "declared"), now.get(BASIS, old.get(BASIS)))
-        merged[BASIS] = "declared" if "declared" in both else "verified"
+    if bases := {one[BASIS] for one in (old, now) if BASIS in one}:
+        merged[BASIS] = "declared" if "declared" in bases else "verified"
     return merged
 
 
@@ -509,40 +494,29 @@ def _changes(before: Print, now: Print) -> list[str]:
     """What cannot be seen in the settings and is not as it was."""
     changes = _other_players(before["players"], now["players"])
     for task, entry in now["tasks"].items():
-        seated = before["tasks"].get(task, {}).get("players", {})
-        changes += _other_players(seated, entry.get("players", {}))
-        old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
+        if (old := before["tasks"].get(task)) is None:
+            continue
+        changes += _other_players(old.get("players", {}), entry.get("players", {}))
+        old_rows, rows = old.get("rows", {}), entry.get("rows", {})
         changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
         changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
-        old_sampling = before["tasks"].get(task, {}).get("sampling", {})
-        changes += _other_limit(f"the actor in {task}", old_sampling, entry.get("sampling", {}))
-        old_options = before["tasks"].get(task, {}).get("options", {})
-        options = entry.get("options", {}) if old_options else {}
+        limits = [one.get("sampling", {}).get("max_tokens") for one in (old, entry)]
+        changes += [f"another reply limit of the actor in {task}"] if limits[0] != limits[1] else []
+        old_options, options = old.get("options", {}), entry.get("options", {})
         changes += [
             f"another {name} of the task {task}"
             for name in sorted({*old_options, *options})
-            if options and old_options.get(name) != options.get(name)
+            if old_options.get(name) != options.get(name)
         ]
     return list(dict.fromkeys(changes))
 
 
 def _other_players(before: Print, now: Print) -> list[str]:
     """What is not as it was of players with the same settings."""
-    changes = []
-    for role, players in now.items():
-        for old, new in zip(before.get(role, ()), players, strict=False):
-            changes += [
-                f"another {word} of the {role} '{old['model']}'"
-                for name, word in CHANGING.items()
-                if name in old and name in new and old[name] != new[name]
-            ]
-            changes += _other_limit(f"the {role} '{old['model']}'", old, new)
-    return changes
-
-
-def _other_limit(who: str, old: Print, new: Print) -> list[str]:
-    """Defaults of limits move between versions, and nobody wrote them into the settings."""
-    limits = old.get("max_tokens"), new.get("max_tokens")
-    if None in limits or limits[0] == limits[1]:
-        return []
-    return [f"{_LIMIT} {limits[0]} tokens by {who} ({limits[1]} now)"]
+    return [
+        f"another {word} of the {role} '{old['model']}'"
+        for role, players in now.items()
+        for old, new in zip(before.get(role, ()), players, strict=False)
+        for name, word in CHANGING.items()
+        if name in old and name in new and old[name] != new[name]
+    ]

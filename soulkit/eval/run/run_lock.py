@@ -45,21 +45,14 @@ _LOOKS, _LOOK_S = 3, 0.02
 
 
 def find_resumable(
-    command: str,
-    config: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    root: Path = Path("runs"),
+    command: str, config: Mapping[str, Any], root: Path = Path("runs")
 ) -> Path | None:
     """The newest run under `root` with this command and configuration that lacks scores."""
     settings = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         try:
             same_command = is_run(path) and read_environment(path).get("command") == command
-            if (
-                same_command
-                and not _finished(path)
-                and same_settings(read_config(path), settings, defaults)
-            ):
+            if same_command and not _finished(path) and same_settings(read_config(path), settings):
                 return path
         except RunError:  # somebody else's damaged folder is no reason to stop
             continue

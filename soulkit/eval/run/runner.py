@@ -225,7 +225,7 @@ def run_eval(
 
 
 def _default_folder(config: EvalConfig, work: Sequence[Work]) -> Path:
-    begun = find_resumable(config.command, config.identity(), config.identity_defaults())
+    begun = find_resumable(config.command, config.identity())
     return begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
 
 
@@ -375,9 +375,8 @@ def _open(folder: Path, config: EvalConfig) -> Run:
     """The run in `folder`. Settings may still change where nothing was played with the old ones:
     a server that did not start is mended by other settings."""
     command, settings, sealed = config.command, config.identity(), not config.foreign
-    defaults = config.identity_defaults()
     try:
-        return Run.open(folder, command, settings, defaults=defaults, sealed=sealed)
+        return Run.open(folder, command, settings, sealed=sealed)
     except RunError:
         if not is_unbegun(folder, command):
             raise
