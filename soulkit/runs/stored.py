@@ -1,4 +1,4 @@
-"""The names and versions of what a run writes, and the refusal of what is newer than this soulkit.
+"""The files of a run as dataclasses: reading, writing, and the names and versions of their schemas.
 
     {"key": "0/3fe6f8cceace67c0/0/draft", "schema": "soulkit/episodes@1", …}
 
@@ -8,12 +8,17 @@ The JSON Schemas ship with the package, in `soulkit/schemas/`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError, RunError
 
+T = TypeVar("T")
 SCHEMA = "schema"
 """The member under which a line, or a summary, says what it is."""
 EPISODES_SCHEMA = "soulkit/episodes@1"
@@ -45,6 +50,42 @@ def refuse_other_schema(line: Mapping[str, Any], schema: str, where: str) -> Non
         if other_version
         else "Restore the file that `soul eval` or `soul train` wrote.",
     )
+
+
+@cache
+def form_of(kind: type[Any]) -> TypeAdapter[Any]:
+    """What reads and writes values of a dataclass."""
+    return TypeAdapter(kind)
+
+
+def read_value(kind: type[T], value: object, what: str) -> T:
+    """A dataclass from plain JSON values; members that it does not have are passed over. DataError
+    names `what` and the member that cannot be read."""
+    try:
+        made: T = form_of(kind).validate_python(value)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the object"
+        raise DataError(
+            f"{what} cannot be read ({where}: {first['msg']}).",
+            "The file was edited, damaged, or written by another version of soulkit.",
+            "Restore the file, or give the run's own command again.",
+        ) from error
+    return made
+
+
+def sparse(value: Any, always: Container[str] = ()) -> dict[str, Any]:
+    """The members of a dataclass that differ from their defaults, and those that are `always`
+    written."""
+    return {
+        one.name: getattr(value, one.name)
+        for one in fields(value)
+        if one.name in always or getattr(value, one.name) != _default(one)
+    }
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
 
 
 def read_object(path: Path) -> dict[str, Any]:
