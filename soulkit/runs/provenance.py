@@ -6,9 +6,9 @@
                                                  options, rows}},
                                   batches: [{batch_id, model, base_url, requests, status}]}
 
-Gathered from the files that the run itself keeps (config.yaml, environment.json, provenance.json,
-material.json); what a run of an earlier version did not keep is absent. Rows are told by their
-number and one hash over all of them, so that two summaries alone tell whether rows were the same.
+Gathered from the files that the run itself keeps: config.yaml, environment.json, provenance.json,
+material.json. Rows are told by their number and one hash over all of them, so that two summaries
+alone tell whether rows were the same.
 """
 
 from __future__ import annotations

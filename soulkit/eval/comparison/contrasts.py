@@ -52,8 +52,7 @@ class TaskPair:
     """The task as A played it; None: its code is not to be run here."""
     live_b: Task | None = None
     declared_name: str = ""
-    """What the declared task calls its mean score: for runs of earlier versions and unfinished
-    ones, whose summaries do not say."""
+    """What the declared task calls its mean score: for unfinished runs, which have no summary."""
     recorded: tuple[Mapping[str, Cell], Mapping[str, Cell]] = ({}, {})
     """The cells of both summaries, which know the scales of what they hold without any code."""
     held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
@@ -94,9 +93,7 @@ class TaskPair:
         """Whether nothing that was recorded says what `metric` is: it may be a number over a batch,
         which the task's own code computes."""
         if metric in ("", HEADLINE):
-            return {headline_name(cells) if _marked(cells) else "" for cells in self.recorded} != {
-                VALUE
-            }
+            return {headline_name(cells) for cells in self.recorded} != {VALUE}
         return not _divided(self.asked(metric), self)[0]
 
     def scale(self, metric: str) -> Interval | None:
@@ -112,11 +109,6 @@ class TaskPair:
         if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
             return terms.low, terms.high
         return terms.scales.get(metric)
-
-
-def _marked(cells: Mapping[str, Cell]) -> bool:
-    """Whether a summary says which number is its headline; those of earlier versions do not."""
-    return any(cell.headline for cell in cells.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +136,9 @@ def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
     if name in _batch_names(pair):
         return _of_batches(pair, name)
     if name == pair.headline and name != VALUE:
-        if any(_marked(cells) and headline_name(cells) == name for cells in pair.recorded):
+        if any(headline_name(cells) == name for cells in pair.recorded):
             raise _undefined_headline(name, pair)
-        name = VALUE  # both recorded before the task had this headline
+        name = VALUE  # of runs that have no summary yet
     base, label = _divided(name, pair)
     if not base:
         raise unknown_metric(name, [pair])
