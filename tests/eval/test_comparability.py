@@ -42,7 +42,7 @@ EVALUATION: dict[str, Any] = {
 }  # fmt: skip
 TRAINING: dict[str, Any] = {
     **EVALUATION,
-    "settings": {"method": "ditto", "seed": 0, "kind": "local"},
+    "settings": {"method": "ditto", "seed": 0, "kind": "local", "protocol": "paper"},
     "material": {
         "training": {"essay": {"rows": 2, "ids": "a", "prompts": "b"}},
         "dev": {"essay": {"rows": 1, "ids": "c", "prompts": "d"}},
@@ -252,6 +252,14 @@ def test_another_judge_of_both_leaves_the_rest_to_be_compared(tmp_path: Path) ->
     )
     (line,) = differences(a, b, "essay", judges=False).blocking
     assert line.startswith("partner scripted:")
+
+
+def test_a_run_without_a_record_is_compared_with_none(tmp_path: Path) -> None:
+    bare = run(tmp_path / "bare", EVALUATION)
+    (bare / "provenance.json").unlink()
+    sides = read_conditions(bare), read_conditions(run(tmp_path / "other", EVALUATION))
+    expected = ["one does not record its conditions"]
+    assert differences(*sides, "essay", ("one", "other")) == (expected, [])
 
 
 def test_shared_rows_are_those_of_equal_content(tmp_path: Path) -> None:

@@ -68,9 +68,13 @@ REFUSED = {
     "script": (("players", "partner", 0, "sha256"), "9", "content of the partner 'p.yaml'"),
     "weights": (("players", "environment", 0, "weights"), "9", "weights of the environment '/m'"),
     "revision": (("players", "judge", 0, "revision"), "9", "revision of the judge 'j'"),
-    "limit": (("players", "judge", 0, "max_tokens"), 9, "at most 300 tokens by the judge 'j'"),
+    "limit": (("players", "judge", 0, "max_tokens"), 9, "another reply limit of the judge 'j'"),
     "in one task": ((*ESSAY, "players", "judge", 0, "address"), "http://x", "address of the judge"),
-    "actor's limit": ((*ESSAY, "sampling", "max_tokens"), 9, "60 tokens by the actor in essay"),
+    "actor's limit": (
+        (*ESSAY, "sampling", "max_tokens"),
+        9,
+        "another reply limit of the actor in essay",
+    ),
     "row": ((*ESSAY, "rows", "b"), "9", "other content in 1 rows of essay"),
     "option": ((*ESSAY, "options", "scorer"), "9", "another scorer of the task essay"),
     "new option": ((*ESSAY, "options", "code"), "9", "another code of the task essay"),
@@ -136,7 +140,7 @@ BASES = [
     ("declared", "verified", "declared"),
     ("verified", "declared", "declared"),
     ("verified", "verified", "verified"),
-    (None, "verified", "declared"),
+    (None, "verified", "verified"),
     ("verified", None, "verified"),
 ]
 

@@ -43,6 +43,7 @@ from tests.support.evaluation import FAST, soul
 from tests.support.road import synth
 from tests.support.servers.openai_server import ScriptedServer
 
+ALIKE = Path(__file__).parents[1] / "recorded" / "after"
 TASKS = """
 suites:
   duo:
@@ -72,12 +73,12 @@ def cell(mean: float, **more: Any) -> Cell:
 
 
 def run(name: str, **means: float) -> RunData:
-    """A run of which there is no more than its summary."""
+    """A run with this summary, measured like any other of these."""
     summary = Summary(
         command="eval api", model=name, protocol="paper", seconds=1.0,
         tasks={task: {"value": cell(mean)} for task, mean in means.items()},
     )  # fmt: skip
-    return RunData(name=name, path=Path("nowhere"), kind="eval", summary=summary)
+    return RunData(name=name, path=ALIKE, kind="eval", summary=summary)
 
 
 WHOLE = {"tomi": 0.5, "hitom": 0.7, "paratomi": 0.4}
@@ -563,23 +564,10 @@ def test_the_footnote_of_a_suite_speaks_of_the_figures_that_it_shows(
 
 def test_rows_with_the_hash_that_a_source_states_are_published(runs: dict[str, Path]) -> None:
     (run,), side = load_runs([runs["own"]]), read_conditions(runs["own"])
-    stated = Stated(rows={"hitom": rows_digest(side.rows("hitom") or {})})
+    stated = Stated(rows={"hitom": rows_digest(side.rows("hitom"))})
     table = publications()[0]
     assert unpublished_rows(table, ["hitom"], [(run, side)]) == {"hitom": "own.jsonl"}
     assert unpublished_rows(replace(table, stated=stated), ["hitom"], [(run, side)]) == {}
-
-
-def test_an_older_run_on_made_rows_has_none_either(runs: dict[str, Path], tmp_path: Path) -> None:
-    for kind, left in (("made", {"hitom": "made here"}), ("own", {})):
-        record = json.loads((runs[kind] / "provenance.json").read_text())
-        assert sum(record["tasks"]["hitom"].pop("origins").values()) == 4
-        old = tmp_path / kind
-        old.mkdir()
-        for name in ("config.yaml", "summary.json", "episodes.jsonl"):
-            (old / name).write_bytes((runs[kind] / name).read_bytes())
-        (old / "provenance.json").write_text(json.dumps(record))
-        (run,) = load_runs([old])
-        assert unpublished_rows(publications()[0], ["hitom"], [(run, read_conditions(old))]) == left
 
 
 @pytest.mark.parametrize("form", FORMS)

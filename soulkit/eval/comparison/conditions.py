@@ -140,20 +140,12 @@ def read_conditions(folder: Path, records: Iterable[Record] | None = None) -> Co
 
     RunError or DataError when a file is damaged.
     """
-    prompts = read_object(folder / "summary.json").get("prompts")
-    episodes = folder / "episodes.jsonl"
-    if records is None and prompts is None and has_lines(episodes):
-        records = stream_records(episodes, light=True)
-    summarised = {
-        task: Evidence({name: set(hashes) for name, hashes in templates.items()})
-        for task, templates in (prompts or {}).items()
-    }
     return Conditions(
         folder=folder,
         settings=read_config(folder) if (folder / CONFIG).is_file() else {},
         record=read_provenance(folder),
         material=read_object(folder / "material.json"),
-        tasks=summarised if records is None else _evidence(records),
+        tasks=_summarised(folder) if records is None else _evidence(records),
     )
 
 
@@ -168,6 +160,18 @@ def announced_conditions(config: PlayConfig, folder: Path) -> Conditions:
         folder=folder, settings=plain_config(config.identity()),
         record={"panel": panel_facts(config), "tasks": entries},
     )  # fmt: skip
+
+
+def _summarised(folder: Path) -> dict[str, Evidence]:
+    """The prompts that the summary counts; of an unfinished run what its episodes show."""
+    prompts = read_object(folder / "summary.json").get("prompts")
+    if prompts is None:
+        episodes = folder / "episodes.jsonl"
+        return _evidence(stream_records(episodes, light=True) if has_lines(episodes) else ())
+    return {
+        task: Evidence({name: set(hashes) for name, hashes in templates.items()})
+        for task, templates in prompts.items()
+    }
 
 
 def _evidence(records: Iterable[Record]) -> dict[str, Evidence]:
