@@ -20,7 +20,7 @@ import pytest
 
 from soulkit.errors import ModelLoadError
 from soulkit.eval.config import EvalConfig
-from soulkit.models.api.addresses import OPENAI_URL, as_recorded
+from soulkit.models.api.addresses import OPENAI_URL
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings
@@ -312,13 +312,6 @@ def test_equal_players_share_one_endpoint_however_they_are_written(
     players = Players(settings_of_all=[plain, named])
     assert players.model("judge", plain) is players.model("partner", named)
     assert players._terms(plain)["requests_per_minute"] == 7.0
-
-
-def test_records_are_read_with_the_address_of_their_time(gateway: ScriptedServer) -> None:
-    with as_recorded():
-        assert RoleSettings(model="m").base_url == OPENAI_URL
-        named = RoleSettings(model="m", base_url=gateway.base_url)
-    assert named.base_url == RoleSettings(model="m").base_url == gateway.base_url
 
 
 PROVIDER_KEY = "pk0123456789abcdef0123"

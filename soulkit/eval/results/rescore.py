@@ -44,7 +44,6 @@ from soulkit.eval.results.warnings import with_calls
 from soulkit.eval.run.actor import checkpoint_model, local_model
 from soulkit.eval.run.provenance import note_calls, rescored_provenance, write_provenance
 from soulkit.eval.run.runner import eval_cast, eval_players, summary_of
-from soulkit.models.api.addresses import as_recorded
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
@@ -283,8 +282,7 @@ def load_recorded(
     if not (sealed or trust):
         refuse_foreign(path / CONFIG, settings)
     try:
-        with as_recorded():
-            return kind.model_validate(settings), settings, sealed
+        return kind.model_validate(settings), settings, sealed
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the settings"
