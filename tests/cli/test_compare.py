@@ -95,21 +95,7 @@ def refused(a: Path, b: Path, capfd: Any, *words: str) -> str:
     mixed = json.loads(capfd.readouterr().out)["mixed"]
     assert mixed and all(any(word in line for line in mixed) for word in words), mixed
     assert all(line in what for line in mixed)
-    side_by_side(a, b, capfd, mixed)
     return what
-
-
-def side_by_side(a: Path, b: Path, capfd: Any, mixed: list[str]) -> None:
-    """Every form of the report names what differs, and puts no difference."""
-    assert soul("report", a, b, "--json") == 0
-    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
-    assert pair["mixed"] == mixed
-    for form in ("terminal", "md", "html"):
-        out = a.parent / f"report.{form}"
-        assert soul("report", a, b, "--format", form, "--out", out) == 0
-        shown = " ".join(out.read_text().replace("\\", "").split())
-        assert shown.count("not measured the same way") == len(mixed), form
-    capfd.readouterr()
 
 
 def compared(a: Path, b: Path, capfd: Any) -> dict[str, Any]:
@@ -162,12 +148,22 @@ def test_one_thing_that_differs_is_refused_by_name(
     assert case == "protocol" or what.count("sotopia: ") == 1 + (case == "samples"), what
 
 
-def test_the_same_judge_at_another_address_is_another_judge(
+def test_every_form_of_a_report_names_what_differs(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
     with ScriptedServer(answer=answer) as second:
-        b = evaluated(server, home, tmp_path / "b", judge=f"endpoint:j@{second.base_url}")
+        b = evaluated(server, home, tmp_path / "b", judge=f"endpoint:j@{second.base_url}", limit=4)
     refused(plain, b, capfd, "judge endpoint:j@", second.base_url)
+    assert soul("compare", plain, b, "--force-mixed", "--json") == 0
+    mixed = json.loads(capfd.readouterr().out)["mixed"]
+    assert soul("report", plain, b, "--json") == 0
+    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
+    assert pair["mixed"] == mixed and len(mixed) == 2
+    for form in ("terminal", "md", "html"):
+        out = tmp_path / f"report.{form}"
+        assert soul("report", plain, b, "--format", form, "--out", out) == 0
+        shown = " ".join(out.read_text().replace("\\", "").split())
+        assert shown.count("not measured the same way") == 2, form
 
 
 def test_a_judge_sampled_in_another_way_is_another_judge(

@@ -71,7 +71,7 @@ class Cell:
     @property
     def of_batch(self) -> bool:
         """Whether it is no mean over episodes, but was computed over the batch as a whole."""
-        return bool(self.unit) or self.method == "batch"
+        return bool(self.unit)
 
     @property
     def whole(self) -> bool:
