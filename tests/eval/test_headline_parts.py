@@ -167,13 +167,6 @@ def test_a_partial_headline_is_no_member_of_a_suite() -> None:
         assert lines["userllm"].lacks and conv.lacks
 
 
-def test_a_summary_of_an_earlier_version_lacks_nothing() -> None:
-    cell = Cell.from_json({"mean": 1.0, "n": 3, "n_scored": 3, "headline": True, "unit": "rows"})
-    assert cell.whole and (cell.missing, cell.parts, cell.origin) == ({}, (), "")
-    odd = Cell.from_json({"mean": 1.0, "missing": ["NQ"], "parts": "CSQA", "origin": None})
-    assert (odd.missing, odd.parts, odd.origin) == ({}, (), "")
-
-
 # -- by the commands -------------------------------------------------------------------------------
 
 

@@ -511,8 +511,8 @@ def test_the_report_shows_every_break_down(
 def test_what_belongs_beside_a_headline_stands_there() -> None:
     cell = Cell(mean=1.0, n_scored=2, n=2)
     metrics = {
-        "believability": cell, "secret": replace(cell, beside=True), "value": cell,
-        "value/side=a": cell,
+        "believability": cell, "secret": replace(cell, beside=True),
+        "value": replace(cell, headline=True), "value/side=a": cell,
     }  # fmt: skip
     order = [name for name, _ in tables.in_order(metrics)]
     assert order == ["value", "secret", "value/side=a", "believability"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from soulkit.data.rows import row_id
 from soulkit.eval.comparison.conditions import ACTOR, Conditions, read_conditions
 from soulkit.eval.results.warnings import share_text
-from soulkit.eval.run.provenance import BASIS, SCORING, Print, same_players
+from soulkit.eval.run.provenance import BASIS, ENGINE, SCORING, Print, same_players
 from soulkit.models.players.settings import PANELS
 from soulkit.models.vllm.settings import engine_words
 from soulkit.types import Record
@@ -258,7 +258,7 @@ def _deciding(settings: Print, task: str) -> Print:
 
 def _engines(a: Conditions, b: Conditions) -> list[str]:
     """What sampled the actors; the engine of an endpoint is not known."""
-    left, right = a.engine, b.engine
+    left, right = (one.record.get(ENGINE) for one in (a, b))
     lines = []
     if left and right and left != right:
         lines.append(f"sampled by {engine_words(left)} against {engine_words(right)}")

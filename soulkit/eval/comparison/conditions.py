@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from soulkit.eval.run.provenance import (
-    ENGINE,
     SAMPLING,
     SCORING,
     Print,
@@ -21,7 +20,6 @@ from soulkit.eval.run.provenance import (
     player_identities,
     read_provenance,
 )
-from soulkit.models.vllm.settings import LOCAL
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import CONFIG, plain_config, read_config
 from soulkit.runs.jsonl import has_lines
@@ -71,14 +69,6 @@ class Conditions:
     def trained(self) -> bool:
         """Whether the run is a training."""
         return bool(self.material) or "method" in self.settings
-
-    @property
-    def engine(self) -> Mapping[str, Any]:
-        """What sampled the actor; empty for an endpoint."""
-        if self.settings.get("kind") == "api":
-            return {}
-        engine: Mapping[str, Any] = self.record.get(ENGINE, LOCAL)
-        return engine
 
     def evidence(self, task: str) -> Evidence:
         """What the episodes of a task show; nothing where there are none."""
