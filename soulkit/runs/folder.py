@@ -31,26 +31,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from soulkit.errors import ConfigError, RunError
-from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
+from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.runs.seals import seal_fits, seal_of
 from soulkit.version import __version__
-
-__all__ = [
-    "JsonlWriter",
-    "Run",
-    "config_bytes",
-    "default_run_path",
-    "is_run",
-    "note_start",
-    "parsed_config",
-    "plain_config",
-    "read_config",
-    "read_environment",
-    "read_jsonl",
-    "refuse_secrets",
-    "run_environment",
-    "write_json",
-]
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -97,10 +80,6 @@ class Run:
         return self.path / "checkpoints"
 
     @property
-    def report_dir(self) -> Path:
-        return self.path / "report"
-
-    @property
     def summary_path(self) -> Path:
         return self.path / "summary.json"
 
@@ -143,11 +122,6 @@ class Run:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, replacing an earlier one whole."""
         write_json(self.summary_path, summary)
-
-    def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` says, as it was written last."""
-        loaded: dict[str, Any] = json.loads(self.summary_path.read_text(encoding="utf-8"))
-        return loaded
 
 
 def is_run(path: Path) -> bool:

@@ -285,12 +285,6 @@ def _dev_records(folder: Path, light: bool) -> list[Record]:
     return load_records(path, light=light) if path.is_file() else []
 
 
-def measured_records(folder: Path) -> list[Record]:
-    """The episodes that a run's headline is over: of a training that held rows out, the newest on
-    those; else all that it played. DataError when they cannot be read."""
-    return newest_dev(folder) or load_records(folder / "episodes.jsonl")
-
-
 def without_tokens(record: Record) -> Record:
     """What a summary reads of a record; what its turns saw, ids and log-probs are nearly all of its
     memory."""

@@ -19,16 +19,14 @@ from hypothesis import strategies as st
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.runs import jsonl
 from soulkit.runs.folder import (
-    JsonlWriter,
     Run,
     default_run_path,
     is_run,
     plain_config,
     read_config,
     read_environment,
-    read_jsonl,
-    write_json,
 )
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_json
 from soulkit.text import one_line, sanitise
 
 CONFIG: dict[str, Any] = {"model": "tiny", "seed": 1, "lr": 1e-5, "judge": {"model": "m", "n": 2}}
@@ -49,7 +47,6 @@ def test_a_new_run_holds_its_configuration_and_environment(tmp_path: Path) -> No
     assert run.metrics == run.path / "metrics.jsonl"
     assert run.ledger_path == run.path / "ledger.sqlite"
     assert run.checkpoints == run.path / "checkpoints"
-    assert run.report_dir == run.path / "report"
 
 
 def test_the_same_command_and_configuration_resume(tmp_path: Path) -> None:

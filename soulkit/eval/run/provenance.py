@@ -43,8 +43,8 @@ from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Work
-from soulkit.runs.folder import Run, is_run, read_config, write_json
-from soulkit.runs.jsonl import has_lines
+from soulkit.runs.folder import Run, is_run, read_config
+from soulkit.runs.jsonl import has_lines, write_json
 from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import MADE
