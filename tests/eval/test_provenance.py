@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace as Live
 from typing import Any
 
 import pytest
 
 from soulkit.errors import RunError
+from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.provenance import (
+    actor_identity,
     in_start_folder,
+    model_identity,
     note_calls,
+    player_identities,
+    provenance,
     read_provenance,
     rescored_provenance,
+    row_hash,
+    row_origin,
     start_folder,
+    teacher_identity,
+    with_rows,
     write_provenance,
 )
 from soulkit.eval.run.resume import check_engine
+from soulkit.models.players.players import Players
+from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
+from soulkit.tasks.kit.registry import load_registry
+from tests.support.judged import EXAMPLE
+from tests.support.road import synth
+
+URL = "http://127.0.0.1:1/v1"
 
 JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1", "temperature": 0.0,
          "max_tokens": 300}  # fmt: skip
@@ -227,9 +246,6 @@ def test_another_engine_may_not_go_on(now: dict[str, Any], words: str, tmp_path:
 
 
 def test_a_rescored_run_has_the_scorers_of_now(tmp_path: Path) -> None:
-    from soulkit.tasks.kit.registry import load_registry
-    from tests.support.road import synth
-
     task = load_registry().task("tomi")
     example = task.example(synth("tomi", 1, 1)[0])
     record = copy.deepcopy(RECORD)
@@ -239,3 +255,134 @@ def test_a_rescored_run_has_the_scorers_of_now(tmp_path: Path) -> None:
     assert "old" not in entry["options"] and "metric" in entry["options"]
     assert entry["rows"]["gone"] == "2" and len(entry["rows"][example.id]) == 16
     assert json.loads((run.path / "provenance.json").read_text())["tasks"] == record["tasks"]
+
+
+# -- who and what is recorded ----------------------------------------------------------------------
+
+
+def judged(**other: Any) -> EvalConfig:
+    """Settings with a judge and a partner behind one server."""
+    named = {"judge": [{"model": "j", "base_url": URL}], "partner": {"model": "p", "base_url": URL}}
+    return EvalConfig.load(
+        None, env={},
+        flags={"kind": "api", "model": "m", "base_url": URL, "tasks": ("sotopia",), **named,
+               **other},
+    )  # fmt: skip
+
+
+def test_players_are_recorded_by_role_and_judges_audit_without_being_listed_twice() -> None:
+    players = player_identities(judged(), {}, task="sotopia")
+    assert {role: [one["model"] for one in named] for role, named in players.items()} == {
+        "judge": ["j"], "partner": ["p"], "environment": []
+    }  # fmt: skip
+    assert {one["address"] for named in players.values() for one in named} == {URL}
+    audited = judged(auditor=[{"model": "w", "base_url": URL}])
+    for task in ("sotopia", ""):
+        assert [a["model"] for a in player_identities(audited, {}, task=task)["auditor"]] == ["w"]
+
+
+def test_the_actor_as_a_player_is_recorded_as_it_is_sampled_there() -> None:
+    config = judged(partner="actor", judge_samples=2)
+    players = player_identities(config, actor_identity(config.model_dump()), task="sotopia")
+    assert players["partner"][0]["kind"] == "actor" and players["partner"][0]["address"] == URL
+    assert players["judge"][0]["temperature"] == 1.0  # two opinions of one judge
+
+
+@pytest.mark.parametrize(
+    ("settings", "live", "expected"),
+    [
+        ({"kind": "api", "model": "m", "base_url": "http://h/v1/"}, None,
+         {"model": "m", "address": "http://h/v1"}),
+        ({"kind": "local", "model": "o/n"},
+         Live(model=Live(config=Live(_commit_hash="c0ffee"))),
+         {"model": "o/n", "revision": "c0ffee"}),
+        ({"kind": "local", "model": "o/n"},
+         Live(codec=Live(commit="c0ffee"), weights_basis="declared"),
+         {"model": "o/n", "revision": "c0ffee", "weights_basis": "declared"}),
+        ({"kind": "local", "model": "o/n", "adapter": "a"}, Live(policy_version="12"),
+         {"model": "o/n", "adapter": "a", "adapter_weights": "12"}),
+    ],
+    ids=["api", "hub", "attached", "adapter"],
+)  # fmt: skip
+def test_the_measured_model(
+    settings: dict[str, Any], live: Any, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    if "adapter" in settings:
+        settings = {**settings, "adapter": str(tmp_path)}
+        expected = {**expected, "adapter": str(tmp_path)}
+    assert model_identity(settings, live) == expected
+
+
+def test_teachers_are_recorded_by_task(tmp_path: Path) -> None:
+    assert teacher_identity({"model": "m"}, None) == {}
+    settings = {"kind": "local", "model": "o/base", "teacher_model": "o/teacher"}
+    assert teacher_identity(settings, Live()) == {"teacher": {"model": "o/teacher"}}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(name.encode())
+    by_task = {task: str(tmp_path / task) for task in ("one", "other")}
+    teachers = teacher_identity({**settings, "teacher_adapters": by_task}, Live())["teachers"]
+    assert {task: one["adapter"] for task, one in teachers.items()} == by_task
+    assert len({one["adapter_weights"] for one in teachers.values()}) == 2
+
+
+ORIGINS = {
+    "released": ({"source": "hitom_val.parquet:3"}, "published"),
+    "made": ({"source": "synth:9:3"}, "made here"),
+    "own": ({"source": "mine.jsonl:3"}, "mine.jsonl"),
+    "drafted of a file": ({"source": "mine.jsonl:3", "origin": "chats.jsonl"}, "chats.jsonl"),
+    "none": ({"source": ""}, "rows without a file"),
+}
+
+
+@pytest.mark.parametrize("case", ORIGINS)
+def test_where_a_row_is_from(case: str) -> None:
+    task = load_registry().task("hitom")
+    fields, expected = ORIGINS[case]
+    example = replace(task.example(synth("hitom", 1, 1)[0]), **fields)
+    assert row_origin(task, example) == expected
+
+
+@pytest.mark.parametrize(
+    ("provenance", "licence", "expected"),
+    [
+        ("Hi-ToM_data.json:1", "Apache-2.0", "published"),
+        ("Hi-ToM_data.json:1", "", "mine.jsonl"),
+        ("", "Apache-2.0", "mine.jsonl"),
+        ("Hi-ToM_data.json:1; drafted by a, filtered by b", "Apache-2.0", "mine.jsonl"),
+    ],
+)
+def test_imported_rows_are_published_unless_a_model_drafted_them(
+    provenance: str, licence: str, expected: str
+) -> None:
+    task = load_registry().task("hitom")
+    made = task.example(synth("hitom", 1, 1)[0])
+    fields = {**made.fields, "provenance": provenance, "licence": licence}
+    assert row_origin(task, replace(made, source="mine.jsonl:1", fields=fields)) == expected
+
+
+def test_a_row_is_what_its_readers_see() -> None:
+    made = load_registry().task("hitom").example(synth("hitom", 1, 1)[0])
+    seen = next(name for name, readers in made.audience.items() if set(readers) - {"coach"})
+    assert row_hash(made) == row_hash(replace(made, fields={**made.fields, "human_quality": 3}))
+    assert row_hash(made) == row_hash(replace(made, fields={**made.fields, "note": "mine"}))
+    assert row_hash(made) != row_hash(replace(made, fields={**made.fields, seen: "other"}))
+
+
+def test_the_code_of_a_users_task_is_a_condition(tmp_path: Path) -> None:
+    home = Path(shutil.copytree(EXAMPLE.parent, tmp_path / "task"))
+    task = load_registry(home / "tasks.yaml").task("judged_task")
+    config, work = judged(), [Work(task, ())]
+    sampling = {"judged_task": config.sampling(task.spec)}
+    record = with_rows(provenance(config, Players(), work, {}, sampling), work)
+    entry = record["tasks"]["judged_task"]
+    assert set(entry["options"]) >= {"metric", "code"} and entry["rows"] == {}
+    assert entry["sampling"]["max_tokens"] == sampling["judged_task"].max_tokens
+    assert "code" not in _options_of("tomi")
+
+
+def _options_of(name: str) -> dict[str, Any]:
+    task, config = load_registry().task(name), judged()
+    record = provenance(config, Players(), [Work(task, ())], {}, {name: config.sampling(task.spec)})
+    options: dict[str, Any] = record["tasks"][name]["options"]
+    return options

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from soulkit.data.rows import row_id
 from soulkit.eval.comparison.conditions import ACTOR, Conditions, read_conditions
 from soulkit.eval.results.warnings import share_text
-from soulkit.eval.run.provenance import BASIS, ENGINE, SCORING, Print, same_players
+from soulkit.eval.run.provenance import BASIS, ENGINE, SCORING, JsonObject, same_players
 from soulkit.models.players.settings import PANELS
 from soulkit.models.vllm.settings import engine_words
 from soulkit.types import Record
@@ -241,7 +241,7 @@ def _hashed(a: Conditions, b: Conditions, task: str, kind: str) -> list[str]:
     return [f"{kind} rows {counts[0]} against {counts[1]}{others}"]
 
 
-def _deciding(settings: Print, task: str) -> Print:
+def _deciding(settings: JsonObject, task: str) -> JsonObject:
     """The settings that decide the training rows of a task."""
     split = bool(settings.get("eval_every"))
     names = ("limit", "where", "example", *(("dev_share", "dev_limit", "dev_by") if split else ()))
@@ -330,7 +330,7 @@ def grouped_by_task(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _against(a: Sequence[Print], b: Sequence[Print]) -> str:
+def _against(a: Sequence[JsonObject], b: Sequence[JsonObject]) -> str:
     """Both sides in words, with as much detail as tells them apart."""
     if _players_text(a) != _players_text(b):
         return f"{_players_text(a)} against {_players_text(b)}"
@@ -340,11 +340,11 @@ def _against(a: Sequence[Print], b: Sequence[Print]) -> str:
     return f"{_players_text(a, details)} against {_players_text(b, details)}"
 
 
-def _players_text(players: Sequence[Print], details: Sequence[str] = ()) -> str:
+def _players_text(players: Sequence[JsonObject], details: Sequence[str] = ()) -> str:
     return _joined(_player_text(one, details) for one in players) or "nobody"
 
 
-def _player_text(player: Print, details: Sequence[str]) -> str:
+def _player_text(player: JsonObject, details: Sequence[str]) -> str:
     where = f"@{player['address']}" if "address" in player else ""
     name = f"{player['kind']}:{player['model']}{where}"
     more = [f"{detail} {_value(player[detail])}" for detail in details if detail in player]

@@ -14,7 +14,7 @@ from typing import Self
 from soulkit.eval.run.provenance import (
     SAMPLING,
     SCORING,
-    Print,
+    JsonObject,
     actor_identity,
     panel_facts,
     player_identities,
@@ -57,11 +57,11 @@ class Conditions:
     """Under which conditions a run was measured."""
 
     folder: Path
-    settings: Print
+    settings: JsonObject
     """`config.yaml`."""
-    record: Print
+    record: JsonObject
     """`provenance.json`; empty where the folder has none, and nothing can be compared with it."""
-    material: Print = field(default_factory=dict)
+    material: JsonObject = field(default_factory=dict)
     """`material.json` of a training."""
     tasks: Mapping[str, Evidence] = field(default_factory=dict)
 
@@ -74,9 +74,9 @@ class Conditions:
         """What the episodes of a task show; nothing where there are none."""
         return self.tasks.get(task, Evidence())
 
-    def of_task(self, task: str) -> Print:
+    def of_task(self, task: str) -> JsonObject:
         """What `provenance.json` says of a task."""
-        entry: Print = self.record.get("tasks", {}).get(task, {})
+        entry: JsonObject = self.record.get("tasks", {}).get(task, {})
         return entry
 
     def roles(self, task: str) -> set[str]:
@@ -95,7 +95,7 @@ class Conditions:
             entries[task] = {**self.of_task(task), "rows": only}
         return replace(self, record={**self.record, "tasks": entries}, tasks=_evidence(records))
 
-    def actor(self, task: str) -> Print:
+    def actor(self, task: str) -> JsonObject:
         """How the actor was sampled."""
         settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
         return settings | self.of_task(task).get("sampling", {})
@@ -108,13 +108,13 @@ class Conditions:
             return None
         return [shares for shares in recorded.get(role, {}).values() if shares]
 
-    def players(self, task: str, role: str) -> Sequence[Print]:
+    def players(self, task: str, role: str) -> Sequence[JsonObject]:
         """The players of a role in a task. The model that a run trains is in no other run."""
-        seated: Print = self.of_task(task).get("players") or self.record.get("players", {})
+        seated: JsonObject = self.of_task(task).get("players") or self.record.get("players", {})
         owner = {"run": str(self.folder.resolve())}
         return [{**one, **(owner if one.get("trained") else {})} for one in seated.get(role, ())]
 
-    def panel(self, task: str) -> Print:
+    def panel(self, task: str) -> JsonObject:
         """How several opinions become one. `samples` is a number, or numbers by question where a
         task asks some more than once."""
         panel = dict(self.record.get("panel", {}))

@@ -72,13 +72,13 @@ CHANGING = {
 BLOCKS, BLOCK_BYTES = 64, 1 << 16
 """What is read of a file of weights to know it again."""
 
-Print = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 def provenance(
-    config: RolesConfig, players: Players, work: Iterable[Work], actor: Print,
+    config: RolesConfig, players: Players, work: Iterable[Work], actor: JsonObject,
     sampling: Mapping[str, Sampling],
-) -> Print:  # fmt: skip
+) -> JsonObject:  # fmt: skip
     """The contents of `provenance.json`, without rows.
 
     `actor` is what a player of the kind `actor` is, `sampling` how the actor is sampled, by task.
@@ -101,7 +101,7 @@ def provenance(
     }  # fmt: skip
 
 
-def with_rows(record: Print, work: Iterable[Work]) -> Print:
+def with_rows(record: JsonObject, work: Iterable[Work]) -> JsonObject:
     """`record` with the rows of every task: what is to be played, whether it was or not, and how
     many of these are published ones, made here, or of which file of somebody's own."""
     rows = {
@@ -117,12 +117,12 @@ def with_rows(record: Print, work: Iterable[Work]) -> Print:
     return {**record, "tasks": tasks}
 
 
-def panel_facts(config: RolesConfig) -> Print:
+def panel_facts(config: RolesConfig) -> JsonObject:
     """How several opinions become one."""
     return {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")}
 
 
-def sampling_facts(sampling: Sampling) -> Print:
+def sampling_facts(sampling: Sampling) -> JsonObject:
     """The part of a Sampling that is compared."""
     return {name: getattr(sampling, name) for name in SAMPLING}
 
@@ -131,13 +131,13 @@ def sampling_facts(sampling: Sampling) -> Print:
 
 
 def player_identities(
-    config: RolesConfig, actor: Print, players: Players | None = None, task: str = ""
-) -> dict[str, list[Print]]:
+    config: RolesConfig, actor: JsonObject, players: Players | None = None, task: str = ""
+) -> dict[str, list[JsonObject]]:
     """Role → its players in `task`, or in any. No `auditor`: the judges audit, too.
 
     Without a `players` only what the settings say can be told of them.
     """
-    table: dict[str, list[Print]] = {role: [] for role in SCORING}
+    table: dict[str, list[JsonObject]] = {role: [] for role in SCORING}
     samples = config.judge_samples or 1
     for role, settings in config.players_in(task) if task else config.players():
         if role in table and not (role == "auditor" and config.named(role, task) is None and task):
@@ -145,7 +145,7 @@ def player_identities(
     return {role: several for role, several in table.items() if several or role != "auditor"}
 
 
-def actor_identity(settings: Mapping[str, Any], model: Any = None) -> Print:
+def actor_identity(settings: Mapping[str, Any], model: Any = None) -> JsonObject:
     """What a player is that is the actor, from the settings of a run and the live actor."""
     who = {"model": settings.get("model"), "adapter": settings.get("adapter")}
     if "method" in settings:
@@ -157,14 +157,14 @@ def actor_identity(settings: Mapping[str, Any], model: Any = None) -> Print:
     return {**who, "address": str(url).rstrip("/")}
 
 
-def model_identity(settings: Mapping[str, Any], live: Any = None) -> Print:
+def model_identity(settings: Mapping[str, Any], live: Any = None) -> JsonObject:
     """The model under test or in training: where a hub's stands, what tells a folder's weights.
 
     `live` is the loaded model (anything with a transformers model under `model`), None for a served
     one, of which only name and address can be told.
     """
     name, adapter = str(settings.get("model", "")), settings.get("adapter")
-    who: Print = {"model": name, **({"adapter": adapter} if adapter else {})}
+    who: JsonObject = {"model": name, **({"adapter": adapter} if adapter else {})}
     if settings.get("kind") == "api":
         return {**who, "address": actor_identity(settings, live)["address"]}
     folder = Path(name).expanduser()
@@ -178,7 +178,7 @@ def model_identity(settings: Mapping[str, Any], live: Any = None) -> Print:
     }  # fmt: skip
 
 
-def _revision(live: Any) -> Print:
+def _revision(live: Any) -> JsonObject:
     """The commit of a model of the hub that is loaded or served; nothing of a folder."""
     config = getattr(getattr(live, "model", None), "config", None)
     codec = getattr(live, "codec", None)
@@ -186,17 +186,17 @@ def _revision(live: Any) -> Print:
     return {"revision": str(commit)} if commit else {}
 
 
-def _basis(live: Any) -> Print:
+def _basis(live: Any) -> JsonObject:
     basis = getattr(live, BASIS, "")
     return {BASIS: basis} if basis else {}
 
 
-def _adapter_revision(adapter: str) -> Print:
+def _adapter_revision(adapter: str) -> JsonObject:
     commit = commit_of(adapter_folder(adapter))
     return {"adapter_revision": commit} if commit else {}
 
 
-def teacher_identity(settings: Mapping[str, Any], live: Any) -> Print:
+def teacher_identity(settings: Mapping[str, Any], live: Any) -> JsonObject:
     """The second model of a training, as `model_identity` says it of the first; `live` is loaded,
     None for a training without one."""
     if live is None:
@@ -212,7 +212,7 @@ def teacher_identity(settings: Mapping[str, Any], live: Any) -> Print:
     return {"teacher": _teacher(named, live), **by_task}
 
 
-def _teacher(settings: Mapping[str, Any], live: Any) -> Print:
+def _teacher(settings: Mapping[str, Any], live: Any) -> JsonObject:
     """A teacher holds several adapters at once, and tells the weights of none."""
     from soulkit.models.local.loading import adapter_hash
 
@@ -222,10 +222,10 @@ def _teacher(settings: Mapping[str, Any], live: Any) -> Print:
 
 
 def player_identity(
-    role: str, settings: RoleSettings, samples: int, actor: Print, players: Players | None
-) -> Print:
+    role: str, settings: RoleSettings, samples: int, actor: JsonObject, players: Players | None
+) -> JsonObject:
     """One player: who it is, and how it is sampled in its role."""
-    who: Print = {"kind": settings.kind, "model": settings.model}
+    who: JsonObject = {"kind": settings.kind, "model": settings.model}
     if settings.kind == "scripted":  # sampling changes nothing in what it says
         if players is None:
             return who
@@ -265,7 +265,7 @@ def weights_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def same_player(a: Print, b: Print) -> bool:
+def same_player(a: JsonObject, b: JsonObject) -> bool:
     """Whether two players are one, as far as both records say. A script is what it holds and a
     checkpoint its weights where it lies, however its path was written."""
     proven = any(name in a and name in b for name in ("sha256", "path"))
@@ -282,7 +282,7 @@ def _loopback_as_localhost(value: Any) -> Any:
     return re.sub(r"^(https?://)(?:127\.0\.0\.1|\[::1\])(?=[:/]|$)", r"\1localhost", value)
 
 
-def same_players(a: Sequence[Print], b: Sequence[Print]) -> bool:
+def same_players(a: Sequence[JsonObject], b: Sequence[JsonObject]) -> bool:
     """Whether both are the same players, in whatever order they were named."""
     left = list(b)
     for player in a:
@@ -352,7 +352,7 @@ def _file_hash(file: Path) -> str:
 # -- in the run folder -----------------------------------------------------------------------------
 
 
-def read_provenance(folder: Path) -> Print:
+def read_provenance(folder: Path) -> JsonObject:
     """What the run in `folder` recorded; empty for one that has not begun to play. RunError when
     the file is damaged."""
     record = read_object(folder / PROVENANCE)
@@ -367,7 +367,7 @@ def read_provenance(folder: Path) -> Print:
     return record
 
 
-def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
+def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> JsonObject:
     """What the run in `folder` recorded, with rows and scorers as they are now; empty for an older
     one. `rows` are the examples by their ids."""
     record = read_provenance(folder)
@@ -380,7 +380,7 @@ def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) 
     return record
 
 
-def write_provenance(run: Run, now: Print, *, proven: bool = False) -> None:
+def write_provenance(run: Run, now: JsonObject, *, proven: bool = False) -> None:
     """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
     or scorers. `proven`: whatever was sampled so far came from the weights that are recorded."""
     before = read_provenance(run.path)
@@ -401,7 +401,7 @@ CALLS = ("sent", "dropped_settings")
 """What is known of a task's calls when they have been made."""
 
 
-def _with_calls_of(before: Print, now: Print) -> Print:
+def _with_calls_of(before: JsonObject, now: JsonObject) -> JsonObject:
     """`now` with what is known of the calls that the run has made already."""
     old = before.get("tasks", {})
     tasks = {
@@ -426,7 +426,7 @@ def note_calls(
         roles = calls.get(task, {})
         sent = {role: {model: one["sent"] for model, one in of_role.items()}
                 for role, of_role in roles.items()}  # fmt: skip
-        nothing: Print = {role: {} for role in roles}
+        nothing: JsonObject = {role: {} for role in roles}
         entry["sent"] = {**entry.get("sent", {}), **sent}
         known = entry.get("dropped_settings", {})
         entry["dropped_settings"] = {**known, **nothing, **dropped.get(task, {})}
@@ -452,7 +452,7 @@ def _weaker(before: Any, now: Any) -> Any:
     return merged
 
 
-def _directory(folder: Path) -> Print:
+def _directory(folder: Path) -> JsonObject:
     """The working folder as seen from the run: relative paths of its settings begin there."""
     try:
         return {"directory": os.path.relpath(Path.cwd(), folder.resolve())}
@@ -490,7 +490,7 @@ def _has_files(place: Path, run: Path) -> bool:
     return not relative or any((place / file).exists() for file in relative)
 
 
-def _changes(before: Print, now: Print) -> list[str]:
+def _changes(before: JsonObject, now: JsonObject) -> list[str]:
     """What cannot be seen in the settings and is not as it was."""
     changes = _other_players(before["players"], now["players"])
     for task, entry in now["tasks"].items():
@@ -511,7 +511,7 @@ def _changes(before: Print, now: Print) -> list[str]:
     return list(dict.fromkeys(changes))
 
 
-def _other_players(before: Print, now: Print) -> list[str]:
+def _other_players(before: JsonObject, now: JsonObject) -> list[str]:
     """What is not as it was of players with the same settings."""
     return [
         f"another {word} of the {role} '{old['model']}'"
