@@ -48,7 +48,6 @@ from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players
-from soulkit.play.plan import Work
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.provenance import with_provenance
@@ -223,7 +222,8 @@ def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
         return summary_of(work, records, config, seconds, cost, controls)
 
     return RecordedRun(
-        path=path, command=config.command, settings=settings, sealed=sealed, rows=_rows(work),
+        path=path, command=config.command, settings=settings, sealed=sealed,
+        rows={example.id: (part.task, example) for part in work for example in part.examples},
         records=load_records(path / "episodes.jsonl"), controls=load_controls(path),
         ledger=ledger_of(path, settings),
         cast=cast, sampling=lambda task: config.sampling(task.spec), summary=summary,
@@ -236,10 +236,6 @@ def _live_actor(config: EvalConfig) -> ChatModel:
     if config.kind == "local":
         return local_model(config)
     return Players().model("actor", config.endpoint())
-
-
-def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:
-    return {example.id: (part.task, example) for part in work for example in part.examples}
 
 
 def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:

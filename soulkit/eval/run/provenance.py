@@ -171,10 +171,11 @@ def model_identity(settings: Mapping[str, Any], live: Any = None) -> JsonObject:
     if folder.is_dir():
         who["weights"] = weights_hash(folder)
     version = getattr(live, "policy_version", "") if adapter else ""
+    commit = commit_of(adapter_folder(str(adapter))) if live is not None and adapter else ""
     return {
         **who, **_revision(live), **_basis(live),
         **({"adapter_weights": version} if version else {}),
-        **(_adapter_revision(str(adapter)) if live is not None and adapter else {}),
+        **({"adapter_revision": commit} if commit else {}),
     }  # fmt: skip
 
 
@@ -189,11 +190,6 @@ def _revision(live: Any) -> JsonObject:
 def _basis(live: Any) -> JsonObject:
     basis = getattr(live, BASIS, "")
     return {BASIS: basis} if basis else {}
-
-
-def _adapter_revision(adapter: str) -> JsonObject:
-    commit = commit_of(adapter_folder(adapter))
-    return {"adapter_revision": commit} if commit else {}
 
 
 def teacher_identity(settings: Mapping[str, Any], live: Any) -> JsonObject:

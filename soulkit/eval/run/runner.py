@@ -190,7 +190,8 @@ def run_eval(
     config, work = prepare(config, say)
     if remark := controls_words(work, on=config.controls):
         say(remark)
-    folder = out or _default_folder(config, work)
+    begun = out or find_resumable(config.command, config.identity())
+    folder = begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
     check_open_batches(config, folder)
@@ -208,7 +209,8 @@ def run_eval(
         seats = ActorSetup(config, engine, reader, pool, calls=left)
         seats.check(run)
         run = run or _open(folder, config)
-        _say_servers(config, say)
+        for server in config.servers() if config.ledger != "replay" else ():
+            say(server)
         with run_lock(run), open_ledger(run, config) as ledger:
             note_choices(run, threads, engine, say)
             players = _make_players(run, config, seats, ledger, say)
@@ -222,11 +224,6 @@ def run_eval(
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
-
-
-def _default_folder(config: EvalConfig, work: Sequence[Work]) -> Path:
-    begun = find_resumable(config.command, config.identity())
-    return begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
 
 
 def _make_players(
@@ -355,11 +352,6 @@ def _confirm(
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
         work = [replace(w, examples=left) for w, left in rows if left]
     confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
-
-
-def _say_servers(config: EvalConfig, say: Callable[[str], None]) -> None:
-    for server in config.servers() if config.ledger != "replay" else ():
-        say(server)
 
 
 def _say_declared(run: Run, config: EvalConfig, say: Callable[[str], None]) -> None:
