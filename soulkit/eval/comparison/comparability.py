@@ -40,7 +40,7 @@ def differences(
     """In what two runs, called `names`, differ on a task. Without `judges` only those who play are
     looked at: another judge scores both."""
     sides = dict(zip(names, (a, b), strict=True))
-    bare = [name for name, one in sides.items() if not one.record]
+    bare = [name for name, side in sides.items() if not side.record]
     if bare:
         return Differences([f"{name} does not record its conditions" for name in bare], [])
     rows = _trained_rows if a.trained or b.trained else _rows
@@ -53,7 +53,7 @@ def differences(
 
 
 def _protocols(a: Conditions, b: Conditions, task: str) -> list[str]:
-    left, right = (one.settings.get("protocol") for one in (a, b))
+    left, right = (side.settings.get("protocol") for side in (a, b))
     return [] if left == right else [f"protocol {left} against {right}"]
 
 
@@ -100,7 +100,7 @@ def _dropped_by_players(a: Conditions, b: Conditions, task: str) -> list[str]:
 def _dropped(a: Conditions, b: Conditions, task: str, role: str) -> str:
     """How the settings differ that the servers of a role refused; empty where they do not, or
     where a run has not ended."""
-    left, right = (one.dropped(task, role) for one in (a, b))
+    left, right = (side.dropped(task, role) for side in (a, b))
     if left is None or right is None:
         return ""
     words = [_without(side) for side in (left, right)]
@@ -109,8 +109,10 @@ def _dropped(a: Conditions, b: Conditions, task: str, role: str) -> str:
 
 def _without(players: Sequence[Mapping[str, float]]) -> str:
     settings = sorted(
-        ", ".join(f"{name} ({share_text(share)} of calls)" for name, share in sorted(one.items()))
-        for one in players
+        ", ".join(
+            f"{name} ({share_text(share)} of calls)" for name, share in sorted(shares.items())
+        )
+        for shares in players
     )
     return f"without {' and '.join(settings)}" if settings else "with every setting"
 
@@ -118,9 +120,11 @@ def _without(players: Sequence[Mapping[str, float]]) -> str:
 def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:
     """How the players of a role differ; empty where they do not. Judges audit where no auditor is
     named."""
-    left, right = (one.players(task, role) for one in (a, b))
+    left, right = (side.players(task, role) for side in (a, b))
     if role == "auditor" and (left or right):
-        left, right = (side or one.players(task, "judge") for side, one in ((left, a), (right, b)))
+        left, right = (
+            named or side.players(task, "judge") for named, side in ((left, a), (right, b))
+        )
     return "" if same_players(left, right) else f"{role} {_against(left, right)}"
 
 
@@ -136,7 +140,7 @@ def _answerers(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 def _opinions(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Other numbers of opinions, or other ways to make one of them."""
-    judges = [one.players(task, "judge") for one in (a, b)]
+    judges = [side.players(task, "judge") for side in (a, b)]
     if "judge" not in _roles(a, b, task) or not all(judges):
         return []
     left, right = panels = a.panel(task), b.panel(task)
@@ -161,7 +165,7 @@ def _scores(option: str) -> bool:
 
 
 def _options(a: Conditions, b: Conditions, task: str) -> list[str]:
-    left, right = (one.of_task(task).get("options", {}) for one in (a, b))
+    left, right = (side.of_task(task).get("options", {}) for side in (a, b))
     return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
 
 
@@ -231,7 +235,7 @@ def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 
 def _hashed(a: Conditions, b: Conditions, task: str, kind: str) -> list[str]:
-    left, right = (one.material.get(kind, {}).get(task, {}) for one in (a, b))
+    left, right = (side.material.get(kind, {}).get(task, {}) for side in (a, b))
     if left == right:
         return []
     if (left.get("rows"), left.get("ids")) == (right.get("rows"), right.get("ids")):
@@ -258,20 +262,20 @@ def _deciding(settings: JsonObject, task: str) -> JsonObject:
 
 def _engines(a: Conditions, b: Conditions) -> list[str]:
     """What sampled the actors; the engine of an endpoint is not known."""
-    left, right = (one.record.get(ENGINE) for one in (a, b))
+    left, right = (side.record.get(ENGINE) for side in (a, b))
     lines = []
     if left and right and left != right:
         lines.append(f"sampled by {engine_words(left)} against {engine_words(right)}")
-    flags, others = (_flags(one.settings.get("vllm_arg")) for one in (a, b))
+    flags, others = (_flags(side.settings.get("vllm_arg")) for side in (a, b))
     return [*lines, *([f"vLLM with {flags} against {others}"] if flags != others else ())]
 
 
 def _declared(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -> list[str]:
     """Players of attached servers whose weights were not compared with what is recorded."""
     lines = []
-    for name, one in zip(names, (a, b), strict=True):
-        players = [("actor", one.record.get("actor", {}))]
-        players += [(role, who) for role in _roles(a, b, task) for who in one.players(task, role)]
+    for name, side in zip(names, (a, b), strict=True):
+        players = [("actor", side.record.get("actor", {}))]
+        players += [(role, who) for role in _roles(a, b, task) for who in side.players(task, role)]
         declared = [role for role, who in players if who.get(BASIS) == "declared"]
         if declared:
             roles = _joined(dict.fromkeys(declared))
@@ -299,7 +303,7 @@ def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 def _budgets(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Word budgets, what a task is told of turns and entries, and the code of a user's task."""
-    left, right = (one.of_task(task).get("budgets", {}) for one in (a, b))
+    left, right = (side.of_task(task).get("budgets", {}) for side in (a, b))
     words = [
         f"word budget of '{name}' {left.get(name, 'none')} against {right.get(name, 'none')}"
         for name in sorted({*left, *right})
@@ -310,8 +314,8 @@ def _budgets(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 
 def _unfinished(sides: Mapping[str, Conditions], task: str) -> list[str]:
-    counts = {name: (len(one.evidence(task).ids), len(one.rows(task)))
-              for name, one in sides.items()}  # fmt: skip
+    counts = {name: (len(side.evidence(task).ids), len(side.rows(task)))
+              for name, side in sides.items()}  # fmt: skip
     return [
         f"{name} is unfinished: {played} of {rows} rows were played"
         for name, (played, rows) in counts.items()
@@ -335,13 +339,13 @@ def _against(a: Sequence[JsonObject], b: Sequence[JsonObject]) -> str:
     if _players_text(a) != _players_text(b):
         return f"{_players_text(a)} against {_players_text(b)}"
     players = [*a, *b]
-    every = dict.fromkeys(name for one in players for name in one)
-    details = [name for name in every if len({str(one.get(name)) for one in players}) > 1]
+    names = dict.fromkeys(name for player in players for name in player)
+    details = [name for name in names if len({str(p.get(name)) for p in players}) > 1]
     return f"{_players_text(a, details)} against {_players_text(b, details)}"
 
 
 def _players_text(players: Sequence[JsonObject], details: Sequence[str] = ()) -> str:
-    return _joined(_player_text(one, details) for one in players) or "nobody"
+    return _joined(_player_text(player, details) for player in players) or "nobody"
 
 
 def _player_text(player: JsonObject, details: Sequence[str]) -> str:
@@ -418,10 +422,10 @@ def unlike_pairs(runs: Sequence[LoadedRun]) -> list[UnlikePair]:
         pair = UnlikePair(
             a=names[0], b=names[1],
             mixed=grouped_by_task(
-                (task, line) for task, one in by_task.items() for line in one.blocking
+                (task, line) for task, of_task in by_task.items() for line in of_task.blocking
             ),
             remarks=grouped_by_task(
-                (task, line) for task, one in by_task.items() for line in one.remarks
+                (task, line) for task, of_task in by_task.items() for line in of_task.remarks
             ),
         )  # fmt: skip
         differing += [pair] if pair.mixed or pair.remarks else []

@@ -128,8 +128,8 @@ class _Sides:
 
     a: Mapping[str, list[Record]]
     b: Mapping[str, list[Record]]
-    one: Conditions
-    other: Conditions
+    conditions_a: Conditions
+    conditions_b: Conditions
     tasks: Sequence[str]
     """Those that both have and that are compared."""
     rows: Mapping[str, SharedRows] = field(default_factory=dict)
@@ -144,15 +144,23 @@ class _Sides:
 
     def rows_apart(self) -> bool:
         """Whether two evaluations say which rows they had, and no task has one in both."""
-        trained = self.one.trained or self.other.trained
-        known = all(side.rows(task) for side in (self.one, self.other) for task in self.tasks)
-        return not trained and known and not shared_rows(self.one, self.other, self.tasks)
+        trained = self.conditions_a.trained or self.conditions_b.trained
+        known = all(
+            side.rows(task)
+            for side in (self.conditions_a, self.conditions_b)
+            for task in self.tasks
+        )
+        return (
+            not trained
+            and known
+            and not shared_rows(self.conditions_a, self.conditions_b, self.tasks)
+        )
 
     def cut(self) -> _Sides | None:
         """Both sides with the rows that they share alone; None where there are none, or for
         trainings, whose episodes come from steps."""
-        rows = shared_rows(self.one, self.other, self.tasks)
-        if not rows or self.one.trained or self.other.trained:
+        rows = shared_rows(self.conditions_a, self.conditions_b, self.tasks)
+        if not rows or self.conditions_a.trained or self.conditions_b.trained:
             return None
         ids = {task: cut.ids for task, cut in rows.items()}
         a, b = (
@@ -165,16 +173,20 @@ class _Sides:
         )
         one, other = (
             conditions.within(ids, (r for records in side.values() for r in records))
-            for conditions, side in ((self.one, a), (self.other, b))
+            for conditions, side in ((self.conditions_a, a), (self.conditions_b, b))
         )
         tasks = [task for task in self.tasks if a.get(task) and b.get(task)]
         lost = tuple(f"{task}: no row in both" for task in self.tasks if task not in tasks)
-        cut = _Sides(a=a, b=b, one=one, other=other, tasks=tasks, rows=rows, remarks=lost)
+        cut = _Sides(
+            a=a, b=b, conditions_a=one, conditions_b=other, tasks=tasks, rows=rows, remarks=lost
+        )
         return cut if tasks else None
 
     def differences(self) -> Differences:
         """In what the runs differ, each line with the tasks that it is about."""
-        by_task = {task: differences(self.one, self.other, task) for task in self.tasks}
+        by_task = {
+            task: differences(self.conditions_a, self.conditions_b, task) for task in self.tasks
+        }
         blocking, remarks = (
             [*grouped_by_task((task, line) for task, both in by_task.items() for line in both[i])]
             for i in range(2)
@@ -199,7 +211,13 @@ def compare_runs(
     registry = registry or load_registry()
     members = registry.suite(suite) if suite else None
     sides, last = _sides(a, b, members, suite, only_shared_rows=only_shared_rows)
-    shared, runs_a, runs_b, one, other = sides.tasks, sides.a, sides.b, sides.one, sides.other
+    shared, runs_a, runs_b, one, other = (
+        sides.tasks,
+        sides.a,
+        sides.b,
+        sides.conditions_a,
+        sides.conditions_b,
+    )
     _check_gates(gates, shared, registry, suite)
     mixed, beside = sides.differences()
     if mixed and not allow_mixed:
@@ -255,7 +273,7 @@ def _sides(
     last = _last_steps((a, b), records) if one.trained and other.trained else ()
     if one.trained and other.trained:
         runs_a, runs_b = (_of_training(side, last) for side in (runs_a, runs_b))
-    sides = _Sides(a=runs_a, b=runs_b, one=one, other=other, tasks=shared)
+    sides = _Sides(a=runs_a, b=runs_b, conditions_a=one, conditions_b=other, tasks=shared)
     if not only_shared_rows:
         return sides, last
     if (cut := sides.cut()) is None:
