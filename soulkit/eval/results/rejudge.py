@@ -432,24 +432,17 @@ def _actor(renewal: RejudgePlan) -> ChatModel:
 
 
 def _provenance(renewal: RejudgePlan, players: Players) -> dict[str, Any]:
-    """What the old run recorded, with the judges of now; empty for a run that recorded nothing."""
-    recorded, config = renewal.recorded, _judges_only(renewal.config)
-    record, actor = (
-        rescored_provenance(recorded.path, recorded.rows),
-        actor_identity(recorded.settings),
-    )
-    if record:
-        record["players"] = _seated_anew(
-            record["players"], player_identities(config, actor, players)
-        )
-    for task, entry in record.get("tasks", {}).items():
-        if "players" in entry:
-            now = player_identities(config, actor, players, task)
-            entry["players"] = _seated_anew(entry["players"], now)
+    """What the old run recorded, with the judges of now."""
+    config, actor = _judges_only(renewal.config), actor_identity(renewal.recorded.settings)
+    record = rescored_provenance(renewal.recorded.path, renewal.recorded.rows)
+    record["players"] = _with_judges(record["players"], player_identities(config, actor, players))
+    for task, entry in record["tasks"].items():
+        now = player_identities(config, actor, players, task)
+        entry["players"] = _with_judges(entry.get("players", {}), now)
     return record
 
 
-def _seated_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _with_judges(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The players of a record with the judges and auditors of now."""
     others = {role: players for role, players in before.items() if role not in PANELS}
     return {**others, **{role: players for role, players in now.items() if role in PANELS}}

@@ -364,11 +364,17 @@ def read_provenance(folder: Path) -> JsonObject:
 
 
 def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> JsonObject:
-    """What the run in `folder` recorded, with rows and scorers as they are now; empty for an older
-    one. `rows` are the examples by their ids."""
+    """What the run in `folder` recorded, with rows and scorers as they are now. `rows` are the
+    examples by their ids. RunError for a run without a record."""
     record = read_provenance(folder)
+    if not record:
+        raise RunError(
+            f"'{folder}' does not record its conditions: there is no {PROVENANCE} in it.",
+            "It never began to play, or another version of soulkit wrote it.",
+            "Evaluate again, or rescore with the version that wrote it.",
+        )
     now = {task.name: _task_options(task) for task, _ in rows.values()}
-    for name, entry in record.get("tasks", {}).items():
+    for name, entry in record["tasks"].items():
         hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
                   entry.get("rows", {}).items()}  # fmt: skip
         entry |= {"rows": hashes} if hashes else {}
@@ -389,8 +395,7 @@ def write_provenance(run: Run, now: JsonObject, *, proven: bool = False) -> None
         )
     if before and not proven and has_lines(run.episodes):
         now = _weaker(before, now)
-    if now:
-        write_json(run.path / PROVENANCE, {**_with_calls_of(before, now), **_directory(run.path)})
+    write_json(run.path / PROVENANCE, {**_with_calls_of(before, now), **_directory(run.path)})
 
 
 CALLS = ("sent", "dropped_settings")
@@ -457,7 +462,7 @@ def _directory(folder: Path) -> JsonObject:
 
 
 def start_folder(folder: Path) -> Path | None:
-    """Where the run in `folder` was started; None for an older run, or where that folder is gone.
+    """Where the run in `folder` was started; None where that folder is gone, or on another drive.
 
     RunError when its record is damaged.
     """
@@ -468,8 +473,8 @@ def start_folder(folder: Path) -> Path | None:
 
 @contextmanager
 def in_start_folder(path: Path) -> Iterator[None]:
-    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
-    version did not record that, or the run was moved away from its files, stay here."""
+    """Work where the run in `path` was started, as its relative paths mean it; stay here where the
+    run was moved away from its files."""
     place = start_folder(path)
     with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
         yield
