@@ -277,7 +277,7 @@ def test_a_killed_writer_loses_nothing_that_was_written(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     code = (
         "import itertools, sys; from pathlib import Path\n"
-        "from soulkit.runs.folder import JsonlWriter\n"
+        "from soulkit.runs.jsonl import JsonlWriter\n"
         "w = JsonlWriter(Path(sys.argv[1]))\n"
         "for i in itertools.count():\n"
         "    w.write({'i': i, 'pad': 'x' * 5000}); print(i, flush=True)\n"
