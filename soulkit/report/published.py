@@ -23,6 +23,7 @@ from soulkit.eval.comparison.conditions import Conditions, read_conditions
 from soulkit.eval.results.cells import Cell, headline
 from soulkit.eval.run.provenance import PUBLISHED
 from soulkit.report.load import RunData
+from soulkit.runs.provenance import rows_hash
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only when protocol, prompts, "
@@ -41,7 +42,7 @@ class Stated:
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Task → `prompts_digest` of its templates."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Task → `rows_digest` of the rows."""
+    """Task → `rows_hash` of the rows: what a run's summary says under `rows`."""
 
     def judge(self, task: str) -> str:
         """The judge of a task, empty where the source names none."""
@@ -144,18 +145,10 @@ UNSTATED = " unstated"
 WORDED_HERE = "prompts worded here"
 
 
-def rows_digest(rows: Mapping[str, str]) -> str:
-    """One hash of a task's rows (example → hash of its row), in whatever order they come."""
-    return _digest(rows.items())
-
-
 def prompts_digest(prompts: Mapping[str, Iterable[str]]) -> str:
     """One hash of a task's prompts (template → its hashes), in whatever order they come."""
-    return _digest((name, " ".join(sorted(hashes))) for name, hashes in prompts.items())
-
-
-def _digest(named: Iterable[tuple[str, str]]) -> str:
-    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(named))
+    named = sorted((name, " ".join(sorted(hashes))) for name, hashes in prompts.items())
+    lines = "".join(f"{name} {digest}\n" for name, digest in named)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -227,7 +220,7 @@ def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> 
 def _other_rows(table: Publication, task: str, run: Conditions) -> list[str]:
     """What a run played instead of published rows; empty for those, and where it is not known."""
     stated = table.stated.rows.get(task)
-    if stated and rows_digest(run.rows(task)) == stated:
+    if stated and rows_hash(run.rows(task)) == stated:
         return []
     return [str(name) for name in run.of_task(task).get("origins", {}) if name != PUBLISHED]
 
@@ -351,4 +344,4 @@ def _row_doubt(stated: Stated, task: str, run: Conditions) -> str:
     there, rows = stated.rows.get(task, ""), run.rows(task)
     if not there or not rows:
         return _difference_text("rows", there, "")
-    return "" if rows_digest(rows) == there else "other rows"
+    return "" if rows_hash(rows) == there else "other rows"

@@ -106,12 +106,12 @@ def _tasks(
 
 def _counted(entry: Mapping[str, Any]) -> SummaryProvenance:
     """The entry of a task with its rows as one number and one hash."""
-    rest = {name: value for name, value in entry.items() if name != "rows"}
-    rows = entry.get("rows")
-    return {**rest, "rows": count_and_hash(rows)} if isinstance(rows, Mapping) else rest
+    if (rows := entry.get("rows")) is None:
+        return dict(entry)
+    return {**entry, "rows": {"n": len(set(map(row_id, rows))), "sha256": rows_hash(rows)}}
 
 
-def count_and_hash(rows: Mapping[str, str]) -> SummaryProvenance:
-    """Number of rows and sha256 over their ids and contents, in whatever order they were read."""
+def rows_hash(rows: Mapping[str, str]) -> str:
+    """sha256 over the ids and contents of rows, in whatever order they were read."""
     text = json.dumps(sorted(rows.items()), separators=(",", ":"))
-    return {"n": len(set(map(row_id, rows))), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return hashlib.sha256(text.encode()).hexdigest()

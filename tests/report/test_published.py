@@ -19,8 +19,8 @@ from soulkit.report.published import (
     prompts_digest,
     publications,
     published_footnote,
-    rows_digest,
 )
+from soulkit.runs.provenance import rows_hash
 from tests.support.evaluation import FAST, soul
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -44,7 +44,7 @@ def doubts(folder: Path, **stated: Any) -> list[str]:
 def digest(folder: Path) -> str:
     rows = json.loads((folder / "provenance.json").read_text())["tasks"]["hitom"]["rows"]
     assert len(rows) == 4
-    return rows_digest(rows)
+    return rows_hash(rows)
 
 
 def prompts(folder: Path) -> str:
@@ -138,7 +138,7 @@ def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
     run = read_conditions(judged(tmp_path / "run", played))
     stated = replace(
         paper.stated, protocol="paper", temperature=1.0,
-        rows={task: rows_digest({"a": "1"}) for task in played},
+        rows={task: rows_hash({"a": "1"}) for task in played},
         prompts={task: prompts_digest({"user": ["1"]}) for task in played},
     )  # fmt: skip
     assert context_doubts(replace(paper, stated=stated), played, run) == doubt
@@ -188,8 +188,3 @@ def test_doubts_in_words() -> None:
     assert words == "temperature 1, here 0 (a); the source does not state rows, protocol"
     assert doubts_text({"other rows": list("abcd")}, 9) == "other rows (4 tasks)"
     assert doubts_text({}, 3) == ""
-
-
-def test_the_digest_does_not_depend_on_the_order() -> None:
-    assert rows_digest({"a": "1", "b": "2"}) == rows_digest({"b": "2", "a": "1"})
-    assert rows_digest({"a": "1"}) != rows_digest({"a": "2"}) != rows_digest({"b": "2"})

@@ -31,12 +31,11 @@ from soulkit.report.published import (
     Stated,
     publications,
     published_beside,
-    rows_digest,
     unpublished_rows,
 )
 from soulkit.report.suites import Grid, SuiteTable, common_suite, suite_grid, suite_table
 from soulkit.report.tables import parts_text
-from soulkit.runs.provenance import count_and_hash
+from soulkit.runs.provenance import rows_hash
 from soulkit.tasks.kit.registry import Registry, load_registry
 from soulkit.train.state.metrics import steps_of
 from tests.support.evaluation import FAST, soul
@@ -565,7 +564,7 @@ def test_the_footnote_of_a_suite_speaks_of_the_figures_that_it_shows(
 
 def test_rows_with_the_hash_that_a_source_states_are_published(runs: dict[str, Path]) -> None:
     (run,), side = load_runs([runs["own"]]), read_conditions(runs["own"])
-    stated = Stated(rows={"hitom": rows_digest(side.rows("hitom"))})
+    stated = Stated(rows={"hitom": rows_hash(side.rows("hitom"))})
     table = publications()[0]
     assert unpublished_rows(table, ["hitom"], [(run, side)]) == {"hitom": "own.jsonl"}
     assert unpublished_rows(replace(table, stated=stated), ["hitom"], [(run, side)]) == {}
@@ -589,4 +588,4 @@ def test_the_rows_are_recorded_with_the_run(runs: dict[str, Path]) -> None:
     for kind, said in {"released": "published", "imported": "published", **SAID}.items():
         entry = json.loads((runs[kind] / "provenance.json").read_text())["tasks"]["hitom"]
         assert entry["origins"] == {said: 4}
-        assert count_and_hash(entry["rows"])["n"] == 4
+        assert len(entry["rows"]) == 4
