@@ -62,6 +62,7 @@ from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import write_json
+from soulkit.runs.stored import read_object
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
 
 LEDGER = "ledger.sqlite"
@@ -225,12 +226,9 @@ def _usual_name(recorded: RecordedRun, config: RolesConfig, prompts: Path | None
 
 def _check_folder(renewal: RejudgePlan) -> None:
     """RunError when the folder belongs to the rescoring of another run, or to something else."""
-    noted = renewal.out / CHANGES
     source = str(renewal.recorded.path.resolve())
-    if not is_run(renewal.out):
-        return  # Run.open refuses what is neither empty nor a run
-    before = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
-    if before.get("source") != source:
+    # Run.open refuses what is neither empty nor a run.
+    if is_run(renewal.out) and read_object(renewal.out / CHANGES).get("source") != source:
         raise RunError(
             f"'{renewal.out}' holds another run already.",
             f"It was not made by rescoring '{source}', and its replies belong to other episodes.",

@@ -7,7 +7,6 @@ was judged with some keeps a copy in its folder, where the next rescoring finds 
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,6 +51,7 @@ from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_conf
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import CONTROLS, RecordWriter, drafts, load_controls, load_records
+from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import ControlRecord, Example, Record, Score
@@ -255,11 +255,8 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
 
 def _ledger_of_source(path: Path) -> Path | None:
     """The ledger of the run that `path` was rescored from: a training's settings name none."""
-    noted = path / CHANGES
-    if not noted.is_file():
-        return None
-    source = Path(json.loads(noted.read_text(encoding="utf-8"))["source"])
-    return ledger_of(source, read_config(source))
+    source = read_object(path / CHANGES).get("source")
+    return ledger_of(Path(source), read_config(Path(source))) if source else None
 
 
 def load_recorded(
