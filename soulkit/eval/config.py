@@ -309,7 +309,7 @@ def eval_registry(config: EvalConfig) -> Registry:
 
 
 def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
-    """The tasks to play, each once; ConfigError for one that nobody declared."""
+    """The tasks to play, each once; ConfigError for one that is not declared."""
     names = registry.suite(config.suite) if config.suite is not None else config.tasks
     for name in names:
         registry.spec(name)
@@ -395,7 +395,7 @@ def _configured(registry: Registry, names: Sequence[str], config: EvalConfig) ->
 
 
 def load_rows(config: EvalConfig) -> list[Work]:
-    """All rows of the tasks, for whoever looks recorded ones up by id: with --limit, rows that
+    """All rows of the tasks, to look recorded ones up by id: with --limit, rows that
     were added to a file since would push the old ones out of the sample.
     """
     return load_work(config.model_copy(update={"limit": None}))

@@ -90,7 +90,7 @@ class Comparison:
     origins: tuple[Mapping[str, Any], ...] = ()
     """The provenance of A and of B."""
     shared_rows: Mapping[str, SharedRows] = field(default_factory=dict)
-    """Task → the rows to which both sides were cut; empty where nobody asked for that."""
+    """Task → the rows to which both sides were cut; empty where that was not asked for."""
 
     @property
     def passed(self) -> bool:
@@ -382,7 +382,7 @@ class _Pairs:
         )  # fmt: skip
 
     def span(self, task: str, metric: str) -> float | None:
-        """Highest minus lowest value of a metric; None where nobody can tell."""
+        """Highest minus lowest value of a metric; None where it is not known."""
         declared = self.registry.specs.get(task)
         scale = (declared.metric.low, declared.metric.high) if declared else None
         scale = self.pairs[task].scale(metric) if task in self.pairs else scale

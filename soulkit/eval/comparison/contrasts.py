@@ -62,13 +62,13 @@ class TaskPair:
 
     @property
     def headline(self) -> str:
-        """The metric that the task declares; `value` where nobody can tell."""
+        """The metric that the task declares; `value` where it is not known."""
         declared = self.live_a or self.live_b
         return (declared.headline_metric if declared else "") or VALUE
 
     @property
     def value_name(self) -> str:
-        """What the task calls its mean score; `value` where nobody can tell, or where another of
+        """What the task calls its mean score; `value` where it is not known, or where another of
         its numbers has that name."""
         recorded = [cells[VALUE].name for cells in self.recorded if VALUE in cells]
         known = {VALUE, self.headline, *(m for r in (*self.a, *self.b) for m in r.score.metrics)}
@@ -83,7 +83,7 @@ class TaskPair:
         return f"{self.value_name}{slash}{rest}" if base == VALUE else metric
 
     def asked(self, metric: str) -> str:
-        """The metric that somebody means who knows `value` by the name that the task declares."""
+        """The metric that is meant where `value` is called by the name that the task declares."""
         base, rest = self.value_name, metric.removeprefix(self.value_name)
         meant = base != VALUE and metric.startswith(base) and rest[:1] in ("", "/")
         known = metric in _recorded_names(self) or any(metric in cells for cells in self.recorded)
@@ -97,7 +97,7 @@ class TaskPair:
         return not _divided(self.asked(metric), self)[0]
 
     def scale(self, metric: str) -> Interval | None:
-        """The lowest and highest value of a metric; None where nobody can tell."""
+        """The lowest and highest value of a metric; None where it is not known."""
         declared = self.live_a or self.live_b
         if declared is None:
             base = metric.partition("/")[0]
@@ -352,7 +352,7 @@ def _of_strata(parts: Sequence[PairedDifference], scale: Interval | None) -> Pai
 ALL_MEMBERS = "all"
 MeanLevel = Literal["group", "axis", "suite"]
 TaskSpan = Callable[[str], float | None]
-"""Task → highest minus lowest value; None where nobody can tell."""
+"""Task → highest minus lowest value; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,10 +137,10 @@ def _label(value: Any) -> Grade:
     return float(value) if isinstance(value, int | float) else str(value)
 
 
-def _judging_cast(judge: Player, listener: CountedJudge, ledger: Ledger | None = None) -> Cast:
+def _judging_cast(judge: Player, counted: CountedJudge, ledger: Ledger | None = None) -> Cast:
     return Cast(
         actor=Player(_NoActor()),
-        judges=(replace(judge, model=listener),),
+        judges=(replace(judge, model=counted),),
         panel=Panel(samples=1, orders="both"),
         ledger=ledger,
     )
@@ -157,10 +157,10 @@ async def ask_judge(
     Services that the task pays for itself are asked through `ledger`. An episode that was scored
     without the judge gives a judgement that says nothing.
     """
-    listener, problem = CountedJudge(judge.model, sample), ""
+    counted, problem = CountedJudge(judge.model, sample), ""
     try:
         score = await seen.task.score(
-            seen.example, seen.episode, _judging_cast(judge, listener, ledger)
+            seen.example, seen.episode, _judging_cast(judge, counted, ledger)
         )
         problem = _missing(score)
     except CallError as error:
@@ -170,11 +170,11 @@ async def ask_judge(
         cluster=seen.example.cluster,
         judge=name,
         sample=sample,
-        said={} if problem or not listener.questions else grades_in(score),
+        said={} if problem or not counted.questions else grades_in(score),
         problem=problem,
-        answered=not listener.failed,
-        asked=listener.questions,
-        again=listener.again,
+        answered=not counted.failed,
+        asked=counted.questions,
+        again=counted.again,
     )
 
 
@@ -205,14 +205,14 @@ async def ask_for_preference(
     a: RecordedEpisode, b: RecordedEpisode, name: str, judge: Player
 ) -> tuple[PairJudgement, bool]:
     """Which of two drafts the judge prefers, in both orders; False: the judge itself failed."""
-    listener = CountedJudge(judge.model)
+    counted = CountedJudge(judge.model)
     result = PairJudgement(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
     try:
         compared = await judge_pair(
-            _judging_cast(judge, listener), a.episode, lambda first: _question(a, b, first)
+            _judging_cast(judge, counted), a.episode, lambda first: _question(a, b, first)
         )
     except CallError as error:
-        return replace(result, problem=error.detail), not listener.failed
+        return replace(result, problem=error.detail), not counted.failed
     return replace(result, ballots=compared.ballots, flips=compared.flips), True
 
 
@@ -231,7 +231,7 @@ def _question(a: RecordedEpisode, b: RecordedEpisode, first: bool) -> str:
 
 
 def _seat(seen: RecordedEpisode) -> str:
-    """Who of the speakers is judged; empty where nobody else speaks."""
+    """Who of the speakers is judged; empty where no other seat speaks."""
     seats = {trace.seat for trace in seen.episode.traces}
     others = {line.seat for line in seen.episode.transcript} - seats
     return " and ".join(sorted(seats)) if others else ""

@@ -95,7 +95,7 @@ class Summary:
     """Task of the suite → why it was not played: the run holds a part of the suite."""
     costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
-    whoever was asked over HTTP."""
+    every player that was asked over HTTP."""
     origins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → file of somebody's own that rows were made of → its rows; other rows are not named."""
     controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)

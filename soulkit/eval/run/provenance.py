@@ -310,7 +310,7 @@ def row_origin(task: Task, example: Example) -> str:
 def row_hash(example: Example) -> str:
     """What a row says to anybody who has a part in its score, beyond what names it.
 
-    Bookkeeping that nobody sees, what only a coach reads and people's labels are left out.
+    Bookkeeping that no seat sees, what only a coach reads and people's labels are left out.
     """
     content = {
         name: value

@@ -136,7 +136,7 @@ def check_weights(run: Run, version: str) -> None:
 
 def is_unbegun(folder: Path, command: str) -> bool:
     """Whether the run in `folder` is one of `command` that ended before anything was played, as
-    where a server did not start, and nobody is at work in it."""
+    where a server did not start, and no process works in it."""
     played = any(has_lines(folder / name) for name in ("episodes.jsonl", CONTROLS))
     if played or not is_run(folder) or (folder / PROVENANCE).exists() or is_locked(folder):
         return False

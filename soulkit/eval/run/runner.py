@@ -240,7 +240,7 @@ UNNAMED_WAYS = {
     "model": ("model (--model)", "name a model: --model MODEL"),
     "tasks": ("task (--task or --suite)", "name tasks: --task NAME,NAME, or a suite: --suite NAME"),
 }
-"""Setting that nobody named → what is missing, and how to give it."""
+"""Setting that is not named → what is missing, and how to give it."""
 STAND_INS = {"model": "MODEL", "tasks": ("TASK",)}
 """What stands in for it while everything else that is missing is collected."""
 
