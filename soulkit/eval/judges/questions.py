@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from soulkit.data.rows import HUMAN
@@ -19,6 +19,7 @@ from soulkit.judge.quoting import fence, utterances
 from soulkit.judge.reliability import Grade, Judgement, PairJudgement, Subject, grades_in
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.stand_ins import ObservedModel, UnavailableModel
 from soulkit.tasks.kit.base import Task
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Episode, Example, Record, Sampling, Score, Segment
@@ -39,37 +40,21 @@ class ActorWasAsked(SoulError):
     """A task called its actor while an episode was only to be scored."""
 
 
-class _NoActor:
-    """The actor of a cast that only judges."""
-
-    name = "nobody"
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        raise ActorWasAsked(f"the actor was asked while example {call.example_id} was being judged")
-
-    async def close(self) -> None:
-        """Nothing is open."""
+def _refusal_to_act(call: Call) -> ActorWasAsked:
+    return ActorWasAsked(f"the actor was asked while example {call.example_id} was being judged")
 
 
-@dataclass
-class CountedJudge:
+class CountedJudge(ObservedModel):
     """A judge's model with the number of the opinion in its calls; counts what it is asked.
 
     The number keys the ledger and the seed, so the same question is another one the second time.
     """
 
-    model: ChatModel
-    sample: int = 0
-    questions: int = 0
-    again: int = 0
-    failed: bool = False
-    """Whether the model itself broke, so that there was no answer to be read."""
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name = self.model.name
+    def __init__(self, model: ChatModel, sample: int = 0) -> None:
+        super().__init__(model)
+        self.sample, self.questions, self.again = sample, 0, 0
+        self.failed = False
+        """Whether the model itself broke, so that there was no answer to be read."""
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -137,10 +122,10 @@ def _label(value: Any) -> Grade:
     return float(value) if isinstance(value, int | float) else str(value)
 
 
-def _judging_cast(judge: Player, counted: CountedJudge, ledger: Ledger | None = None) -> Cast:
+def _judging_cast(judge: Player, listener: CountedJudge, ledger: Ledger | None = None) -> Cast:
     return Cast(
-        actor=Player(_NoActor()),
-        judges=(replace(judge, model=counted),),
+        actor=Player(UnavailableModel("nobody", _refusal_to_act)),
+        judges=(replace(judge, model=listener),),
         panel=Panel(samples=1, orders="both"),
         ledger=ledger,
     )
@@ -157,10 +142,10 @@ async def ask_judge(
     Services that the task pays for itself are asked through `ledger`. An episode that was scored
     without the judge gives a judgement that says nothing.
     """
-    counted, problem = CountedJudge(judge.model, sample), ""
+    listener, problem = CountedJudge(judge.model, sample), ""
     try:
         score = await seen.task.score(
-            seen.example, seen.episode, _judging_cast(judge, counted, ledger)
+            seen.example, seen.episode, _judging_cast(judge, listener, ledger)
         )
         problem = _missing(score)
     except CallError as error:
@@ -170,11 +155,11 @@ async def ask_judge(
         cluster=seen.example.cluster,
         judge=name,
         sample=sample,
-        said={} if problem or not counted.questions else grades_in(score),
+        said={} if problem or not listener.questions else grades_in(score),
         problem=problem,
-        answered=not counted.failed,
-        asked=counted.questions,
-        again=counted.again,
+        answered=not listener.failed,
+        asked=listener.questions,
+        again=listener.again,
     )
 
 
@@ -205,14 +190,14 @@ async def ask_for_preference(
     a: RecordedEpisode, b: RecordedEpisode, name: str, judge: Player
 ) -> tuple[PairJudgement, bool]:
     """Which of two drafts the judge prefers, in both orders; False: the judge itself failed."""
-    counted = CountedJudge(judge.model)
+    listener = CountedJudge(judge.model)
     result = PairJudgement(key=pair_key(a, b), cluster=a.example.cluster, judge=name)
     try:
         compared = await judge_pair(
-            _judging_cast(judge, counted), a.episode, lambda first: _question(a, b, first)
+            _judging_cast(judge, listener), a.episode, lambda first: _question(a, b, first)
         )
     except CallError as error:
-        return replace(result, problem=error.detail), not counted.failed
+        return replace(result, problem=error.detail), not listener.failed
     return replace(result, ballots=compared.ballots, flips=compared.flips), True
 
 
@@ -231,7 +216,7 @@ def _question(a: RecordedEpisode, b: RecordedEpisode, first: bool) -> str:
 
 
 def _seat(seen: RecordedEpisode) -> str:
-    """Who of the speakers is judged; empty where no other seat speaks."""
+    """Who of the speakers is judged; empty where nobody else speaks."""
     seats = {trace.seat for trace in seen.episode.traces}
     others = {line.seat for line in seen.episode.transcript} - seats
     return " and ".join(sorted(seats)) if others else ""
