@@ -30,14 +30,11 @@ from soulkit.runs.stored import (
     SUMMARY_SCHEMA,
     schema_file,
 )
-from soulkit.train.state.metrics import Named, StepLine, finite, text, whole
+from soulkit.train.state.metrics import StepLine
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NUMBER: Schema = {"type": ["number", "null"]}
-READERS: dict[Any, Schema] = {
-    finite: NUMBER, whole: {"type": "integer"}, text: {"type": "string"},
-}  # fmt: skip
 TRAINING: dict[str, Schema] = {
     "steps": {"type": "integer"}, "summary_steps": {"type": "integer"},
     "rewards": {"type": "object", "additionalProperties": NUMBER},
@@ -76,22 +73,20 @@ def metrics_schema() -> Schema:
     }  # fmt: skip
 
 
-def _named(kind: type[Named]) -> tuple[dict[str, Schema], dict[str, Schema]]:
+def _named(kind: Any) -> tuple[dict[str, Schema], dict[str, Schema]]:
     """(name → schema, pattern of names → schema) of what a section is written under."""
     properties: dict[str, Schema] = {}
     patterns: dict[str, Schema] = {}
-    for one in fields(kind):  # type: ignore[arg-type]
+    types = TypeAdapter(kind).json_schema()["properties"]
+    for one in fields(kind):
         if "section" in one.metadata:
-            inner, others = _named(one.default_factory)  # type: ignore[arg-type]
+            inner, others = _named(one.default_factory)
             properties, patterns = properties | inner, patterns | others
         elif "prefix" in one.metadata:
             patterns[f"^{one.metadata['prefix']}"] = NUMBER
         else:
-            read = one.metadata["read"]
-            kinds = {dict: "object", tuple: "array"}
-            properties[one.metadata["name"]] = READERS.get(read) or {
-                "type": kinds[type(read(None))]
-            }
+            kind_of_value = types[one.name].get("type")
+            properties[one.metadata["name"]] = {"type": kind_of_value} if kind_of_value else NUMBER
     return properties, patterns
 
 

@@ -206,12 +206,17 @@ def _parsed(file: Path, text: bytes) -> dict[str, Any]:
 
 
 @cache
-def once_loader() -> Any:
-    """A loader of plain YAML in which a key stands once: a second entry would silently replace the
-    first."""
+def once_loader(*, fast: bool = False) -> Any:
+    """A loader of plain YAML that refuses a repeated key, which would replace the first silently.
+
+    `fast` takes libyaml where it is installed. It crashes on deeply nested input, so it is only for
+    files that come with soulkit.
+    """
     import yaml
 
-    class OnceLoader(yaml.SafeLoader):
+    base: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader
+
+    class OnceLoader(base):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value:

@@ -30,7 +30,6 @@ EXTRAS = {
     "datasets": "train",
     "vllm": "vllm",
     "matplotlib": "report",
-    "datasketch": "contamination",
     "sacrebleu": "metrics",
     "rouge_score": "metrics",
     "bpe_openai": "metrics",

@@ -8,7 +8,8 @@ Episode.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, Literal
 
 Role = Literal["actor", "partner", "environment", "judge", "auditor", "coach", "drafter", "filter"]
@@ -83,6 +84,10 @@ class Form:
     schema: str
 
 
+ADDED_LATER = MappingProxyType({"added": "later"})
+"""Marks a setting that older keys do not hold; its default must be neutral."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How to sample one completion. Servers may refuse some of it; what is dropped is recorded."""
@@ -94,7 +99,31 @@ class Sampling:
     stop: tuple[str, ...] = ()
     thinking: bool | None = None
     reasoning_effort: str | None = None
-    form: Form | None = None
+    form: Form | None = field(default=None, metadata=ADDED_LATER)
+    top_k: int = field(default=0, metadata=ADDED_LATER)
+    """Draw from so many of the likeliest tokens; 0: from all."""
+    min_p: float = field(default=0.0, metadata=ADDED_LATER)
+    """Draw from tokens at least so many times as likely as the likeliest one; 0: from all."""
+
+    @classmethod
+    def first_of(cls, *sources: Mapping[str, Any]) -> Sampling:
+        """Each setting from the first source that names it (None is no value), else its default."""
+        names = [setting.name for setting in fields(cls)]
+        return cls(**{
+            name: source[name]
+            for source in reversed(sources) for name in names if source.get(name) is not None
+        })  # fmt: skip
+
+    @property
+    def cuts(self) -> bool:
+        """Whether unlikely tokens are left out of the draw."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that name a reply in ledgers. Settings that were added later are left out
+        where they have their default, so that keys recorded before stay valid."""
+        later = {one.name: one.default for one in fields(self) if one.metadata == ADDED_LATER}
+        return {k: v for k, v in asdict(self).items() if k not in later or v != later[k]}
 
 
 CONTROL_PURPOSE = "control/"

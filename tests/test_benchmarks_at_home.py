@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import typing
 from pathlib import Path
 
-import pytest
-
 from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.spec import HookKey
 from soulkit.tasks.kit.user_code import BUILTIN
 
 PACKAGE = BUILTIN.parent
@@ -40,25 +40,28 @@ def imports(path: Path) -> set[str]:
     return whole | {f"{n.module}.{alias.name}" for n in froms for alias in n.names}
 
 
-@pytest.mark.parametrize("path", GENERAL, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_general_code_names_no_benchmark(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+def test_general_code_names_no_benchmark() -> None:
     pattern = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, names()))})(?![\w-])", re.I)
-    named = {f"line {text[: m.start()].count(chr(10)) + 1}: {m[0]}" for m in pattern.finditer(text)}
-    assert named == set()
+    named = []
+    for path in GENERAL:
+        text = path.read_text(encoding="utf-8")
+        for match in pattern.finditer(text):
+            line = text[: match.start()].count("\n") + 1
+            named.append(f"{path.relative_to(PACKAGE)}:{line}: {match[0]}")
+    assert named == []
 
 
-@pytest.mark.parametrize("path", GENERAL, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_general_code_imports_no_benchmark(path: Path) -> None:
+def test_general_code_imports_no_benchmark() -> None:
     homes = tuple(f"soulkit.tasks.{name}" for name in FOLDERS)
-    assert {m for m in imports(path) if m.startswith(homes)} == set()
+    wrong = {path: [m for m in imports(path) if m.startswith(homes)] for path in GENERAL}
+    assert {path: modules for path, modules in wrong.items() if modules} == {}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_benchmark_knows_no_other(folder: str) -> None:
-    others = tuple(f"soulkit.tasks.{name}." for name in FOLDERS if name != folder)
-    for path in (BUILTIN / folder).rglob("*.py"):
-        assert {m for m in imports(path) if m.startswith(others)} == set(), path
+def test_a_benchmark_knows_no_other() -> None:
+    for folder in FOLDERS:
+        others = tuple(f"soulkit.tasks.{name}." for name in FOLDERS if name != folder)
+        for path in (BUILTIN / folder).rglob("*.py"):
+            assert {m for m in imports(path) if m.startswith(others)} == set(), path
 
 
 def test_every_folder_belongs_to_a_declared_task() -> None:
@@ -66,10 +69,10 @@ def test_every_folder_belongs_to_a_declared_task() -> None:
     assert set(FOLDERS) == homes
 
 
-@pytest.mark.parametrize("name", sorted(load_registry().specs))
-def test_every_function_that_a_declaration_names_is_there(name: str) -> None:
-    spec = load_registry().spec(name)
-    for key in ("synth", "importer", "builder", "audit", "scripted_partner"):
-        hook = spec.hook(name, key)
-        assert (hook is not None) == bool(getattr(spec, key))
-        assert hook is None or all(option.flag.startswith("--") for option in hook.options.values())
+def test_every_function_that_a_declaration_names_is_there() -> None:
+    for name, spec in load_registry().specs.items():
+        for key in typing.get_args(HookKey):
+            hook = spec.hook(name, key)
+            assert (hook is not None) == bool(getattr(spec, key))
+            flags = [option.flag for option in hook.options.values()] if hook else []
+            assert all(flag.startswith("--") for flag in flags)

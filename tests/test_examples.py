@@ -88,7 +88,9 @@ def test_the_guide_explains_every_metric() -> None:
 
     names, prefixes = names_of(StepLine)
     table = set(table_of("Metrics"))
-    open_names = {name for name in table if name.startswith(tuple(prefixes))}
+    open_names = {name for name in table if name.startswith(prefixes)}
     assert table - open_names == names
-    assert {prefix for prefix in prefixes for name in table if name.startswith(prefix)} == prefixes
-    assert {name for name in STEP_KEYS if not name.startswith(tuple(prefixes))} <= names
+    assert {prefix for prefix in prefixes for name in table if name.startswith(prefix)} == set(
+        prefixes
+    )
+    assert {name for name in STEP_KEYS if not name.startswith(prefixes)} <= names

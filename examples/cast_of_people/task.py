@@ -8,7 +8,7 @@ from typing import Any
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.models.base import Cast
-from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks import ChoiceTask
 from soulkit.types import Episode, Example, Score
 
 PARTS = ("greeting", "topic", "farewell")

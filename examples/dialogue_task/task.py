@@ -14,8 +14,7 @@ from soulkit.errors import DataError, PartnerError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.kit.base import Rollout, Task
-from soulkit.tasks.kit.dialogue import Conversation, others_view, play_out
+from soulkit.tasks import Conversation, Rollout, Task, others_view, play_out
 from soulkit.types import (
     Completion,
     Episode,

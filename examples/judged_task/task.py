@@ -13,7 +13,7 @@ from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks import Rollout, Task
 from soulkit.types import (
     Completion,
     Episode,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from soulkit.tasks.kit.row_checks import Agreement, DisputedLabel, LabelAudit
+from soulkit.tasks import Agreement, DisputedLabel, LabelAudit
 from soulkit.types import Example
 
 SHORT = 4

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.files import RawRow
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
+from soulkit.tasks import BadRecord, Imported, import_records, need
 
 WRONG = 2
 
 
 def read_original(path: Path) -> Imported:
     """The rows of an original file; DataError when no record of it has the fields."""
-    raw, bad = records_with(path, ("scene", "line", "right", "wrong"), "Give an original file.")
-    rows = rows_of_records(raw, bad, _row)
-    return Imported(rows=tuple(rows), bad=tuple(bad))
+    fields = ("scene", "line", "right", "wrong")
+    return import_records(path, _row, fields=fields, way_out="Give an original file.")
 
 
 def _row(record: RawRow, index: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
-from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks import ChoiceTask
 from soulkit.types import Episode, Example, Score
 
 LETTERS = "ABC"

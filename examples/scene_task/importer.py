@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.files import RawRow
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
+from soulkit.tasks import BadRecord, Imported, import_records, need
 
 PEOPLE = ("owner", "neighbour", "child")
 
 
 def read_original(path: Path) -> Imported:
     """The rows of an original file; DataError when no record of it has the fields."""
-    raw, bad = records_with(path, ("cat", "where", "thoughts", "scene"), "Give an original file.")
-    rows = rows_of_records(raw, bad, _row)
-    return Imported(rows=tuple(rows), bad=tuple(bad))
+    fields = ("cat", "where", "thoughts", "scene")
+    return import_records(path, _row, fields=fields, way_out="Give an original file.")
 
 
 def _row(record: RawRow, index: int) -> dict[str, Any]:

@@ -22,16 +22,18 @@ from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.kit.base import Control, Rollout, Task
-from soulkit.tasks.kit.dialogue import (
+from soulkit.tasks import (
+    Control,
     Conversation,
+    Rollout,
     Stage,
+    Task,
+    mean_of,
     others_view,
     partner_reply,
     partner_words,
     play_out,
 )
-from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import (
     BatchMetric,
     Completion,

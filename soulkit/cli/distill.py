@@ -167,9 +167,9 @@ def _dry_run(
 def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool) -> None:
     """Print what every stage will ask for, and all of them together."""
     from soulkit.cli.plan import show_plan
-    from soulkit.distill.planning import whole_plan
+    from soulkit.train.planning import in_turn
 
-    whole = whole_plan(plans)
+    whole = in_turn([one.plan for one in plans])
     if as_json:
         print_json({"stages": [one.as_dict() for one in plans], "whole": whole.as_dict()})
         return

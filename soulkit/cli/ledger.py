@@ -159,7 +159,7 @@ def _texts(stored: StoredCall) -> list[tuple[str, str]]:
     """(who, words) of the prompt and the reply."""
     request, answer = stored.request, stored.answer()
     if request is None:
-        parts = [("prompt", "(not kept: the entry is of a ledger of version 1)")]
+        parts = [("prompt", "(damaged)")]
     else:
         parts = [(message["role"], message["content"]) for message in request.messages]
     if answer is None:

@@ -13,7 +13,7 @@ from soulkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from soulkit.play.plan import Plan, PlayerLoad
-    from soulkit.train.sft.planning import CorpusPlan
+    from soulkit.train.planning import CorpusPlan
 
 PLANNED = ("eval", "train", "distill")
 
@@ -66,7 +66,7 @@ def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
 def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None) -> None:
     """Print the plan of a training on conversations: a table by source, a few lines, and what is
     `played` to measure it."""
-    from soulkit.train.sft.planning import learned_text
+    from soulkit.train.planning import learned_text
 
     if as_json:
         print_json({**plan.as_dict(), **({"played": played.as_dict()} if played else {})})

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from soulkit.models.players.settings import RoleSettings
     from soulkit.train.ablate import EndedRun, PlannedRun
     from soulkit.train.config import TrainConfig
-    from soulkit.train.setup.data import TrainingData
+    from soulkit.train.setup.rows import TrainingData
     from soulkit.train.state.metrics import Rewards, StepLine
     from soulkit.train.state.summary import TrainSummary
 
@@ -211,10 +211,9 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     """What `--dry-run` prints: the remarks of a start, and what the training would cost."""
     from soulkit.cli.plan import show_corpus_plan, show_plan
-    from soulkit.train.planning import beside_plan, training_plan
+    from soulkit.train.planning import beside_plan, corpus_plan, refuse_unfitting, training_plan
     from soulkit.train.run import adapter_remark
     from soulkit.train.setup.data import download_remark, load_training_data
-    from soulkit.train.sft.planning import corpus_plan, refuse_unfitting
 
     refuse_unfitting(config)
     material = load_training_data(config, say=_say)
@@ -224,10 +223,10 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
         if remark not in material.coaches:
             _say(remark)
     if material.corpus is not None:
-        played = beside_plan(config, material)
+        played = beside_plan(material)
         show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
         return
-    plan = training_plan(material.config, material)
+    plan = training_plan(material)
     show_plan(plan, values["json"], material.coaches)
     for server in material.config.servers():
         _say(server)
@@ -388,8 +387,7 @@ def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
     from soulkit.report.episode_search import shell_path, show_command
-    from soulkit.train.ablate import confirm_runs, parse_arms, plan_arms, run_all
-    from soulkit.train.planning import comparison_plan
+    from soulkit.train.ablate import comparison_plan, confirm_runs, parse_arms, plan_arms, run_all
     from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes
 
     arms = parse_arms(values["methods"] or TEN)

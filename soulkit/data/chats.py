@@ -1,14 +1,11 @@
-"""Recorded chats, whatever the layout of their file, as one plain shape.
+"""Recorded chats, whatever the layout of their file, as lists of {"role": ..., "content": ...}.
 
-A conversation is a list of {"role": ..., "content": ...}. Files hold one as such, as JSON text,
-or with more in every message (labels, ids); only who spoke and what was said is kept, so that
-equal conversations stay equal rows. Layouts of recorded chats:
+Only who spoke and what was said is kept, so that equal conversations stay equal rows.
 
 * A list of messages in a record (`messages`, `conversation`, `conversations`, `turns`): the roles
   and contents under any of their usual names (`human`/`gpt`, `prompter`, `from`/`value`).
-* A history with branches (`conversation_history` whose entries have a `turn`): to each message of
-  the person several models replied, and the reply with `if_chosen` went on; where none is marked,
-  the one with the highest `score`, else the first.
+* A history with branches (`conversation_history` whose entries have a `turn`): the reply with
+  `if_chosen` went on; where none is marked, the one with the highest `score`, else the first.
 * One reply a record (`conversation_id`, `turn`, `user_prompt`, `model_response`): the same, long.
 * Trees, as a message a record (`message_id`, `parent_id`, `role`, `text`) or nested (`prompt` with
   `replies`): from each root along the first child by `rank`.
@@ -203,13 +200,13 @@ def _chosen(items: Iterable[Any]) -> list[Mapping[str, Any]]:
         if not isinstance(item, Mapping):
             raise _NoChat(f"an entry of its history is {item!r:.60}")
         turns.setdefault((item.get("turn"), _role(item)), []).append(item)
-    return [_best(several) for several in turns.values()]
+    return [_best(replies) for replies in turns.values()]
 
 
-def _best(several: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _best(replies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The reply that the person went on with, else the best they gave points to, else the first."""
-    chosen = [item for item in several if item.get("if_chosen")]
-    return max(chosen or several, key=lambda item: _number(item.get("score")))
+    chosen = [item for item in replies if item.get("if_chosen")]
+    return max(chosen or replies, key=lambda item: _number(item.get("score")))
 
 
 def _number(value: Any) -> float:

@@ -10,11 +10,10 @@ Three answers, each about what the seats of a task may read (the gold is no part
   that `tasks.yaml` marks with `entity`. Such rows may differ in everything else, but a model that
   has seen the person in training is no stranger to them.
 
+Near pairs are found exactly (near_duplicates.py).
+
 Example: {"persona": "A nurse from Leeds.", "question": "How do you take your tea?"} trained on, and
 the same with "Do you like tea?" evaluated: neither `exact` nor `near`, but one shared `persona`.
-
-Near pairs are proposed by MinHash LSH and confirmed by the true Jaccard index, so none is false;
-with 128 permutations weighted towards recall, one at the threshold is seldom missed.
 """
 
 from __future__ import annotations
@@ -22,31 +21,27 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from soulkit.data.files import RawRow
-from soulkit.errors import ConfigError, MissingPackage, did_you_mean
-from soulkit.metrics.text import jaccard
+from soulkit.data.near_duplicates import (
+    THRESHOLD,
+    WORD,
+    Words,
+    check_threshold,
+    folded_words,
+    near_pairs,
+    same_words,
+)
+from soulkit.errors import ConfigError, did_you_mean
 
-THRESHOLD = 0.8
-SHINGLE = 3
-"""Words in a row that are compared as one; benchmark rows are too short for longer ones."""
-PERMUTATIONS = 128
-STRICTEST_INDEX = 0.95
-"""Near 1 the index has too few bands to be built; a lower one only proposes more to confirm."""
 ROW_KINDS = ("exact", "near")
 """The kinds of overlap that are about a row as a whole: what is excluded unless told otherwise."""
 
-# Scripts without blanks between words: each sign counts as a word.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
-
 _NAME_MARK = "#"
 """Begins what stands for a name; no word begins with it."""
-
-Words = tuple[str, ...]
-Shingles = frozenset[Words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +108,6 @@ class Overlap:
 # -- words -------------------------------------------------------------------------------------
 
 
-def folded_words(value: Any) -> Words:
-    """The words of every text in a value, in one case, without punctuation."""
-    text = unicodedata.normalize("NFKC", " ".join(texts_of(value))).casefold()
-    return tuple(_WORD.findall(text))
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a value, in order; other scalars as text, None as none."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from texts_of(item)
-    elif value is not None:
-        yield str(value)
-
-
 def entity_values(value: Any, task: str) -> set[str]:
     """The entities that one column names: each item of a list, else the value as a whole.
 
@@ -143,16 +121,6 @@ def entity_values(value: Any, task: str) -> set[str]:
 # -- comparing -----------------------------------------------------------------------------------
 
 
-def check_threshold(threshold: float, meaning: str) -> None:
-    """ConfigError with its `meaning` unless 0 < threshold <= 1."""
-    if not 0 < threshold <= 1:
-        raise ConfigError(
-            f"A threshold of {threshold:g} is no share.",
-            meaning,
-            f"Give a number above 0 and up to 1, such as {THRESHOLD:g}.",
-        )
-
-
 def find_overlap(
     train: Sequence[Passage],
     evaluation: Sequence[Passage],
@@ -162,10 +130,11 @@ def find_overlap(
 ) -> Overlap:
     """What the rows of two files have in common.
 
-    ConfigError unless 0 < threshold <= 1, MissingPackage without datasketch.
+    ConfigError unless 0 < threshold <= 1.
     """
     check_threshold(threshold, "Near-duplicates share at least this part of their word triples.")
-    pairs = [*_exact_matches(train, evaluation), *_near_matches(train, evaluation, threshold)]
+    matches = row_matches(train, evaluation, threshold)
+    pairs = [match for of_row in matches.values() for _, match in of_row]
     shared = _shared_entities(train, evaluation)
     reached = {k: len({p.evaluation for p in pairs if p.kind == k}) for k in ROW_KINDS}
     for kind in entities:
@@ -176,56 +145,28 @@ def find_overlap(
     )  # fmt: skip
 
 
-def _exact_matches(train: Sequence[Passage], evaluation: Sequence[Passage]) -> Iterator[RowMatch]:
-    by_words: dict[Words, list[str]] = {}
-    for passage in evaluation:
-        by_words.setdefault(passage.words, []).append(passage.source)
-    for passage in train:
-        for source in by_words.get(passage.words, ()):
-            yield RowMatch("exact", passage.source, source, 1.0)
+def row_matches(
+    rows: Sequence[Passage], others: Sequence[Passage], threshold: float
+) -> dict[int, list[tuple[int, RowMatch]]]:
+    """Place in `rows` → those of `others` that say the same, exactly or nearly.
 
-
-def _near_matches(
-    train: Sequence[Passage], evaluation: Sequence[Passage], threshold: float
-) -> Iterator[RowMatch]:
-    try:
-        from datasketch import MinHashLSH
-    except ImportError as error:
-        raise MissingPackage("datasketch", "finding near-duplicates") from error
-    share = min(threshold, STRICTEST_INDEX)
-    index = MinHashLSH(threshold=share, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
-    for number, passage in enumerate(evaluation):
-        index.insert(number, _signature(shingles(passage.words)))
-    for passage in train:
-        candidates = index.query(_signature(shingles(passage.words)))
-        for other in (evaluation[number] for number in sorted(candidates)):
-            similarity = _similarity_above(passage, other, threshold)
-            if similarity is not None:
-                yield RowMatch("near", passage.source, other.source, similarity)
-
-
-def _similarity_above(one: Passage, other: Passage, threshold: float) -> float | None:
-    """How near two different passages are, None when they are not near enough or the same."""
-    if one.words == other.words:
-        return None
-    if jaccard(shingles(one.core), shingles(other.core)) < threshold:
-        return None
-    similarity = jaccard(shingles(one.words), shingles(other.words))
-    return similarity if similarity >= threshold else None
-
-
-def shingles(words: Words) -> Shingles:
-    """Every run of SHINGLE words; a shorter text is one shingle, an empty one has none."""
-    last = max(len(words) - SHINGLE + 1, min(len(words), 1))
-    return frozenset(words[i : i + SHINGLE] for i in range(last))
-
-
-def _signature(phrases: Shingles) -> Any:
-    from datasketch import MinHash
-
-    signature = MinHash(num_perm=PERMUTATIONS, seed=1)
-    signature.update_batch([" ".join(words).encode("utf-8") for words in phrases])
-    return signature
+    Near rows are near in the whole text, and in the text without the columns that name an entity.
+    """
+    matches: dict[int, list[tuple[int, RowMatch]]] = {}
+    by_words: dict[Words, list[int]] = {}
+    for place, passage in enumerate(others):
+        by_words.setdefault(passage.words, []).append(place)
+    for place, passage in enumerate(rows):
+        for other in by_words.get(passage.words, ()):
+            match = RowMatch("exact", passage.source, others[other].source, 1.0)
+            matches.setdefault(place, []).append((other, match))
+    left, right = ([passage.words for passage in side] for side in (rows, others))
+    for place, other, share in near_pairs(left, right, threshold):
+        passage, near = rows[place], others[other]
+        if passage.words != near.words and same_words(passage.core, near.core, threshold):
+            match = RowMatch("near", passage.source, near.source, share)
+            matches.setdefault(place, []).append((other, match))
+    return matches
 
 
 def _best_matches(pairs: Iterable[RowMatch]) -> tuple[RowMatch, ...]:
@@ -322,7 +263,7 @@ def find_renamed(rows: Sequence[RowTexts]) -> RenamedRows | None:
 
 
 def _cased_words(text: str) -> list[str]:
-    return _WORD.findall(unicodedata.normalize("NFKC", text))
+    return WORD.findall(unicodedata.normalize("NFKC", text))
 
 
 def _are_names(words: Sequence[str], names: Collection[str]) -> list[bool]:

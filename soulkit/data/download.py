@@ -235,10 +235,10 @@ class Hub:
             follow_redirects=True,
         ) as response:
             hf_raise_for_status(response)
-            whole = have > 0 and response.status_code != 206
-            if whole:
+            from_start = have > 0 and response.status_code != 206
+            if from_start:
                 advance(-have)
-            with part.open("wb" if whole else "ab") as file:
+            with part.open("wb" if from_start else "ab") as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
                     file.flush()  # a killed process loses nothing that has arrived

@@ -109,10 +109,10 @@ def numbered_row(path: Path, number: int | None) -> RawRow:
     found = places.get(row_number(bad[0].source) if number is None else number)
     if isinstance(found, RawRow):
         return found
-    there = [row_number(row.source) for row in rows]
-    way_out = (
-        f"Give --row a number from {there[0]} to {there[-1]}." if there else "Mend the file first."
-    )
+    numbers = [row_number(row.source) for row in rows]
+    way_out = "Mend the file first."
+    if numbers:
+        way_out = f"Give --row a number from {numbers[0]} to {numbers[-1]}."
     if found is not None:
         raise DataError(f"{found.source} cannot be read as a row.", f"{found.why}.", way_out)
     header = path.suffix.lower() in (".csv", ".tsv")
@@ -141,9 +141,9 @@ def check_file(path: Path) -> None:
             "Name the file in it.",
         )
     if not path.exists():
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, beside, n=1)
-        state = "does not hold it" if beside else "is empty or missing"
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, siblings, n=1)
+        state = "does not hold it" if siblings else "is empty or missing"
         raise UnusableFile(
             f"There is no file '{path}'.",
             f"The folder '{path.parent}' {state}.",

@@ -114,9 +114,9 @@ def released(tasks: Mapping[str, Released], splits: Sequence[ReleaseSplit]) -> l
             for name in files.train if split == "train" else files.eval:
                 requests.setdefault((split, name), FileRequest(RELEASES[split], name, name, task))
     if not requests:
-        what = f"The task '{next(iter(tasks))}' has" if len(tasks) == 1 else "These tasks have"
+        subject = f"The task '{next(iter(tasks))}' has" if len(tasks) == 1 else "These tasks have"
         raise DataError(
-            f"{what} no released file for {' and '.join(splits)}.",
+            f"{subject} no released file for {' and '.join(splits)}.",
             "tasks.yaml names none: the rows are made here, imported, or your own.",
             "See: soul data synth, soul data import, and soul tasks show NAME",
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from soulkit.errors import DataError
@@ -33,6 +33,17 @@ def read_literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"it is no literal: {error}") from error
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in a value, in order; other scalars as text, None as none."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_of(item)
+    elif value is not None:
+        yield str(value)
 
 
 def structure(value: Any) -> Any:

@@ -174,10 +174,7 @@ class DistillConfig(PlayConfig):
         False, section="Run", help="Measure general ability of base and generalist, too."
     )
     gate: tuple[str, ...] = setting(
-        (),
-        section="Run",
-        metavar="GATE",
-        help="A condition on what is measured; may be repeated.",
+        (), section="Run", metavar="GATE", help="A condition on what is measured; may be repeated."
     )
 
     @field_validator("experts", mode="before")

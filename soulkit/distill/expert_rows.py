@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from soulkit.data.rows import first_rows, share_of
 from soulkit.distill.config import DistillConfig
-from soulkit.distill.experts import WEIGHTS, Expert
+from soulkit.distill.experts import WEIGHTS, Expert, ExpertRows
 from soulkit.distill.sample import sample_config
 from soulkit.errors import DataError, RunError, UserError
 from soulkit.eval.config import load_work
@@ -55,27 +55,6 @@ _ROW_SETTINGS = (
     "dev_limit", "dev_by", *OWN_OPTIONS,
 )  # fmt: skip
 """Settings of a training that decide which rows it draws, beside their source."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertRows:
-    """The rows of one task, by id: what the generalist learns from, and what is held out."""
-
-    source: str | None
-    """As --data names them; None: the pulled training files."""
-    train: tuple[str, ...]
-    held_out: tuple[str, ...] = ()
-    """In ascending order; empty where --held-out names rows, or nothing could be set aside."""
-    clusters: tuple[str, ...] = ()
-    """Of the held-out rows, in ascending order."""
-    run: str = ""
-    """The training run of the expert that the rows were taken from; empty for --data and pulled
-    files."""
-    dev: bool = False
-    """Whether the held-out rows are the dev rows of that run."""
-    foreign: bool = False
-    """Whether the run is not known to be the user's own."""
-    remarks: tuple[str, ...] = ()
 
 
 def with_rows_and_players(

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from soulkit.distill.config import ANY, DistillConfig
 from soulkit.errors import ConfigError, ModelLoadError, did_you_mean
-from soulkit.eval.run.provenance import weights_hash
 from soulkit.models.local.loading import (
     ADAPTER_CONFIG,
     NOTE,
@@ -30,12 +29,10 @@ from soulkit.models.local.loading import (
     first_line,
     model_place,
 )
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings, TaskPlayers
 from soulkit.runs.folder import is_run, read_environment
 from soulkit.tasks.kit.registry import Registry, load_registry
-
-if TYPE_CHECKING:
-    from soulkit.distill.expert_rows import ExpertRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +157,6 @@ def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
 
 
 def _folder(where: str) -> Path:
-    """A folder here, or an adapter of the hub, downloaded."""
     place = model_place(where, "adapter")
     return adapter_folder(where) if place.on_hub else Path(place.where)
 
@@ -211,6 +207,27 @@ def _no_expert(root: Path) -> ConfigError:
         f"None of the folders below it is a training run, or holds {NOTE} or {ADAPTER_CONFIG}.",
         "Train one with: soul train ditto --task TASK …; or name a folder: --experts TASK=FOLDER",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRows:
+    """The rows of one task, by id: what the generalist learns from, and what is held out."""
+
+    source: str | None
+    """As --data names them; None: the pulled training files."""
+    train: tuple[str, ...]
+    held_out: tuple[str, ...] = ()
+    """In ascending order; empty where --held-out names rows, or nothing could be set aside."""
+    clusters: tuple[str, ...] = ()
+    """Of the held-out rows, in ascending order."""
+    run: str = ""
+    """The training run of the expert that the rows were taken from; empty for --data and pulled
+    files."""
+    dev: bool = False
+    """Whether the held-out rows are the dev rows of that run."""
+    foreign: bool = False
+    """Whether the run is not known to be the user's own."""
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,10 +62,10 @@ def generalist_config(
     if config.by == "opd":
         return _on_policy(config, experts)
     assert selection is not None, "imitation needs what was selected"
-    return imitation(config, experts, out, selection.lines)
+    return imitation_config(config, experts, out, selection.lines)
 
 
-def imitation(
+def imitation_config(
     config: DistillConfig, experts: Sequence[Expert], out: Path, lines: int
 ) -> TrainConfig:
     """Training on `lines` selected samples, `epochs` times over."""
@@ -142,7 +142,6 @@ def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, A
 
 
 def _players(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
-    """Task → who plays in it alone, the recorded players of the experts included."""
     return {task: who for one in experts for task, who in open_roles_filled(config, one).items()}
 
 
@@ -168,7 +167,7 @@ def _refuse_other_teachers(experts: Sequence[Expert]) -> None:
         )
 
 
-def trained(config: TrainConfig, out: Path) -> bool:
+def is_trained(config: TrainConfig, out: Path) -> bool:
     """Whether the generalist of this very configuration is finished; RunError for another's, and
     for one whose teachers were other weights."""
     folder = generalist_folder(out)

@@ -78,12 +78,16 @@ class Measurement:
 
     @property
     def finished(self) -> bool:
-        """Whether every row of it has a score."""
-        try:
-            summary = recorded_summary(self.folder)
-        except DataError:
-            return False
-        return is_run(self.folder) and 0 < summary.n == summary.n_scored
+        return is_complete(self.folder)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether every row of the evaluation in a folder has a score."""
+    try:
+        summary = recorded_summary(folder)
+    except DataError:
+        return False
+    return is_run(folder) and 0 < summary.n == summary.n_scored
 
 
 def measured_folder(out: Path, side: Side, task: str) -> Path:
@@ -179,7 +183,7 @@ def measure(
     generalist, ConfigError where rows, players or models are not in order, before anything is
     played.
     """
-    say = say or _silent
+    say = say or (lambda remark: None)
     parts = measurements(config, experts, out)
     if not generalist_weights(out).is_dir():
         raise RunError(
@@ -231,10 +235,6 @@ def _reused(part: Measurement) -> bool:
     return part.finished
 
 
-def _silent(remark: str) -> None:
-    """The default of `say`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSide:
     """One side's run on one task, read."""
@@ -254,7 +254,7 @@ def read_side(folder: Path, task: str) -> MeasuredSide:
     )  # fmt: skip
 
 
-def alike(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
+def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
     """The sides with what not all of them scored counted as lost in each."""
     scored = [{_key(r) for r in side.records if r.score.scored} for side in sides]
     shared = set.intersection(*scored)
@@ -269,7 +269,9 @@ def alike(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
     ]  # fmt: skip
 
 
-def difference(task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE) -> Contrast:
+def side_difference(
+    task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE
+) -> Contrast:
     """B minus A in a metric; DataError where they do not both have it."""
     return contrast(
         TaskPair(task=task, a=a.records, b=b.records, live_a=a.live, live_b=b.live,
@@ -285,7 +287,7 @@ def retained_gain(
     sides = (base, expert, generalist)
     pair = TaskPair(task=task, a=base.records, b=generalist.records, live_a=base.live,
                     live_b=generalist.live, recorded=(base.cells, generalist.cells))  # fmt: skip
-    metric = difference(task, base, generalist).metric
+    metric = side_difference(task, base, generalist).metric
     scale = pair.scale(metric)
     if metric == VALUE:
         return retention(_of_episodes(sides, scale))

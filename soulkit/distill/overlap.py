@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from soulkit.data.contamination import Passage, RowMatch
-from soulkit.data.near_duplicates import row_matches
+from soulkit.data.contamination import Passage, RowMatch, row_matches
 from soulkit.distill.config import DistillConfig
 from soulkit.errors import DataError
 from soulkit.play.plan import Work

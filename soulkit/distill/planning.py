@@ -14,18 +14,17 @@ from typing import Any
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.expert_rows import rows_and_players_words
 from soulkit.distill.experts import Expert
-from soulkit.distill.generalist import generalist_config, imitation
-from soulkit.distill.measure import Measurement, measurements
+from soulkit.distill.generalist import generalist_config, generalist_folder, imitation_config
+from soulkit.distill.measure import is_complete, measurements
 from soulkit.distill.sample import sample_config, samples_folder
-from soulkit.distill.select import SampleSelection, read_selection
-from soulkit.errors import RunError
+from soulkit.distill.select import written_selection
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
-from soulkit.eval.results.summary import recorded_summary
 from soulkit.eval.run.runner import prepare
-from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Machine, Plan, Work, scaled
-from soulkit.runs.folder import is_run
-from soulkit.train.planning import imitation_machine, training_plan
+from soulkit.play.engine import ControlJob
+from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Plan, scaled
+from soulkit.train.planning import imitation_machine, in_turn, training_plan
+from soulkit.train.setup.data import load_training_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,97 +49,48 @@ def distillation_plan(
     sampled = [sample_config(config, expert) for expert in experts] if config.by == "sft" else []
     if "sample" in stages and sampled:
         left = [one for one, expert in zip(sampled, experts, strict=True)
-                if not _finished(samples_folder(out, expert.task))]  # fmt: skip
-        plans.append(_evaluations("sample", left, "samples"))
-    if "train" in stages and not _trained(out):
+                if not is_complete(samples_folder(out, expert.task))]  # fmt: skip
+        plan = in_turn([scaled(_planned(one), 1, "samples") for one in left])
+        plans.append(StagePlan(stage="sample", plan=plan))
+    if "train" in stages and not (generalist_folder(out) / "summary.json").is_file():
         plans.append(_training(config, experts, out, sampled))
     if "report" in stages:
+        # The generalist's weights need not be there yet: they are as large as the experts'.
         parts = [one for one in measurements(config, experts, out) if not one.finished]
-        plans.append(_measurements(parts))
+        plan = in_turn([scaled(_planned(part.config), 1, part.side) for part in parts])
+        plans.append(StagePlan(stage="report", plan=plan))
     if plans and remarks:
         plans[0] = replace(plans[0], remarks=(*remarks, *plans[0].remarks))
     return plans
 
 
-def whole_plan(plans: Sequence[StagePlan]) -> Plan:
-    """All stages, one after the other: times add up, memory does not."""
-    machines = [one.plan.machine for one in plans if one.plan.machine is not None]
-    machine = Machine(
-        memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
-        words=machines[0].words,
-    ) if machines else None  # fmt: skip
-    tasks = tuple(task for one in plans for task in one.plan.tasks)
-    width = min((one.plan.concurrency for one in plans if one.plan.asked), default=1)
-    return Plan(tasks=tasks, concurrency=width, machine=machine)
-
-
-def _finished(folder: Path) -> bool:
-    summary = recorded_summary(folder) if is_run(folder) else None
-    return summary is not None and 0 < summary.n == summary.n_scored
-
-
-def _trained(out: Path) -> bool:
-    return (out / "generalist" / "summary.json").is_file()
-
-
-# -- evaluations -----------------------------------------------------------------------------------
-
-
-def _evaluations(stage: Stage, configs: Sequence[EvalConfig], label: str) -> StagePlan:
-    plans = [_labelled(config, label) for config in configs]
-    return StagePlan(stage=stage, plan=_after_each_other(plans))
-
-
-def _measurements(parts: Sequence[Measurement]) -> StagePlan:
-    """The generalist's weights need not be there yet: they are as large as the experts'."""
-    plans = [_labelled(part.config, part.side) for part in parts]
-    return StagePlan(stage="report", plan=_after_each_other(plans))
-
-
-def _labelled(config: EvalConfig, label: str) -> Plan:
+def _planned(config: EvalConfig, controls: Sequence[ControlJob] | None = None) -> Plan:
     seated, work = prepare(config, asking=False)
-    return scaled(evaluation_plan(seated, work), 1, label)
-
-
-def _after_each_other(plans: Sequence[Plan]) -> Plan:
-    return whole_plan([StagePlan(stage="sample", plan=plan) for plan in plans])
-
-
-# -- training --------------------------------------------------------------------------------------
+    return evaluation_plan(seated, work, controls)
 
 
 def _training(
     config: DistillConfig, experts: Sequence[Expert], out: Path, sampled: Sequence[EvalConfig]
 ) -> StagePlan:  # fmt: skip
     if config.by == "opd":
-        return StagePlan(stage="train", plan=training_plan(generalist_config(config, experts, out)))
+        data = load_training_data(generalist_config(config, experts, out))
+        return StagePlan(stage="train", plan=training_plan(data))
     tokens, prompts = _lesson_tokens(sampled)
-    selection = _selection(out)
+    selection = written_selection(out)
     most = prompts * min(config.keep_top, config.samples)
     lines = selection.lines if selection is not None else most
-    training = imitation(config, experts, out, max(lines, 1))
+    training = imitation_config(config, experts, out, max(lines, 1))
     seen = f"{training.steps} steps over {lines} selected samples"
     remark = seen if selection is not None else f"{seen}, if every prompt gives all it may"
-    plan = Plan(tasks=(), machine=imitation_machine(training, tokens))
+    plan = Plan(
+        tasks=(), machine=imitation_machine(training, training.steps * training.sft_batch * tokens)
+    )
     return StagePlan(stage="train", plan=plan, remarks=(remark,))
-
-
-def _selection(out: Path) -> SampleSelection | None:
-    try:
-        return read_selection(out)
-    except RunError:
-        return None
 
 
 def _lesson_tokens(sampled: Sequence[EvalConfig]) -> tuple[float, int]:
     """(tokens of a mean prompt with its reply, training prompts)."""
-    tasks = [task for one in sampled for task in _prepared(one)]
+    tasks = [task for one in sampled for task in _planned(one, controls=()).tasks]
     prompts = sum(task.examples for task in tasks)
     words = sum(task.prompt_words / max(task.episodes, 1) * task.examples for task in tasks)
     return TOKENS_PER_WORD * words / max(prompts, 1) + USUAL["actor"], prompts
-
-
-def _prepared(config: EvalConfig) -> Sequence[Any]:
-    seated, work = prepare(config, asking=False)
-    rows: list[Work] = [replace(part, controls=()) for part in work]
-    return evaluation_plan(seated, rows).tasks

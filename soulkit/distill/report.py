@@ -32,16 +32,17 @@ from soulkit.distill.measure import (
     SIDES,
     MeasuredSide,
     Side,
-    alike,
-    difference,
+    common_episodes,
     measured_folder,
     measured_tasks,
     measurements,
     read_side,
     retained_gain,
+    side_difference,
     unmeasured_words,
 )
-from soulkit.distill.select import TaskSelection, read_selection
+from soulkit.distill.sample import spent
+from soulkit.distill.select import TaskSelection, written_selection
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.comparison.comparability import differences
 from soulkit.eval.comparison.conditions import read_conditions
@@ -62,7 +63,6 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
-from soulkit.models.ledger.ledger import Ledger
 from soulkit.runs.folder import Run, read_config
 from soulkit.runs.provenance import with_provenance
 from soulkit.runs.stored import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
@@ -75,7 +75,7 @@ RetentionGate = ComparisonGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gated:
+class GateInputs:
     """What gates may be about."""
 
     kept: Mapping[str, Retention]
@@ -95,24 +95,21 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGa
     for gate in gates:
         alone = gate.target in (KEPT, REGRESSIONS) and gate.metric
         if gate.target not in targets or alone or (gate.target == MEAN and gate.metric != KEPT):
+            about = f"{gate.target}/{gate.metric}" if gate.metric else gate.target
             raise ConfigError(
-                f"The gate '{gate.text}' is about '{_about(gate)}', which is not measured here.",
+                f"The gate '{gate.text}' is about '{about}', which is not measured here.",
                 "A gate names a task with held-out rows, mean/retention, retention or regressions.",
                 did_you_mean(gate.target, targets),
             )
     return gates
 
 
-def _about(gate: RetentionGate) -> str:
-    return f"{gate.target}/{gate.metric}" if gate.metric else gate.target
-
-
-def gate_results(gates: Sequence[RetentionGate], of: Gated) -> tuple[GateResult, ...]:
+def gate_results(gates: Sequence[RetentionGate], of: GateInputs) -> tuple[GateResult, ...]:
     """What becomes of each."""
     return tuple(_result(gate, of) for gate in gates)
 
 
-def _result(gate: RetentionGate, of: Gated) -> GateResult:
+def _result(gate: RetentionGate, of: GateInputs) -> GateResult:
     if gate.target == REGRESSIONS:
         number = float(len(of.regressions))
         return gate_result(gate, number, number, number, ", ".join(of.regressions))
@@ -162,7 +159,7 @@ of the gains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class SideMetric:
     """A metric that the headline must not be bought with, and how it moved from the base."""
 
     metric: str
@@ -192,7 +189,7 @@ class TaskResult:
     lost: PairedDifference | None = None
     """Generalist minus expert."""
     kept: Retention = field(default_factory=Retention)
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[SideMetric, ...] = ()
     selection: TaskSelection | None = None
     mixed: tuple[str, ...] = ()
     """Why no difference may be put between the sides; empty: it may."""
@@ -263,7 +260,8 @@ def distilled(
                 "A table without it would say less than was asked for.",
                 "Run the stage report, which measures what is missing.",
             )
-    selection = _selection(out)
+    written = written_selection(out)
+    selection = written.tasks if written else {}
     tasks = tuple(
         _task_result(out, task, SIDES, selection.get(task))
         for task in measured_tasks(config, experts)
@@ -275,22 +273,15 @@ def distilled(
     every = (*tasks, ability) if ability else tasks
     regressions = tuple(_regressions(every))
     lines = {task: part.lines for task, part in selection.items()}
+    remarks = learning_words(config, out, tasks), unmeasured_words(config, experts)
     return Distillation(
         base=common_base(experts, config), by=config.by, tasks=tasks, macro=macro, ability=ability,
         experts={e.task: str(e.folder or e.model) for e in experts}, regressions=regressions,
         gates=gate_results(gates, _gated(config, experts, every, macro, regressions)),
         shares={task: n / sum(lines.values()) for task, n in lines.items()} if lines else {},
         steps=int(summary_line(out / GENERALIST).get("steps", 0)),
-        remarks=_remarks(config, experts, out, tasks),
+        remarks=(*filter(None, remarks), *rows_and_players_words(config, experts)),
     )  # fmt: skip
-
-
-def _remarks(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, tasks: Sequence[TaskResult]
-) -> tuple[str, ...]:  # fmt: skip
-    words = unmeasured_words(config, experts)
-    learning = learning_words(config, out, tasks)
-    return (*filter(None, (learning, words)), *rows_and_players_words(config, experts))
 
 
 def learning_words(config: DistillConfig, out: Path, tasks: Sequence[TaskResult]) -> str:
@@ -330,14 +321,6 @@ def loss_ends(losses: Sequence[float]) -> tuple[float, float]:
     return sum(losses[:part]) / part, sum(losses[-part:]) / part
 
 
-def _selection(out: Path) -> Mapping[str, TaskSelection]:
-    """What became of the samples, by task; nothing where the experts taught directly."""
-    try:
-        return read_selection(out).tasks
-    except RunError:
-        return {}
-
-
 def _task_result(
     out: Path, task: str, sides: Sequence[Side], selection: TaskSelection | None
 ) -> TaskResult:
@@ -350,28 +333,28 @@ def _task_result(
                         mixed=tuple(dict.fromkeys(mixed)))  # fmt: skip
     if mixed:
         return replace(result, kept=Retention(why="the sides were not measured alike"))
-    same = alike(played)
+    same = common_episodes(played)
     base, generalist = same[0], same[-1]
-    gain = difference(task, base, generalist)
+    gain = side_difference(task, base, generalist)
     result = replace(result, metric=gain.metric, generalist_gain=gain.paired,
                      beside=tuple(_beside(task, dict(zip(sides, same, strict=True)))))  # fmt: skip
     if len(same) < len(SIDES):
         return result
     return replace(
-        result, expert_gain=difference(task, base, same[1]).paired,
-        lost=difference(task, same[1], generalist).paired,
+        result, expert_gain=side_difference(task, base, same[1]).paired,
+        lost=side_difference(task, same[1], generalist).paired,
         kept=retained_gain(task, base, same[1], generalist),
     )  # fmt: skip
 
 
-def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[Beside]:
+def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[SideMetric]:
     """What the task wants to be seen beside its headline, as far as the runs have it."""
     live = sides["base"].live
     terms = live.spec.metric if live is not None else None
-    found: list[Beside] = []
+    found: list[SideMetric] = []
     for metric in terms.beside if terms is not None else ():
         try:
-            moved = difference(task, sides["base"], sides["generalist"], metric)
+            moved = side_difference(task, sides["base"], sides["generalist"], metric)
         except DataError:  # of rows that have no such part
             continue
         means: dict[str, float | None] = {
@@ -379,7 +362,7 @@ def _beside(task: str, sides: Mapping[Side, MeasuredSide]) -> list[Beside]:
             for side, one in sides.items()
         }
         less = terms is not None and metric in terms.less_is_better
-        found.append(Beside(metric=metric, means=means, paired=moved.paired,
+        found.append(SideMetric(metric=metric, means=means, paired=moved.paired,
                             less_is_better=less))  # fmt: skip
     return found
 
@@ -395,7 +378,7 @@ def _regressions(results: Sequence[TaskResult]) -> list[str]:
 def _gated(
     config: DistillConfig, experts: Sequence[Expert], results: Sequence[TaskResult],
     macro: Retention, regressions: Sequence[str],
-) -> Gated:  # fmt: skip
+) -> GateInputs:  # fmt: skip
     differences: dict[str, dict[str, PairedDifference]] = {}
     for result in results:
         moved = {one.metric: one.paired for one in result.beside}
@@ -409,8 +392,9 @@ def _gated(
              if one.task not in measured}  # fmt: skip
     registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
     spans = {task: _spans(registry.spec(task).metric, moved) for task, moved in differences.items()}
-    return Gated(kept=kept, macro=macro, differences=differences, regressions=tuple(regressions),
-                 spans=spans)  # fmt: skip
+    return GateInputs(
+        kept=kept, macro=macro, differences=differences, regressions=tuple(regressions), spans=spans
+    )
 
 
 def _spans(terms: Metric, metrics: Iterable[str]) -> dict[str, float]:
@@ -466,17 +450,6 @@ def _cells(result: TaskResult) -> dict[str, Cell]:
     beside = Cell(mean=kept.ratio, ci_low=kept.ci_low, ci_high=kept.ci_high, method=kept.method,
                   beside=True, **cast("dict[str, Any]", counts))  # fmt: skip
     return {result.metric or "value": cell, RETENTION: beside}
-
-
-def spent(out: Path) -> tuple[float | None, int]:
-    """(US dollars that the ledgers of a distillation know of, calls without a price)."""
-    cost, unpriced = None, 0
-    for file in sorted(out.rglob("ledger.sqlite")):
-        with Ledger(file) as ledger:
-            totals = ledger.totals()
-        cost = cost if totals["cost"] is None else (cost or 0.0) + totals["cost"]
-        unpriced += totals["unpriced"]
-    return cost, unpriced
 
 
 def read_distillation(out: Path) -> Distillation | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from soulkit.distill.config import STAGES, DistillConfig, Stage, open_distillation
 from soulkit.distill.expert_rows import note_rows, rows_and_players_words, with_rows_and_players
 from soulkit.distill.experts import Expert, find_experts
-from soulkit.distill.generalist import generalist_config, generalist_folder, trained
+from soulkit.distill.generalist import generalist_config, generalist_folder, is_trained
 from soulkit.distill.measure import (
     ABILITY,
     Measurement,
@@ -26,16 +26,16 @@ from soulkit.distill.measure import (
     measurements,
     unmeasured_words,
 )
-from soulkit.distill.planning import distillation_plan, whole_plan
+from soulkit.distill.planning import distillation_plan
 from soulkit.distill.report import (
     Distillation,
     RetentionGate,
     distilled,
     parse_gates,
-    spent,
     write_distillation,
 )
 from soulkit.distill.sample import (
+    budget_left,
     refuse_other_samples,
     release,
     sample,
@@ -50,12 +50,9 @@ from soulkit.eval.run.runner import EvalBars, Waiting
 from soulkit.models.vllm.manager import Starts
 from soulkit.play.costs import AskUser, confirm_cost
 from soulkit.runs.folder import Run, is_run
-from soulkit.train.config import TrainConfig
+from soulkit.train.planning import in_turn
 from soulkit.train.run import prepare_training, refuse_untrainable, train
 from soulkit.train.state.loop import Begin, Show
-
-_LEAST = 1e-6
-"""US dollars that are left where nothing is: a budget of 0 is none."""
 
 UNREAD_BY = {"sft": (), "opd": ("epochs", "keep_top", "min_reward", "quota")}
 """Settings of one road that the other has no use for: of what the experts read, all is learned."""
@@ -97,11 +94,13 @@ def distill(
     # A folder that is there refuses other settings at once; a new one is made last, when nothing
     # stands in the way and somebody agreed to the cost.
     run = open_distillation(out, config, watcher.say) if is_run(out) else None
-    agreed = _confirmed(config, experts, out, stages, watcher)
+    # Somebody agrees to the cost once, for all the stages.
+    plans = distillation_plan(config, experts, out, stages)
+    confirm_cost(in_turn([one.plan for one in plans]), config, watcher.say, watcher.ask)
     run = run or open_distillation(out, config)
     if not run.resumed:
         watcher.say(f"distillation folder {out}")
-    config = agreed
+    config = config.model_copy(update={"yes": True})
     with run_lock(run):
         note_rows(out, experts)
         refuse_other_samples(out, experts)
@@ -147,16 +146,6 @@ def checked_gates(
     return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
 
 
-def _confirmed(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, stages: Sequence[Stage],
-    watcher: Watcher,
-) -> DistillConfig:  # fmt: skip
-    """The settings as somebody agreed to pay for them: once, for all the stages."""
-    plans = distillation_plan(config, experts, out, stages)
-    confirm_cost(whole_plan(plans), config, watcher.say, watcher.ask)
-    return config.model_copy(update={"yes": True})
-
-
 # -- stages ----------------------------------------------------------------------------------------
 
 
@@ -164,9 +153,11 @@ def _train(
     config: DistillConfig, experts: Sequence[Expert], out: Path, watcher: Watcher
 ) -> None:  # fmt: skip
     selection = read_selection(out) if config.by == "sft" else None
-    training = _bounded(generalist_config(config, experts, out, selection), config, out)
     folder = generalist_folder(out)
-    if trained(training, out):
+    training = generalist_config(config, experts, out, selection).model_copy(
+        update={"yes": True, "max_cost": budget_left(config, out, folder)}
+    )
+    if is_trained(training, out):
         watcher.say(f"generalist: trained already, in {folder}")
         return
     watcher.say(f"training the generalist: {training.steps} steps by {config.by}")
@@ -191,7 +182,7 @@ def _report(
         watcher.say(words)
 
     def limited(part: Measurement) -> EvalConfig:
-        left = _left(config, run.path, part.folder)
+        left = budget_left(config, run.path, part.folder)
         return part.config.model_copy(update={"yes": True, "max_cost": left})
 
     configs = [part.config for part in measurements(config, experts, run.path)]
@@ -201,17 +192,3 @@ def _report(
     result = distilled(config, experts, run.path, gates)
     write_distillation(run, result)
     return result
-
-
-def _bounded(training: TrainConfig, config: DistillConfig, out: Path) -> TrainConfig:
-    """The training with what is left of --max-cost, which is one for the whole."""
-    left = _left(config, out, generalist_folder(out))
-    return training.model_copy(update={"yes": True, "max_cost": left})
-
-
-def _left(config: DistillConfig, out: Path, folder: Path) -> float | None:
-    """What the other runs left of --max-cost; that in `folder` counts its own ledger itself."""
-    if config.max_cost is None:
-        return None
-    others = (spent(out)[0] or 0.0) - (spent(folder)[0] or 0.0)
-    return max(_LEAST, config.max_cost - others)

@@ -25,10 +25,11 @@ from soulkit.errors import DataError, ModelLoadError, RunError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.results.summary import summary_line
 from soulkit.eval.run.actor import eval_needs, on_vllm
-from soulkit.eval.run.provenance import read_provenance, weights_hash
+from soulkit.eval.run.provenance import read_provenance
 from soulkit.eval.run.resume import draft_keys
 from soulkit.eval.run.runner import EvalBars, Waiting, run_eval
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.vllm.manager import Starts, VllmServers, terms_of
 from soulkit.models.vllm.settings import interpreter, resolve_engine
 from soulkit.play.costs import AskUser
@@ -111,6 +112,8 @@ def shared_servers(
         yield servers
 
 
+LEAST_BUDGET = 1e-6
+"""US dollars that are left where nothing is: a budget of 0 is none."""
 _OF_THE_EXPERT = frozenset(
     {"model", "adapter", "suite", "playable", "data", "option", "endpoints", "task_players"}
 ) | frozenset(OWN_OPTIONS)  # fmt: skip
@@ -253,7 +256,9 @@ def sample(
                 f"{len(matches)}")  # fmt: skip
     for expert, part in zip(experts, work, strict=True):
         folder = samples_folder(out, expert.task)
-        settings = _within_budget(sample_config(config, expert), out, experts, expert)
+        settings = sample_config(config, expert).model_copy(
+            update={"max_cost": budget_left(config, out, folder)}
+        )
         if is_sampled(folder, settings, expert, part):
             say(f"samples of {expert.task}: all there, in {folder}")
             continue
@@ -288,27 +293,24 @@ def _summed_up(folder: Path) -> bool:
         return False
 
 
-def _within_budget(
-    settings: EvalConfig, out: Path, experts: Sequence[Expert], expert: Expert
-) -> EvalConfig:
-    """The settings with what the other runs left of --max-cost: it is one for all of them."""
-    if settings.max_cost is None:
-        return settings
-    others = (samples_folder(out, one.task) for one in experts if one.task != expert.task)
-    left = settings.max_cost - sum(map(_spent, others))
-    return settings.model_copy(update={"max_cost": max(left, 1e-6)})
+def spent(out: Path) -> tuple[float | None, int]:
+    """(US dollars that the ledgers in a folder know of, calls without a price)."""
+    cost, unpriced = None, 0
+    for file in sorted(out.rglob("ledger.sqlite")):
+        with Ledger(file) as ledger:
+            totals = ledger.totals()
+        cost = cost if totals["cost"] is None else (cost or 0.0) + totals["cost"]
+        unpriced += totals["unpriced"]
+    return cost, unpriced
 
 
-def _spent(folder: Path) -> float:
-    """US dollars that a run has paid so far."""
-    path = folder / "ledger.sqlite"
-    if not path.is_file():
-        return 0.0
-    ledger = Ledger(path)
-    try:
-        return ledger.totals()["cost"] or 0.0
-    finally:
-        ledger.close()
+def budget_left(config: DistillConfig, out: Path, folder: Path) -> float | None:
+    """What the other runs left of --max-cost, which is one for all of them; the run in `folder`
+    counts its own ledger itself."""
+    if config.max_cost is None:
+        return None
+    others = (spent(out)[0] or 0.0) - (spent(folder)[0] or 0.0)
+    return max(LEAST_BUDGET, config.max_cost - others)
 
 
 def release() -> None:

@@ -33,8 +33,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.contamination import Words, folded_words
-from soulkit.data.near_duplicates import row_matches, same_words
+from soulkit.data.contamination import row_matches
+from soulkit.data.near_duplicates import Words, folded_words, same_words
 from soulkit.data.rows import share_of
 from soulkit.distill.config import SELECTED, SELECTION, STAGES, DistillConfig, stages_after
 from soulkit.distill.experts import Expert
@@ -75,7 +75,7 @@ class SampleFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class SelectionRules:
     """What a sample must be to be learned from."""
 
     high: float
@@ -91,7 +91,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SampleChoice:
     """What became of the samples of a task."""
 
     taken: tuple[SampleFacts, ...]
@@ -103,7 +103,7 @@ class Choice:
     """Samples whose reward was not enough."""
 
 
-def sampled(record: Record) -> SampleFacts:
+def sample_facts(record: Record) -> SampleFacts:
     """What is known of a record."""
     score = record.score
     turns = [turn.completion for trace in record.episode.traces for turn in trace.turns]
@@ -138,9 +138,9 @@ def _fault(record: Record, ends: Collection[str]) -> str:
 
 
 def choose_samples(
-    samples: Iterable[SampleFacts], rules: Rules, *, overlapping: Collection[str] = (),
+    samples: Iterable[SampleFacts], rules: SelectionRules, *, overlapping: Collection[str] = (),
     alike: Mapping[str, Collection[str]] | None = None,
-) -> Choice:  # fmt: skip
+) -> SampleChoice:  # fmt: skip
     """What of the samples of one task is learned, in a fixed order.
 
     `overlapping`: rows that no sample may come from. `alike`: row → other rows that say nearly the
@@ -149,16 +149,16 @@ def choose_samples(
     every = sorted({one.key: one for one in samples}.values(), key=lambda one: one.key)
     clean = [one for one in every if one.example_id not in overlapping]
     usable = [one for one in clean if one.reward is not None]
-    passed = passing(usable, rules)
+    passed = passing_samples(usable, rules)
     taken, duplicates = _distinct(passed, rules, alike or {})
-    return Choice(
+    return SampleChoice(
         taken=tuple(taken), passed=len(passed), duplicates=duplicates,
         overlaps=len(every) - len(clean), below=len(usable) - len(passed),
         faults=dict(sorted(Counter(one.fault for one in clean if one.fault).items())),
     )  # fmt: skip
 
 
-def passing(samples: Sequence[SampleFacts], rules: Rules) -> list[SampleFacts]:
+def passing_samples(samples: Sequence[SampleFacts], rules: SelectionRules) -> list[SampleFacts]:
     """The samples with reward enough; each has a reward."""
     rewards: dict[str, list[float]] = {}
     for one in samples:
@@ -171,7 +171,7 @@ def passing(samples: Sequence[SampleFacts], rules: Rules) -> list[SampleFacts]:
     ]
 
 
-def _enough(reward: float, row: Sequence[float], task_mean: float, rules: Rules) -> bool:
+def _enough(reward: float, row: Sequence[float], task_mean: float, rules: SelectionRules) -> bool:
     if rules.min_reward is not None:
         return reward >= rules.min_reward
     if reward >= rules.high or rules.binary:
@@ -186,7 +186,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _distinct(
-    passed: Sequence[SampleFacts], rules: Rules, alike: Mapping[str, Collection[str]]
+    passed: Sequence[SampleFacts], rules: SelectionRules, alike: Mapping[str, Collection[str]]
 ) -> tuple[list[SampleFacts], int]:
     """The best of each prompt that no other says already, and how many were set aside for that."""
     waiting: dict[str, list[SampleFacts]] = {}
@@ -246,7 +246,10 @@ def lesson_conversations(trace: Trace) -> list[list[Message]]:
     """The turns of one seat as conversations; each reply is learned in exactly one of them."""
     done: list[list[Message]] = []
     for turn in trace.turns:
-        context = [_without_feedback(segment) for segment in turn.context]
+        context = [  # without feedback, which no prompt will hold
+            Segment(one.role, one.text if one.bare is None else one.bare, token_ids=one.token_ids)
+            for one in turn.context
+        ]
         head = done[-1] if done and _goes_on(done[-1], context) else None
         if head is None:
             head = []
@@ -266,11 +269,6 @@ def _same(one: Segment, other: Segment) -> bool:
     exact = bool(one.token_ids and other.token_ids)
     same = one.token_ids == other.token_ids if exact else one.text == other.text
     return one.role == other.role and same
-
-
-def _without_feedback(segment: Segment) -> Segment:
-    text = segment.text if segment.bare is None else segment.bare
-    return Segment(segment.role, text, token_ids=segment.token_ids)
 
 
 SCHEMA = "soulkit/selection@1"
@@ -304,13 +302,15 @@ class TaskSelection:
     """Why samples were never learned from → how many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SampleSelection:
     """The contents of selection.json."""
 
     tasks: Mapping[str, TaskSelection]
     sha256: str
     """Of selected.jsonl."""
+    settings: Mapping[str, Any]
+    """What it depends on."""
     reused: bool = False
     """Whether it stood there already."""
 
@@ -331,7 +331,8 @@ def select_samples(
     say = say or (lambda remark: None)
     refuse_other_samples(out, experts)
     settings = _settings(config, experts)
-    if (selection := _written(out, settings)) is not None:
+    selection = written_selection(out)
+    if selection is not None and selection.settings == settings:
         say(f"selection: all there, {selection.lines} rows in {out / SELECTED}")
         return selection
     work = training_work(config, experts)
@@ -352,7 +353,7 @@ def select_samples(
     content = b"".join(lines)
     digest = hashlib.sha256(content).hexdigest()
     write_aside(out / SELECTED, content)
-    selection = SampleSelection(tasks=parts, sha256=digest)
+    selection = SampleSelection(parts, digest, settings)
     write_json(out / SELECTION, {
         "schema": SCHEMA, "settings": settings, "sha256": digest,
         "tasks": {name: asdict(part) for name, part in parts.items()},
@@ -362,31 +363,28 @@ def select_samples(
 
 def read_selection(out: Path) -> SampleSelection:
     """What `select` wrote; RunError where it did not."""
-    line = _read(out)
-    if line is None:
+    selection = written_selection(out)
+    if selection is None:
         raise RunError(
             f"Nothing has been selected in {out}.",
             f"There is no {SELECTION} that goes with a {SELECTED}.",
             "Select first: soul distill select, with the same settings.",
         )
-    tasks = {name: TaskSelection(**part) for name, part in line["tasks"].items()}
-    return SampleSelection(tasks=tasks, sha256=line["sha256"], reused=True)
+    return selection
 
 
-def _read(out: Path) -> dict[str, Any] | None:
-    """selection.json, where it is whole and goes with selected.jsonl."""
+def written_selection(out: Path) -> SampleSelection | None:
+    """What selection.json says, where it is whole and goes with selected.jsonl."""
     try:
         line: dict[str, Any] = json.loads((out / SELECTION).read_text(encoding="utf-8"))
         with (out / SELECTED).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return line if line["schema"] == SCHEMA and line["sha256"] == digest else None
+        if line["schema"] != SCHEMA or line["sha256"] != digest:
+            return None
+        tasks = {name: TaskSelection(**part) for name, part in line["tasks"].items()}
+        return SampleSelection(tasks, digest, line["settings"], reused=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _written(out: Path, settings: Mapping[str, Any]) -> SampleSelection | None:
-    line = _read(out)
-    return read_selection(out) if line is not None and line["settings"] == settings else None
 
 
 def _settings(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
@@ -405,7 +403,7 @@ def _samples(out: Path, part: Work, config: DistillConfig) -> list[SampleFacts]:
     path = samples_folder(out, part.task.name) / "episodes.jsonl"
     by_key: dict[str, SampleFacts] = {}
     for record in stream_records(path) if has_lines(path) else ():
-        by_key[record.key] = sampled(record)
+        by_key[record.key] = sample_facts(record)
     every = draft_keys([part], config.samples)
     missing, strange = set(every) - by_key.keys(), by_key.keys() - set(every)
     if missing or strange:
@@ -433,15 +431,15 @@ def _alike(part: Work, near: float) -> Mapping[str, Collection[str]]:
     }  # fmt: skip
 
 
-def _rules(config: DistillConfig, part: Work) -> Rules:
+def _rules(config: DistillConfig, part: Work) -> SelectionRules:
     metric = part.task.spec.metric
-    return Rules(
+    return SelectionRules(
         high=metric.high, low=metric.low, binary=metric.binary, min_reward=config.min_reward,
         keep_top=config.keep_top, quota=config.quota, near=config.near, seed=config.seed,
     )  # fmt: skip
 
 
-def _lines_of(folder: Path, choice: Choice, expert: Expert) -> list[bytes]:
+def _lines_of(folder: Path, choice: SampleChoice, expert: Expert) -> list[bytes]:
     """The rows of the samples that are taken, in their order."""
     keys = {one.key for one in choice.taken}
     by_key: dict[str, list[bytes]] = {}
@@ -457,7 +455,7 @@ def _lines_of(folder: Path, choice: Choice, expert: Expert) -> list[bytes]:
 
 
 def _counted(
-    part: Work, samples: Sequence[SampleFacts], choice: Choice, lines: Sequence[bytes]
+    part: Work, samples: Sequence[SampleFacts], choice: SampleChoice, lines: Sequence[bytes]
 ) -> TaskSelection:
     eligible = len(samples) - choice.overlaps
     return TaskSelection(
@@ -479,7 +477,7 @@ def _words(task: str, part: TaskSelection) -> str:
 
 
 def _nothing(
-    expert: Expert, samples: Sequence[SampleFacts], choice: Choice, config: DistillConfig
+    expert: Expert, samples: Sequence[SampleFacts], choice: SampleChoice, config: DistillConfig
 ) -> DataError:
     rewards = [one.reward for one in samples if one.reward is not None]
     best = f"the best reward is {max(rewards):g}" if rewards else "none has a reward"

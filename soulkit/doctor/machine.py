@@ -102,7 +102,6 @@ PACKAGES = "packages"
 BRINGS = {
     "train": "models on this machine, and training",
     "report": "figures in reports",
-    "contamination": "near-duplicates in soul data contamination",
     "metrics": "BLEU, ROUGE and other measures of texts",
     "tensorboard": "--track tensorboard",
     "trackio": "--track trackio",

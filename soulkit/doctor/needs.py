@@ -37,7 +37,7 @@ from soulkit.runs.folder import CONFIG
 
 if TYPE_CHECKING:
     from soulkit.train.config import TrainConfig
-    from soulkit.train.setup.data import TrainingData
+    from soulkit.train.setup.rows import TrainingData
 
 PART = "settings"
 COMMANDS = ("eval api", "eval local", "train METHOD", "distill")

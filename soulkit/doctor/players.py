@@ -21,6 +21,7 @@ from soulkit.models.base import Cast, ChatModel
 from soulkit.models.local.loading import adapter_folder
 from soulkit.models.players.players import Players, checkpoint_player
 from soulkit.models.players.settings import RoleSettings
+from soulkit.models.stand_ins import AnsweringModel, ObservedModel
 from soulkit.models.vllm.manager import (
     ServerNeed,
     VllmServers,
@@ -39,8 +40,6 @@ MOST_TURNS = 4
 """Turns of one player while another one was not reached yet."""
 QUOTED = 80
 """Characters of a reply that are shown."""
-LOADED = ("local", "vllm")
-"""Kinds of players that compute on this machine."""
 
 
 class EnoughHeard(CallError):
@@ -178,12 +177,12 @@ class TrialPlayers:
         self.turns[role] = had + 1
 
 
-class ReportedModel:
+class ReportedModel(ObservedModel):
     """A player's model; what becomes of its calls is noted."""
 
     def __init__(self, model: ChatModel, seat: PlayerReport, table: TrialPlayers) -> None:
-        self.model, self.name, self.seat = model, model.name, seat
-        self._table = table
+        super().__init__(model)
+        self.seat, self._table = seat, table
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
@@ -205,26 +204,18 @@ class ReportedModel:
         """Whoever asked could not use the reply."""
         self.seat.unread = self.seat.unread or "what it said cannot be read"
 
-    async def close(self) -> None:
-        await self.model.close()
 
-
-class AbsentModel:
-    """Stands where nobody can be asked; says the lines of a script, else fails."""
+class AbsentModel(AnsweringModel):
+    """Takes the place of a model that is not asked; says the lines of a script, else fails."""
 
     def __init__(self, name: str, script: Sequence[str] = ()) -> None:
-        self.name = name
+        super().__init__(name, self._line)
         self._lines = list(script)
 
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
+    def _line(self, call: Call, sampling: Sampling) -> str:
         if call.role != "actor":
             raise ProviderError(f"{self.name} is not asked here")
-        return Completion(text=self._lines.pop(0) if self._lines else "I see. Please go on.")
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+        return self._lines.pop(0) if self._lines else "I see. Please go on."
 
 
 @dataclass
@@ -237,7 +228,7 @@ class ReportedPlayers(Players):
     def model(self, role: str, settings: RoleSettings) -> ChatModel:
         seat = self.table.seat(role, settings.written())
         try:
-            if settings.kind in LOADED and not self.table.load:
+            if settings.player_kind.takes_memory and not self.table.load:
                 seat.away = "it would have to be loaded (--load)"
             elif settings.kind == "actor" and isinstance(self.actor, AbsentModel):
                 seat.away = "it is the actor, which is not loaded (--load)"
@@ -250,7 +241,7 @@ class ReportedPlayers(Players):
     def made(self, role: str, settings: RoleSettings) -> ChatModel:
         """The model behind `settings`, as it is; a UserError when it cannot be made."""
         # Of its own, or one server's refusal would keep everybody from being asked.
-        self.roll_call = Preflight(self.say)
+        self.preflight = Preflight(self.say)
         return super().model(role, settings)
 
 

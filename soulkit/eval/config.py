@@ -18,9 +18,10 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import MissingSetting, setting
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.models.api.addresses import addressed, checked_headers, checked_url
+from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
-from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
+from soulkit.models.players.kinds import VERSION
+from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 
@@ -111,6 +112,21 @@ class EvalConfig(PlayConfig):
         section="Sampling",
         unset="the task's own",
         help="Nucleus; 1 keeps every token.",
+    )
+    top_k: int | None = setting(
+        None,
+        ge=0,
+        section="Sampling",
+        unset="the task's own",
+        help="Sample from the K likeliest tokens only; 0 keeps every token.",
+    )
+    min_p: float | None = setting(
+        None,
+        ge=0,
+        le=1,
+        section="Sampling",
+        unset="the task's own",
+        help="Sample only tokens at least P times as likely as the likeliest one; 0 keeps all.",
     )
     max_tokens: int | None = setting(
         None,
@@ -205,7 +221,7 @@ class EvalConfig(PlayConfig):
         if not isinstance(raw, Mapping) or raw.get("kind") != "api":
             return raw
         whole = not (raw.get("tasks") or raw.get("suite"))
-        return addressed(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
+        return with_address(raw) | ({"suite": WHOLE_BENCHMARK} if whole else {})
 
     @field_validator("headers")
     @classmethod
@@ -268,7 +284,7 @@ class EvalConfig(PlayConfig):
 
     def by_batch(self, role: str, settings: RoleSettings) -> bool:
         roles = ("actor", *PANELS) if self.batch else PANELS if self.batch_judges else ()
-        return role in roles and settings.kind == "endpoint" and settings.by_batch
+        return role in roles and settings.player_kind.over_http and settings.by_batch
 
     @property
     def limits_players(self) -> bool:
@@ -285,18 +301,8 @@ class EvalConfig(PlayConfig):
     def sampling(self, spec: TaskSpec) -> Sampling:
         """How the actor is sampled in a task: what was asked for, else the task's own."""
         defaults = spec.sampling
-        return Sampling(
-            temperature=_first(self.temperature, defaults.get("temperature"), 1.0),
-            top_p=_first(self.top_p, defaults.get("top_p"), 1.0),
-            max_tokens=self.reply_limit(defaults),
-            seed=self.seed,
-            thinking=self.thinking,
-            reasoning_effort=self.reasoning_effort,
-        )
-
-
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+        limit = {"max_tokens": self.reply_limit(defaults)}
+        return Sampling.first_of(limit, vars(self), defaults)
 
 
 # -- tasks and rows ------------------------------------------------------------------------------

@@ -33,8 +33,6 @@ from soulkit.play.plan import (
 from soulkit.tasks.kit.base import Task
 from soulkit.types import MAX_TOKENS
 
-LOADED = ("local", "vllm")
-"""Kinds of players that are checkpoints on this machine."""
 SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server takes more than its model: "
                  "of a GPU nine tenths, else gigabytes, and a minute or more to start")  # fmt: skip
 """What is said beside the estimate where one is started."""
@@ -70,7 +68,7 @@ def voice_of(
 ) -> PlayerTerms:
     """A player that is named beside the actor, with its price where one is known."""
     samples = config.judge_samples if role in PANELS else None
-    served, paid, prices = settings.kind == "endpoint", is_paid(config, settings), None
+    served, paid, prices = settings.player_kind.over_http, is_paid(config, settings), None
     if served:
         prices = prices_of(config, settings, role)
     elif settings.kind == "actor":
@@ -115,7 +113,9 @@ def local_players(
     config: RolesConfig, whole: Plan, batch: int, device: str, dtype: str
 ) -> list[Machine]:
     """What the checkpoints take that play beside the actor, each loaded once."""
-    names = {who.written(): who.model for _, who in config.players() if who.kind in LOADED}
+    names = {
+        who.written(): who.model for _, who in config.players() if who.player_kind.takes_memory
+    }
     by_name = {name: [one for one in whole.asked if one.name == name] for name in names}
     machines = [sampler(names[name], whole, parts, batch, device, dtype)
                 for name, parts in by_name.items() if parts]  # fmt: skip

@@ -5,11 +5,8 @@ Feedback is never an error text: a coach that cannot be read gives none.
 An auditor is a judge with one question: did the actor act, or did it write for whoever scores it?
 It reads the actor's own words only. Its verdict is a risk: `medium` for reciting what a rubric asks
 for or claiming feats that never happened, `high` for text that loops without sense or speaks to a
-judge. The prompt is the task's (`prompts/<task>/audit.md`); an audit that cannot be read leaves the
-episode unscored like any other verdict: a broken auditor must not wave everything through.
-
-The reference hides turns that look like data from its auditor, which is where an actor that plays
-to a parser would put them; `paper` shows every turn that has words.
+judge. An audit that cannot be read leaves the episode unscored. The reference hides turns that look
+like data from its auditor; `paper` shows every turn that has words.
 """
 
 from __future__ import annotations

@@ -1,37 +1,27 @@
-"""Does a feedback give the answer away? And what does a text repeat that its reader must not know?
+"""Does a feedback give the answer away, or repeat what its reader must not know?
 
-Three ways where a question has options: it holds the gold text, it names the gold letter, or it is
-*answerable*: it leaves few options open. An option that the feedback mentions, by text, letter or a
-word of its own, counts as ruled out, and a word that the gold shares with others rules out the
-rest. Feedback is answerable when a single option is left, or no more than half of them. Two things
-count for nothing: what the draft answered, since criticism names it (of two options it leaves one,
-and leaks), and whole sentences of the text that the actor reads. A model can read blind as well:
-its answers, from question, options and feedback alone, must not beat chance.
+Where a question has options, feedback leaks when it holds the gold text, names the gold letter, or
+is *answerable*: an option that it mentions, by text, letter or a word of its own, counts as ruled
+out, and a word that the gold shares with others rules out the rest; a single option may not be
+left, nor half of them or fewer. Two things count for nothing: what the draft answered, since
+criticism names it, and whole sentences of the text that the actor reads. A model can read blind as
+well: its answers from question, options and feedback alone must not beat chance.
 
-A dialogue has other things to give away: what belongs to another seat (`private_text`), words that
-only a judge's rubric uses (`rubric_words`), and the text that a human wrote in the actor's place
-(`gold_reference`). Runs drop what leaks, or log it. A text is read as it is and as it looks
-(`obfuscation.py`): invisible signs, look-alike letters, words that are joined, torn or spelled, and
-options that are named by their place are no way around the check.
+    red box, red bag (gold), blue jar, green tin: "Not the blue jar" passes, "think of the red one"
+    leaks; when the draft said red box, "you said red box, but it is not the jar" passes.
 
-Example: of the options red box, red bag, blue jar, green tin the gold is red bag. "Not the blue
-jar" leaves three of four and passes; "think of the red one" leaves two and leaks. When the draft
-said red box, "you said red box, but it is not the jar" leaves two of the three others, and passes.
+A dialogue gives other things away: what belongs to another seat (`private_text`), words that only a
+judge's rubric uses (`rubric_words`), and the text that a human wrote in the actor's place
+(`gold_reference`). Repetition is found by counting words: a quotation is one, a paraphrase is none.
+Words are compared without marks and common endings; what the reader sees anyway never counts.
 
-What no such check can rule out: feedback says in kind whether a draft was right, so an actor that
-remembers its draft learns to keep or to change its answer. It does not see that draft again, and
-the blind reader does not either.
+    public: Ana and Ben haggle over a lamp; private: "Pay no more than 40 dollars, as rent is due on
+    Friday". "Ask Ben about the lamp" echoes nothing, "the rent is due on Friday" repeats a run,
+    "Friday his rent is due" a sentence, and "ask for 40" a figure.
 
-What is repeated is found by counting words, with a few thresholds and no judgement of meaning: a
-paraphrase passes, a quotation does not. Words are compared in one case, without marks, and without
-the commonest English endings (`sells` and `selling` are `sell`); scripts that write without blanks
-are compared by character. What the reader sees anyway never counts: neither a run that stands in
-the public text, nor names and words of the scenario.
-
-Example: where the public text says that Ana and Ben haggle over a lamp, and Ben's goal is "Pay no
-more than 40 dollars, as rent is due on Friday", the remark "ask Ben about the lamp" echoes nothing,
-"the rent is due on Friday" repeats a run, "Friday his rent is due" a sentence, and "ask for 40" a
-figure.
+A text is read as it is and as it looks (`obfuscation.py`). No such check can rule out that feedback
+says in kind whether a draft was right: an actor that remembers its draft learns to keep or to
+change its answer. It does not see that draft again, and the blind reader does not either.
 """
 
 from __future__ import annotations

@@ -258,9 +258,9 @@ def places_named(text: str, count: int) -> frozenset[int]:
             inside = {_place(word, count) for word in words}
             places |= {count - 1 - p for p in inside if p is not None} if match["up"] else inside
     for match in _SEVERAL.finditer(text):
-        several = range(_numbered(match["many"]) + 1)
+        numbers = range(_numbered(match["many"]) + 1)
         last = match["end"].lower() not in ("first", "top")
-        places |= {count - 1 - place if last else place for place in several}
+        places |= {count - 1 - place if last else place for place in numbers}
     return frozenset(p for p in places if p is not None and 0 <= p < count)
 
 

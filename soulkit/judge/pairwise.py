@@ -66,17 +66,15 @@ class PairOutcome:
         return sum(self.flips) / len(self.flips) if self.flips else None
 
 
-async def judge_pair(
-    cast: Cast, episode: Episode, prompt: Callable[[bool], str], purpose: str = PURPOSE
-) -> PairOutcome:
+async def judge_pair(cast: Cast, episode: Episode, prompt: Callable[[bool], str]) -> PairOutcome:
     """The cast's judges on a pair, in the orders that `cast.panel` asks for, asked at once.
 
     `prompt(first)` is the question with the episode as A (True) or as B (False); texts of models
     are in it through `fence` only. Raises ConfigError without a judge, UnreadableVerdict when a
     judge has no readable answer in some order.
     """
-    questions = pair_questions(cast, episode, prompt, purpose)
-    return pair_outcome(cast, await ask_several(cast, questions, episode), purpose)
+    questions = pair_questions(cast, episode, prompt)
+    return pair_outcome(cast, await ask_several(cast, questions, episode))
 
 
 def pair_questions(

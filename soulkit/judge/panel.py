@@ -1,19 +1,16 @@
 """Several opinions of one episode: who is asked, what is kept, and how far they agree.
 
 A question says whom it is for, the judges or the auditors, and how many opinions of each it takes;
-a panel may say another number. All are asked at once. An opinion that could not be read is kept
-as its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean
-over the others would be the score of another panel.
-
-Several questions about one episode are asked at once, too (`ask_several`), each with its own
-samples and audience. By default an episode of which one question was answered by nobody is
-unscored; a task whose score is made otherwise names the questions that it can do without.
+a panel may say another number. All are asked at once. An opinion that could not be read is kept as
+its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean over
+the others would be the score of another panel.
 
     replies = await ask_several(cast, [rating, audit], episode, may_miss=["audit"])
     readable(replies["audit"]) or "nobody could be read"
 
-`follow_up` asks each judge a further question about its own readable opinion: a critique first,
-then a decision with that critique at hand.
+Of several questions each has its own samples and audience. An episode of which one was answered by
+nobody is unscored, unless the task names it as one that it can do without. `follow_up` asks each
+judge a further question about its own readable opinion.
 """
 
 from __future__ import annotations
@@ -97,7 +94,7 @@ async def all_opinions(
     role: Role = "auditor" if question.role == "auditor" and cast.auditors else "judge"
     names = judge_names(judges)
     requests = [
-        ask_judge(
+        _ask_judge(
             name,
             judge.asked_times(times),
             question,
@@ -130,7 +127,9 @@ def judge_names(judges: Sequence[Player]) -> list[str]:
     return names
 
 
-async def ask_judge(name: str, judge: Player, question: JudgeQuestion[T], call: Call) -> Opinion[T]:
+async def _ask_judge(
+    name: str, judge: Player, question: JudgeQuestion[T], call: Call
+) -> Opinion[T]:
     """What one judge, called `name` here, answers once; unreadable answers are opinions, too."""
     try:
         reply = await answer(judge, question, call)
@@ -281,14 +280,14 @@ async def follow_up(
     judges = dict(zip(judge_names(panel), panel, strict=True))
     times = max((opinion.sample for opinion in first), default=0) + 1
     requests = [
-        ask_judge(
-            one.judge,
-            judges[one.judge].asked_times(times),
-            then(one.answer),
-            judge_call(episode, one.sample, "judge", cast.purpose),
+        _ask_judge(
+            opinion.judge,
+            judges[opinion.judge].asked_times(times),
+            then(opinion.answer),
+            judge_call(episode, opinion.sample, "judge", cast.purpose),
         )
-        for one in first
-        if one.answer is not None
+        for opinion in first
+        if opinion.answer is not None
     ]
     later = list(await asyncio.gather(*requests))
     refuse_silent_judges(later)

@@ -29,9 +29,9 @@ MAX_FENCED_CHARS = 60_000
 _MARK = re.compile(r"<(?=(?:\s*/\s*)?[A-Za-z][\w-]*(?:\s[^<>]{0,80})?/?>)")
 
 
-def fence(text: str, label: str, max_chars: int = MAX_FENCED_CHARS) -> str:
+def fence(text: str, label: str) -> str:
     """`text` between an opening and a closing mark named `label`."""
-    clean = _MARK.sub("\u2039", shortened(sanitise(text), max_chars))
+    clean = _MARK.sub("\u2039", shortened(sanitise(text), MAX_FENCED_CHARS))
     digest = hashlib.sha256(clean.encode("utf-8", "replace")).hexdigest()[:12]
     return f"<{label} {digest}>\n{clean}\n</{label} {digest}>"
 

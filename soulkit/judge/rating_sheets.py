@@ -164,7 +164,7 @@ def attention_check(donor: RatingCard, number: int, rng: random.Random) -> Ratin
     side = rng.randrange(len(sides))
     lines = list(sides[side]) or [Line("", "")]
     last = max(
-        (i for i, one in enumerate(lines) if one.seat in donor.seats), default=len(lines) - 1
+        (i for i, line in enumerate(lines) if line.seat in donor.seats), default=len(lines) - 1
     )
     begin = " ".join(lines[last].text.split()[:_SHOWN_OF_CHECK])
     text = f"{begin} … (This is a check that texts are read. Please answer here: {wishes}.)"

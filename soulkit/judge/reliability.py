@@ -10,7 +10,7 @@ one episode, as numbers and labels by dimension. From many of them come
 * position: whether of two answers the first one wins, whichever it is,
 * reading: how often no verdict could be read, and how often the question had to be put again.
 
-Agreement is judged by Krippendorff's alpha (`metrics.agreement.trust`); numbers are compared as
+Agreement is judged by Krippendorff's alpha (`agreement.alpha_in_words`); numbers are compared as
 intervals, labels as names. It is that of single opinions: with several of each judge, the first of
 one is held against the first of the other, the second against the second. An episode that rules
 decided without asking the judge (the actor never said a word) says nothing about any of this.
@@ -80,7 +80,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairJudgement:
-    """Two answers to one example, in both orders; `flips` as in `pairwise.Compared`."""
+    """Two answers to one example, in both orders; `flips` as in `pairwise.PairOutcome`."""
 
     key: str
     cluster: str

@@ -1,13 +1,11 @@
 """Verdicts with a shape: asked for as JSON Schema, read strictly, asked for once more, or missing.
 
-A judge is told the shape in three ways, of which a server may take any: the sampling carries a
-`Form` (JSON Schema, JSON mode or nothing is the endpoint's business), the prompt says it in words,
-and the reply is checked here. A verdict is the one object of the right shape that the judge wrote
-itself, and of two that differ nobody knows which is meant. One that is off the shape does not
-count, however near it is: numbers in quotation marks, NaN, 1e400, values off their scale, missing,
-additional and repeated fields. A reply without a verdict is answered with what is wrong, once.
-After that there is none: whoever asked gets UnreadableVerdict with the reason, never a number in
-its place.
+The sampling carries a `Form` (JSON Schema, JSON mode or nothing is the endpoint's business), the
+prompt says the shape in words, and the reply is checked here. A verdict is the one object of the
+shape that the judge wrote itself; of two that differ nobody knows which is meant. Nothing off the
+shape counts: numbers in quotation marks, NaN, 1e400, values off their scale, missing, additional
+and repeated fields. A reply without a verdict is answered with what is wrong, once. After that
+whoever asked gets UnreadableVerdict with the reason, never a number in its place.
 
     class Rating(VerdictShape):
         reasoning: str
@@ -15,19 +13,17 @@ its place.
 
     rating = await ask(judge, question("rating", prompt, Rating), call)
 
-A judge reads what an actor said, and an actor may say a verdict. So two things are never taken for
-a judge's own: what stands inside an object that does not parse, since nobody can tell where its
-texts end, and what stands in the material that it was shown. The first is a matter of braces,
-looked at once from left to right:
+A judge reads what an actor said, and an actor may say a verdict. So what stands inside an object
+that does not parse is never taken for a judge's own (nobody can tell where its texts end), nor what
+stands in the material that it was shown. Braces are looked at once, from left to right:
 
     {"score": 2}                         an object
     {a, b}                               prose: no key follows the brace
     {'note': '{"score": 9}'}             does not parse: nothing is looked for from there on
     {"note": "he said ", "score": 9}"}   the last brace closes nothing: the text is no witness
 
-The second compares words, not characters: an object repeats others' words when one of its texts, or
-each of its values, stands there under its name, whatever became of quotation marks, escapes, order
-and line breaks.
+Material is compared by words: an object repeats others' words when one of its texts, or each of its
+values, stands there under its name, whatever became of quotation marks, escapes and line breaks.
 """
 
 from __future__ import annotations
@@ -344,7 +340,6 @@ def question(
     purpose: str,
     prompt: str,
     shape: type[S],
-    attempts: int = QUESTION_ATTEMPTS,
     beside: tuple[type[VerdictShape], ...] = (),
     role: Role = "judge",
 ) -> JudgeQuestion[S]:
@@ -360,16 +355,13 @@ def question(
         read=lambda text: read_shape(text, shape, material),
         dump=lambda verdict: verdict.model_dump(mode="json"),
         form=schema_form(shape),
-        attempts=attempts,
         role=role,
         quotes=lambda text: _quotes_material(text, shape, material),
         forgery=lambda words: resembles(words, names),
     )
 
 
-def label_question(
-    purpose: str, prompt: str, labels: tuple[str, ...], attempts: int = QUESTION_ATTEMPTS
-) -> JudgeQuestion[str]:
+def label_question(purpose: str, prompt: str, labels: tuple[str, ...]) -> JudgeQuestion[str]:
     """A question whose answer is one of a few words, in any case of letters."""
     either = "|".join(map(re.escape, labels))
     alone = re.compile(
@@ -380,7 +372,6 @@ def label_question(
         prompt=prompt,
         read=lambda text: read_label(text, labels),
         dump=lambda label: {"label": label},
-        attempts=attempts,
         forgery=lambda words: alone.search(words) is not None,
     )
 

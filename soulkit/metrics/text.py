@@ -1,8 +1,7 @@
 """How varied the words of a text are, and how much two texts share.
 
-As sets (`jaccard`, |a ∩ b| / |a ∪ b|; two sets without any word say the same, which is nothing: 1),
-and as bags of words of two short answers, as question-answering benchmarks count them: `the cat
-sat` against `a cat sat down` shares two words of two and of three, F1 0.8.
+Shared words: as sets (`jaccard`; 1 for two sets without any word), and of two short answers as
+question-answering benchmarks count them (`token_f1`).
 
 Variety (of any hashable tokens, 0.0 for none; McCarthy & Jarvis 2010, Yule 1944):
 
@@ -12,15 +11,13 @@ Variety (of any hashable tokens, 0.0 for none; McCarthy & Jarvis 2010, Yule 1944
 
 Likeness of a text to a reference, in [0, 1], where the extra `metrics` is installed:
 
-* `bleu`: sacrebleu's sentence BLEU, `case:lc|eff:yes|tok:13a|smooth:exp`. Effective order: of a
-  text of three words the orders 1 to 3 count, since it has no run of four. Smoothing: where some
-  order has no match, the product is small, not zero.
+* `bleu`: sacrebleu's sentence BLEU, `case:lc|eff:yes|tok:13a|smooth:exp`: of a text of three words
+  the orders 1 to 3 count, and where some order has no match, the product is small, not zero.
 * `rouge_l`: F1 of the longest common subsequence of the words of the whole texts (`rougeL`, not
   `rougeLsum`: line breaks mean nothing), rouge-score's words, no stemming.
 
-`subword_tokens` are the ids of `o200k_base`, whose vocabulary comes with the package bpe-openai, so
-that no network is needed. What a missing package leaves undefined is None, never 0; the reason is
-logged once.
+`subword_tokens` are the ids of `o200k_base`, whose vocabulary comes with the package bpe-openai.
+What a missing package leaves undefined is None, never 0; the reason is logged once.
 """
 
 from __future__ import annotations
@@ -287,6 +284,6 @@ def _encoding() -> Any:
     return bpe_openai.get_encoding(ENCODING)
 
 
-def _say_undefined(package: str, what: str) -> None:
+def _say_undefined(package: str, use: str) -> None:
     """Why a metric has no value: once, since whoever asks for the package is cached."""
-    log.warning("%s", " ".join(MissingPackage(package, f"{what}; it stays undefined").lines()))
+    log.warning("%s", " ".join(MissingPackage(package, f"{use}; it stays undefined").lines()))

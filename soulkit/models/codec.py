@@ -70,11 +70,12 @@ class Codec:
         place = path if isinstance(path, ModelPlace) else locate(path)
         tokenizer, commit = load_tokenizer(place)
         settings = [_settings(place, commit, file) for file in _SETTINGS]
+        longest = _language(settings[-1]).get("max_position_embeddings")
         return cls(
             tokenizer,
             end_ids=next((ids for one in settings if (ids := _end_ids(one))), ()),
             name=name or (str(place) if place.on_hub else Path(place.where).name),
-            context_limit=least_limit(max_context, _positions(settings[-1])),
+            context_limit=least_limit(max_context, longest if isinstance(longest, int) else None),
             commit=commit,
         )
 
@@ -206,8 +207,3 @@ def _language(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 def _end_ids(settings: Mapping[str, Any]) -> tuple[int, ...]:
     ids = _language(settings).get("eos_token_id")
     return tuple(one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int))
-
-
-def _positions(settings: Mapping[str, Any]) -> int | None:
-    limit = _language(settings).get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None

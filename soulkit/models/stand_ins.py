@@ -1,4 +1,6 @@
-"""A model that follows a file: for trials of a judge, a partner or a coach without any model.
+"""Models that stand in for others: unavailable, answering by a function, observed, scripted.
+
+A scripted model follows a file, for trials of a judge, a partner or a coach without any model:
 
     name: shopkeeper
     rules:                          # the first whose pattern is found in the last message
@@ -19,7 +21,7 @@ chance, so equal calls get equal replies.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +29,52 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from soulkit.config import read_settings_file
 from soulkit.errors import ConfigError
+from soulkit.models.base import ChatModel
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
+
+
+class AnsweringModel:
+    """A model whose replies are what `answer` says of a call and how it is sampled."""
+
+    def __init__(self, name: str, answer: Callable[[Call, Sampling], str]) -> None:
+        self.name, self._answer = name, answer
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        return Completion(text=self._answer(call, sampling))
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class UnavailableModel(AnsweringModel):
+    """Takes the place of a model that cannot be asked: every call raises the error of `why`."""
+
+    def __init__(self, name: str, why: Callable[[Call], Exception]) -> None:
+        super().__init__(name, self._refuse)
+        self._why = why
+
+    def _refuse(self, call: Call, sampling: Sampling) -> str:
+        raise self._why(call)
+
+
+class ObservedModel:
+    """Another model, whose calls a subclass watches by overriding `complete`."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self.model, self.name = model, model.name
+
+    async def complete(
+        self, context: Sequence[Segment], sampling: Sampling, call: Call
+    ) -> Completion:
+        return await self.model.complete(context, sampling, call)
+
+    def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
+        """The reply to this call was of no use; the model behind is not told."""
+
+    async def close(self) -> None:
+        await self.model.close()
 
 
 class _Rule(BaseModel):

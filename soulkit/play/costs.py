@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from soulkit.errors import ConfigError
-from soulkit.models.api.addresses import checked_url, is_loopback
-from soulkit.models.api.prices import load_prices, own_price
+from soulkit.models.api.prices import load_prices
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Plan
@@ -28,9 +27,7 @@ def prices_of(
 ) -> tuple[float, float] | None:
     """US dollars per million prompt and reply tokens of a served player, in a role where it may be
     asked by batch; None where unknown."""
-    price = own_price(settings.price_in, settings.price_out)
-    if price is None:
-        price = load_prices(config.prices).of(settings.model, checked_url(settings.base_url))
+    price = settings.player_kind.price(settings, lambda: load_prices(config.prices))
     if price is not None and config.by_batch(role, settings):
         price = price.by_batch
     return None if price is None else (price.prompt, price.reply)
@@ -38,9 +35,7 @@ def prices_of(
 
 def is_paid(config: RolesConfig, settings: RoleSettings) -> bool:
     """Whether calls of a player cost money, as far as anybody knows."""
-    if settings.kind != "endpoint" or is_loopback(checked_url(settings.base_url)):
-        return False
-    return prices_of(config, settings) != (0.0, 0.0)
+    return settings.player_kind.is_paid(settings, lambda: load_prices(config.prices))
 
 
 def pays(config: RolesConfig) -> bool:

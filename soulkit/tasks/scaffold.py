@@ -38,9 +38,7 @@ TEMPLATES: Mapping[str, Template] = {
     "judged": Template("judged_task", "JudgedTask", "--judge endpoint:JUDGE@URL"),
     "dialogue": Template("dialogue_task", "MyDialogue", "--partner endpoint:PARTNER@URL"),
     "scene": Template(
-        "scene_task",
-        "MyScene",
-        "--judge endpoint:JUDGE@URL --environment endpoint:ENVIRONMENT@URL",
+        "scene_task", "MyScene", "--judge endpoint:JUDGE@URL --environment endpoint:ENVIRONMENT@URL"
     ),
 }
 

@@ -18,7 +18,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -29,6 +29,7 @@ from soulkit.eval.comparison.conditions import Conditions, announced_conditions
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
 from soulkit.runs.jsonl import write_json
+from soulkit.runs.stored import read_value, sparse
 from soulkit.tasks.kit.registry import NotForTraining, load_registry
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
@@ -36,6 +37,7 @@ from soulkit.train.more_steps import identity_before, steps_before, with_more_st
 from soulkit.train.objectives.base import method_class, rollout_methods
 
 if TYPE_CHECKING:
+    from soulkit.play.plan import Plan
     from soulkit.train.state.metrics import StepLine
 
 BudgetMatch = Literal["rollouts", "prompts"]
@@ -103,12 +105,11 @@ class ListedRun:
     trace: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        line = asdict(self)
-        return line if self.trace else {name: line[name] for name in line if name != "trace"}
+        return sparse(self, always={one.name for one in fields(self)} - {"trace"})
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        return cls(**{one.name: line[one.name] for one in fields(cls) if one.name in line})
+        return read_value(cls, line, f"A run in {STATE}")
 
 
 ShowRun = Callable[["PlannedRun", "StepLine"], None]
@@ -298,11 +299,11 @@ def run_all(
     """Run what is not finished; `ablation.json` is written anew after every run."""
     states = [EndedRun(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    note(out, states, force_mixed, eval_judge)
+    write_comparison(out, states, force_mixed, eval_judge)
     for index, before in enumerate(states):
         if before.status == "waiting":
             states[index] = run_one(before.planned, show, begin)
-            note(out, states, force_mixed, eval_judge)
+            write_comparison(out, states, force_mixed, eval_judge)
         ended(states[index])
     return states
 
@@ -344,12 +345,21 @@ def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     ]  # fmt: skip
 
 
+def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
+    """What the runs will ask for, one after the other, by method."""
+    from soulkit.train.planning import in_turn, repeated, training_plan
+    from soulkit.train.setup.data import load_training_data
+
+    arms = Counter(run.arm.spelling for run in runs)
+    first = {run.arm.spelling: run.config for run in reversed(runs)}
+    plans = {arm: training_plan(load_training_data(first[arm])) for arm in arms}
+    return in_turn([repeated(plans[arm], seeds, arm) for arm, seeds in arms.items()])
+
+
 def confirm_runs(
     runs: Sequence[PlannedRun], say: Callable[[str], None], ask: AskUser | None
 ) -> list[PlannedRun]:
     """The runs that are left with their cost confirmed; CostUnconfirmed when nobody agrees."""
-    from soulkit.train.planning import comparison_plan
-
     left = [run for run in runs if not is_finished(run)]
     if any(pays(run.config) for run in left):
         confirm_cost(comparison_plan(left), left[0].config, say, ask)
@@ -390,7 +400,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def note(
+def write_comparison(
     out: Path, runs: Sequence[EndedRun], force_mixed: bool = False, eval_judge: str = ""
 ) -> None:
     """Write what was asked for and what became of it: what a comparison is made of."""

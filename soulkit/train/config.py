@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
@@ -19,12 +19,7 @@ from soulkit.errors import ConfigError
 from soulkit.models.players.settings import Coach, RoleSettings
 from soulkit.option_texts import BY_TASK, row_sources, values_by_task
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig
-from soulkit.train.objectives.base import built_in, method_class
-from soulkit.train.objectives.ditto import DittoSettings
-from soulkit.train.objectives.erl import ErlSettings
-from soulkit.train.objectives.opd import OpdSettings
-from soulkit.train.objectives.sdpo import SdpoSettings
-from soulkit.train.objectives.sft import SftSettings
+from soulkit.train.objectives.base import built_in, built_in_settings, method_class
 from soulkit.train.presets import preset_settings
 from soulkit.types import LeakCheck
 
@@ -383,10 +378,23 @@ class MonitoringSettings(Settings):
         return self
 
 
+if TYPE_CHECKING:
+    from soulkit.train.objectives.ditto import DittoSettings
+    from soulkit.train.objectives.erl import ErlSettings
+    from soulkit.train.objectives.opd import OpdSettings
+    from soulkit.train.objectives.sdpo import SdpoSettings
+    from soulkit.train.objectives.sft import SftSettings
+
+    class MethodSettings(DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings):
+        """Those that other modules than the method's own read."""
+else:
+    # Of every file in `objectives/`: a new one is known without a word here.
+    MethodSettings = type("MethodSettings", built_in_settings(), {"__module__": __name__})
+
+
 class TrainConfig(
-    DittoSettings, ErlSettings, SdpoSettings, OpdSettings, SftSettings,
-    RolloutSettings, LossSettings, OptimizerSettings, MonitoringSettings, MeasurementSettings,
-    PlayConfig,
+    MethodSettings, RolloutSettings, LossSettings, OptimizerSettings, MonitoringSettings,
+    MeasurementSettings, PlayConfig,
 ):  # fmt: skip
     """One training run, of whatever built-in method."""
 
@@ -435,7 +443,6 @@ class TrainConfig(
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, raw: Any) -> Any:
-        """What a preset says goes behind everything that was written."""
         name = raw.get("preset") if isinstance(raw, Mapping) else None
         return {**preset_settings(name), **raw} if isinstance(name, str) else raw
 

@@ -53,7 +53,6 @@ def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
 
 
 def _of_another_command(path: Path, config: TrainConfig) -> bool:
-    """Whether the folder is refused anyway, whatever its steps."""
     return bool(read_environment(path).get("command") != f"train {config.method}")
 
 

@@ -1,15 +1,20 @@
-"""What a training run will ask for, before anything starts: drafts, refined rollouts, updates.
+"""What a training will ask for, before anything starts: rollouts, updates, conversations, memory.
 
-Nothing is loaded but rows and file headers. `soul plan train …` and `--dry-run` print it.
+Nothing is loaded but rows and file headers. A training on tasks is a list of loads: rows that are
+played so often by such players. Of conversations rows are counted and tokens estimated: the lessons
+of a sample are written as the model reads them, by its own tokenizer where that is a file beside
+it, else by their words. `soul plan train …` and `--dry-run` print it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from soulkit.data.corpora.lessons import Lesson
+from soulkit.errors import ConfigError
 from soulkit.eval.planning import (
     assumed,
     local_players,
@@ -19,7 +24,7 @@ from soulkit.eval.planning import (
     together,
     voice_of,
 )
-from soulkit.models.local.memory import Footprint, device_speed, footprint
+from soulkit.models.local.memory import Footprint, context_of, device_speed, footprint, free_bytes
 from soulkit.models.players.settings import PANELS
 from soulkit.play.engine import BLIND_READS
 from soulkit.play.plan import (
@@ -34,153 +39,123 @@ from soulkit.play.plan import (
     scaled,
 )
 from soulkit.tasks.kit.base import Task
-from soulkit.train.ablate import PlannedRun
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
-from soulkit.train.setup.data import TrainingData, load_training_data
-from soulkit.train.setup.rows import TaskRows, general_rows, general_settings
+from soulkit.train.setup.conversations import Corpus, beyond_context
+from soulkit.train.setup.rows import TaskRows, TrainingData, general_rows, general_settings
 
 EACH = {"coach": 1, "blind_reader": BLIND_READS}
 """Calls for every draft that gets feedback."""
+PER_MESSAGE = 5
+"""Tokens that a chat template puts around a message, about."""
 
 
-def training_plan(config: TrainConfig, material: TrainingData | None = None) -> Plan:
-    """What the whole run of `config` will ask for."""
-    material = material or load_training_data(config)
-    config = material.config
-    work = work_of(material)
-    if material.objective is None:
-        lessons = _supervised_plan(config, work) if work else Plan(tasks=(), concurrency=1)
-        played = beside_plan(config, material)
-        if played is None:
-            return on_machine(lessons, imitation_machine(config, _mean_prompt(work)))
-        machines = [m for m in (imitation_machine(config, _mean_prompt(work)), played.machine) if m]
-        whole = replace(played, tasks=(*lessons.tasks, *played.tasks))
-        return on_machine(whole, together(machines))
-    learned = _learned(config, material.objective, work)
-    tasks = (*learned.tasks, *_dev(config, material), *_canaries(config, material),
-             *general_tasks(config))  # fmt: skip
-    whole = replace(learned, tasks=tasks)
-    trained = _machine(config, material.objective, learned)
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Rows that a run plays: how often, and with which players."""
+
+    work: Sequence[Work]
+    players: Callable[[Work], Sequence[PlayerTerms]]
+    label: str = ""
+    repeats: int = 1
+    share: float = 1.0
+    """Of these plays, those that happen; more than 1 for more."""
+
+    def tasks(self) -> tuple[TaskPlan, ...]:
+        players = {w.task.name: self.players(w) for w in self.work}
+        return scaled(plan_work(self.work, self.repeats, players), self.share, self.label).tasks
+
+
+def training_plan(data: TrainingData) -> Plan:
+    """What the whole run will ask for."""
+    config, work = data.config, work_of(data)
+    if data.objective is None:
+        return _supervised_plan(data, work)
+    learned = _plan(config, _rollouts(config, data.objective, work))
+    watched = _plan(config, [*_dev(data), *_canaries(data), *_general(config)])
+    whole = replace(learned, tasks=(*learned.tasks, *watched.tasks))
+    trained = _machine(config, data.objective, learned)
+    if trained is None:
+        return on_machine(whole, None)
     size = (config.batch_size, config.device, "auto")
-    watched = replace(whole, tasks=tasks[len(learned.tasks) :])
     of_actor = [one for one in watched.asked if "actor" in (one.role, one.name)]
-    dev = replace(sampler(config.model, watched, of_actor, *size), memory=0)
-    parts = [trained, dev, *local_players(config, whole, *size)] if trained else []
-    return on_machine(whole, together(parts))
+    # The trained model is there already.
+    watching = replace(sampler(config.model, watched, of_actor, *size), memory=0)
+    return on_machine(whole, together([trained, watching, *local_players(config, whole, *size)]))
 
 
-def beside_plan(config: TrainConfig, material: TrainingData) -> Plan | None:
-    """What is played beside supervised training: dev scores, probes, general ability; None where
-    nothing is."""
-    measured = measured_plan(config, material.measured) if material.measured else None
-    general = general_tasks(config)
-    if not general:
-        return measured
-    own = Plan(tasks=general, concurrency=config.concurrency)
-    by_itself = sampler(config.model, own, own.asked, config.batch_size, config.device, "auto")
-    # The trained model is there already; of one that is not on this machine nothing is known.
-    machine = replace(by_itself, memory=0) if by_itself.memory else None
-    if measured is None:
-        return on_machine(own, machine)
-    whole = replace(measured, tasks=(*measured.tasks, *general))
-    machines = [one for one in (measured.machine, machine) if one]
-    return on_machine(whole, together(machines) or machine)
-
-
-def general_tasks(config: TrainConfig) -> tuple[TaskPlan, ...]:
-    """The replies by which general ability is measured, before and after; none without
-    `retention`."""
-    if not config.retention:
-        return ()
-    rows, config = general_rows(), general_settings(config)
-    work = _by_task({task.name: task for task, _ in rows}, rows)
-    voices = {w.task.name: [_actor(config, w)] for w in work}
-    plan = plan_work(work, 2, voices, concurrency=config.concurrency)
-    return scaled(plan, 1, "before and after").tasks
-
-
-def measured_plan(config: TrainConfig, measured: TrainingData) -> Plan:
-    """What a supervised run's dev scores and probes will ask for; a probe's model stands beside the
-    one that is trained."""
-    probe = training_plan(measured.config, measured)
-    probes = config.steps // config.probe_every if config.probe_every else 0
-    scored = _scorings(config)
-    once = _dev(measured.config, measured)
-    dev = scaled(replace(probe, tasks=once), scored).tasks if scored else ()
-    each = scaled(probe, probes, "probe").tasks if probes else ()
-    machine = probe.machine and replace(
-        probe.machine,
-        memory=probe.machine.memory if probes else 0,
-        seconds=probe.machine.seconds * probes,
-    )
-    return replace(probe, tasks=(*dev, *each), machine=machine)
-
-
-def _scorings(config: TrainConfig) -> int:
-    """How often the weights of a supervised run are scored: by turns, and before probes."""
-    turns = [every for every in (config.eval_every, config.probe_every) if every]
-    return sum(any((step + 1) % every == 0 for every in turns) for step in range(config.steps))
-
-
-def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
-    """What `ablate` will ask for: its runs one after the other, by method."""
-    arms = Counter(run.arm.spelling for run in runs)
-    first = {run.arm.spelling: run.config for run in reversed(runs)}
-    plans = [(training_plan(first[arm]), arm, seeds) for arm, seeds in arms.items()]
-    tasks = [task for one, arm, seeds in plans for task in scaled(one, seeds, arm).tasks]
-    machines = [(one.machine, seeds) for one, _, seeds in plans if one.machine]
+def in_turn(plans: Sequence[Plan]) -> Plan:
+    """Plans one after the other: times add up, memory does not."""
+    machines = [one.machine for one in plans if one.machine is not None]
     machine = Machine(
-        memory=max(one.memory for one, _ in machines),
-        seconds=sum(one.seconds * seeds for one, seeds in machines),
-        words=machines[0][0].words,
+        memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
+        words=machines[0].words,
     ) if machines else None  # fmt: skip
-    width = min(one.concurrency for one, _, _ in plans)
-    return Plan(tasks=tuple(tasks), concurrency=width, machine=machine)
+    width = min((one.concurrency for one in plans if one.asked), default=1)
+    tasks = tuple(task for one in plans for task in one.tasks)
+    return Plan(tasks=tasks, concurrency=width, machine=machine)
 
 
-def _learned(config: TrainConfig, objective: Objective, work: list[Work]) -> Plan:
+def repeated(plan: Plan, times: int, label: str) -> Plan:
+    """A plan so many times in a row."""
+    machine = plan.machine and replace(plan.machine, seconds=plan.machine.seconds * times)
+    return on_machine(scaled(plan, times, label), machine)
+
+
+def _plan(config: TrainConfig, loads: Iterable[Load]) -> Plan:
+    tasks = tuple(task for load in loads for task in load.tasks())
+    return Plan(tasks=tasks, concurrency=config.concurrency)
+
+
+# --- rollouts -------------------------------------------------------------------------------------
+
+
+def _rollouts(config: TrainConfig, objective: Objective, work: list[Work]) -> Iterator[Load]:
     """The rollouts that are learned from."""
-    drafts = _phase(config, work, "drafts", coached=objective.uses_feedback)
-    if not objective.refines:
-        return drafts
-    refined = _phase(config, work, "refined", coached=False)
-    told = [_is_coached(config, part) for part in work]
-    tasks = tuple(part for part, yes in zip(refined.tasks, told, strict=True) if yes)
-    refined = replace(refined, tasks=tasks)
-    return replace(drafts, tasks=(*drafts.tasks, *refined.tasks))
+    rows = sum(len(w.examples) for w in work)
+    share = config.steps * config.prompts_per_step * config.group_size / rows
+    coached = objective.uses_feedback
+    yield Load(work, lambda w: _players(config, w, coached), "drafts", share=share)
+    if objective.refines:
+        told = [w for w in work if _is_coached(config, w)]
+        yield Load(told, lambda w: _players(config, w, False), "refined", share=share)
 
 
-def _dev(config: TrainConfig, material: TrainingData) -> tuple[TaskPlan, ...]:
+def _dev(data: TrainingData) -> list[Load]:
     """The greedy dev scores of `eval_every`."""
+    config = data.config
     times = config.steps // config.eval_every if config.eval_every else 0
-    if not times or not material.dev:
-        return ()
-    work = [w for w in _by_task(material.tasks, material.dev) if w.examples]
-    voices = {w.task.name: _voices(config, w, coached=False) for w in work}
-    return scaled(plan_work(work, times, voices, concurrency=config.concurrency), 1, "dev").tasks
+    work = [w for w in _by_task(data.tasks, data.dev) if w.examples] if times else []
+    return [Load(work, lambda w: _players(config, w, False), "dev", times)] if work else []
 
 
-def _canaries(config: TrainConfig, material: TrainingData) -> tuple[TaskPlan, ...]:
+def _canaries(data: TrainingData) -> list[Load]:
     """What the judges are asked about canaries; nobody plays them."""
+    config = data.config
     if config.canary_every is None:
-        return ()
-    times = -(-config.steps // config.canary_every)
-    pool = [(canary.task, canary.example) for canary in canaries_of(material.pool)]
-    work = [w for w in _by_task(material.tasks, pool) if w.examples]
-    voices = {
-        w.task.name: [v for v in _voices(config, w, coached=False) if v.role in PANELS]
-        for w in work
-    }
-    return scaled(
-        plan_work(work, times, voices, concurrency=config.concurrency), 1, "canaries"
-    ).tasks
+        return []
+    pool = [(canary.task, canary.example) for canary in canaries_of(data.pool)]
+    work = [w for w in _by_task(data.tasks, pool) if w.examples]
+
+    def judges(part: Work) -> list[PlayerTerms]:
+        return [one for one in _players(config, part, False) if one.role in PANELS]
+
+    return [Load(work, judges, "canaries", -(-config.steps // config.canary_every))]
 
 
-def work_of(material: TrainingData) -> list[Work]:
+def _general(config: TrainConfig) -> list[Load]:
+    """The replies by which general ability is measured."""
+    if not config.retention:
+        return []
+    rows, settings = general_rows(), general_settings(config)
+    work = _by_task({task.name: task for task, _ in rows}, rows)
+    return [Load(work, lambda w: [_actor(settings, w)], "before and after", 2)]
+
+
+def work_of(data: TrainingData) -> list[Work]:
     """The training rows by task, as often as the mixture has them."""
-    return _by_task(material.tasks, material.pool)
+    return _by_task(data.tasks, data.pool)
 
 
 def _by_task(tasks: Mapping[str, Task], pool: TaskRows) -> list[Work]:
@@ -190,89 +165,290 @@ def _by_task(tasks: Mapping[str, Task], pool: TaskRows) -> list[Work]:
     ]
 
 
-def _supervised_plan(config: TrainConfig, work: list[Work]) -> Plan:
-    """Supervised training asks nobody: its plan has episodes and no calls."""
-    share = config.steps * config.sft_batch / sum(len(w.examples) for w in work)
-    return scaled(plan_work(work, 1, {w.task.name: () for w in work}), share)
-
-
-def _phase(config: TrainConfig, work: list[Work], label: str, *, coached: bool) -> Plan:
-    voices = {w.task.name: _voices(config, w, coached) for w in work}
-    rows = sum(len(w.examples) for w in work)
-    once = plan_work(work, 1, voices, concurrency=config.concurrency)
-    return scaled(once, config.steps * config.prompts_per_step * config.group_size / rows, label)
-
-
-def _voices(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]:
-    actor = _actor(config, work)
-    voices = [actor]
+def _players(config: TrainConfig, work: Work, coached: bool) -> list[PlayerTerms]:
+    players = [actor := _actor(config, work)]
     for role, settings in config.players_in(work.task.name):
-        voice = voice_of(config, role, settings, actor)
+        player = voice_of(config, role, settings, actor)
         if role not in EACH:
-            voices.append(voice)
+            players.append(player)
         elif coached and _is_coached(config, work):
-            voices.append(replace(voice, each=EACH[role]))
-    return voices
+            players.append(replace(player, each=EACH[role]))
+    return players
 
 
 def _is_coached(config: TrainConfig, work: Work) -> bool:
-    """Whether drafts of the task may get feedback."""
     return bool(config.named("coach", work.task.name) != "none")
 
 
 def _actor(config: TrainConfig, work: Work) -> PlayerTerms:
-    """The model that is trained, which speaks on this machine."""
     reply = config.reply_limit(work.task.spec.sampling)
     return PlayerTerms(role="actor", name=config.model, limit=reply, served=False)
 
 
-def imitation_machine(config: TrainConfig, lesson_tokens: float) -> Machine | None:
-    """What supervised steps take, with lessons of so many tokens in the mean: nothing is sampled.
-    None where nothing is known of the model."""
-    model = footprint(Path(config.model))
-    if model is None:
-        return None
-    kind, speed = device_speed(config.device)
-    seconds = model.seconds(0, 0, config.steps * config.sft_batch * lesson_tokens, 1, speed)
-    memory, _ = _training_bytes(config, model)
-    return Machine(memory=memory, seconds=seconds, words=assumed(model, kind, speed.flops))
+# --- supervised training --------------------------------------------------------------------------
 
 
-def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
-    model = footprint(Path(config.model))
-    if model is None:
-        return None
-    kind, speed = device_speed(config.device)
-    memory, itemsize = _training_bytes(config, model)
-    memory += model.cache_bytes(config.batch_size, longest_of(learned), itemsize)
-    seconds = _seconds(config, objective, learned, model)
-    return Machine(memory=memory, seconds=seconds, words=assumed(model, kind, speed.flops))
+def _supervised_plan(data: TrainingData, work: list[Work]) -> Plan:
+    """Supervised steps ask nobody: their plan has episodes and no calls."""
+    config = data.config
+    machine = imitation_machine(config, config.steps * config.sft_batch * _mean_prompt(work))
+    rows = max(sum(len(w.examples) for w in work), 1)
+    tasks = Load(work, lambda w: (), share=config.steps * config.sft_batch / rows).tasks()
+    played = beside_plan(data)
+    if played is None:
+        return Plan(tasks=tasks, machine=machine)
+    machines = [one for one in (machine, played.machine) if one]
+    return on_machine(replace(played, tasks=(*tasks, *played.tasks)), together(machines))
 
 
-def _training_bytes(config: TrainConfig, model: Footprint) -> tuple[int, int]:
-    """(bytes of the weights and of a pass over a batch, bytes of a number)."""
-    kind, _ = device_speed(config.device)
-    itemsize = number_bytes(config.dtype, kind, model)
-    tokens = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
-    memory = model.parameters * itemsize + model.training_bytes(
-        tokens, config.lora.r, itemsize, config.full
-    )
-    return memory, itemsize
+def beside_plan(data: TrainingData) -> Plan | None:
+    """What is played beside supervised training: dev scores, probes, general ability; None where
+    nothing is."""
+    config = data.config
+    measured = _measured_plan(config, data.measured) if data.measured else None
+    general = _plan(config, _general(config))
+    if not general.tasks:
+        return measured
+    size = (config.batch_size, config.device, "auto")
+    by_itself = sampler(config.model, general, general.asked, *size)
+    # Its memory is counted with the training; of a model that is not here nothing is known.
+    machine = replace(by_itself, memory=0) if by_itself.memory else None
+    if measured is None:
+        return on_machine(general, machine)
+    machines = [one for one in (measured.machine, machine) if one]
+    whole = replace(measured, tasks=(*measured.tasks, *general.tasks))
+    return on_machine(whole, together(machines) or machine)
 
 
-def _seconds(config: TrainConfig, objective: Objective, learned: Plan, model: Footprint) -> float:
-    """Sampling and learning. A prompt is computed once for its group by both."""
-    of_actor = [one for one in learned.asked if one.role == "actor"]
-    prompts = sum(one.prompt_tokens for one in of_actor) / config.group_size
-    replies = sum(one.reply_tokens for one in of_actor)
-    others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
-    read, written = sum(o.prompt_tokens for o in others), sum(o.reply_tokens for o in others)
-    _, speed = device_speed(config.device)
-    # Refined replies are learned from twice: as they were said, and as copies.
-    trained = prompts + (1.5 if objective.refines else 1) * replies
-    return model.seconds(prompts + read, replies + written, trained, config.batch_size, speed)
+def _measured_plan(config: TrainConfig, measured: TrainingData) -> Plan:
+    """What a supervised run's dev scores and probes will ask for; a probe's model stands beside the
+    one that is trained."""
+    probe = training_plan(measured)
+    probes = config.steps // config.probe_every if config.probe_every else 0
+    each = repeated(probe, probes, "probe")
+    scored = _scorings(config)
+    dev = scaled(_plan(measured.config, _dev(measured)), scored).tasks if scored else ()
+    machine = each.machine and replace(each.machine, memory=each.machine.memory * bool(probes))
+    return replace(each, tasks=(*dev, *(each.tasks if probes else ())), machine=machine)
+
+
+def _scorings(config: TrainConfig) -> int:
+    turns = [every for every in (config.eval_every, config.probe_every) if every]
+    return sum(any((step + 1) % every == 0 for every in turns) for step in range(config.steps))
 
 
 def _mean_prompt(work: list[Work]) -> float:
     once = plan_work(work, 1, {w.task.name: () for w in work})
     return once.prompt_words * TOKENS_PER_WORD / max(once.episodes, 1)
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """What is known of a source."""
+
+    source: str
+    rows: int | None
+    """None where nobody knows."""
+    ratio: float
+    tokens_per_lesson: float
+    """Mean over the sample, cut to the limit of a lesson."""
+    learned_share: float
+    """Of its tokens, those with a loss."""
+
+    @property
+    def lessons_per_pass(self) -> float | None:
+        """Lessons of one pass of the mixture."""
+        return None if self.rows is None else self.rows * self.ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusPlan:
+    """What `--dry-run` and `soul plan` print of a training on conversations."""
+
+    sources: tuple[SourcePlan, ...]
+    steps: int
+    batch: int
+    tokens: int
+    """That the whole run reads, about."""
+    learned_tokens: int
+    validation: int
+    """Conversations that are measured each time."""
+    measurements: int
+    machine: Machine | None
+
+    @property
+    def steps_per_pass(self) -> int | None:
+        """Steps until every source was taken `ratio` times; None where a size is not known."""
+        lessons = [one.lessons_per_pass for one in self.sources]
+        known = [one for one in lessons if one is not None]
+        return -(-round(sum(known)) // self.batch) if len(known) == len(lessons) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "steps_per_pass": self.steps_per_pass}
+
+
+def corpus_plan(config: TrainConfig, corpus: Corpus) -> CorpusPlan:
+    """The plan of a run on conversations."""
+    counter = token_counter(config.model)
+    limit = config.lesson_tokens or context_of(Path(config.model).expanduser())
+    sources = tuple(
+        _source_plan(label, corpus, one.ratio, counter, limit)
+        for label, one in zip(corpus.samples, config.corpora, strict=True)
+    )
+    weights = [one.lessons_per_pass or 1.0 for one in sources]
+    lessons = config.steps * config.sft_batch
+    mean = _mean([one.tokens_per_lesson for one in sources], weights)
+    learned = _mean([one.tokens_per_lesson * one.learned_share for one in sources], weights)
+    measured = sum(map(len, corpus.validation.values()))
+    turns = max(config.steps // config.eval_every, 1) if config.eval_every else 1
+    return CorpusPlan(
+        sources=sources,
+        steps=config.steps,
+        batch=config.sft_batch,
+        tokens=round(lessons * mean),
+        learned_tokens=round(lessons * learned),
+        validation=measured,
+        measurements=turns if measured else 0,
+        # A forward pass is a third of a step.
+        machine=imitation_machine(config, lessons * mean + turns * measured * mean / 3),
+    )
+
+
+def _source_plan(
+    label: str, corpus: Corpus, ratio: float, counter: TokenCounter, limit: int | None
+) -> SourcePlan:
+    sizes = [counter.sizes(lesson) for lesson in corpus.samples[label]]
+    total = sum(min(size, limit or size) for size, _ in sizes)
+    learned = sum(part for _, part in sizes) / max(sum(size for size, _ in sizes), 1)
+    return SourcePlan(
+        source=label, rows=corpus.stream.sizes[label], ratio=ratio,
+        tokens_per_lesson=total / max(len(sizes), 1), learned_share=learned,
+    )  # fmt: skip
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+
+
+class TokenCounter:
+    """Counts the tokens of texts, without torch: by a tokenizer's file, else by words."""
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        if self._tokenizer is None:
+            return round(len(text.split()) * TOKENS_PER_WORD)
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def sizes(self, lesson: Lesson) -> tuple[int, int]:
+        """(tokens, learned tokens) of a lesson, about."""
+        counts = [len(s.token_ids) or self.count(s.text) for s in lesson.segments]
+        learned = sum(n + 1 for n, one in zip(counts, lesson.trained, strict=True) if one)
+        return sum(counts) + PER_MESSAGE * len(counts), learned
+
+
+def token_counter(model: str) -> TokenCounter:
+    """That of the model in a folder, as far as its tokenizer is one file there."""
+    file = Path(model).expanduser() / "tokenizer.json"
+    if not file.is_file():
+        return TokenCounter()
+    from tokenizers import Tokenizer
+
+    return TokenCounter(Tokenizer.from_file(str(file)))
+
+
+def learned_text(plan: CorpusPlan) -> Iterable[str]:
+    """The lines of a plan below its table."""
+    per_pass = plan.steps_per_pass
+    passes = f", {plan.steps / per_pass:.2f} passes over the rows" if per_pass else ""
+    yield f"{plan.steps:,} steps of {plan.batch:,} conversations{passes}"
+    yield (
+        f"about {plan.tokens:,} tokens, {plan.learned_tokens:,} of them with a loss: an estimate "
+        "from the first conversations of each source"
+    )
+    if plan.validation:
+        times = "once" if plan.measurements == 1 else f"{plan.measurements} times"
+        yield f"{plan.validation:,} validation conversations, measured {times}"
+
+
+# --- memory and time ------------------------------------------------------------------------------
+
+
+def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
+    """What supervised steps on so many tokens take; None where nothing is known of the model."""
+    model = footprint(Path(config.model).expanduser())
+    if model is None:
+        return None
+    kind, speed = device_speed(config.device)
+    return Machine(
+        memory=training_memory(config, model), seconds=model.seconds(0, 0, tokens, 1, speed),
+        words=assumed(model, kind, speed.flops),
+    )  # fmt: skip
+
+
+def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
+    """What rollouts and updates take. A prompt is computed once for its group by both."""
+    model = footprint(Path(config.model))
+    if model is None:
+        return None
+    kind, speed = device_speed(config.device)
+    cache = model.cache_bytes(
+        config.batch_size, longest_of(learned), number_bytes(config.dtype, kind, model)
+    )
+    of_actor = [one for one in learned.asked if one.role == "actor"]
+    prompts = sum(one.prompt_tokens for one in of_actor) / config.group_size
+    replies = sum(one.reply_tokens for one in of_actor)
+    others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
+    read, written = sum(o.prompt_tokens for o in others), sum(o.reply_tokens for o in others)
+    # Refined replies are learned from twice: as they were said, and as copies.
+    trained = prompts + (1.5 if objective.refines else 1) * replies
+    return Machine(
+        memory=training_memory(config, model) + cache,
+        seconds=model.seconds(prompts + read, replies + written, trained, config.batch_size, speed),
+        words=assumed(model, kind, speed.flops),
+    )
+
+
+def training_memory(config: TrainConfig, model: Footprint) -> int:
+    """Bytes of weights, gradients, AdamW's moments and the activations of the largest pass."""
+    kind, _ = device_speed(config.device)
+    itemsize = 4 if config.full else number_bytes(config.dtype, kind, model)
+    budget = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
+    # A lesson that is longer than the budget is a pass of its own.
+    tokens = max(budget, config.lesson_tokens or 0)
+    if config.activation_checkpointing:  # one layer's activations, and the input of every layer
+        tokens = round(tokens * (1 / model.layers + 1 / 14))
+    extra = model.training_bytes(tokens, config.lora.r, itemsize, config.full)
+    # What is trained in full is among its weights already: 16 bytes hold the weight itself.
+    return extra + (0 if config.full else model.parameters * itemsize)
+
+
+def refuse_unfitting(config: TrainConfig) -> None:
+    """ConfigError, with figures, where lessons are longer than the model's context, or where a
+    preset needs more memory than its device has."""
+    folder = Path(config.model).expanduser()
+    context, model = context_of(folder), footprint(folder)
+    if config.lesson_tokens and context and config.lesson_tokens > context:
+        raise beyond_context(config.lesson_tokens, context, config)
+    if config.preset is None or model is None:
+        return
+    needed, free = training_memory(config, model), free_bytes(config.device)
+    if free is None or needed <= free:
+        return
+    ways = ["--lora trains an adapter"] if config.full else []
+    ways += [] if config.activation_checkpointing else ["--activation-checkpointing keeps less"]
+    raise ConfigError(
+        f"The preset {config.preset} cannot fit: training "
+        f"{'all weights' if config.full else 'an adapter'} of '{config.model}' on lessons of "
+        f"{config.lesson_tokens:,} tokens takes about {needed / 2**30:,.1f} GiB, and "
+        f"{free / 2**30:,.1f} GiB are free.",
+        "Weights, gradients, AdamW's two moments and the activations of one lesson have to be "
+        "there at once.",
+        f"{'; '.join([*ways, 'fewer --lesson-tokens'])}; or take a smaller model or a larger "
+        "device.",
+    )

@@ -25,6 +25,7 @@ from soulkit.models.local.loading import ADAPTER_CONFIG
 from soulkit.models.local.sampler import context_limit
 from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
+from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.plan import scaled
@@ -36,13 +37,12 @@ from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
 from soulkit.train.more_steps import identity_before, take_more_steps, with_more_steps
-from soulkit.train.planning import training_plan
+from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import Rollouts
 from soulkit.train.setup.data import (
-    TrainingData,
     check_training_prompts,
     download_remark,
     load_training_data,
@@ -50,9 +50,8 @@ from soulkit.train.setup.data import (
     make_players,
     make_reader,
 )
-from soulkit.train.setup.rows import TaskRows
+from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.train.sft.mixsd import check_facts, with_written
-from soulkit.train.sft.planning import refuse_unfitting
 from soulkit.train.sft.run import check_corpus, corpus_texts, supervise
 from soulkit.train.sft.samples import sample_line
 from soulkit.train.sft.steps import check_lessons
@@ -63,15 +62,8 @@ from soulkit.train.state.fingerprint import (
     fingerprint,
     training_provenance,
 )
-from soulkit.train.state.loop import (
-    LOADING,
-    Begin,
-    Loop,
-    Measure,
-    Show,
-    nobody_hears,
-)
-from soulkit.train.state.metrics import StepLine, read_step_lines
+from soulkit.train.state.loop import LOADING, Begin, Loop, Measure, Show, nobody_hears
+from soulkit.train.state.metrics import read_step_lines
 from soulkit.train.state.model_card import model_note, write_card
 from soulkit.train.state.step_metrics import rewards_of
 from soulkit.train.state.stops import Skips, stop_ended, with_stops
@@ -96,7 +88,7 @@ Parts = tuple[TrainConfig, Run, Policy, Policy | None, TrainingData, TrainingEng
 
 
 def train(
-    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] | None = None,
+    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] = nobody_hears,
     ready: TrainingData | None = None, begin: Begin = nobody_hears,
 ) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
@@ -110,7 +102,7 @@ def train(
     hears what takes time: loading, checks, rollouts, updates, held-out rows.
     """
     with _open_training(config, out, say, ready, begin) as parts:
-        return run_coroutine(_train(*parts, show, say or _quiet, begin))
+        return run_coroutine(_train(*parts, show, say, begin))
 
 
 async def train_probe(
@@ -118,13 +110,14 @@ async def train_probe(
 ) -> None:
     """A training within another one, as `train` does it, with nobody to show it to; `servers` are
     those of the other one, which may have players there."""
-    with _open_training(material.config, out, None, material, nobody_hears, servers) as parts:
-        await _train(*parts, _unseen, _quiet, nobody_hears)
+    quiet = nobody_hears
+    with _open_training(material.config, out, quiet, material, quiet, servers) as parts:
+        await _train(*parts, lambda line: None, quiet, quiet)
 
 
 @contextmanager
 def _open_training(
-    config: TrainConfig, out: Path, say: Callable[[str], None] | None, ready: TrainingData | None,
+    config: TrainConfig, out: Path, say: Callable[[str], None], ready: TrainingData | None,
     begin: Begin, servers: VllmServers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip
     """Everything that a training needs, checked, with its run folder locked and its servers up."""
@@ -147,37 +140,30 @@ def _open_training(
         run = run or _open(config, out)
         with run_lock(run):
             note_threads(run.path, threads)
-            if say is not None and not threads.asked:
+            if not threads.asked:
                 say(threads.words())
             prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
             check_material(run, prints, config)
-            take_more_steps(run, config, say or _quiet)
-            if say is not None:
-                if remark := numbers_remark(policy):
-                    say(remark)
-                for server in (material.measured or material).config.servers():
-                    say(server)
-            engine = training_engine(config, run, policy, base, say or _quiet, servers)
+            take_more_steps(run, config, say)
+            servers_asked = (material.measured or material).config.servers()
+            for remark in filter(None, (numbers_remark(policy), *servers_asked)):
+                say(remark)
+            engine = training_engine(config, run, policy, base, say, servers)
             with engine.started(material):
                 yield config, run, policy, teacher, material, engine
 
 
-def _unseen(line: StepLine) -> None:
-    """Nobody is shown the steps."""
-
-
 def prepare_training(
-    config: TrainConfig, out: Path, say: Callable[[str], None] | None = None,
+    config: TrainConfig, out: Path, say: Callable[[str], None] = nobody_hears,
     ask: AskUser | None = None,
 ) -> TrainingData:  # fmt: skip
     """What a run trains on, with players that can be asked, and with its cost confirmed: by
     settings, or by `ask`."""
     material = load_training_data(config, asking=True, say=say)
-    say = say or _quiet
     for remark in filter(None, (download_remark(config), *material.remarks())):
         say(remark)
     for part in filter(None, (material, material.measured)):
-        part.config.check_players()
+        check_players(part.config)
     if pays(material.config) or (material.measured and pays(material.measured.config)):
         _confirm(material, out, say, ask)
     return material
@@ -192,11 +178,7 @@ def _confirm(
     done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
     if left:
-        confirm_cost(scaled(training_plan(config, material), left), asking, say, ask)
-
-
-def _quiet(remark: str) -> None:
-    """Nobody is told."""
+        confirm_cost(scaled(training_plan(material), left), asking, say, ask)
 
 
 def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) -> Policy | None:
@@ -233,12 +215,6 @@ def adapter_remark(config: TrainConfig) -> str:
         saved = json.loads(file.read_text(encoding="utf-8"))
         own = f"rank {saved['r']}, alpha {saved['lora_alpha']}"
     return f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are not used"
-
-
-def _say_adapter(config: TrainConfig, say: Callable[[str], None]) -> None:
-    """Say what is trained, once everybody is there and the first step begins."""
-    if remark := adapter_remark(config):
-        say(remark)
 
 
 def numbers_print(policy: Policy) -> dict[str, dict[str, str]]:
@@ -301,14 +277,11 @@ def base_model(config: TrainConfig, material: TrainingData, out: Path) -> str:
         return config.model
     folder = out / "base"
     if not folder.exists():
-        replace_folder(folder, lambda aside: _build_tiny(aside, config, material))
+        corpus = material.corpus
+        texts = corpus_texts(corpus) if corpus else tiny_model_texts(material.pool)
+        build = partial(build_tiny, words=texts, seed=config.seed, max_context=TINY_CONTEXT)
+        replace_folder(folder, build)
     return str(folder)
-
-
-def _build_tiny(folder: Path, config: TrainConfig, material: TrainingData) -> None:
-    corpus = material.corpus
-    texts = corpus_texts(corpus) if corpus else tiny_model_texts(material.pool)
-    build_tiny(folder, texts, seed=config.seed, max_context=TINY_CONTEXT)
 
 
 def tiny_model_texts(pool: TaskRows) -> list[str]:
@@ -345,7 +318,8 @@ async def _train(
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
-            _say_adapter(config, say)
+            if remark := adapter_remark(config):
+                say(remark)
             beside = partial(train_probe, servers=engine.servers)
             summary = await supervise(loop, learned, show, say, beside, engine.player)
         else:
@@ -416,12 +390,13 @@ async def _reinforce(
         skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
-        _say_adapter(config, say)
+        if remark := adapter_remark(config):  # everybody is there, the first step begins
+            say(remark)
         if not loop.unmeasured:
             stop_ended(loop)
         if loop.step < config.steps:
             players.say = say
-            await players.roll_call.hold()  # before the first drafts are sampled
+            await players.preflight.hold()  # before the first drafts are sampled
         measure = with_sample_lines(loop, step.measure, say)
         await loop.run_all(step, with_stops(loop, show), measure)
     finally:

@@ -30,7 +30,7 @@ from soulkit.train.objectives.base import Objective
 from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.feedback import FeedbackMonitor
-from soulkit.train.rollouts.play import Rollouts, feedback_slots, refuse_stale, silence
+from soulkit.train.rollouts.play import Rollouts, feedback_slots, refuse_stale, step_failure
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import Learned, StepLine
 from soulkit.train.state.step_metrics import feedback_of, member_of, rewards_of, with_groups
@@ -86,7 +86,7 @@ class Step:
         if self.watch is not None:
             feedback = self.watch.look(feedback, records_R, read_R)
         return StepLine(
-            step=step, travel=checked.travel, learned=learned, canaries=canaries, version=version,
+            step=step, push=checked.push, learned=learned, canaries=canaries, version=version,
             rewards=rewards_of(records_R, mixture=len(config.tasks) > 1), feedback=feedback,
             sample_seconds=round(sampled - started, 3), train_seconds=round(trained - sampled, 3),
         )  # fmt: skip
@@ -97,7 +97,7 @@ class Step:
 
     def keep(self, records_R: Sequence[Record]) -> None:
         """Write the step's rollouts. CallError when all failed; a checkpoint keeps the weights."""
-        error = silence(records_R)
+        error = step_failure(records_R)
         if error is not None and self.loop.step:
             self.loop.checkpoint(within_step=True)
         self.loop.episodes.write(*records_R)

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from soulkit.data.files import write_rows
-from soulkit.eval.run.provenance import player_identity, same_player, weights_hash
+from soulkit.eval.run.provenance import player_identity, same_player
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import builtin_file

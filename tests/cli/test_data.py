@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.extras import install_line
 
 ROW = {
     "story": "1 Ada entered the loft.\n2 The pen is in the jar.",
@@ -230,21 +228,6 @@ def test_contamination_names_rows_that_cannot_be_compared(soul, tmp_path: Path):
     assert code == 2 and "--task" in err
     assert soul("contamination", train, bare_file, "--task", "tommi")[0] == 2
     assert soul("contamination", train, train, "--drop", "exakt")[0] == 2
-
-
-def test_contamination_without_datasketch_says_what_to_install(
-    soul, monkeypatch: pytest.MonkeyPatch
-):
-    soul("synth", "tomi", "-n", "3", "-o", "a.jsonl")
-    monkeypatch.setitem(sys.modules, "datasketch", None)
-    code, out, err = soul("contamination", "a.jsonl", "a.jsonl", "--exclude", "c.jsonl")
-    assert (code, out) == (2, "")
-    assert err.splitlines() == [
-        "error: The package 'datasketch' is not installed.",
-        "why: It is needed for finding near-duplicates.",
-        f"fix: Install it with: {install_line('contamination')}",
-    ]
-    assert not Path("c.jsonl").exists()
 
 
 @pytest.mark.parametrize("arguments", [

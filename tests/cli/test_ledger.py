@@ -280,28 +280,6 @@ def isolated(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_a_ledger_of_the_first_version_is_finished_by_this_one(run: Path, capfd) -> None:
-    lost = records(run)[0].example_id
-    change(run, f"DELETE FROM calls WHERE example_id = '{lost}'")
-    added = (*ledger_file.ADDED, *ledger_file.WHO)
-    for statement in (
-        *(f"ALTER TABLE calls DROP COLUMN {name}" for name in added),
-        "DROP TABLE contexts", "DROP TABLE settings", "PRAGMA user_version=1",
-    ):  # fmt: skip
-        change(run, statement)
-    (run / "episodes.jsonl").write_text("")
-    port = int(json.loads(_config(run))["base_url"].split(":")[2].split("/")[0])
-    with ScriptedServer(answer=oracle("tomi", 6), port=port) as server:
-        assert api(server.base_url, run, "--price-in", 1, "--price-out", 2) == 0
-        assert len(server.requests) == 1
-    capfd.readouterr()
-    assert soul("ledger", "verify", run, "--json") == 0
-    report = json.loads(capfd.readouterr().out)
-    assert (report["version"], report["entries"], report["recomputed"]) == (3, 6, 1)
-    assert soul("ledger", "show", run, "--limit", 6) == 0
-    assert capfd.readouterr().out.count("(not kept: the entry is of a ledger of version 1)") == 5
-
-
 def test_prompts_on_a_broken_page_do_not_hide_the_replies(run: Path, capfd) -> None:
     """Pages of `contexts` are overwritten: what was answered is still shown, and it is said."""
     path = run / "ledger.sqlite"

@@ -22,7 +22,7 @@ import pytest
 from soulkit.cli.app import main
 from soulkit.distill.config import DistillConfig, open_distillation
 from soulkit.distill.experts import Expert, find_experts
-from soulkit.distill.generalist import generalist_config, imitation, prompts_a_step
+from soulkit.distill.generalist import generalist_config, imitation_config, prompts_a_step
 from soulkit.distill.measure import (
     LastLoaded,
     generalist_weights,
@@ -33,7 +33,7 @@ from soulkit.distill.measure import (
 )
 from soulkit.distill.report import (
     Distillation,
-    Gated,
+    GateInputs,
     distilled,
     gate_results,
     parse_gates,
@@ -155,7 +155,7 @@ def test_where_grades_do_not_vary_a_gate_is_tested_as_that_of_a_comparison() -> 
     keys = range(60)
     same = paired_difference(dict.fromkeys(keys, 0.5), dict.fromkeys(keys, 0.5),
                              {key: key for key in keys}, scale=(0.0, 1.0))  # fmt: skip
-    of = Gated(kept={}, macro=Retention(), differences={"tomi": {"": same}}, regressions=(),
+    of = GateInputs(kept={}, macro=Retention(), differences={"tomi": {"": same}}, regressions=(),
                spans={"tomi": {"": 1.0}})  # fmt: skip
     gates = gate_results(parse_gates(["tomi>=-0.9", "tomi>=-0.01"], ["tomi"]), of)
     assert [gate.outcome for gate in gates] == ["pass", "undecided"]
@@ -278,7 +278,7 @@ def test_tasks_without_held_out_rows_are_named() -> None:
 
 
 def test_steps_follow_from_epochs_samples_and_batch() -> None:
-    training = imitation(settings(epochs=2.5, batch=8, lr=1e-3), [EXPERT], Path("out"), 100)
+    training = imitation_config(settings(epochs=2.5, batch=8, lr=1e-3), [EXPERT], Path("out"), 100)
     assert (training.steps, training.sft_batch, training.lr) == (32, 8, 1e-3)
     (source,) = training.corpora
     assert (source.path, source.side) == ("out/selected.jsonl", "assistant")
@@ -313,7 +313,7 @@ def test_mistakes_are_three_lines(
 
 def trained_with(out: Path, losses: list[float], **more: Any) -> Path:
     """The folder with a generalist whose training had these losses."""
-    training = imitation(settings(**more), [EXPERT], out, 100)
+    training = imitation_config(settings(**more), [EXPERT], out, 100)
     run = Run.open(out / "generalist", "train sft", training.identity())
     lines = [{"step": i, "loss/total": loss} for i, loss in enumerate(losses)]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -365,7 +365,7 @@ def test_a_loss_that_hardly_moved_is_named_without_a_gain_and_below_the_base(
 
 def test_few_samples_are_learned_in_more_and_smaller_updates() -> None:
     def taken(lines: int, **more: Any) -> tuple[int, int]:
-        training = imitation(settings(**more), [EXPERT], Path("out"), lines)
+        training = imitation_config(settings(**more), [EXPERT], Path("out"), lines)
         return training.sft_batch, training.steps
 
     assert taken(207) == (6, 104) and taken(5000) == (32, 469)

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from soulkit.distill.config import (
-    DistillConfig,
-    open_distillation,
-    stages_after,
-)
+from soulkit.distill.config import DistillConfig, open_distillation, stages_after
 from soulkit.distill.experts import common_base, find_experts
 from soulkit.errors import ConfigError, ModelLoadError, RunError, UserError
 from soulkit.models.local.loading import adapter_hash

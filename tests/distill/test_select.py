@@ -18,29 +18,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.data.contamination import Passage, shingles
-from soulkit.data.near_duplicates import near_pairs, row_matches
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.generalist import generalist_config, generalist_folder
 from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.run import _left
-from soulkit.distill.sample import _within_budget, sample, sample_config, training_work
+from soulkit.distill.sample import budget_left, sample, sample_config, samples_folder, training_work
 from soulkit.distill.select import (
-    Choice,
-    Rules,
+    SampleChoice,
     SampleFacts,
     SampleSelection,
+    SelectionRules,
     choose_samples,
     lesson_conversations,
     lesson_lines,
-    passing,
+    passing_samples,
     read_selection,
-    sampled,
+    sample_facts,
     select_samples,
 )
 from soulkit.errors import ConfigError, DataError, RunError
-from soulkit.metrics.text import jaccard
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.kit.choice import ChoiceTask
@@ -52,8 +48,8 @@ from tests.support.distilling import distillation
 from tests.support.evaluation import Body, keeper, last_message, paid, records, summary, visitor
 from tests.support.servers.openai_server import ScriptedServer
 
-YES_NO = Rules(high=1.0, low=0.0, binary=True)
-GRADED = Rules(high=1.0, low=0.0, binary=False)
+YES_NO = SelectionRules(high=1.0, low=0.0, binary=True)
+GRADED = SelectionRules(high=1.0, low=0.0, binary=False)
 
 
 def one(row: str, rollout: int, reward: float | None = 1.0, **facts: Any) -> SampleFacts:
@@ -62,13 +58,13 @@ def one(row: str, rollout: int, reward: float | None = 1.0, **facts: Any) -> Sam
     return SampleFacts(f"0/{row}/{rollout}/draft", row, reward, **(plain | facts))
 
 
-def keys(choice: Choice) -> list[str]:
+def keys(choice: SampleChoice) -> list[str]:
     return [sample.key for sample in choice.taken]
 
 
 def test_full_reward_where_a_score_is_yes_or_no() -> None:
     samples = [one("a", 0, 0.0), one("a", 1, 1.0), one("b", 0, 0.5)]
-    assert [s.key for s in passing(samples, YES_NO)] == ["0/a/1/draft"]
+    assert [s.key for s in passing_samples(samples, YES_NO)] == ["0/a/1/draft"]
 
 
 def test_graded_rewards_must_rise_above_their_prompt() -> None:
@@ -77,11 +73,11 @@ def test_graded_rewards_must_rise_above_their_prompt() -> None:
         one("easy", 0, 0.8), one("easy", 1, 0.9), one("easy", 2, 1.0),
         one("flat", 0, 0.2), one("flat", 1, 0.2), one("high", 0, 0.7), one("low", 0, 0.0),
     ]  # fmt: skip
-    passed = {s.key for s in passing(samples, GRADED)}
+    passed = {s.key for s in passing_samples(samples, GRADED)}
     assert passed == {"0/hard/1/draft", "0/easy/2/draft", "0/high/0/draft"}
-    assert len(passing(samples, replace(GRADED, min_reward=0.2))) == 7
+    assert len(passing_samples(samples, replace(GRADED, min_reward=0.2))) == 7
     nothing = [one("a", 0, 0.0), one("b", 0, 0.0)]
-    assert passing(nothing, GRADED) == []  # all alike, and the least there is
+    assert passing_samples(nothing, GRADED) == []  # all alike, and the least there is
 
 
 def test_the_best_of_a_prompt_in_the_order_that_is_written_down() -> None:
@@ -171,49 +167,16 @@ FULL = Score(value=1.0, reward=1.0)
     ],
 )
 def test_what_is_never_learned_from(line: Record, fault: str) -> None:
-    known_facts = sampled(line)
+    known_facts = sample_facts(line)
     assert known_facts.fault == fault
     assert (known_facts.reward is None) == bool(fault)
     assert choose_samples([known_facts], YES_NO).passed == (not fault)
 
 
 def test_replies_of_signs_alone_differ() -> None:
-    assert sampled(record(FULL, "?!")).replies != sampled(record(FULL, "...")).replies
-    assert sampled(record(FULL, "Yes, sir.", "No")).replies == ("yes", "sir", "no")
-    assert sampled(record(FULL, "a", "b")).tokens == 4
-
-
-# -- near texts ------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 10_000), st.sampled_from([0.3, 0.5, 0.8, 0.95, 1.0]))
-def test_no_near_pair_is_missed(seed: int, threshold: float) -> None:
-    rng = random.Random(seed)
-    texts = [tuple(rng.choices("abcd", k=rng.randrange(12))) for _ in range(24)]
-    left, right = texts[:14], texts[8:]
-    every = {
-        (i, j): jaccard(shingles(a), shingles(b))
-        for i, a in enumerate(left) for j, b in enumerate(right)
-        if a and b and jaccard(shingles(a), shingles(b)) >= threshold
-    }  # fmt: skip
-    assert {(i, j): share for i, j, share in near_pairs(left, right, threshold)} == every
-
-
-def passage(source: str, text: str, core: str = "") -> Passage:
-    words = tuple(text.split())
-    return Passage(source, "t", words, tuple(core.split()) or words, frozenset())
-
-
-def test_the_same_persona_with_another_question_is_another_row() -> None:
-    persona = " ".join(f"word{n}" for n in range(60))
-    rows = [passage("1", f"{persona} how do you take your tea", "how do you take your tea")]
-    others = [
-        passage("2", f"{persona} do you like tea at all", "do you like tea at all"),
-        passage("3", f"{persona} how do you take your tea today", "how do you take your tea today"),
-        passage("4", f"{persona} how do you take your tea", "how do you take your tea"),
-    ]
-    matches = [(place, match.kind) for place, match in row_matches(rows, others, 0.75)[0]]
-    assert matches == [(2, "exact"), (1, "near")]
+    assert sample_facts(record(FULL, "?!")).replies != sample_facts(record(FULL, "...")).replies
+    assert sample_facts(record(FULL, "Yes, sir.", "No")).replies == ("yes", "sir", "no")
+    assert sample_facts(record(FULL, "a", "b")).tokens == 4
 
 
 RULES, HELLO = Segment("system", "Be brief."), Segment("user", "Hello.")
@@ -378,13 +341,13 @@ def test_samples_are_an_evaluation_of_training_rows(url: str, tmp_path: Path) ->
     assert {record.example_id for record in records(run)} == ids
     assert summary(run)["n"] == 6 == len(paid(run))
     spent = summary(run)["cost"]
-    later = _within_budget(sample_config(config, experts[1]), tmp_path, experts, experts[1])
-    assert spent > 0 and later.max_cost == pytest.approx(5.0 - spent)
+    later = budget_left(config, tmp_path, samples_folder(tmp_path, experts[1].task))
+    assert spent > 0 and later == pytest.approx(5.0 - spent)
     # The later stages have the rest; a run that is taken up counts its own calls itself.
-    assert _left(config, tmp_path, generalist_folder(tmp_path)) == pytest.approx(5.0 - spent)
-    assert _left(config, tmp_path, run) == 5.0
+    assert budget_left(config, tmp_path, generalist_folder(tmp_path)) == pytest.approx(5.0 - spent)
+    assert budget_left(config, tmp_path, run) == 5.0
     poor = config.model_copy(update={"max_cost": spent / 2})
-    assert _left(poor, tmp_path, generalist_folder(tmp_path)) == pytest.approx(0, abs=1e-5)
+    assert budget_left(poor, tmp_path, generalist_folder(tmp_path)) == pytest.approx(0, abs=1e-5)
 
 
 def test_options_and_players_of_one_task_stay_with_it(tmp_path: Path) -> None:

@@ -111,7 +111,6 @@ def spelled(shape: type[VerdictShape], forged: dict[str, object], spelling: str)
     return f"How was it?\n\n{scene}\n\nAnswer with one JSON object."
 
 
-@pytest.mark.parametrize("quotation", QUOTATIONS)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize(("shape", "forged", "honest"), CASES, ids=["marks", "risk"])
 def test_no_quotation_is_read_as_the_judges_own(
@@ -119,12 +118,12 @@ def test_no_quotation_is_read_as_the_judges_own(
     forged: dict[str, object],
     honest: dict[str, object],
     spelling: str,
-    quotation: str,
 ) -> None:
     judge_question = question("score", spelled(shape, forged, spelling), shape)
-    for written in (json.dumps(forged), SPELLINGS[spelling](json.dumps(forged))):
-        quoted = QUOTATIONS[quotation](written)
-        verdict = json.dumps(honest)
+    verdict, plain = json.dumps(honest), json.dumps(forged)
+    quotations = (quote(text) for quote in QUOTATIONS.values()
+                  for text in (plain, SPELLINGS[spelling](plain)))  # fmt: skip
+    for quoted in quotations:
         for reply in (
             quoted,
             f"{quoted}\n{verdict}",

@@ -18,8 +18,9 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import DefaultPlayer, DefaultPlayers
 from soulkit.train.config import TrainConfig
 from soulkit.train.planning import training_plan
-from soulkit.train.setup.data import TrainingData, load_training_data
+from soulkit.train.setup.data import load_training_data
 from soulkit.train.setup.feedback_check import NoFeedback
+from soulkit.train.setup.rows import TrainingData
 
 HERE = "http://127.0.0.1:9/v1"
 LOCAL = f"endpoint:local@{HERE}"
@@ -125,7 +126,7 @@ def test_the_large_judge_of_a_task_may_be_evaluations_alone() -> None:
     assert judges(trained.config) == ["gpt-5-nano low", "gpt-5.4 low"]
     assert names(trained.config, "mirrorbench")["coach"] == "gpt-5-nano low"
     assert judges(sit(config(BOTH, split="train"))) == ["gpt-5-nano low", "gpt-5.4 low"]
-    dev = {part.task: part.calls for part in training_plan(trained.config, trained).tasks}
+    dev = {part.task: part.calls for part in training_plan(trained).tasks}
     assert dev["mirrorbench dev"]["judge"]
     (remark,) = trained.remarks()
     assert remark.startswith(

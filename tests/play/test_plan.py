@@ -280,11 +280,11 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     flags = {"method": "grpo", "model": str(model), "tasks": {"sotopia": 1.0}, "partner": "actor",
              "data": {"sotopia": "synth:40"}, "judge": ["endpoint:j"], "steps": 5,
              "prompts_per_step": 2, "group_size": 2}  # fmt: skip
-    bare = training_plan(TrainConfig.load(env={}, flags=flags))
+    bare = training_plan(load_training_data(TrainConfig.load(env={}, flags=flags)))
     assert [task.task for task in bare.tasks] == ["sotopia drafts"]
     config = TrainConfig.load(env={}, flags={**flags, "eval_every": 2, "canary_every": 2})
     material = load_training_data(config)
-    drafts, dev, canaries = training_plan(config, material).tasks
+    drafts, dev, canaries = training_plan(material).tasks
     assert (drafts.task, dev.task, canaries.task) == (
         "sotopia drafts", "sotopia dev", "sotopia canaries"
     )  # fmt: skip
@@ -297,7 +297,7 @@ def test_one_row_is_as_long_as_the_mean_of_many(model: Path) -> None:
     def seconds(rows: int) -> float:
         flags = {"method": "sft", "model": str(model), "tasks": {"tomi": 1.0}, "steps": 5,
                  "data": {"tomi": f"synth:{rows}"}}  # fmt: skip
-        machine = training_plan(TrainConfig.load(env={}, flags=flags)).machine
+        machine = training_plan(load_training_data(TrainConfig.load(env={}, flags=flags))).machine
         assert machine is not None
         return machine.seconds
 
@@ -309,7 +309,9 @@ def test_what_the_actor_reads_in_another_role_takes_its_time(model: Path) -> Non
         flags = {"method": "grpo", "model": str(model), "tasks": {"sotopia": 1.0}, "steps": 5,
                  "data": {"sotopia": "synth:20"}, "judge": ["endpoint:j"], "max_tokens": 1,
                  "partner": "endpoint:p", "prompts_per_step": 2, "group_size": 1}  # fmt: skip
-        machine = training_plan(TrainConfig.load(env={}, flags={**flags, **other})).machine
+        machine = training_plan(
+            load_training_data(TrainConfig.load(env={}, flags={**flags, **other}))
+        ).machine
         assert machine is not None
         return machine.seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -116,9 +117,14 @@ def paid(out: Path) -> list[tuple[str, int]]:
         db.close()
 
 
+def messages(err: str) -> list[str]:
+    """The lines of stderr without those that tell on a slow machine that a command is at work."""
+    return [line for line in err.splitlines() if not re.search(r", after \d+ s\)?$", line)]
+
+
 def three_lines(err: str) -> tuple[str, str, str]:
     """The error, why and fix that were printed; nothing else may have been."""
-    lines = err.splitlines()
+    lines = messages(err)
     assert len(lines) == 3, err
     assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"], err
     what, why, fix = (line.partition(": ")[2] for line in lines)

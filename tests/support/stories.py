@@ -11,22 +11,21 @@ from collections.abc import Iterator
 
 from soulkit.tasks.tom.coach import TEXTS
 from soulkit.tasks.tom.events import Beliefs
-from soulkit.tasks.tom.generate import CHAPTERS, LARGE, SMALL, WAITING, World
+from soulkit.tasks.tom.generate import WAITING, World, world_of
 from soulkit.tasks.tom.sentences import (
     ATTITUDES,
     FIRST,
     MEMORY,
     NESTED,
-    PLAIN,
     REALITY,
     SECOND,
     SIGHTS,
     STARTED_THERE,
     THINGS,
     Story,
-    paraphrase,
     read_sentences,
     story_lines,
+    templates,
 )
 
 WORD = re.compile(r"[A-Za-z_]+|\d+|[^\w\s]")
@@ -38,7 +37,7 @@ LONGEST_STORY = 80
 
 def lexicon(*, small: bool = False) -> list[str]:
     """All words, sorted; `small` covers only plain ToMi-like stories of the small world."""
-    worlds = (SMALL,) if small else (LARGE, CHAPTERS)
+    worlds = [world_of("small")] if small else [world_of("large"), world_of("chapters")]
     words = {w for text in _templates(small) for w in WORD.findall(re.sub(r"\{\w*\}", " ", text))}
     words.update(word for world in worlds for word in _names(world))
     words.update(ATTITUDES if small else (*ATTITUDES, *SIGHTS, *THINGS, WAITING))
@@ -49,7 +48,7 @@ def lexicon(*, small: bool = False) -> list[str]:
 
 
 def _templates(small: bool) -> Iterator[str]:
-    for bank in (PLAIN,) if small else (PLAIN, paraphrase()):
+    for bank in [templates("plain")] if small else [templates("plain"), templates("paraphrase")]:
         for texts in bank.values():
             yield from texts
     yield from (STARTED_THERE, MEMORY, REALITY, FIRST, SECOND)

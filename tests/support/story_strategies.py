@@ -7,7 +7,7 @@ import random
 from hypothesis import strategies as st
 
 from soulkit.tasks.tom.events import Event
-from soulkit.tasks.tom.generate import LARGE, STORY_TYPES, chapter_plan, two_room_plan
+from soulkit.tasks.tom.generate import STORY_TYPES, chapter_plan, two_room_plan, world_of
 
 seeds = st.integers(0, 2**32)
 
@@ -15,7 +15,7 @@ seeds = st.integers(0, 2**32)
 @st.composite
 def two_room(draw: st.DrawFn) -> tuple[Event, ...]:
     rng = random.Random(draw(seeds))
-    return two_room_plan(rng, LARGE, draw(st.sampled_from(STORY_TYPES))).events
+    return two_room_plan(rng, world_of("large"), draw(st.sampled_from(STORY_TYPES))).events
 
 
 @st.composite

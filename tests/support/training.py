@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,16 @@ def rows(name: str, count: int) -> tuple[Task, list[Example]]:
 
 
 def random_model(folder: Path, max_context: int = 1024) -> Path:
-    """A model with random weights that knows the words of tomi and secret_keeper."""
+    """A model with random weights that knows the words of tomi and secret_keeper: always the same
+    one, which is made once in a test run."""
+    shutil.copytree(_made_model(max_context), folder, dirs_exist_ok=True)
+    return folder
+
+
+@cache
+def _made_model(max_context: int) -> Path:
+    folder = Path(tempfile.mkdtemp()) / "model"
+    atexit.register(shutil.rmtree, folder.parent)
     data = {"tomi": "synth:40", "secret_keeper": "synth:30"}
     settings = config(method="sft", tasks={"tomi": 1.0, "secret_keeper": 1.0}, data=data)
     build_tiny(folder, tiny_model_texts(load_training_data(settings).pool), max_context=max_context)

@@ -14,12 +14,11 @@ from soulkit.data.contamination import (
     clean_rows,
     find_overlap,
     find_renamed,
-    folded_words,
-    shingles,
+    row_matches,
 )
 from soulkit.data.files import RawRow
+from soulkit.data.near_duplicates import folded_words, phrase_jaccard, phrases_of
 from soulkit.errors import ConfigError
-from soulkit.metrics.text import jaccard
 from soulkit.tasks.kit.loading import entity_kinds, passage, passages
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.road import synth
@@ -61,20 +60,6 @@ def overlap(task: Any, train: list[RawRow], evaluation: list[RawRow], **options:
     return find_overlap(*sides, entities=entity_kinds([task]), **options)
 
 
-def test_words_ignore_case_punctuation_and_layout() -> None:
-    assert folded_words("Red_Box, «RED box»\n1.") == ("red", "box", "red", "box", "1")
-    assert folded_words({"a": ["Tea?", None], "b": 2}) == ("tea", "2")
-    assert folded_words("他在哪里?") == ("他", "在", "哪", "里")
-
-
-def test_triples_and_their_share() -> None:
-    assert shingles(("a", "b", "c", "d")) == {("a", "b", "c"), ("b", "c", "d")}
-    assert shingles(("a", "b")) == {("a", "b")} and shingles(()) == frozenset()
-    one, other = (shingles(tuple(text)) for text in ("abcdef", "abcdxy"))
-    assert jaccard(one, other) == pytest.approx(2 / 6)
-    assert jaccard(frozenset(), frozenset()) == 1.0
-
-
 def test_the_same_row_is_exact_whatever_its_gold_says(survey: Any) -> None:
     train = [row("t:1", NURSE, TEA), row("t:2", BAKER, SLEEP)]
     report = overlap(survey, train, [row("e:1", NURSE.upper(), TEA.replace("?", " ?"), "sugar")])
@@ -91,7 +76,7 @@ def test_a_word_changed_is_near_and_another_question_is_not(survey: Any) -> None
     report = overlap(survey, train, [row("e:1", NURSE, TEA)], threshold=0.6)
     assert [(m.kind, m.train) for m in report.matches] == [("near", "t:1")]
     every = [passage(survey, r) for r in (train[0], row("e:1", NURSE, TEA))]
-    truth = jaccard(*(shingles(p.words) for p in every))
+    truth = phrase_jaccard(*(phrases_of(p.words) for p in every))
     assert report.matches[0].similarity == pytest.approx(truth) and 0.6 < truth < 1
     assert report.touched("persona") == {"t:1", "t:2"}, "t:3 shares the question alone"
     assert overlap(survey, train, [row("e:1", NURSE, TEA)], threshold=0.95).matches == ()
@@ -210,7 +195,7 @@ def test_four_fifths_of_the_triples_are_near(
     short: int, long: int, share: float, near: bool
 ) -> None:
     one, other = of_words("t:1", short), of_words("e:1", long)
-    assert jaccard(shingles(one.words), shingles(other.words)) == share
+    assert phrase_jaccard(phrases_of(one.words), phrases_of(other.words)) == share
     assert [m.kind for m in find_overlap([one], [other]).matches] == ["near"] * near
 
 
@@ -228,6 +213,25 @@ def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold()
     ]
     (match,) = find_overlap(pair[:1], pair[1:], threshold=1.0).matches
     assert (match.kind, match.similarity) == ("near", 1.0)
+
+
+def bare_passage(source: str, text: str, core: str) -> Passage:
+    words = tuple(text.split())
+    return Passage(source, "t", words, tuple(core.split()), frozenset())
+
+
+def test_the_same_persona_with_another_question_is_another_row() -> None:
+    persona = " ".join(f"word{n}" for n in range(60))
+    rows = [bare_passage("1", f"{persona} how do you take your tea", "how do you take your tea")]
+    others = [
+        bare_passage("2", f"{persona} do you like tea at all", "do you like tea at all"),
+        bare_passage(
+            "3", f"{persona} how do you take your tea today", "how do you take your tea today"
+        ),
+        bare_passage("4", f"{persona} how do you take your tea", "how do you take your tea"),
+    ]
+    matches = [(place, match.kind) for place, match in row_matches(rows, others, 0.75)[0]]
+    assert matches == [(2, "exact"), (1, "near")]
 
 
 STORY = "Mia put the cup away. Then Bo came in. Where does Bo look?"

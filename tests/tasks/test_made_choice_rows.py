@@ -1,27 +1,17 @@
-"""Made rows of AlignX and HumanLLM: reproducible, varied, solvable from the row itself.
-
-Made rows of `socsci210` and `mmtom`: varied, prefixes of more, one id in every file layout.
-
-Made rows of social_r1, lifechoices and mistakes: gold, solvability, layouts, prefixes.
-"""
+"""Made rows of choice tasks: varied, and solvable from the row itself."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.data.files import flatten, read_rows, write_rows
 from soulkit.tasks.alignx import data as alignx
 from soulkit.tasks.humanllm import task as humanllm
-from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.tasks.lifechoices import task as lives
 from soulkit.tasks.mistakes import data as pupils
 from soulkit.tasks.mmtom import task as mmtom
@@ -31,13 +21,15 @@ from soulkit.tasks.socsci210 import data as socsci210
 from tests.support.road import synth, synth_examples, task_of
 
 
-@pytest.mark.parametrize("task", [*alignx.TASKS, "humanllm"])
-def test_fewer_rows_are_a_prefix_of_more_and_seeds_differ(task: str) -> None:
-    assert synth(task, 5, 3) == synth(task, 20, 3)[:5]
-    assert synth(task, 5, 3) != synth(task, 5, 4)
-    live = load_registry().task(task)
-    ids = {live.example(row).id for row in synth(task, 200, 3)}
-    assert len(ids) > 150
+@pytest.mark.parametrize("name", ["social_r1", "lifechoices", "mistakes"])
+def test_no_letter_is_a_good_guess(name: str) -> None:
+    letters = Counter(task_of(name).gold_letter(e) for e in synth_examples(name, 200))
+    assert min(letters[x] for x in "ABC") > 30
+
+
+def test_fewer_rows_are_a_prefix_of_more() -> None:
+    """Other tasks show it where their rows are written and loaded."""
+    assert synth("mmtom", 8, 1) == synth("mmtom", 20, 1)[:8] != synth("mmtom", 8, 2)
 
 
 @pytest.mark.parametrize(
@@ -121,51 +113,8 @@ def test_the_place_of_the_gold_is_no_hint() -> None:
     assert len(places) == 20 and max(places.values()) < 45
 
 
-TASKS = ("mmtom", "socsci210")
 NUMBER = re.compile(r"they answered (-?\d+)\.")
 SCALE = re.compile(r"from (-?\d+) to (-?\d+)")
-
-
-def in_layouts(name: str, row: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The row as several files hold it, read back."""
-    every = {column for spec in load_registry().specs.values() for column in spec.columns}
-    union = {**dict.fromkeys(sorted(every)), **row}
-    prompt = [{"role": "user", "content": "x"}]
-    released = [
-        {"prompt": prompt, "data_source": name, "extra_info": union},
-        {"prompt": prompt, "data_source": name, "extra_info": json.dumps(union)},
-        {"prompt": prompt, "data_source": name, "extra_info": {"raw": json.dumps(row)}},
-    ]
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in released))
-    write_rows(folder / f"{name}.parquet", [row], data_source=name)
-    raw_rows = [*read_rows(path)[0], *read_rows(folder / f"{name}.parquet")[0]]
-    return [raw.fields for raw in raw_rows]
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_row_has_one_id_in_every_layout(name: str, tmp_path: Path) -> None:
-    task = load_registry().task(name)
-    for row in synth(name, 5, 3):
-        layouts = in_layouts(name, row, tmp_path)
-        assert len(layouts) == 4
-        examples = [task.example(fields) for fields in (row, *layouts)]
-        assert len({e.id for e in examples}) == len({e.cluster for e in examples}) == 1
-        assert len({str(e.tags) for e in examples}) == 1
-        assert len({task.preview(e)[0].text for e in examples}) == 1
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_fewer_rows_are_a_prefix(name: str) -> None:
-    assert synth(name, 8, 1) == synth(name, 20, 1)[:8] != synth(name, 8, 2)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_rows_differ_and_load(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    write_rows(path, synth(name, 210, 4), data_source=name)
-    loaded = load_examples(load_registry().task(name), [path], strict=True)
-    assert len(loaded.examples) + loaded.duplicates == 210 and loaded.duplicates <= 2
 
 
 def test_questions_take_turns_and_letters_are_fair() -> None:
@@ -206,48 +155,6 @@ def test_a_study_shares_its_texts_and_varies_its_respondents() -> None:
 
 NAMES = ("social_r1", "lifechoices", "mistakes")
 NESTED = "Multiple Choice Question"
-
-
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-@pytest.mark.parametrize("name", NAMES)
-def test_gold_is_best_and_wrong_is_not_on_every_row(
-    name: str, protocol: str, tmp_path: Path
-) -> None:
-    task = task_of(name, protocol)
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, synth(name, 150, 4), data_source=name)
-    check = check_task(task, load_examples(task, [path]))
-    assert check.rows + check.duplicates == 150 and not check.bad
-    assert not check.gold_fails + check.wrong_passes + check.wrong_unread + check.no_wrong
-    assert not check.no_gold + check.unscored
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_fewer_rows_are_the_beginning_of_more(name: str) -> None:
-    assert synth(name, 20, 3) == synth(name, 40, 3)[:20]
-    assert synth(name, 20, 3) != synth(name, 20, 4)
-    letters = Counter(task_of(name).gold_letter(e) for e in synth_examples(name, 200))
-    assert min(letters[x] for x in "ABC") > 30, "no letter is a good guess"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_layout_of_a_row_is_the_same_example(name: str, tmp_path: Path) -> None:
-    task, rows = task_of(name), synth(name, 12, 8)
-    union = dict.fromkeys(("history", "choices_x", "story_id", "r_min", "conversations"))
-    ids = {task.example(row).id for row in rows}
-    packed = {**rows[0], **({NESTED: json.dumps(rows[0][NESTED])} if NESTED in rows[0] else {})}
-    assert task.example(packed).id == task.example(rows[0]).id
-    for wrapped in (
-        [{"extra_info": {**union, **row}} for row in rows],
-        [{"extra_info": json.dumps({**union, **row})} for row in rows],
-        [{"extra_info": {"raw": json.dumps(row), **union}} for row in rows],
-    ):
-        marked = [{"prompt": [], "data_source": name, **row} for row in wrapped]
-        assert {task.example(flatten(row)).id for row in marked} == ids
-    for suffix in ("jsonl", "parquet"):
-        path = tmp_path / f"rows.{suffix}"
-        write_rows(path, rows, data_source=name)
-        assert {e.id for e in load_examples(task, [path]).examples} == ids
 
 
 # -- what makes a row solvable -------------------------------------------------------------------

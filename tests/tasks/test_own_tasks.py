@@ -1,8 +1,4 @@
-"""The example of a task of one's own works as docs/tasks.md says, over HTTP and on the shell.
-
-`soul tasks new`: what it writes is an example under another name, and works at once.
-
-The four examples through the real commands: rows, an evaluation, a training step.
+"""Own tasks: the four examples through the real commands, and `soul tasks new`, which copies them.
 
 Each is a folder laid out like a built-in benchmark's, so whatever runs here runs for a task that
 somebody writes by their pattern.
@@ -22,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from soulkit import tasks
 from soulkit.cli import app as cli
 from soulkit.models.base import Cast
 from soulkit.models.local.tiny import build_tiny
@@ -32,7 +29,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.scaffold import TEMPLATES, template_files
 from soulkit.types import Example, Record
 from tests.support.evaluation import FAST, ROOT, records, soul, start, summary, three_lines
-from tests.support.road import NO_ONE, played_by
+from tests.support.road import played_by
 from tests.support.servers.openai_server import ScriptedServer
 
 FOLDER = Path(__file__).parents[2] / "examples" / "my_task"
@@ -43,16 +40,6 @@ RIGHT = {"Were you raised in a tent?": "B", "The frame is lovely.": "C"}
 def task_and_examples():
     task = load_registry(TASKS).task("my_task")
     return task, load_examples(task, [FOLDER / "rows.jsonl"]).examples
-
-
-def test_every_row_can_be_used_and_gold_is_best() -> None:
-    task, examples = task_and_examples()
-    assert len(examples) == 10
-    assert {task.gold_letter(e) for e in examples} == set("ABC")
-    for example in examples:
-        assert asyncio.run(task.score(example, task.gold(example), NO_ONE)).value == 1
-        assert example.fields["meant"] not in task.explain(example, None, None)
-        assert task.preview(example)[0].text.count("\nA. ") == 1
 
 
 def answer(body: dict) -> str:
@@ -97,22 +84,6 @@ def test_it_is_listed_and_shown(
     assert "What was meant" in shown and "listener (actor)" in shown and "utterance" in shown
     assert cli.main(["tasks", "show", "mytask", "--tasks", str(TASKS)]) == 2
     assert "'my_task'" in capfd.readouterr().err
-
-
-def test_soul_eval_scores_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with ScriptedServer(answer=answer) as server:
-        arguments = ["eval", "api", "--tasks", str(TASKS), "--task", "my_task"]
-        arguments += ["--data", f"my_task={FOLDER / 'rows.jsonl'}", "--model", "m"]
-        arguments += ["--base-url", server.base_url, "--out", "run", "--json"]
-        assert cli.main(arguments) == 0
-    summary = json.loads(capfd.readouterr().out)
-    cell = summary["tasks"]["my_task"]["value"]
-    assert (cell["mean"], cell["n_scored"], cell["n"]) == (0.2, 10, 10)
-    assert "value/kind=praise" in summary["tasks"]["my_task"]
-    assert {body["temperature"] for body in server.requests} == {0.7}
 
 
 REPOSITORY = Path(__file__).parents[2]
@@ -163,16 +134,6 @@ def test_a_new_task_passes_its_check_and_makes_rows(kind: str, tmp_path: Path, c
     assert soul("data", "synth", "episode", "-n", 5, "-o", "rows.jsonl", *tasks) == 0
     assert soul("tasks", "check", "episode", *tasks, "--data", "rows.jsonl") == 0
     assert soul("tasks", "check", "episode", *tasks, "--data", lab / "rows.jsonl") == 0
-
-
-def test_a_new_task_can_be_evaluated(tmp_path: Path) -> None:
-    assert soul("tasks", "new", "night_bus", "--out", tmp_path / "lab") == 0
-    with ScriptedServer(answer=lambda body: "<answer>B</answer>") as server:
-        where = ("--tasks", tmp_path / "lab" / "tasks.yaml", "--task", "night_bus")
-        model = ("--model", "m", "--base-url", server.base_url, "--out", tmp_path / "run")
-        assert soul("eval", "api", *where, "--data", "night_bus=synth:9", *model) == 0
-    cell = summary(tmp_path / "run")["tasks"]["night_bus"]["value"]
-    assert cell["n_scored"] == 9 and 0 < cell["mean"] < 1
 
 
 def test_two_new_tasks_stand_beside_each_other(tmp_path: Path) -> None:
@@ -249,14 +210,6 @@ def test_between_them_they_show_every_key() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_check_passes_on_made_and_on_written_rows(name: str, capfd: Any) -> None:
-    for data in ("synth:30", EXAMPLES / name / "rows.jsonl"):
-        assert soul("tasks", "check", name, *declared(name), "--data", data, "--json") == 0
-        (checked,) = json.loads(capfd.readouterr().out)["tasks"]
-        assert {k: v for k, v in checked.items() if isinstance(v, list) and v} == {}
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_made_rows_can_be_read_and_audited(name: str, tmp_path: Path, capfd: Any) -> None:
     rows = tmp_path / "rows.jsonl"
     assert soul("data", "synth", name, *declared(name), "-n", 20, "-o", rows) == 0
@@ -326,11 +279,25 @@ def mean(out: Path, name: str) -> tuple[float, int]:
 def test_the_choice_is_evaluated(tmp_path: Path) -> None:
     task, examples = loaded("my_task")
     golds = {task.preview(e)[0].text: task.gold_completion(e) for e in examples}  # type: ignore[attr-defined]
+    assert not any(e.fields["meant"] in (task.explain(e, None, None) or "") for e in examples)
     evaluate("my_task", lambda body: golds[content(body)], tmp_path / "right")
     evaluate("my_task", lambda body: "<answer>A</answer>", tmp_path / "first")
     assert mean(tmp_path / "right", "my_task") == (1.0, 10)
     first = sum("A" in gold for gold in golds.values())
     assert 0 < first < 10 and mean(tmp_path / "first", "my_task") == (first / 10, 10)
+    cells = summary(tmp_path / "first")["tasks"]["my_task"]
+    assert {"value/kind=praise", "value/kind=request"} <= set(cells)
+
+
+def test_a_new_task_is_evaluated(tmp_path: Path) -> None:
+    assert soul("tasks", "new", "night_bus", "--out", tmp_path / "lab") == 0
+    with ScriptedServer(answer="<answer>B</answer>") as server:
+        where = ("--tasks", tmp_path / "lab" / "tasks.yaml", "--task", "night_bus")
+        model = ("--model", "m", "--base-url", server.base_url, "--out", tmp_path / "run")
+        assert soul("eval", "api", *where, "--data", "night_bus=synth:9", *model) == 0
+    assert {body["temperature"] for body in server.requests} == {0.7}
+    cell = summary(tmp_path / "run")["tasks"]["night_bus"]["value"]
+    assert cell["n_scored"] == 9 and 0 < cell["mean"] < 1
 
 
 def judged(body: Body) -> str:
@@ -492,3 +459,11 @@ def test_a_training_step(tmp_path: Path) -> None:
     where = (*declared("my_task"), *rows, "--out", out)
     assert soul("train", "ditto", "--model", model, *where, *options) == 0
     assert json.loads((out / "summary.json").read_text())["steps"] == 1
+
+
+def test_names_for_own_tasks_are_imported_from_one_place() -> None:
+    listed = [name for names in tasks._HOMES.values() for name in names]
+    assert sorted(tasks.__all__) == sorted(listed)
+    assert all(callable(getattr(tasks, name)) for name in tasks.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        tasks.Nothing  # noqa: B018

@@ -14,6 +14,7 @@ from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
 from soulkit.train.planning import training_plan
+from soulkit.train.setup.data import load_training_data
 from soulkit.train.setup.rows import general_rows
 from soulkit.train.state.summary import AbilityTotals, ability_totals
 from soulkit.types import Episode, Failure, Record, Score, unscored
@@ -86,7 +87,6 @@ def test_what_was_not_scored_is_no_zero() -> None:
 def test_a_summary_keeps_them() -> None:
     lost = totals([1.0] * 9, [1.0, *[0.0] * 8])
     assert AbilityTotals.from_json(json.loads(json.dumps(lost.to_json()))) == lost
-    assert AbilityTotals.from_json(None) is None
 
 
 # -- a plan ----------------------------------------------------------------------------------------
@@ -96,12 +96,14 @@ def test_a_summary_keeps_them() -> None:
 def test_the_plan_counts_both_measurements(method: str) -> None:
     flags = {"method": method, "model": "m", "tasks": {"tomi": 1.0}, "steps": 3, "max_tokens": 8,
              "data": {"tomi": "synth:20"}, "retention": True}  # fmt: skip
-    plan = training_plan(TrainConfig.load(env={}, flags=flags))
+    plan = training_plan(load_training_data(TrainConfig.load(env={}, flags=flags)))
     (part,) = [task for task in plan.tasks if task.task.startswith("instructions")]
     assert part.episodes == 80 and part.calls == {"actor": 80}
     # The limit of what is trained on is not that of these replies.
     assert part.asked[0].reply_tokens == 80 * 120
-    bare = training_plan(TrainConfig.load(env={}, flags={**flags, "retention": False}))
+    bare = training_plan(
+        load_training_data(TrainConfig.load(env={}, flags={**flags, "retention": False}))
+    )
     assert bare.episodes == plan.episodes - 80
 
 

@@ -16,7 +16,7 @@ from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.rewards import CANARY_NAMES, canary_texts
 from soulkit.tasks.userllm.fields import PRISM
-from soulkit.train.rollouts.canaries import CanaryMonitor, first_values, reasons
+from soulkit.train.rollouts.canaries import CanaryMonitor, alarm_reasons, first_values
 from soulkit.train.state.metrics import CanaryScores, steps_of
 from soulkit.train.state.summary import TrainSummary, canary_totals
 from soulkit.types import Episode, Line, Record, Score
@@ -190,7 +190,7 @@ def test_totals_of_a_run_without_canaries_are_empty() -> None:
     ],
 )
 def test_reasons_for_an_alarm(value, first, drafts, why) -> None:
-    assert reasons(value, first, drafts, allowed=0.1) == why
+    assert alarm_reasons(value, first, drafts, allowed=0.1) == why
 
 
 @pytest.mark.parametrize("name", CANARY_NAMES)

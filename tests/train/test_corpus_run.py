@@ -23,7 +23,7 @@ from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.sequences import Span
 from soulkit.train.setup.conversations import gather_corpus
 from soulkit.train.sft.encode import LessonEncoder
-from soulkit.train.sft.run import encoded, encoder_for, unmeasured
+from soulkit.train.sft.run import encode_lessons, encoder_for, unmeasured_conversations
 from soulkit.train.sft.steps import Validation
 from soulkit.train.state.checkpoint import Position, read_position
 from soulkit.train.state.loop import merit
@@ -110,7 +110,7 @@ def test_a_validation_loss_is_the_mean_over_the_learned_tokens(files: Path, poli
     settings = config(files, validation=[str(files / "valid.jsonl")], tokens_per_batch=64)
     corpus = gather_corpus(settings)
     encode = encoder_for(policy, settings)
-    spans = list(chain(*encoded(corpus.validation["valid"], encode)))
+    spans = list(chain(*encode_lessons(corpus.validation["valid"], encode)))
     nats, tokens = 0.0, 0
     for span in spans:
         with torch.no_grad():
@@ -128,7 +128,7 @@ def test_a_validation_loss_is_the_mean_over_the_learned_tokens(files: Path, poli
 def _within(limit: int, lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
     """The lessons that fit so many tokens."""
     encode.limit = limit
-    return encoded(lessons, encode)
+    return encode_lessons(lessons, encode)
 
 
 def test_validation_conversations_that_do_not_fit_are_told_and_not_counted(
@@ -137,22 +137,24 @@ def test_validation_conversations_that_do_not_fit_are_told_and_not_counted(
     settings = config(files, validation=[str(files / "valid.jsonl")])
     corpus, encode = gather_corpus(settings), encoder_for(policy, settings)
     lessons = corpus.validation["valid"]
-    longest = [max(len(span.ids) for span in one) for one in encoded(lessons, encode)]
+    longest = [max(len(span.ids) for span in one) for one in encode_lessons(lessons, encode)]
     few = (limit for limit in range(max(longest)) if len(_within(limit, lessons, encode)))
     _within(next(few), lessons, encode)
-    counts = {"valid": len(encoded(lessons, encode))}
+    counts = {"valid": len(encode_lessons(lessons, encode))}
     assert 0 < counts["valid"] < len(lessons)
-    (remark,) = unmeasured(corpus, Validation(settings, policy, {}, counts))
+    (remark,) = unmeasured_conversations(corpus, Validation(settings, policy, {}, counts))
     lost = len(lessons) - counts["valid"]
     assert remark.startswith(f"{lost} of the {len(lessons)} validation conversations in 'valid'")
-    assert not unmeasured(corpus, Validation(settings, policy, {}, {"valid": len(lessons)}))
+    assert not unmeasured_conversations(
+        corpus, Validation(settings, policy, {}, {"valid": len(lessons)})
+    )
 
 
 def test_validation_comes_every_so_often_and_after_the_last_step(
     files: Path, policy: Policy
 ) -> None:
     every = Validation(config(files, eval_every=3, steps=7), policy, {})
-    (*spans,) = chain(*encoded(
+    (*spans,) = chain(*encode_lessons(
         gather_corpus(config(files)).samples["chats"][:2], encoder_for(policy, every.config)
     ))  # fmt: skip
     every = Validation(every.config, policy, {"v": spans})

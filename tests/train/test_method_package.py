@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -11,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from soulkit.config import Settings
 from soulkit.errors import ConfigError
 from soulkit.train.config import TrainConfig, settings_class
-from soulkit.train.objectives.base import built_in, method_class
+from soulkit.train.objectives.base import built_in, built_in_settings, method_class
 from tests.support.training import random_model, soul
 
 PLUGIN = '''
@@ -78,6 +82,7 @@ ENTRIES = """
     own-teacher = soul_reinforce:OwnTeacher
     empty = soul_reinforce:nothing
 """
+ROOT = Path(__file__).parents[2]
 SMALL = ("--prompts", 2, "--group-size", 2, "--max-tokens", 8, "--steps", 1, "--lora-r", 2)
 ROWS = ("--task", "tomi", "--data", "synth:20")
 
@@ -101,6 +106,81 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(tmp_path_factory.mktemp("models") / "tiny", max_context=512)
+
+
+OWN_FILE = '''
+    """A baseline that decays."""
+
+    from dataclasses import dataclass
+    from typing import ClassVar
+
+    from soulkit.config import Settings, setting
+    from soulkit.train.objectives.base import Objective, no_slot
+
+
+    class DecayedSettings(Settings):
+        baseline_decay: float = setting(
+            0.9, gt=0, section="Objective", help="Share of the baseline that a step keeps."
+        )
+
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Decayed(Objective):
+        names: ClassVar = {"decayed": "Rewards above a decaying baseline."}
+        settings: ClassVar = DecayedSettings
+
+        name: str = "decayed"
+        decay: float = 0.0
+
+        @classmethod
+        def of(cls, config):
+            return cls(decay=config.baseline_decay)
+
+        def sequences(self, records, renderer, slot=no_slot):
+            return []
+'''
+CALLED = """
+import json, sys
+from soulkit.cli.app import main
+print([main(arguments) for arguments in json.loads(sys.argv[1])])
+"""
+
+
+def with_links(folder: Path, original: Path, *but: str) -> Path:
+    """A new folder with links to what is in `original`, but for these names."""
+    folder.mkdir()
+    for path in original.iterdir():
+        if path.name not in (*but, "__pycache__"):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def test_a_built_in_method_with_a_setting_of_its_own_is_one_file(tmp_path: Path) -> None:
+    package = with_links(tmp_path / "soulkit", ROOT / "soulkit", "train")
+    train = with_links(package / "train", ROOT / "soulkit" / "train", "objectives")
+    shutil.copytree(ROOT / "soulkit" / "train" / "objectives", train / "objectives")
+    (train / "objectives" / "decayed.py").write_text(textwrap.dedent(OWN_FILE))
+
+    (tmp_path / "tasks.yaml").symlink_to(ROOT / "tasks.yaml")
+    run = ["plan", "train", "decayed", "--model", "m", *ROWS, "--set"]
+    commands = [
+        [*run, "baseline_decay=0.5"], [*run, "baseline_decay=0"], ["train", "decayed", "--help"]
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", CALLED, json.dumps(commands)], cwd=tmp_path, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, text=True, check=False,
+    )  # fmt: skip
+    assert "[0, 2, 0]" in done.stdout, done.stderr
+    assert "baseline_decay" in done.stderr and "--baseline-decay" in done.stdout
+
+
+def test_no_two_methods_declare_one_setting() -> None:
+    owners: dict[str, set[type[Settings]]] = {}
+    for kind in built_in_settings():
+        for base in kind.__mro__:
+            for name in vars(base).get("__annotations__", ()) if issubclass(base, Settings) else ():
+                owners.setdefault(name, set()).add(base)
+    assert {name: kinds for name, kinds in owners.items() if len(kinds) > 1} == {}
 
 
 @pytest.mark.slow

@@ -233,9 +233,7 @@ def test_the_command_of_a_card_names_who_judged(
 
 
 @pytest.mark.slow
-def test_base_and_adapter_of_the_hub_are_recorded_with_their_commits(
-    tmp_path: Path,
-) -> None:
+def test_base_and_adapter_of_the_hub_are_recorded_with_their_commits(tmp_path: Path) -> None:
     """Training and evaluation in processes of their own, with the hub's real client."""
     policy = policy_of(random_model(tmp_path / "base"), lora={"r": 4, "alpha": 8})
     policy.save(tmp_path / "adapter")

@@ -18,7 +18,7 @@ from soulkit.train.model.teacher import start_ema
 from soulkit.train.model.update import take_updates
 from soulkit.train.objectives.sequences import TrainSequence
 from soulkit.train.sft.steps import imitate
-from soulkit.train.state.metrics import StepLine, read_line
+from soulkit.train.state.metrics import StepLine
 from soulkit.train.state.stops import MOST_SKIPS, Skips, step_remarks, too_many_skips
 from soulkit.train.step import learn, with_advantages
 from tests.support.training import config, policy_of, random_model, soul, step_of
@@ -124,7 +124,7 @@ def test_five_in_a_row_end_a_step_and_then_the_run(policy: Policy) -> None:
         lines.append(StepLine(step=step, learned=learned))
     assert [line.learned.skipped for line in lines] == [4, 1]  # the fifth is the last one tried
     assert too_many_skips(lines[0]) is None
-    error = too_many_skips(read_line(lines[1].to_json()))
+    error = too_many_skips(StepLine.from_json(lines[1].to_json()))
     assert error is not None and f"{MOST_SKIPS} updates in a row" in error.what
     assert "update 1 of 4 of step 1" in error.what and "the loss is" in error.what
     assert learn(policy, adam(policy), step_of(5), settings, skips=skips).skipped_row == 0

@@ -46,12 +46,12 @@ from soulkit.train.model.packing import (
     Pack,
     Trie,
     build_trie,
+    common_prefix,
     in_rows,
     in_tries,
     pack_entries,
     plan_blocks,
     plan_packs,
-    shared,
 )
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span
@@ -230,10 +230,10 @@ def test_a_window_leaves_out_keys_that_nobody_sees() -> None:
 
 
 def test_common_prefixes() -> None:
-    assert shared((1, 2, 3), (1, 2, 4)) == 2
-    assert shared((1, 2), (1, 2, 4)) == 2
-    assert shared((), (1,)) == 0
-    assert shared((2,), (1,)) == 0
+    assert common_prefix((1, 2, 3), (1, 2, 4)) == 2
+    assert common_prefix((1, 2), (1, 2, 4)) == 2
+    assert common_prefix((), (1,)) == 0
+    assert common_prefix((2,), (1,)) == 0
 
 
 def test_an_empty_sequence_is_an_error() -> None:
@@ -516,8 +516,9 @@ def test_the_probe_is_longer_than_the_window_wherever_a_family_keeps_it(
 ) -> None:
     monkeypatch.setattr(packing_check, "SHORTEST", 1)
     policy = load(kind, **LORA)
-    assert WINDOW in [window for window, _ in policy.shape.windows]  # type: ignore[union-attr]
-    assert max(len(span.ids) for span in packing_check.probe_spans(policy)) > WINDOW
+    assert policy.shape is not None and WINDOW in [window for window, _ in policy.shape.windows]
+    spans = packing_check.probe_spans(policy.decoder, policy.shape, policy.turn)
+    assert max(len(span.ids) for span in spans) > WINDOW
 
 
 def test_the_plan_that_the_cost_model_picks_is_exact_either_way(load: Load) -> None:
@@ -542,8 +543,7 @@ def test_hidden_states_and_logits_give_the_log_probs(load: Load, kind: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"),
-    [("bloom", "eager"), ("gemma2", "eager"), ("llama4", "chunked_attention")],
+    ("kind", "why"), [("bloom", "eager"), ("gemma2", "eager"), ("llama4", "chunked_attention")]
 )
 def test_a_model_that_cannot_be_packed_is_refused_and_trains_in_rows(
     load: Load, kind: str, why: str

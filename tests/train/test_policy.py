@@ -91,9 +91,7 @@ def test_log_probs_are_the_samplers(folder: Path, temperature: float) -> None:
         torch.testing.assert_close(log, torch.tensor(completion.logprobs), rtol=0, atol=1e-4)
 
 
-def test_entropy_is_that_of_the_distribution_and_has_a_gradient_when_asked(
-    policy: Policy,
-) -> None:
+def test_entropy_is_that_of_the_distribution_and_has_a_gradient_when_asked(policy: Policy) -> None:
     some = [s.span for s in step_of(2, examples=1)]
     (pack,) = policy.packs(some, 10_000)
     plain, with_entropy = policy.score(pack), policy.score(pack, entropy=True)

@@ -17,7 +17,8 @@ from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.ablate import parse_arms, plan_arms
 from soulkit.train.config import TrainConfig
 from soulkit.train.planning import training_plan
-from soulkit.train.setup.data import TrainingData, load_training_data
+from soulkit.train.setup.data import load_training_data
+from soulkit.train.setup.rows import TrainingData
 from tests.support.evaluation import three_lines
 from tests.support.training import soul
 
@@ -72,7 +73,7 @@ def test_its_plan_names_what_cannot_be_played_here() -> None:
     assert {name for name, why in material.left_out.items() if "--coach symbolic" in why} == COACHED
     assert set(load_training_data(paper(coach="symbolic")).left_out) == JUDGED
     assert set(material.config.tasks) == set(paper().tasks) - JUDGED - COACHED
-    whole: Plan = training_plan(material.config, material)
+    whole: Plan = training_plan(material)
     assert {part.task.partition(" ")[0] for part in whole.tasks} == set(material.config.tasks)
 
 

@@ -78,7 +78,7 @@ def test_dev_rows_are_learned_by_nobody() -> None:
 
 
 def test_the_plan_counts_dev_scores_and_probes() -> None:
-    planned = training_plan(config(**PROBES, eval_every=4, dev_limit=5))
+    planned = training_plan(load_training_data(config(**PROBES, eval_every=4, dev_limit=5)))
     episodes = {part.task: part.episodes for part in planned.tasks}
     # Scored after steps 2, 4, 6, 8; four probes of 2 steps, 2 prompts and 4 drafts each.
     assert episodes["tomi dev"] == 4 * 5 and episodes["tomi drafts probe"] == 4 * 2 * 2 * 4

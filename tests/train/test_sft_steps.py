@@ -21,12 +21,7 @@ from soulkit.train.model import policy as policy_module
 from soulkit.train.model.packing import Costs, in_rows, in_tries
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span, spans
-from soulkit.train.sft.encode import (
-    NOT_ITS_WORDS,
-    REFUSED,
-    UNPRECEDED,
-    LessonEncoder,
-)
+from soulkit.train.sft.encode import NOT_ITS_WORDS, REFUSED, UNPRECEDED, LessonEncoder
 from soulkit.train.sft.steps import imitation_loss
 from soulkit.types import Segment
 from tests.support.shapes import make

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from soulkit.errors import DataError
 from soulkit.report.training import facts_of_training, task_lines
 from soulkit.train.objectives.ditto import Ditto
-from soulkit.train.state.metrics import CoachCounts, FeedbackCounts, Learned, StepLine, steps_of
+from soulkit.train.state.metrics import (
+    CoachCounts,
+    FeedbackCounts,
+    Learned,
+    StepLine,
+    read_step_lines,
+    steps_of,
+)
 from soulkit.train.state.step_metrics import feedback_of, reward_groups, rewards_of, with_groups
 from soulkit.train.state.stops import step_remarks
 from soulkit.train.state.summary import FeedbackTotals, TrainSummary, feedback_totals
@@ -215,16 +223,13 @@ def test_the_method_is_made_with_the_material_and_handed_on() -> None:
     assert calls == ["setup/data.py"]
 
 
-def test_only_one_file_knows_the_names_of_earlier_lines() -> None:
-    from soulkit.train.state.metrics import OLD_NAMES
-
-    telling = {name for name in OLD_NAMES if "_" in name} - {"blind_reader", "coach_failures"}
-    fields = {"draft_reward", "refined_reward", "loo_gap", "seconds_sample", "canary_alarm"}
-    assert fields <= telling
-    report = TRAIN.parent / "report"
-    readers = [
-        path.name
-        for path in [*TRAIN.rglob("*.py"), *report.rglob("*.py")]
-        if any(f'"{name}"' in path.read_text(encoding="utf-8") for name in fields)
-    ]
-    assert readers == ["metrics.py"]
+def test_lines_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "reward/draft": 0.5}\n')
+    assert read_step_lines(path)[0].rewards.draft == 0.5
+    path.write_text('{"step": 0, "draft_reward": 0.5}\n')
+    with pytest.raises(DataError, match=r"Line 1 of .* earlier version .* 'draft_reward'"):
+        read_step_lines(path)
+    path.write_text('{"schema": "soulkit/metrics@1", "step": 0, "reward/draft": "much"}\n')
+    with pytest.raises(DataError, match=r"rewards\.draft"):
+        read_step_lines(path)

@@ -438,9 +438,7 @@ def test_without_a_dev_split_there_is_no_best(tmp_path: Path, warm: Path) -> Non
     assert not (out / "best").exists() and "best_step" not in summary_of(out)
 
 
-def test_lessons_beyond_the_context_are_refused_before_anything_is_trained(
-    tmp_path: Path,
-) -> None:
+def test_lessons_beyond_the_context_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
     words = ("train", "sft", "--model", random_model(tmp_path / "short", max_context=32), "--task",
              "tomi", "--data", "tomi=synth:6", "--steps", 1, "--out", tmp_path / "run")  # fmt: skip
     assert soul(*words) == 2

@@ -374,12 +374,9 @@ def user(text: str, hint: str = "") -> Segment:
 
 R0, R1, R2 = (330, 331), (332, 333, 334), (336,)
 SPLIT: dict[str, dict[str, list[tuple[list[Segment], tuple[int, ...]]]]] = {
-    "two seats": {
-        "anna": [([user("301 302", "390")], R0)],
-        "ben": [([user("303", "391")], R0)],
-    },
+    "two seats": {"anna": [([user("301 302", "390")], R0)], "ben": [([user("303", "391")], R0)]},
     "turns that do not continue": {
-        "anna": [([user("301 302", "390")], R0), ([user("303", "390")], R1), ([user("304")], R0)],
+        "anna": [([user("301 302", "390")], R0), ([user("303", "390")], R1), ([user("304")], R0)]
     },
     "feedback in the newest message alone": {
         "anna": [

@@ -38,17 +38,7 @@ from soulkit.train.weights.push import (
     random_factors,
 )
 from soulkit.train.weights.rollout_check import by_server, trained_spans
-from soulkit.types import (
-    Call,
-    Completion,
-    Episode,
-    Record,
-    Sampling,
-    Score,
-    Segment,
-    Trace,
-    Turn,
-)
+from soulkit.types import Call, Completion, Episode, Record, Sampling, Score, Segment, Trace, Turn
 from tests.support.servers.adapter_server import AdapterServer
 from tests.support.training import SHARP, config, jolt, policy_of
 

@@ -1,54 +1,50 @@
 """Conversations that a source holds twice, and those that give rows to evaluate on away.
 
-Duplicates: `exact` are rows whose messages have the same words under the same roles; case and
-punctuation aside. `near` are rows that share at least `threshold` of the word triples of what is
-said (Jaccard) with one that stays; system prompts, which rows of one collection share, do not count
-there. Of equal rows the first stays. Near pairs are proposed by banded minwise hashes, and
-confirmed by counting in a second pass over the rows concerned.
+Duplicates: `exact` are rows whose messages have the same words under the same roles. `near` are
+rows that share at least `threshold` of the word triples of what is said (Jaccard) with one that
+stays; system prompts, which rows of one collection share, do not count there. Of equal rows the
+first stays. The source is read three times; in memory are the rare triples of its rows
+(near_duplicates.py) and the rows that may be near another.
 
 Leaks: what counts is how much of one stands in the other, because a conversation may hold a whole
-story beside much else. System prompts count: a persona or a scene may stand there.
+story beside much else. System prompts count: a persona may stand there.
 
 * `holds`: the conversation has at least `threshold` of the triples of the evaluation row, or of
-  what was recorded for it (the history that it continues, its answer): beside those may stand an
-  aim or a persona that was written for the row, and that no conversation has;
-* `part`: the evaluation row has at least `threshold` of the triples of the conversation, a longer
-  one than a greeting.
+  what was recorded for it (the history that it continues, its answer) without the aim or persona
+  that was written for the row;
+* `part`: the evaluation row has at least `threshold` of the triples of the conversation.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zlib
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from soulkit.data.contamination import (
-    THRESHOLD,
-    Passage,
-    RowMatch,
-    check_threshold,
-    folded_words,
-    shingles,
-)
+import numpy as np
+
+from soulkit.data.contamination import Passage, RowMatch
 from soulkit.data.corpora.file_rows import source_rows
 from soulkit.data.corpora.lessons import ChatRow, Unusable, conversation_of
 from soulkit.data.corpora.settings import AnySource, source_settings
 from soulkit.data.files import BadRow, SourcedRow
+from soulkit.data.near_duplicates import (
+    THRESHOLD,
+    NearIndex,
+    PhraseCounts,
+    PhraseIndex,
+    Phrases,
+    check_threshold,
+    folded_words,
+    phrase_jaccard,
+    phrases_of,
+)
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Triples = np.ndarray[Any, np.dtype[np.uint32]]
-
-HASHES = 120
-_RECALL = 0.99
-"""Of the pairs at the threshold, the share that the bands propose."""
-_COMPARED = 200
-"""Rows that stay under one band and are compared with a new one: a template has thousands."""
+LEAST_PHRASES = 8
+"""Of a row; a shorter one is common speech, and stands in many conversations by chance."""
+LEAST_OF_A_CHAT = 20
+"""Phrases of a conversation that may be `part` of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +80,18 @@ def find_duplicates(source: AnySource, threshold: float = THRESHOLD) -> Duplicat
     ConfigError unless 0 < threshold <= 1.
     """
     check_threshold(threshold, "Near-duplicates share at least this part of their word triples.")
-    import numpy as np
-
-    report = Duplicates()
-    seen: dict[bytes, str] = {}
-    keys: list[str] = []
+    report, counts = Duplicates(), PhraseCounts(threshold)
     numbers: dict[str, int] = {}
-    bands: list[Any] = []
+    distinct: dict[bytes, str] = {}
     for key, conversation in _conversations(source, report):
         numbers[key] = len(numbers)
-        first = seen.setdefault(_digest(conversation), key)
-        if first is not key:
+        first = distinct.setdefault(_digest(conversation), key)
+        if first is key:
+            counts.add(_spoken_phrases(conversation))
+        else:
             report.duplicates.append(Duplicate(key, first, "exact", 1.0))
-            continue
-        keys.append(key)
-        bands.append(_bands(spoken_triples(conversation), threshold))
-    if len(keys) > 1:
-        report.duplicates += _near(source, keys, np.stack(bands), threshold)
-        report.duplicates.sort(key=lambda d: numbers[d.row])
+    report.duplicates += _near(source, list(distinct.values()), counts, threshold)
+    report.duplicates.sort(key=lambda d: numbers[d.row])
     return report
 
 
@@ -109,11 +99,15 @@ def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str,
     for key, row in source_rows(source_settings(source).path):
         report.rows += 1
         try:
-            if isinstance(row, BadRow):
-                raise Unusable(row.why)
-            yield key, conversation_of(row, key)
+            yield key, _conversation(key, row)
         except Unusable as error:
             report.bad.append(BadRow(key, str(error)))
+
+
+def _conversation(key: str, row: Any) -> ChatRow:
+    if isinstance(row, BadRow):
+        raise Unusable(row.why)
+    return conversation_of(row, key)
 
 
 def _digest(conversation: ChatRow) -> bytes:
@@ -121,105 +115,36 @@ def _digest(conversation: ChatRow) -> bytes:
     return hashlib.blake2b(repr(words).encode("utf-8"), digest_size=16).digest()
 
 
-def spoken_triples(conversation: ChatRow) -> Triples:
-    """Checksums of the word triples of what is said, each once, in order; (n,), uint32."""
+def _spoken_phrases(conversation: ChatRow) -> Phrases:
     spoken = [u.text for u in conversation.utterances if u.role != "system"]
-    return triples_of(folded_words(spoken))
+    return phrases_of(folded_words(spoken))
 
 
-def triples_of(words: Sequence[str]) -> Triples:
-    """Checksums of the word triples of a text, each once, in order; (n,), uint32."""
-    import numpy as np
-
-    checksums = [zlib.crc32(" ".join(triple).encode("utf-8")) for triple in shingles(tuple(words))]
-    return np.unique(np.array(checksums, dtype=np.uint32))
-
-
-def _bands(triples: Triples, threshold: float) -> Any:
-    """(bands,) uint64: equal in one place where two rows may be near."""
-    import numpy as np
-
-    width = _width(threshold)
-    factors, offsets = _hash_family()
-    if not len(triples):
-        return np.zeros(HASHES // width, dtype=np.uint64)
-    hashes = (factors * triples.astype(np.uint64) + offsets) >> np.uint64(32)
-    lowest = hashes.min(axis=1)[: HASHES // width * width].reshape(-1, width)
-    mixed = np.zeros(len(lowest), dtype=np.uint64)
-    for column in lowest.T:
-        mixed = (mixed ^ column) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return mixed
-
-
-@cache
-def _hash_family() -> tuple[Any, Any]:
-    """Odd factors and offsets, (HASHES, 1) uint64 each."""
-    import numpy as np
-
-    rng = np.random.default_rng(1)
-    factors, offsets = rng.integers(1, 1 << 63, (2, HASHES, 1), dtype=np.uint64)
-    return factors | np.uint64(1), offsets
-
-
-@cache
-def _width(threshold: float) -> int:
-    """Hashes a band, as many as leave a pair at the threshold proposed almost surely."""
-    widths = [w for w in range(1, 9) if 1 - (1 - threshold**w) ** (HASHES // w) >= _RECALL]
-    return max(widths, default=1)
+def _phrases_of_rows(source: AnySource, keys: Collection[str]) -> Iterator[tuple[str, Phrases]]:
+    for key, row in source_rows(source_settings(source).path):
+        if key in keys:
+            yield key, _spoken_phrases(conversation_of(row, key))
 
 
 def _near(
-    source: AnySource, keys: Sequence[str], bands: Any, threshold: float
+    source: AnySource, keys: Sequence[str], counts: PhraseCounts, threshold: float
 ) -> Iterator[Duplicate]:
-    """Rows near one that stays, in file order; `bands` is (rows, bands)."""
-    import numpy as np
-
-    groups: list[dict[int, list[int]]] = []
-    concerned: set[int] = set()
-    for column in bands.T:
-        values, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
-        rows = np.flatnonzero(counts[inverse] > 1)
-        concerned.update(rows.tolist())
-        groups.append({int(values[inverse[row]]): [] for row in rows})
-    places = {keys[row]: row for row in concerned}
-    triples = _triples_of_rows(source, places)
-    for row in sorted(concerned):
-        lists = [g[band] for g, band in zip(groups, bands[row].tolist(), strict=True) if band in g]
-        near = _nearest(row, {r for rows_ in lists for r in rows_[:_COMPARED]}, triples, threshold)
-        if near is None:
-            for staying in lists:
-                staying.append(row)
-        else:
-            yield Duplicate(keys[row], keys[near[0]], "near", round(near[1], 4))
-
-
-def _triples_of_rows(source: AnySource, places: Mapping[str, int]) -> dict[int, Triples]:
-    triples: dict[int, Triples] = {}
-    for key, row in source_rows(source_settings(source).path):
-        if key in places:
-            triples[places[key]] = spoken_triples(conversation_of(row, key))
-    return triples
-
-
-def _nearest(
-    row: int, others: set[int], triples: Mapping[int, Triples], threshold: float
-) -> tuple[int, float] | None:
-    import numpy as np
-
-    here = triples[row]
-    for other in sorted(others):
-        common = len(np.intersect1d(here, triples[other], assume_unique=True))
-        union = len(here) + len(triples[other]) - common
-        if union and common / union >= threshold:
-            return other, common / union
-    return None
-
-
-LEAST_TRIPLES = 8
-"""Of a row; a shorter one is common speech, and stands in many conversations by chance."""
-LEAST_OF_A_CHAT = 20
-"""Triples of a conversation that may be `part` of a row."""
+    """Those of `keys` that are near an earlier one that stays, in file order."""
+    heads = [counts.head(phrases) for _, phrases in _phrases_of_rows(source, set(keys))]
+    index = NearIndex(heads)
+    concerned = {
+        keys[place] for place, head in enumerate(heads) if (index.candidates(head) != place).any()
+    }
+    phrases = dict(_phrases_of_rows(source, concerned))
+    staying = np.ones(len(keys), dtype=bool)
+    for place, key in enumerate(keys):
+        candidates = index.candidates(heads[place]) if key in concerned else np.empty(0, np.intp)
+        for other in candidates[(candidates < place) & staying[candidates]].tolist():
+            share = phrase_jaccard(phrases[key], phrases[keys[other]], threshold)
+            if share >= threshold:
+                staying[place] = False
+                yield Duplicate(key, keys[other], "near", round(share, 4))
+                break
 
 
 @dataclass(slots=True)
@@ -250,66 +175,47 @@ def find_leaks(
     """
     check_threshold(threshold, "A leak is at least this part of the word triples of a row.")
     report = ChatLeaks(evaluation_rows=len(evaluation))
-    texts = _Texts(evaluation)
+    texts = _EvaluationTexts(evaluation)
     report.short = len(evaluation) - len(set(texts.sources))
     for key, row in rows:
         report.chats += 1
         try:
-            triples = _triples(key, row)
+            spoken = [u.text for u in _conversation(key, row).utterances]
         except Unusable as error:
             report.bad.append(BadRow(key, str(error)))
             continue
-        _compare(key, triples, texts, threshold, report)
+        _compare(key, phrases_of(folded_words(spoken)), texts, threshold, report)
     return report
 
 
-class _Texts:
+class _EvaluationTexts:
     """The texts of evaluation rows that are long enough to be looked for, by number."""
 
     def __init__(self, evaluation: Sequence[Passage]) -> None:
-        self.sources: list[str] = []
-        """Text → the row that it is of."""
-        self.sizes: list[int] = []
-        """Text → its triples."""
-        self.holders: dict[int, list[int]] = defaultdict(list)
-        """Triple → the texts that have it."""
-        for passage in evaluation:
-            for text in ((passage.words,), *passage.recorded):
-                self._add(passage.source, {n for w in text for n in triples_of(w).tolist()})
-
-    def _add(self, source: str, triples: set[int]) -> None:
-        if len(triples) < LEAST_TRIPLES:
-            return
-        for triple in triples:
-            self.holders[triple].append(len(self.sources))
-        self.sources.append(source)
-        self.sizes.append(len(triples))
-
-
-def _triples(key: str, row: Any) -> list[int]:
-    if isinstance(row, BadRow):
-        raise Unusable(row.why)
-    conversation = conversation_of(row, key)
-    return list(triples_of(folded_words([u.text for u in conversation.utterances])).tolist())
+        texts = [
+            (passage.source, np.unique(np.concatenate([phrases_of(words) for words in text])))
+            for passage in evaluation
+            for text in ((passage.words,), *passage.recorded)
+            if text
+        ]
+        texts = [(source, phrases) for source, phrases in texts if len(phrases) >= LEAST_PHRASES]
+        self.sources = [source for source, _ in texts]
+        self.sizes = np.array([len(phrases) for _, phrases in texts])
+        self.index = PhraseIndex([phrases for _, phrases in texts])
 
 
 def _compare(
-    key: str, triples: Sequence[int], texts: _Texts, threshold: float, report: ChatLeaks
+    key: str, phrases: Phrases, texts: _EvaluationTexts, threshold: float, report: ChatLeaks
 ) -> None:
-    common: Counter[int] = Counter()
-    for triple in triples:
-        common.update(texts.holders.get(triple, ()))
-    best: RowMatch | None = None
-    for text, count in common.items():
-        held = count / texts.sizes[text]
-        part = count / len(triples) if len(triples) >= LEAST_OF_A_CHAT else 0.0
-        share = max(held, part)
-        if share < threshold:
-            continue
-        source = texts.sources[text]
-        report.evaluations.add(source)
-        if best is None or share > best.similarity:
-            kind = "holds" if held >= threshold else "part"
-            best = RowMatch(kind, key, source, round(share, 4))
-    if best is not None:
-        report.matches.append(best)
+    numbers, common = np.unique(texts.index.owners(phrases), return_counts=True)
+    if not len(numbers):
+        return
+    held = common / texts.sizes[numbers]
+    part = common / len(phrases) * (len(phrases) >= LEAST_OF_A_CHAT)
+    share = np.maximum(held, part)
+    report.evaluations.update(texts.sources[n] for n in numbers[share >= threshold])
+    best = int(share.argmax())
+    if share[best] >= threshold:
+        kind = "holds" if held[best] >= threshold else "part"
+        source = texts.sources[numbers[best]]
+        report.matches.append(RowMatch(kind, key, source, round(float(share[best]), 4)))

@@ -274,12 +274,12 @@ def _group_bundles(
     """
     first, start, rows, size = 0, 0, 0, 0
     for group in range(metadata.num_row_groups):
-        about = metadata.row_group(group)
-        more = max(about.total_byte_size, int(about.num_rows * least))
-        if rows and (rows + about.num_rows > window or size + more > limit):
+        row_group = metadata.row_group(group)
+        more = max(row_group.total_byte_size, int(row_group.num_rows * least))
+        if rows and (rows + row_group.num_rows > window or size + more > limit):
             yield _divided(number, first, rows, start, size, window, limit)
             first, start, rows, size = first + rows, group, 0, 0
-        rows, size = rows + about.num_rows, size + more
+        rows, size = rows + row_group.num_rows, size + more
     if rows:
         yield _divided(number, first, rows, start, size, window, limit)
 

@@ -140,7 +140,7 @@ class HubStore:
                 dataset.load_state_dict(start["state"])
             self._reading = (
                 (shard, start),
-                iter(dataset.iter(batch_size=_batch(self._size))),
+                iter(dataset.iter(batch_size=min(_BATCH, self._size))),
                 dataset,
             )
         _, batches, dataset = self._reading
@@ -168,10 +168,6 @@ class HubStore:
 
 def _start(shard: int, state: Any, number: int) -> dict[str, Any]:
     return {"shard": shard, "state": state, "number": number}
-
-
-def _batch(window: int) -> int:
-    return min(_BATCH, window)
 
 
 @contextmanager

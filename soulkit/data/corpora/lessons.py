@@ -3,22 +3,19 @@
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
     → [ChatLine(role="user", speaker="user", text="hi"), ChatLine(role="assistant", ...)]
 
-Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. What
-an assistant does with tools belongs to the surroundings: a call and its answer each become an
-utterance of the role `tool`, which is never learned.
+Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. Calls
+of tools and their answers are utterances of the role `tool`, which is never learned.
 
     system S · user "hi" · assistant "hello" · user "bye"           (learned: the person)
     → system S · assistant "hi" (learned) · user "hello" · assistant "bye" (learned)
 
 What is learned stands under `assistant`, everybody else under `user`; the system prompt stays. Who
-opens a conversation without a system prompt is told so (OPENING), because a model needs something
-to reply to. Messages of one side in a row are one message. After the last learned word nothing
-stands: no target would see it.
+opens a conversation without a system prompt replies to OPENING. Messages of one side in a row are
+one message, and after the last learned word nothing stands.
 
 Of a conversation with more than `turns` messages the last ones stay; the ones before them become
-words in the context before the first that stays, a speaker's label before each. Lines after the
-first of a message are indented there, and so are those of several speakers of the other side: a
-label stands at the margin, and no message can write one there.
+words in the context of the first that stays, a speaker's label before each. Further lines of a
+message are indented there: a label stands at the margin, and no message can write one there.
 """
 
 from __future__ import annotations
@@ -189,15 +186,15 @@ def _parts(parts: list[Any] | tuple[Any, ...]) -> tuple[str, tuple[str, ...]]:
 def _calls(item: Mapping[str, Any]) -> Iterator[str]:
     """What an assistant asks of its tools, in words."""
     calls = item.get("tool_calls")
-    several = calls if isinstance(calls, list | tuple) else []
-    for call in [*several, item.get("function_call")]:
+    listed_calls = calls if isinstance(calls, list | tuple) else []
+    for call in [*listed_calls, item.get("function_call")]:
         if not isinstance(call, Mapping):
             continue
         inner = call.get("function")
-        about = inner if isinstance(inner, Mapping) else call
-        arguments = about.get("arguments", "")
+        function = inner if isinstance(inner, Mapping) else call
+        arguments = function.get("arguments", "")
         shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        yield f"(the assistant calls {about.get('name', 'a tool')}) {shown}".strip()
+        yield f"(the assistant calls {function.get('name', 'a tool')}) {shown}".strip()
 
 
 # --- rows in a layout that is not read ------------------------------------------------------------
@@ -353,8 +350,8 @@ def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[Chat
 
 
 def _nobody(side: str) -> str:
-    who = {HUMAN: "the person", ASSISTANT: "the assistant"}.get(side, f"'{side}'")
-    return f"{who} says nothing that could be learned"
+    speaker = {HUMAN: "the person", ASSISTANT: "the assistant"}.get(side, f"'{side}'")
+    return f"{speaker} says nothing that could be learned"
 
 
 def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:

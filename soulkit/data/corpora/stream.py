@@ -246,7 +246,6 @@ def read_lessons(
     side: str | None = None,
     strip_system: bool = False,
     turns: int | None = None,
-    part: CorpusPart = "train",
     say: Callable[[str], None] | None = None,
 ) -> LessonRows:
     """One pass over a source in file order, without shuffling; its ratio does not matter.
@@ -263,7 +262,6 @@ def read_lessons(
             seed=0,
             window=1024,
             limit=_SMALLEST_WINDOW << 3,
-            part=part,
             say=say,
         )
     )

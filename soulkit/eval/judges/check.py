@@ -45,7 +45,7 @@ from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.players.players import Players, Serve, checkpoint_player
+from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
 from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.manager import Starts, player_servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
@@ -314,7 +314,7 @@ def check_judge(
     Raises a UserError before anything is asked, ProviderError when a judge stays silent.
     """
     check = Check.of(config, trust=trust)
-    check.config.check_players()
+    check_players(check.config)
     if pays(check.config):
         confirm_cost(check.cost_plan(), check.config, say or _silence, ask)
     run = Run.open(

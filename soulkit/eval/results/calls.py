@@ -13,8 +13,9 @@ from dataclasses import fields
 from typing import Any, TypedDict
 
 from soulkit.models.api.detector import DETECTOR
-from soulkit.models.api.wire import NEUTRAL, as_sent
+from soulkit.models.api.wire import as_sent
 from soulkit.models.ledger.ledger import Ledger, RoleTotals, SentCalls
+from soulkit.models.vllm.client import sent_cuts
 from soulkit.types import Form, Sampling
 
 
@@ -86,7 +87,7 @@ def _player_calls(calls: list[SentCalls]) -> PlayerCalls:
 
 def _as_sent(one: SentCalls) -> dict[str, Any]:
     """The parameters of some calls. A model behind a vLLM server of the run is prompted with ids,
-    always with the neutral values (vllm/wire.py)."""
+    always with the neutral values (vllm/client.py)."""
     assert one.asked is not None
     known = {field.name for field in fields(Sampling)}
     asked = {name: value for name, value in one.asked.sampling.items() if name in known}
@@ -95,7 +96,7 @@ def _as_sent(one: SentCalls) -> dict[str, Any]:
                            "form": Form(**form) if form else None})  # fmt: skip
     beside = {name: value for name, value in one.asked.beside.items() if name != "batch"}
     if one.asked.base_url.startswith("vllm:"):
-        beside = {**NEUTRAL, "top_p": sampling.top_p, **beside}
+        beside = {**sent_cuts(sampling), **beside}
     return as_sent(sampling, beside, one.dropped)
 
 

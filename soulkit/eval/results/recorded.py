@@ -23,6 +23,7 @@ from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Serve
 from soulkit.models.players.settings import RoleSettings
+from soulkit.models.stand_ins import UnavailableModel
 from soulkit.models.vllm.manager import unstarted_player
 from soulkit.play.engine import ControlJob, ask_control
 from soulkit.runs.folder import CONFIG
@@ -32,8 +33,6 @@ from soulkit.tasks.kit.rewards import with_group_rewards
 from soulkit.tasks.kit.user_code import or_default
 from soulkit.trust import inside_runs, run_settings
 from soulkit.types import (
-    Call,
-    Completion,
     ControlRecord,
     Example,
     Failure,
@@ -41,7 +40,6 @@ from soulkit.types import (
     Record,
     Sampling,
     Score,
-    Segment,
     record_key,
     unscored,
 )
@@ -52,24 +50,16 @@ UNKNOWN = "unknown_control"
 """Why a control is unscored that the task does not have any more."""
 
 
-class UnrecordedModel:
-    """Stands where a model sat that leaves nothing in a ledger; to ask it is a miss."""
+class UnrecordedModel(UnavailableModel):
+    """Takes the place of a model that leaves nothing in a ledger; to ask it is a miss."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        raise ReplayMiss(
-            f"The scorer asks '{self.name}' (role {call.role}, example {call.example_id}), whose "
+        super().__init__(name, lambda call: ReplayMiss(
+            f"The scorer asks '{name}' (role {call.role}, example {call.example_id}), whose "
             "replies no ledger holds.",
             "Rescoring makes no call, and only what a server answered is recorded.",
             "Evaluate the model again.",
-        )
-
-    async def close(self) -> None:
-        """Nothing is open."""
+        ))  # fmt: skip
 
 
 def from_ledger(ledger: Ledger) -> Serve:

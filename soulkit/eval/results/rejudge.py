@@ -57,6 +57,7 @@ from soulkit.models.ledger.ledger import LayeredLedger, Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, Serve, cast_of
 from soulkit.models.players.settings import PANELS, RoleSettings, TaskPlayers
+from soulkit.models.stand_ins import ObservedModel
 from soulkit.models.vllm.manager import Starts, check_needs, player_servers, players_needs, terms_of
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
@@ -112,28 +113,22 @@ class Survey:
         return sum(len(prompts) for prompts in self.words.values())
 
 
-class _Surveyed:
+class _SurveyedModel(ObservedModel):
     """A player's model while nothing is asked: notes every question that a ledger lacks."""
 
     def __init__(self, model: ChatModel, seat: AskedPlayer, survey: Survey) -> None:
-        self.model, self.name = model, model.name
+        super().__init__(model)
         self._seat, self._survey = seat, survey
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
         try:
-            return await self.model.complete(context, sampling, call)
+            return await super().complete(context, sampling, call)
         except ReplayMiss:
             words = sum(len(segment.text.split()) for segment in context)
             self._survey.words.setdefault(self._seat, []).append(words)
             raise
-
-    def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
-        """Nothing is written while nothing is asked."""
-
-    async def close(self) -> None:
-        await self.model.close()
 
 
 @dataclass
@@ -146,7 +141,7 @@ class _SurveyPlayers(Players):
         model = super().model(role, settings)
         if role not in PANELS:
             return model
-        return _Surveyed(model, (role, settings.written()), self.survey)
+        return _SurveyedModel(model, (role, settings.written()), self.survey)
 
 
 # -- what is to be done ------------------------------------------------------------------------
@@ -461,6 +456,6 @@ def judges_named(texts: Sequence[str], endpoints: str | None) -> tuple[RoleSetti
 
 def _placed(judge: RoleSettings) -> RoleSettings:
     """A file or folder is meant from where the command is given, not from where the run was."""
-    if judge.kind in ("scripted", "local") and Path(judge.model).exists():
+    if judge.player_kind.may_be_path and Path(judge.model).exists():
         return judge.model_copy(update={"model": str(Path(judge.model).resolve())})
     return judge

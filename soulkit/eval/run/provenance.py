@@ -30,6 +30,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
+from dataclasses import fields
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,9 @@ from soulkit.errors import DataError, RunError
 from soulkit.eval.results.calls import TaskCalls
 from soulkit.models.api.addresses import OPENAI_URL
 from soulkit.models.local.loading import adapter_folder, commit_of
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.kinds import basis_of, revision_of
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Work
@@ -60,7 +64,9 @@ compute with them, `verified` where log-probs do. Not there for weights that sou
 or started a server with."""
 PUBLISHED, MADE_HERE = "published", "made here"
 """Where rows are from, beside files of somebody's own."""
-SAMPLING = ("temperature", "top_p", "max_tokens", "thinking", "reasoning_effort")
+SAMPLING = tuple(
+    one.name for one in fields(Sampling) if one.name not in ("seed", "stop", "form")
+)  # fmt: skip
 """What of a Sampling is compared: the seed only keys the random streams."""
 SCORING = ("judge", "auditor", "partner", "environment")
 """The roles that a score may depend on."""
@@ -69,8 +75,6 @@ CHANGING = {
     "max_tokens": "reply limit",
 }  # fmt: skip
 """What of a player may change while its settings stay, and how it is called."""
-BLOCKS, BLOCK_BYTES = 64, 1 << 16
-"""What is read of a file of weights to know it again."""
 
 JsonObject = dict[str, Any]
 
@@ -124,7 +128,7 @@ def panel_facts(config: RolesConfig) -> JsonObject:
 
 def sampling_facts(sampling: Sampling) -> JsonObject:
     """The part of a Sampling that is compared."""
-    return {name: getattr(sampling, name) for name in SAMPLING}
+    return {name: value for name, value in sampling.identity().items() if name in SAMPLING}
 
 
 # -- players ---------------------------------------------------------------------------------------
@@ -152,7 +156,7 @@ def actor_identity(settings: Mapping[str, Any], model: Any = None) -> JsonObject
         return {**who, "trained": True}
     if settings.get("kind") == "local":
         version = getattr(model, "policy_version", "")
-        return {**who, **({"weights": version} if version else {}), **_basis(model)}
+        return {**who, **({"weights": version} if version else {}), **basis_of(model)}
     url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
     return {**who, "address": str(url).rstrip("/")}
 
@@ -173,23 +177,10 @@ def model_identity(settings: Mapping[str, Any], live: Any = None) -> JsonObject:
     version = getattr(live, "policy_version", "") if adapter else ""
     commit = commit_of(adapter_folder(str(adapter))) if live is not None and adapter else ""
     return {
-        **who, **_revision(live), **_basis(live),
+        **who, **revision_of(live), **basis_of(live),
         **({"adapter_weights": version} if version else {}),
         **({"adapter_revision": commit} if commit else {}),
     }  # fmt: skip
-
-
-def _revision(live: Any) -> JsonObject:
-    """The commit of a model of the hub that is loaded or served; nothing of a folder."""
-    config = getattr(getattr(live, "model", None), "config", None)
-    codec = getattr(live, "codec", None)
-    commit = getattr(config, "_commit_hash", None) or getattr(codec, "commit", None)
-    return {"revision": str(commit)} if commit else {}
-
-
-def _basis(live: Any) -> JsonObject:
-    basis = getattr(live, BASIS, "")
-    return {BASIS: basis} if basis else {}
 
 
 def teacher_identity(settings: Mapping[str, Any], live: Any) -> JsonObject:
@@ -221,44 +212,12 @@ def player_identity(
     role: str, settings: RoleSettings, samples: int, actor: JsonObject, players: Players | None
 ) -> JsonObject:
     """One player: who it is, and how it is sampled in its role."""
-    who: JsonObject = {"kind": settings.kind, "model": settings.model}
-    if settings.kind == "scripted":  # sampling changes nothing in what it says
-        if players is None:
-            return who
-        players.model(role, settings)  # says in words what is wrong with the file
-        return {**who, "sha256": _file_hash(Path(settings.model))}
-    if settings.kind == "actor":
-        who |= actor
-    elif settings.kind == "endpoint":
-        model = players.model(role, settings) if players else None
-        url = getattr(model, "base_url", None) or settings.base_url or OPENAI_URL
-        who["address"] = str(url).rstrip("/")
-    elif players and Path(settings.model).exists():
-        who["path"] = str(Path(settings.model).resolve())
-        who["weights"] = weights_hash(Path(settings.model))
-    elif players:
-        who |= _revision(players.model(role, settings))
-    if settings.kind == "vllm":  # a quantised model is not the one that it was made of
-        flags = (f"--{name}={value}" for name, value in sorted(settings.args.items()))
-        who["args"] = " ".join(flags) or "none"
-        who |= _basis(players.model(role, settings)) if players else {}
+    kind = settings.player_kind
+    live = partial(players.model, role, settings) if players else None
+    who = {"kind": settings.kind, "model": settings.model, **kind.identity(settings, actor, live)}
+    if not kind.is_sampled:
+        return who
     return {**who, **sampling_facts(settings.sampling(role, None, samples))}
-
-
-def weights_hash(folder: Path) -> str:
-    """What tells a checkpoint from one that was written to the same place since.
-
-    Of each file of weights its size, its head and blocks all over it: training moves everything.
-    """
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size} ".encode())
-        with file.open("rb") as opened:
-            for part in range(BLOCKS):
-                opened.seek(size * part // BLOCKS)
-                digest.update(opened.read(BLOCK_BYTES))
-    return digest.hexdigest()[:16]
 
 
 def same_player(a: JsonObject, b: JsonObject) -> bool:

@@ -78,7 +78,7 @@ from soulkit.eval.run.run_lock import CLOCK, GroupWriter, RunClock, find_resumab
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.threads import take_threads
-from soulkit.models.players.players import Players, cast_of
+from soulkit.models.players.players import Players, cast_of, check_players
 from soulkit.models.vllm.manager import Starts, VllmServers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.default_players import training_player_remarks, with_default_players
@@ -407,7 +407,7 @@ async def _play_and_close(
             if (summary := finished_summary(run, work, standing, suite)) is not None:
                 return summary
         if left + controls:
-            await players.roll_call.hold()  # before anything is played
+            await players.preflight.hold()  # before anything is played
         if not run.resumed:  # said now: the folder goes when a server refuses
             say(f"run folder {run.path}")
         with bars(left + controls) if bars else nullcontext() as bar:
@@ -451,7 +451,7 @@ def check_endpoints(config: EvalConfig) -> None:
         return  # needs no key, and a ledger is opened in any case
     if config.kind == "api":
         eval_players(config, None)
-    config.check_players()
+    check_players(config)
 
 
 def open_ledger(run: Run, config: EvalConfig) -> Ledger:

@@ -26,12 +26,11 @@ from urllib.parse import urlsplit
 
 from soulkit.api_keys import remember, shown_address
 from soulkit.errors import ModelLoadError
+from soulkit.models.api.protocol import CHAT, ApiProtocol
 from soulkit.text import web_address
 
 OPENAI_URL = "https://api.openai.com/v1"
 VARIABLE = "OPENAI_BASE_URL"
-PATH = "/chat/completions"
-"""Of the requests, behind the base URL."""
 _VERSION = re.compile(r"api-version=([\w.-]+)", re.ASCII)
 _EXAMPLE = "Give an address such as http://localhost:8000/v1"
 
@@ -50,7 +49,7 @@ def default_url() -> str:
     return _checked(address, VARIABLE) if address else OPENAI_URL
 
 
-def addressed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_address(settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` of a served model with the default address where they name none.
 
     A version behind an address becomes a setting of its own; ValueError where there is another.
@@ -69,7 +68,7 @@ def split_version(address: str) -> tuple[str, str | None]:
     is. What is copied may end in the path of the requests."""
     base_url, question, query = address.partition("?")
     version = _VERSION.fullmatch(query) if question else None
-    return (base_url.removesuffix(PATH), version[1]) if version else (address, None)
+    return (base_url.removesuffix(CHAT.path), version[1]) if version else (address, None)
 
 
 def _checked(base_url: str, variable: str = "") -> str:
@@ -155,6 +154,12 @@ class Access:
     """Where the key is read from, in words for messages."""
     api_version: str | None = None
     has_key: bool = True
+    protocol: ApiProtocol = CHAT
+
+    @property
+    def request_url(self) -> str:
+        """The address of requests to a model."""
+        return self.url(self.protocol.path)
 
     def url(self, path: str) -> str:
         """The address of `path`, which begins with a slash."""
@@ -173,6 +178,7 @@ def open_access(
     api_version: str | None = None,
     *,
     keyless: bool = False,
+    protocol: ApiProtocol = CHAT,
 ) -> Access:
     """The access to a server; `headers` maps names to names of variables.
 
@@ -185,12 +191,13 @@ def open_access(
     own = {name: _value(name, variable, keyless) for name, variable in named.items()}
     standing_in = [variable for name, variable in named.items() if name.lower() in FOR_KEYS]
     if standing_in:
-        return Access(url, {**_account(url, own), **own}, ", ".join(standing_in), api_version)
+        names = ", ".join(standing_in)
+        return Access(url, {**_account(url, own), **own}, names, api_version, protocol=protocol)
     key = read_key(api_key_env, optional=keyless or is_loopback(url))
     kept_by_azure = (urlsplit(url).hostname or "").endswith(AZURE)
     proof = {"api-key": key} if kept_by_azure else {"Authorization": f"Bearer {key or 'unused'}"}
     return Access(
-        url, {**proof, **_account(url, own), **own}, api_key_env, api_version, has_key=bool(key)
+        url, {**proof, **_account(url, own), **own}, api_key_env, api_version, bool(key), protocol
     )
 
 

@@ -7,10 +7,10 @@ ledger and asked again. Only the way there differs:
 
 * **Waves.** All rollouts wait for the actor, then all for their judges; each wave is a batch (or
   several, where a service takes no file so large). It leaves when no call came for a while and
-  nobody is asked live (batch_queue.py).
+  nobody is asked live (batches.py).
 * **Learning live.** The first call of each set of parameters is asked live, at the full price: what
   a server refuses is then known within seconds, not after a day.
-* **Kills.** Each step is written down before and after it (batch_book.py); the same command waits
+* **Kills.** Each step is written down before and after it (batches.py); the same command waits
   for the very batch that it left behind.
 * **Parts.** Lines of a batch that expired or broke are asked again in the next, ROUNDS times at
   most; then the call fails with the service's words. A batch that somebody cancelled is not sent
@@ -106,7 +106,7 @@ class BatchEndpoint(Endpoint):
 
     def __init__(self, *, batches: Batches, **arguments: Any) -> None:
         # Who answers is asked before the first live call; what is waited for needs no question.
-        super().__init__(**{**arguments, "roll_call": None})
+        super().__init__(**{**arguments, "preflight": None})
         self._scout = Endpoint(**arguments)
         batches.watch(self._scout)
         self._defaults = self._scout._defaults
@@ -180,9 +180,9 @@ class BatchEndpoint(Endpoint):
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> BilledReply | Fault:
         """One line of one batch."""
-        request = await self._prepare(self._session(), request)
+        request = await self._prepare(self._sessions.get(), request)
         key = self._line_key(request.messages, request.sampling, request.call)
-        body = {"model": self.name, "messages": request.messages, **request.sent}
+        body = self.access.protocol.body(self.name, request.messages, request.sent)
         started = time.perf_counter()
         reply = await self._queue.ask(key, body, self._cost_limit(request))
         outcome = self._read(request, reply, time.perf_counter() - started)
@@ -195,7 +195,7 @@ class BatchEndpoint(Endpoint):
         sent = reply.sent
         limit = sent.get("max_tokens") or sent.get("max_completion_tokens")
         settings = {**request.settings, "max_tokens": limit or request.settings["max_tokens"]}
-        outcome = read_received(reply.outcome, settings, sent)
+        outcome = read_received(reply.outcome, settings, sent, self.access.protocol)
         if isinstance(outcome, Fault):
             return replace(outcome, wait_s=None)  # the next batch is pause enough, and an attempt
         as_sent = replace(request, settings=settings, sent=sent)

@@ -17,14 +17,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from soulkit.api_keys import masked_json
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.models.api import transport
 from soulkit.models.api.addresses import ACCOUNT, Access
+from soulkit.models.api.protocol import json_or_none
 from soulkit.models.api.replies import NO_CREDIT, clean_detail
-from soulkit.models.api.wire import json_or_none, rate_limit_wait, retry_after
+from soulkit.models.api.wire import rate_limit_wait, retry_after
 
 if TYPE_CHECKING:
     from httpx2 import Request
@@ -49,7 +50,8 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
     # By itself the package would tell every host what the environment says of OpenAI's account.
     named = {name.lower() for name in access.headers}
     silent: dict[str, Any] = {name: Omit() for name in ACCOUNT if name.lower() not in named}
-    silent |= {name: Omit() for name in _headers_of_environment()}
+    lines = os.environ.get(CUSTOM, "").split("\n")
+    silent |= {line.partition(":")[0].strip(): Omit() for line in lines if ":" in line}
     client = transport.make_client(access.base_url, timeout_s, CONNECTIONS)
     if "authorization" not in named:
         client.event_hooks = {"request": [_unsigned]}
@@ -64,19 +66,11 @@ def make_sdk(access: Access, timeout_s: float) -> AsyncOpenAI:
     )
 
 
-def _headers_of_environment() -> list[str]:
-    """Names of the headers that the package would add from its variable, as it spells them."""
-    lines = os.environ.get(CUSTOM, "").split("\n")
-    return [line.partition(":")[0].strip() for line in lines if ":" in line]
-
-
 async def _unsigned(request: Request) -> None:
     """The package insists on an Authorization; Azure wants its key elsewhere, and only there."""
     request.headers.pop("Authorization", None)
 
 
-PATH: Literal["/v1/chat/completions"] = "/v1/chat/completions"
-"""What every line of a batch asks, whatever stands before it in the server's address."""
 TIMEOUT_S = 600.0
 """Of one request: a file may have 200 MB."""
 FINAL = frozenset(("completed", "failed", "expired", "cancelled"))
@@ -126,6 +120,8 @@ class BatchService:
 
     def __init__(self, access: Access) -> None:
         self.base_url, self._access = access.base_url, access
+        self.path: Any = f"/v1{access.protocol.path}"
+        """What every line of a batch asks, whatever else is in the server's address."""
         self._sdk: AsyncOpenAI | None = None
 
     @property
@@ -145,7 +141,10 @@ class BatchService:
         """A new batch of an uploaded file. After ServiceSilent it may be there all the same."""
         async with self._asking():
             batch = await self.sdk.batches.create(
-                completion_window="24h", endpoint=PATH, input_file_id=file_id, metadata=dict(mark)
+                completion_window="24h",
+                endpoint=self.path,
+                input_file_id=file_id,
+                metadata=dict(mark),
             )
             return _report(batch)
 
@@ -210,7 +209,9 @@ class BatchService:
                 wait_s = rate_limit_wait(headers, text) if limited else retry_after(headers)
                 raise ServiceSilent(_words(error), wait_s or 0.0) from error
             known = there not in ("", _LISTING)
-            if known and error.status_code != 401 and _is_page(error.response.text):
+            # Not in the words of the service: of a proxy before it, for instance.
+            is_page = not isinstance(json_or_none(error.response.text), dict)
+            if known and error.status_code != 401 and is_page:
                 raise ServiceSilent(f"no readable {there}: {_words(error)}") from error
             if known and error.status_code == 404:
                 raise self._gone(there, _words(error)) from error
@@ -285,11 +286,6 @@ def _words(error: BaseException) -> str:
     cause = error.__cause__
     more = f" ({cause})" if cause is not None and str(cause) else ""
     return clean_detail(f"{error}{more}" or type(error).__name__).rstrip(".")
-
-
-def _is_page(text: str) -> bool:
-    """Whether an error is in the words of something before the service, such as a proxy."""
-    return not isinstance(json_or_none(text), dict)
 
 
 def was_refused(error: UserError) -> bool:

@@ -30,7 +30,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from soulkit.errors import RunError, UserError
 from soulkit.models.api import transport
 from soulkit.models.api.batch_service import (
-    PATH,
     BatchReport,
     BatchService,
     ServiceSilent,
@@ -303,8 +302,9 @@ class BatchQueue:
         """The reply to a call: from the batch that has it, else from the next one."""
         line = self._lines.get(key)
         if line is None:
-            request = {"custom_id": key, "method": "POST", "url": PATH, "body": body}
-            line = self._line(key, _dump(request), cost)
+            request = {"custom_id": key, "method": "POST", "url": self._service.path, "body": body}
+            text = json.dumps(request, ensure_ascii=False, separators=(",", ":"))
+            line = self._line(key, text.encode("utf-8", "replace") + b"\n", cost)
             self._lines[key] = self._fresh[key] = line
             self._arrivals += 1
             self._arrived.set()
@@ -357,7 +357,11 @@ class BatchQueue:
 
     def _leave(self) -> None:
         """Send the calls that wait, as far as the budget allows."""
-        lines = [line for line in self._fresh.values() if self._affordable(line)]
+        budget = self._budget
+        for line in self._fresh.values():
+            line.reserved = budget is not None and budget.reserve(line.cost)
+            line.sent = line.reserved or budget is None
+        lines = [line for line in self._fresh.values() if line.sent]
         for line in lines:
             del self._fresh[line.key]
         if self._fresh and self._budget is not None:
@@ -367,20 +371,14 @@ class BatchQueue:
                 f"{len(self._fresh)} of {len(self._fresh) + len(lines)} requests to {self.model} "
                 "wait until what the others cost is known: together they might pass --max-cost"
             )
-            self._start(self._knock())
+            self._start(self._look_again())
         for parcel in _parcels(lines, self._most):
             cost = sum(line.cost for line in parcel)
             raws = [line.raw for line in parcel]
             state = self.book.add(self._service.base_url, self.model, raws, cost)
             self._follow(state, parcel, resumed=False)
 
-    def _affordable(self, line: _Line) -> bool:
-        line.sent = line.reserved = self._budget is not None and self._budget.reserve(line.cost)
-        line.sent = line.sent or self._budget is None
-        return line.sent
-
-    async def _knock(self) -> None:
-        """Have the calls that were left behind looked at again."""
+    async def _look_again(self) -> None:
         await asyncio.sleep(self.batches.poll_s)
         self._arrived.set()
 
@@ -541,11 +539,6 @@ def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> transport.Re
         return transport.Received(response["status_code"], {}, text)
     message = error.get("message") or error.get("code") if isinstance(error, dict) else None
     return Fault(clean_detail(str(message or "a line of the batch without a reply")))
-
-
-def _dump(request: Mapping[str, Any]) -> bytes:
-    text = json.dumps(request, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace") + b"\n"
 
 
 def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:

@@ -24,8 +24,8 @@ from soulkit.api_keys import masked_json
 from soulkit.errors import UnreadableVerdict
 from soulkit.models.api import transport
 from soulkit.models.api.addresses import checked_url, is_loopback, read_key
+from soulkit.models.api.protocol import Unreadable, parse_reply
 from soulkit.models.api.replies import clean_detail, connection_fault
-from soulkit.models.api.wire import Unreadable, parse_reply
 from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, request_of
 from soulkit.types import Call, Sampling
 
@@ -82,16 +82,13 @@ class Detector:
         key = request_key(request, self.name, call)
         entry = ledger.lookup(key, model=self.name, call=call) if ledger else None
         if entry is None:
-            secret = self._key(ledger)
+            replay = ledger is not None and ledger.mode == "replay"
+            optional = replay or is_loopback(checked_url(self.url))
+            secret = read_key(self.key_env, optional=optional) if self.key_env else ""
             entry = await self._ask(text, call, secret)
             if ledger is not None:
                 entry = ledger.store(key, entry, request)
         return self._share(_reply_text(entry))
-
-    def _key(self, ledger: Ledger | None) -> str:
-        replay = ledger is not None and ledger.mode == "replay"
-        optional = replay or is_loopback(checked_url(self.url))
-        return read_key(self.key_env, optional=optional) if self.key_env else ""
 
     async def _ask(self, text: str, call: Call, secret: str) -> LedgerEntry:
         problem = ""

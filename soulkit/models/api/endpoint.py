@@ -13,7 +13,7 @@ One call goes through three steps, each a function of its own:
   rate limits `rate_limit_wait_s` in all, then it fails. It fails at once where the server asks for
   more than is left of that.
 * **Waiting together.** All calls pass one gate (limits.py), which knows the limits, the pause
-  that a 429 asks of everybody, and whether the server is up (breaker.py). While it is not, calls
+  that a 429 asks of everybody, and whether the server is up (limits.py). While it is not, calls
   wait and spend no attempt; after `down_after_s` they fail at once and say since when.
 * **Money.** A call is priced by what the server counted. With a budget no request is made once it
   is spent; those under way are waited for, even when their callers have gone, and kept.
@@ -22,20 +22,20 @@ One call goes through three steps, each a function of its own:
   name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
   (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
   `Completion.dropped`.
-* **Schemas that are ignored.** Where a role asks for forms, a server of a known kind (engines.py)
-  is asked once whether it follows any (schema_question.py).
+* **Schemas that are ignored.** Where a role asks for forms, a server of a known kind
+  (server_defaults.py) is asked once whether it follows any (probing.py).
 * **Long replies.** Where a server says that prompt and reply do not fit, or that it gives no reply
   so long, the reply is asked for with the room that there is, or with half of it where the server
-  does not say how much; below `room.least_room` the prompt is too long.
+  does not say how much; below `base.min_reply_tokens` the prompt is too long.
 * **Replies that the server cuts** at a limit of its own, before the tokens that were asked for, are
   context overflows: they say nothing about the model, and a larger `max_tokens` would not help.
   Judges' replies are read all the same, since a verdict may be complete before the cut.
 * **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
   seed that is sent is derived from `Sampling.seed` and the `Call`.
-* **Settings that are left out** are filled in by some servers; engines.py says what is sent to
-  prevent that.
+* **Settings that are left out** are filled in by some servers; server_defaults.py says what is sent
+  to prevent that.
 * **Refusals for good.** In a run the servers are asked one token first, and again where a call is
-  refused (roll_call.py): a wrong key stops the run, and not each of its episodes.
+  refused (probing.py): a wrong key stops the run, and not each of its episodes.
 * **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
   every error text and stored reply (keys.py), and no `repr` shows it.
 
@@ -52,11 +52,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from soulkit.errors import ContextOverflow, ProviderError
-from soulkit.models.api import transport
-from soulkit.models.api.addresses import OPENAI_URL, PATH, is_loopback, open_access
+from soulkit.models.api.addresses import is_loopback, open_access
 from soulkit.models.api.limits import (
     Breaker,
     Budget,
@@ -70,6 +70,7 @@ from soulkit.models.api.limits import (
 )
 from soulkit.models.api.prices import PriceTable, cost_of, own_price, unpriced_model
 from soulkit.models.api.probing import TIMEOUT_S, Answer, Outcome, Undecided, ask_schema, probe
+from soulkit.models.api.protocol import CHAT, ApiProtocol, Unreadable, WireReply
 from soulkit.models.api.replies import (
     BilledReply,
     CallRequest,
@@ -80,16 +81,13 @@ from soulkit.models.api.replies import (
     overflow_words,
     oversize_fault,
     read_completion,
-    read_older_completion,
     read_received,
     timeout_fault,
 )
 from soulkit.models.api.server_defaults import FILLED, ServerDefaults, ServerKind, defaults_line
-from soulkit.models.api.transport import ClientPool
+from soulkit.models.api.transport import ClientPool, PerLoop, TooLong, make_client, post
 from soulkit.models.api.wire import (
     RUNGS,
-    Unreadable,
-    WireReply,
     dropped_fields,
     estimated_tokens,
     parameters,
@@ -101,11 +99,7 @@ from soulkit.models.ledger.ledger import Ledger, LedgerEntry, request_key, reque
 from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient as Client
-
     from soulkit.models.api.probing import Preflight
-
-__all__ = ["OPENAI_URL", "Endpoint"]
 
 log = logging.getLogger(__name__)
 
@@ -149,9 +143,10 @@ class Endpoint:
         prices: where the price is looked up when it is not given.
         budget: what the run may cost, shared by its endpoints.
         ledger: where replies are kept and looked up.
-        headers: header → NAME of the environment variable with its value (access.py).
+        headers: header → NAME of the environment variable with its value (addresses.py).
         api_version: of Azure's deployments.
-        roll_call: with whom it is asked who answers before its first call; None: it is not.
+        protocol: of the server.
+        preflight: with whom it is asked who answers before its first call; None: it is not.
 
     Raises:
         ConfigError: a number is out of range, one price is given without the other, or there is a
@@ -181,7 +176,8 @@ class Endpoint:
         ledger: Ledger | None = None,
         headers: Mapping[str, str] | None = None,
         api_version: str | None = None,
-        roll_call: Preflight | None = None,
+        preflight: Preflight | None = None,
+        protocol: ApiProtocol = CHAT,
     ) -> None:
         check_numbers(
             positive={"timeout_s": timeout_s, "requests_per_minute": requests_per_minute,
@@ -192,7 +188,9 @@ class Endpoint:
         )  # fmt: skip
         self.name = model
         replays = ledger is not None and ledger.mode == "replay"
-        self.access = open_access(base_url, api_key_env, headers, api_version, keyless=replays)
+        self.access = open_access(
+            base_url, api_key_env, headers, api_version, keyless=replays, protocol=protocol
+        )
         self.base_url, self.api_key_env = self.access.base_url, api_key_env
         self.timeout_s, self.max_attempts, self.concurrency = timeout_s, max_attempts, concurrency
         self.backoff_s, self.max_wait_s = backoff_s, max_wait_s
@@ -212,10 +210,10 @@ class Endpoint:
         self._traffic = SharedLimits(
             self._breaker(down_after_s), bucket(requests_per_minute), bucket(tokens_per_minute)
         )
-        self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
-        self._roll_call = roll_call
-        if roll_call is not None and not replays:
-            roll_call.join(self)
+        self._sessions = PerLoop(self._new_session)
+        self._preflight = preflight
+        if preflight is not None and not replays:
+            preflight.join(self)
 
     def _breaker(self, down_after_s: float) -> Breaker:
         first = min(1.0, max(self.backoff_s, 0.05))
@@ -236,12 +234,11 @@ class Endpoint:
         """
         messages = to_messages(context)
         if self._ledger is None:
-            fresh = await self._ask(messages, sampling, call, _unstored)
+            fresh = await self._ask(messages, sampling, call, lambda entry, beside: entry)
             return self._whole(read_completion(fresh, sampling), fresh, sampling)
         ledger, request = self._ledger, request_of(self.base_url, messages, sampling)
         key = request_key(request, self.name, call)
         entry = ledger.lookup(key, model=self.name, call=call)
-        read = read_completion if entry is None else read_older_completion
         if entry is None:
 
             def keep(fresh: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
@@ -249,7 +246,7 @@ class Endpoint:
 
             entry = await self._ask(messages, sampling, call, keep)
         try:
-            return self._whole(read(entry, sampling), entry, sampling)
+            return self._whole(read_completion(entry, sampling), entry, sampling)
         except Unreadable as error:  # it was readable when it was stored
             raise ledger.damaged(entry, str(error)) from error
         except ContextOverflow:  # the server may have more context when the run is resumed
@@ -292,7 +289,7 @@ class Endpoint:
     async def _put_question(self) -> Outcome:
         """The question before a run; plainly again where the server refuses the field by which
         `transformers serve` is known."""
-        session = self._session()
+        session = self._sessions.get()
         await self._defaults.server(session.pool, session.turn)
         for beside in (self._defaults.field_to_refuse(), {}):
             self._traffic.take(estimated_tokens([], 1), time.monotonic())
@@ -321,12 +318,12 @@ class Endpoint:
 
     async def _ask_for_forms(self) -> bool | None:
         """Whether a server that should holds replies to a form; asked once, where it matters."""
-        session = self._session()
+        session = self._sessions.get()
         server = await self._defaults.server(session.pool, session.turn)
         if not (self._expects_forms and server.engine):
             return None
         self._expects_forms = False
-        limit, beside = min(TIMEOUT_S, self.timeout_s), server.beside(0.0)
+        limit, beside = min(TIMEOUT_S, self.timeout_s), server.beside(Sampling(temperature=0.0))
         holds, reply = await ask_schema(self.access, self.name, beside, session.pool, limit)
         self._charge(reply)
         if holds is False:
@@ -340,7 +337,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """Close this event loop's connections, once what is paid for has arrived."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        session = self._sessions.pop()
         if session is None:
             return
         for left in await asyncio.gather(*session.under_way, return_exceptions=True):
@@ -361,8 +358,8 @@ class Endpoint:
         if least <= self._longest < sampling.max_tokens:
             settings["max_tokens"] = int(self._longest)
         tokens = estimated_tokens(messages, sampling.max_tokens)
-        if self._roll_call is not None:
-            await self._roll_call.hold()
+        if self._preflight is not None:
+            await self._preflight.hold()
         attempts, requests, patience = 0, 0, Patience(self.rate_limit_wait_s)
         while True:
             requests += 1
@@ -373,7 +370,9 @@ class Endpoint:
             if outcome.refused:
                 # This ends: every round sends one parameter less, or the same in another way.
                 self._defaults.recognise(outcome.detail)
-                self._remember(outcome.refused)
+                if outcome.refused not in self._refused:
+                    log.info("%s refuses '%s'; it is not sent again.", self.name, outcome.refused)
+                    self._refused.add(outcome.refused)
                 continue
             if outcome.room >= least:
                 settings = {**settings, "max_tokens": outcome.room}  # so does this: it is less
@@ -400,14 +399,14 @@ class Endpoint:
 
     async def _confirm(self) -> None:
         """Stop the run where a refusal is for good."""
-        if self._roll_call is not None:
-            await self._roll_call.confirm(self)
+        if self._preflight is not None:
+            await self._preflight.confirm(self)
 
     async def _attempt(
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> BilledReply | Fault:
         """One request, when its turn has come."""
-        session = self._session()
+        session = self._sessions.get()
         try:
             ticket = await session.gate.enter(tokens)
         except ServerDown as down:
@@ -426,7 +425,9 @@ class Endpoint:
         """Tell the gate what the request came to; a failed probe is marked as one."""
         if isinstance(outcome, BilledReply):
             self._defaults.answered()
-            self._say_unknown()
+            server = self._defaults.found
+            if self._preflight is not None and server is not None and server.unknown:
+                self._preflight.warn(defaults_line(self.name, self.base_url))
             gate.answered(ticket, outcome.tokens)
         elif outcome.server == "busy":
             stated_s = outcome.stated_wait_s
@@ -444,12 +445,6 @@ class Endpoint:
         else:
             gate.refused(ticket)
         return outcome
-
-    def _say_unknown(self) -> None:
-        """Warn once that the defaults of the server are unknown, now that it has answered."""
-        server = self._defaults.found
-        if self._roll_call is not None and server is not None and server.unknown:
-            self._roll_call.warn(defaults_line(self.name, self.base_url))
 
     async def _request(self, session: _Session, request: CallRequest) -> BilledReply | Fault:
         """Send and keep. With a budget spent, a request outlives the caller that is cancelled."""
@@ -469,7 +464,8 @@ class Endpoint:
     async def _prepare(self, session: _Session, request: CallRequest) -> CallRequest:
         """The request as this server takes it."""
         server = await self._defaults.server(session.pool, session.turn)
-        settings = {**request.settings, **server.beside(request.sampling.temperature)}
+        asked = {k: v for k, v in request.settings.items() if k not in server.holds_cuts}
+        settings = {**asked, **server.beside(request.sampling)}
         # Only now: while it waited, others may have learnt what the server refuses.
         return replace(request, settings=settings, sent=without(settings, self._refused))
 
@@ -510,26 +506,18 @@ class Endpoint:
 
         try:
             async with asyncio.timeout(self.timeout_s), pool.client() as client:
-                received = await self._post(client, request)
-            return read_received(received, request.settings, request.sent)
+                received = await post(
+                    client, self.access.request_url, self.access.headers,
+                    self.access.protocol.body(self.name, request.messages, request.sent), MAX_BYTES,
+                )  # fmt: skip
+            return read_received(received, request.settings, request.sent, self.access.protocol)
         except (TimeoutError, errors.TimeoutException):
             fault = timeout_fault(self.timeout_s)
         except errors.HTTPError as error:
             fault = connection_fault(error)
-        except transport.TooLong:
+        except TooLong:
             fault = oversize_fault(MAX_BYTES)
         return replace(fault, detail=clean_detail(fault.detail))
-
-    async def _post(self, client: Client, request: CallRequest) -> transport.Received:
-        body = {"model": self.name, "messages": request.messages, **request.sent}
-        return await transport.post(
-            client, self.access.url(PATH), self.access.headers, body, MAX_BYTES
-        )
-
-    def _remember(self, refused: str) -> None:
-        if refused not in self._refused:
-            log.info("%s refuses '%s'; it is not sent again.", self.name, refused)
-            self._refused.add(refused)
 
     def _give_up(self, fault: Fault, attempts: int) -> NoReturn:
         if fault.overflow or fault.room:
@@ -563,22 +551,7 @@ class Endpoint:
             created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
-    def _session(self) -> _Session:
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None:
-            # A session refers to its loop, so a dead loop's entry would never go by itself.
-            for dead in [other for other in self._sessions if other.is_closed()]:
-                del self._sessions[dead]
-            name = f"{self.name} at {self.base_url}"
-            gate = CallGate(name, self._traffic, self.concurrency)
-            session = _Session(ClientPool(self._client, self.concurrency), gate)
-            self._sessions[loop] = session
-        return session
-
-    def _client(self, connections: int) -> Client:
-        return transport.make_client(self.base_url, self.timeout_s, connections)
-
-
-def _unstored(entry: LedgerEntry, beside: Mapping[str, Any]) -> LedgerEntry:
-    return entry
+    def _new_session(self) -> _Session:
+        gate = CallGate(f"{self.name} at {self.base_url}", self._traffic, self.concurrency)
+        make = partial(make_client, self.base_url, self.timeout_s)
+        return _Session(ClientPool(make, self.concurrency), gate)

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from soulkit.config import Settings
 from soulkit.errors import ConfigError
-from soulkit.models.api.wire import WireReply
+from soulkit.models.api.protocol import WireReply
 
 BATCH = 0.5
 """What providers with a batch service ask for it: half the price, of prompts and replies alike."""

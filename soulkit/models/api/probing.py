@@ -28,69 +28,41 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 from urllib.parse import urlsplit
 
-from soulkit.errors import ModelLoadError, UserError, did_you_mean
-from soulkit.models.api import transport
-from soulkit.models.api.addresses import PATH, Access
-from soulkit.models.api.batch_service import make_sdk
-from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_of
-from soulkit.models.api.transport import ClientPool, file_limits, fitted, lowered_line, open_files
-from soulkit.models.api.wire import (
+from soulkit.errors import UserError, did_you_mean
+from soulkit.models.api.addresses import Access
+from soulkit.models.api.protocol import (
+    CHAT,
+    ApiError,
+    ApiProtocol,
     Unreadable,
     WireReply,
-    error_message,
     json_or_none,
-    parameters,
-    parse_reply,
-    rate_limit_wait,
-    retry_after,
-    to_messages,
 )
+from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_in
+from soulkit.models.api.server_defaults import models_listed
+from soulkit.models.api.transport import (
+    ClientPool,
+    PerLoop,
+    Received,
+    TooLong,
+    file_limits,
+    fitted,
+    get,
+    lowered_line,
+    open_files,
+    post,
+)
+from soulkit.models.api.wire import parameters, rate_limit_wait, retry_after, to_messages
 from soulkit.types import Call, Form, Sampling, Segment
-
-LISTING_TIMEOUT_S = 10.0
-MOST_NAMES = 10_000
-"""Names that are read; routers list a few thousand."""
-
-
-async def list_models(access: Access, timeout_s: float = LISTING_TIMEOUT_S) -> list[str]:
-    """The names of the models of a server, sorted.
-
-    Raises ModelLoadError where there is no list: many servers have none, or one that fails, and
-    answer calls all the same.
-    """
-    import httpx2
-    from openai import OpenAIError
-
-    names: set[str] = set()
-    try:
-        # The package's own limit is one of each read: a server that drips would never end.
-        async with asyncio.timeout(timeout_s), make_sdk(access, timeout_s) as sdk:
-            async for model in sdk.models.list():
-                names.add(clean_detail(str(model.id)))
-                if len(names) >= MOST_NAMES:
-                    break
-    except (
-        OpenAIError, httpx2.HTTPError, TimeoutError, ValueError, TypeError, AttributeError
-    ) as error:  # fmt: skip
-        raise ModelLoadError(
-            f"The server at {access.base_url} gives no list of its models: "
-            f"{clean_detail(str(error) or type(error).__name__)}.",
-            "Some servers have none; that says nothing about whether they answer calls.",
-            "Look up the model's name at the provider, or check the address and the key in "
-            f"{access.key_env}.",
-        ) from error
-    return sorted(names)
-
 
 SCHEMA_WORD = "qvx7zk"
 SCHEMA_FORM = Form("schema_question", json.dumps({"enum": [SCHEMA_WORD]}, separators=(",", ":")))
 SCHEMA_REPLY_TOKENS = 32
-SCHEMA_REPLY_BYTES = 1024 * 1024
 ASKED_FOR_FORMS = ("judge", "auditor", "coach", "environment", "filter", "drafter")
 """Roles whose replies may be asked for in a form."""
 
@@ -127,19 +99,18 @@ async def ask_schema(
     import httpx2 as errors
 
     context, sampling, call = schema_question()
-    body = {
-        "model": model, "messages": to_messages(context), **parameters(sampling, call), **beside,
-    }  # fmt: skip
+    asked = {**parameters(sampling, call), **beside}
+    body = access.protocol.body(model, to_messages(context), asked)
     try:
         async with asyncio.timeout(timeout_s), pool.client() as client:
-            url = access.url(PATH)
-            received = await transport.post(client, url, access.headers, body, SCHEMA_REPLY_BYTES)
-    except (TimeoutError, errors.HTTPError, transport.TooLong):
+            url = access.request_url
+            received = await post(client, url, access.headers, body, MAX_BYTES)
+    except (TimeoutError, errors.HTTPError, TooLong):
         return None, None
     if not 200 <= received.status < 300:
         return None, None  # what it refuses of a form is found out, and said, as for any other
     try:
-        reply = parse_reply(received.text)
+        reply = access.protocol.parse(received.text)
     except Unreadable:
         return None, None
     return follows_schema(reply.text), reply
@@ -148,6 +119,7 @@ async def ask_schema(
 QUESTION = "Reply with one word: yes."
 TIMEOUT_S = 20.0
 MAX_BYTES = 1024 * 1024
+LISTING_BYTES = 8 * MAX_BYTES
 PAUSES_S = (0.0, 1.0, 3.0)
 """Before each time that a busy server is asked; multiples of the back-off."""
 LONGEST_PAUSE_S = 10.0
@@ -223,11 +195,12 @@ async def probe(
     for pause in PAUSES_S:
         asked_for = outcome.wait_s if isinstance(outcome, Undecided) else None
         await asyncio.sleep(min(LONGEST_PAUSE_S, max(asked_for or 0.0, pause * backoff_s)))
-        outcome = await _ask(access, access.url(PATH), model, pool, timeout_s, beside)
+        outcome = await _ask(access, access.request_url, model, pool, timeout_s, beside)
         if not (isinstance(outcome, Undecided) and outcome.busy):
             break
     if isinstance(outcome, Refusal) and outcome.kind == "model":
-        return Refusal("model", outcome.why, await _offered(access, model, timeout_s))
+        models = await offered_models(access, pool, min(TIMEOUT_S, timeout_s))
+        return Refusal("model", outcome.why, _hint(model, models))
     if isinstance(outcome, Undecided) and not outcome.page:
         return outcome
     if isinstance(outcome, Answer) or (isinstance(outcome, Refusal) and outcome.kind != "path"):
@@ -239,8 +212,8 @@ async def _elsewhere(
     access: Access, model: str, pool: ClientPool, timeout_s: float, outcome: Outcome
 ) -> Outcome:
     """Whether the same host answers under one of the usual paths, which the address then lacks."""
-    for base_url in () if access.api_version else _usual(access.base_url):
-        there = await _ask(access, f"{base_url}{PATH}", model, pool, timeout_s)
+    for base_url in () if access.api_version else _usual(access):
+        there = await _ask(access, f"{base_url}{access.protocol.path}", model, pool, timeout_s)
         if isinstance(there, Answer) or (
             isinstance(there, Refusal) and there.kind in ("key", "model", "credit")
         ):
@@ -249,11 +222,12 @@ async def _elsewhere(
     return outcome
 
 
-def _usual(base_url: str) -> list[str]:
+def _usual(access: Access) -> list[str]:
     """Addresses that may have been meant by one that answers nothing."""
-    if base_url.endswith(PATH):
-        return [base_url.removesuffix(PATH)]
-    return [f"{base_url}{path}" for path in USUAL_PATHS if not base_url.endswith("/v1")]
+    base_url, path = access.base_url, access.protocol.path
+    if base_url.endswith(path):
+        return [base_url.removesuffix(path)]
+    return [f"{base_url}{usual}" for usual in USUAL_PATHS if not base_url.endswith("/v1")]
 
 
 async def _ask(
@@ -263,48 +237,48 @@ async def _ask(
     import httpx2 as errors
 
     messages = [{"role": "user", "content": QUESTION}]
-    body = {"model": model, "messages": messages, "max_tokens": 1, **(beside or {})}
+    body = access.protocol.body(model, messages, {"max_tokens": 1, **(beside or {})})
     limit = min(TIMEOUT_S, timeout_s)
     try:
         async with asyncio.timeout(limit), pool.client() as client:
-            received = await transport.post(client, url, access.headers, body, MAX_BYTES)
+            received = await post(client, url, access.headers, body, MAX_BYTES)
     except (TimeoutError, errors.TimeoutException):
         return Undecided(f"no answer within {limit:g} s")
     except errors.HTTPError as error:
         return Undecided(clean_detail(connection_fault(error).detail))
-    except transport.TooLong:
+    except TooLong:
         return Undecided("its answer is too long to be one")
-    return outcome_of(received, model)
+    return outcome_of(received, model, access.protocol)
 
 
-def outcome_of(received: transport.Received, model: str) -> Outcome:
+def outcome_of(received: Received, model: str, protocol: ApiProtocol = CHAT) -> Outcome:
     """What a reply to the question says of the server."""
-    status, body = received.status, json_or_none(received.text)
-    error = error_of(body)
+    status, error = received.status, error_in(received, protocol)
     if 200 <= status < 300:
         try:
-            reply = parse_reply(received.text)
+            reply = protocol.parse(received.text)
         except Unreadable as unreadable:
-            status = _status_within(error)
-            if not status:
+            # Some report the status of an error in a body of status 200.
+            if not re.fullmatch("[45][0-9][0-9]", error.code):
                 page = received.text.lstrip().startswith("<")
                 why = "a page for people" if page else f"an unreadable reply ({unreadable})"
                 return Undecided(f"HTTP {received.status} with {why}", page=page)
+            status = int(error.code)
         else:
+            body = json_or_none(received.text)
             name = body.get("model") if isinstance(body, dict) else ""
             return Answer(clean_detail(name) if isinstance(name, str) else "", reply)
     return _outcome_of_error(status, error, received, model)
 
 
-def _outcome_of_error(
-    status: int, error: object, received: transport.Received, model: str
-) -> Outcome:
-    fields: Mapping[str, Any] = error if isinstance(error, dict) else {}
-    message = error_message(received.text if error is None else error)
-    text = " ".join([*(str(fields.get(name) or "")[:200] for name in ("code", "type")), message])
+def _outcome_of_error(status: int, error: ApiError, received: Received, model: str) -> Outcome:
+    message = error.message
+    text = f"{error.code} {error.kind} {message}"
     why = clean_detail(f"HTTP {status} {message}".strip())
     if 300 <= status < 400:
-        return Refusal("moved", f"HTTP {status}", _moved(received.headers.get("location", "")))
+        where = received.headers.get("location", "").partition("?")[0].removesuffix(CHAT.path)
+        hint = f"It sends on to {clean_detail(where) or 'an unknown place'}, which is not followed"
+        return Refusal("moved", f"HTTP {status}", f"{hint}: prompts go where you say alone.")
     if status == 402 or (status == 429 and NO_CREDIT.search(text)):
         return Refusal("credit", why)
     if status in (401, 403) or (status == 400 and _NO_KEY.search(text)):
@@ -312,7 +286,10 @@ def _outcome_of_error(
     if status in (400, 422) and _NO_MODEL.search(text) and "max_tokens" not in text:
         return Refusal("model", why)
     if status in (404, 405, 410):
-        named = error is not None and (_ABOUT_MODEL.search(text) or _names(message, model))
+        in_json = json_or_none(received.text) is not None
+        by_itself = rf"(?<![\w/]){re.escape(model)}(?![\w/])"  # not a part of a word or path
+        names = len(model) > 1 and re.search(by_itself, message)
+        named = in_json and (_ABOUT_MODEL.search(text) or names)
         is_model = status != 405 and (named or _NO_MODEL.search(text))
         return Refusal("model" if is_model else "path", why)
     if status == 429:
@@ -322,32 +299,20 @@ def _outcome_of_error(
     return Answer(refusal=why)
 
 
-def _names(message: str, model: str) -> bool:
-    """Whether a message names a model, by itself and not as a part of a word or path."""
-    return len(model) > 1 and bool(re.search(rf"(?<![\w/]){re.escape(model)}(?![\w/])", message))
+async def offered_models(access: Access, pool: ClientPool, timeout_s: float) -> list[str]:
+    """The names of the models of a server, sorted; none where it has no list or fails over it."""
+    import httpx2 as errors
 
-
-def _status_within(error: object) -> int:
-    """The status that some servers report in a body of status 200; 0 for none."""
-    code = str(error.get("code")) if isinstance(error, dict) else ""
-    return int(code) if re.fullmatch("[45][0-9][0-9]", code) else 0
-
-
-def _moved(where: str) -> str:
-    place = clean_detail(where.partition("?")[0].removesuffix(PATH)) or "an unknown place"
-    return f"It sends on to {place}, which is not followed: prompts go where you say alone."
-
-
-async def _offered(access: Access, model: str, timeout_s: float) -> str:
-    """What the server's list of models says of a name that it does not have; empty without one."""
     try:
-        return _hint(model, await list_models(access, min(TIMEOUT_S, timeout_s)))
-    except ModelLoadError:
-        return ""
+        async with asyncio.timeout(timeout_s), pool.client() as client:
+            listing = await get(client, access.url("/models"), access.headers, LISTING_BYTES)
+    except (TimeoutError, errors.HTTPError, TooLong):
+        return []
+    return sorted({clean_detail(str(entry.get("id"))) for entry in models_listed(listing)})
 
 
-def _hint(model: str, names: Iterable[str]) -> str:
-    models = list(names)
+def _hint(model: str, models: Sequence[str]) -> str:
+    """What a list of models says of a name that is not in it; empty without one."""
     near = did_you_mean(model, models) if models else ""
     if not models or near.startswith("Did you mean"):
         return near
@@ -393,7 +358,7 @@ def _what_and_way(refusal: Refusal, model: str, access: Access) -> tuple[str, st
             f"{hint} Name one that it has.".lstrip(),
         ),
         "path": (
-            f"Nothing answers at {url}{PATH}: {why}",
+            f"Nothing answers at {url}{access.protocol.path}: {why}",
             hint or "Give the address up to the part before that, with /v1 where there is one.",
         ),
         "credit": (
@@ -448,7 +413,7 @@ class Preflight:
         self._members: list[PreflightMember] = []
         self._files_before: int | None = None
         self._refusal: EndpointRefused | None = None
-        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._locks = PerLoop(asyncio.Lock)
 
     def warn(self, remark: str) -> None:
         """Pass on a warning about a server, unless it was passed on before."""
@@ -464,7 +429,7 @@ class Preflight:
         """Ask everybody who was not asked yet. Raises EndpointRefused."""
         if self._refusal is None and not self._waiting:
             return
-        async with self._lock():
+        async with self._locks.get():
             self._check()
             if not self._waiting:
                 return
@@ -503,7 +468,7 @@ class Preflight:
 
     async def confirm(self, member: PreflightMember) -> None:
         """A call to `member` was refused. Raises EndpointRefused where that is for good."""
-        async with self._lock():
+        async with self._locks.get():
             self._check()
             outcome = await member.probe()
             if isinstance(outcome, Refusal):
@@ -519,10 +484,3 @@ class Preflight:
                  for parts in zip(*(error.lines() for error in errors), strict=True)]  # fmt: skip
         self._refusal = EndpointRefused(*lines)
         raise self._refusal
-
-    def _lock(self) -> asyncio.Lock:
-        """Of this event loop: runs may have several in turn."""
-        loop = asyncio.get_running_loop()
-        if self._turn is None or self._turn[0] is not loop:
-            self._turn = (loop, asyncio.Lock())
-        return self._turn[1]

@@ -19,22 +19,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from soulkit.api_keys import MASK, masked, printable
+from soulkit.api_keys import MASK, printable
+from soulkit.models.api.protocol import (
+    ApiError,
+    ApiProtocol,
+    Unreadable,
+    WireReply,
+    json_or_none,
+    parse_reply,
+    safe_reply,
+)
 from soulkit.models.api.transport import OUT_OF_FILES, Received
 from soulkit.models.api.wire import (
     FORMAT,
     RUNGS,
-    Unreadable,
-    WireReply,
-    error_message,
-    json_or_none,
     offered_room,
-    parse_reply,
     rate_limit_wait,
     refused_name,
     refused_rung,
     retry_after,
-    safe_reply,
     sent_seed,
     too_long,
 )
@@ -92,57 +95,53 @@ class Fault:
 
 
 def read_received(
-    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]
+    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any], protocol: ApiProtocol
 ) -> tuple[str, WireReply] | Fault:
     """A reply as it may be kept and what it says, or why it is none; `sent` is what is left of
     the `settings`."""
     if 200 <= received.status < 300:
         try:
-            return safe_reply(received.text)
+            return safe_reply(received.text, protocol)
         except Unreadable as error:
-            fault = unreadable_fault(received, error, settings, sent)
+            fault = _unreadable_fault(received, error, settings, sent, protocol)
     else:
-        fault = refusal(received, settings, sent)
+        fault = _refusal(received, settings, sent, protocol)
     return replace(fault, detail=clean_detail(fault.detail))
 
 
-def refusal(received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any]) -> Fault:
+def _refusal(
+    received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any], protocol: ApiProtocol
+) -> Fault:
     """The fault of a reply whose status is none of success."""
     if 300 <= received.status < 400:
         where = received.headers.get("location", "an unknown place")
         return Fault(
             f"HTTP {received.status} sends on to {where}, which is not followed", retry=False
         )
+    error = error_in(received, protocol)
+    return _status_fault(received.status, error, received.headers, settings, sent)
+
+
+def error_in(received: Received, protocol: ApiProtocol) -> ApiError:
+    """What a reply says as an error, be it JSON or not."""
     body = json_or_none(received.text)
-    error = received.text if body is None else error_of(body)
-    return status_fault(received.status, error, received.headers, settings, sent)
+    return protocol.error(received.text if body is None else body)
 
 
-def error_of(body: object) -> object:
-    """What an error body says of the error; Google's interface puts it into a list."""
-    if isinstance(body, list) and len(body) == 1:
-        body = body[0]
-    return body.get("error", body) if isinstance(body, dict) else body
-
-
-def status_fault(
-    status: int,
-    body: object,
-    headers: Mapping[str, str],
-    settings: Mapping[str, Any],
+def _status_fault(
+    status: int, error: ApiError, headers: Mapping[str, str], settings: Mapping[str, Any],
     sent: Mapping[str, Any],
-) -> Fault:
-    """The fault of an error status; `sent` is what is left of the `wanted` parameters."""
-    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
-    code, kind = (str(fields.get(name) or "")[:_DETAIL_CHARS] for name in ("code", "type"))
-    message, param = error_message(body), str(fields.get("param") or "")
+) -> Fault:  # fmt: skip
+    """The fault of an error status; `sent` is what is left of the `settings`."""
+    code, kind, message = error.code, error.kind, error.message
     detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
     if status in _REFUSING:
         overflow = too_long(f"{code} {kind} {message}")
-        room = offered_room(message, _limit(sent), overflow=overflow)
+        limit = int(sent.get("max_tokens") or sent.get("max_completion_tokens") or 0)
+        room = offered_room(message, limit, overflow=overflow)
         if overflow or room:
             return Fault(detail, retry=False, overflow=overflow, room=room)
-    refused = refused_name(code, param, message, sent)
+    refused = refused_name(code, error.param, message, sent)
     if refused == FORMAT and status in _REFUSING_FORMS:
         return Fault(detail, retry=False, refused=refused_rung(code, message, settings, sent))
     if status in _REFUSING:
@@ -160,27 +159,22 @@ def status_fault(
     )
 
 
-def _limit(sent: Mapping[str, Any]) -> int:
-    """The reply's limit as it was sent, under whichever name; 0 without one."""
-    return int(sent.get("max_tokens") or sent.get("max_completion_tokens") or 0)
-
-
-def unreadable_fault(
-    received: Received, error: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any]
-) -> Fault:
+def _unreadable_fault(
+    received: Received, why: Unreadable, settings: Mapping[str, Any], sent: Mapping[str, Any],
+    protocol: ApiProtocol,
+) -> Fault:  # fmt: skip
     """The fault of a reply with status 200 that holds no completion; some report errors so."""
     body, headers = json_or_none(received.text), received.headers
-    inner = body.get("error") if isinstance(body, dict) else None
-    if not inner:
-        return Fault(f"unreadable reply ({error}): {received.text}")
-    code = str(inner.get("code") if isinstance(inner, dict) else "")
-    if re.fullmatch("[45][0-9][0-9]", code):
-        return status_fault(int(code), inner, headers, settings, sent)
+    if not (isinstance(body, dict) and body.get("error")):
+        return Fault(f"unreadable reply ({why}): {received.text}")
+    error = protocol.error(body)
+    if re.fullmatch("[45][0-9][0-9]", error.code):
+        return _status_fault(int(error.code), error, headers, settings, sent)
     # Without a status only its words tell a refusal from a fault that passes.
-    fault = status_fault(400, inner, headers, settings, sent)
+    fault = _status_fault(400, error, headers, settings, sent)
     if fault.refused or fault.overflow or fault.room:
         return fault
-    return Fault(f"HTTP 200 with an error: {error_message(inner)}", server="down")
+    return Fault(f"HTTP 200 with an error: {error.message}", server="down")
 
 
 def timeout_fault(seconds: float) -> Fault:
@@ -254,30 +248,24 @@ _UNFINISHED = ("length", "content_filter", "refusal")
 def read_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
     """The completion in a reply that was asked for with `sampling`. Raises `Unreadable`."""
     answer = parse_reply(entry.reply)
-    # Entries of earlier versions may lack the reasoning among their completion tokens.
-    whole = answer.completion_tokens == entry.completion_tokens
+    # One that used up its limit was cut, where the server does not say how it ended.
+    cut = answer.stop_reason == "unknown" and entry.completion_tokens >= sampling.max_tokens
     usage = Usage(
         calls=1,
         prompt_tokens=entry.prompt_tokens,
         completion_tokens=entry.completion_tokens,
         seconds=entry.seconds,
         cost=entry.cost,
-        reasoning_tokens=answer.reasoning_tokens if whole else 0,
+        reasoning_tokens=min(answer.reasoning_tokens, entry.completion_tokens),
     )
     return Completion(
         text=answer.text,
-        stop_reason=_ending(answer, entry.completion_tokens, sampling),
+        stop_reason="length" if cut else answer.stop_reason,
         reasoning=answer.reasoning,
         usage=usage,
         dropped=entry.dropped,
         ignored=ignored_fields(entry, answer, sampling),
     )
-
-
-def _ending(answer: WireReply, tokens: int, sampling: Sampling) -> str:
-    """How a reply ended; one that used up its limit was cut, where the server does not say."""
-    used_up = answer.stop_reason == "unknown" and tokens >= sampling.max_tokens
-    return "length" if used_up else answer.stop_reason
 
 
 def overflow_words(
@@ -304,17 +292,6 @@ def overflow_words(
     return (
         f"the server cut the reply after {tokens} of the {asked} tokens asked for (prompt: "
         f"{entry.prompt_tokens} tokens); {limit}. {way_out} for shorter replies"
-    )
-
-
-def read_older_completion(entry: LedgerEntry, sampling: Sampling) -> Completion:
-    """Of an entry that was there before: earlier versions kept keys that a server had escaped."""
-    completion = read_completion(entry, sampling)
-    return replace(
-        completion,
-        text=masked(completion.text),
-        reasoning=masked(completion.reasoning),
-        stop_reason=masked(completion.stop_reason),
     )
 
 

@@ -32,8 +32,10 @@ from urllib.parse import quote, urlsplit
 
 from soulkit.models.api import transport
 from soulkit.models.api.addresses import AZURE, Access
+from soulkit.models.api.protocol import json_or_none
 from soulkit.models.api.transport import ClientPool
-from soulkit.models.api.wire import NEUTRAL, json_or_none
+from soulkit.models.api.wire import NEUTRAL
+from soulkit.types import Sampling
 
 LLAMA_CPP, TRANSFORMERS = "llamacpp", "transformers"
 OWNERS = frozenset(("vllm", "sglang", LLAMA_CPP))
@@ -71,20 +73,26 @@ class ServerKind:
         """Whether its defaults are unknown."""
         return not (self.engine or self.neutral)
 
-    def beside(self, temperature: float) -> dict[str, Any]:
-        """The neutral values that this server is sent beside the sampling settings.
+    @property
+    def holds_cuts(self) -> tuple[str, ...]:
+        """The settings that this server takes within `generation_config` only."""
+        return ("top_k", "min_p") if self.engine == TRANSFORMERS else ()
+
+    def beside(self, sampling: Sampling) -> dict[str, Any]:
+        """What this server is sent beside the sampling settings, so that it fills in nothing.
 
         `transformers serve` samples only where `do_sample` says so: without it every reply is
         greedy at any temperature.
         """
+        top_k, min_p = sampling.top_k, sampling.min_p
         if self.engine == TRANSFORMERS:
-            values = {"do_sample": temperature > 0, "top_k": 0, "min_p": 0.0,
+            values = {"do_sample": sampling.temperature > 0, "top_k": top_k, "min_p": min_p,
                       "repetition_penalty": 1.0}  # fmt: skip
             return {"generation_config": json.dumps(values)}
         if self.engine == LLAMA_CPP:
-            return {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}
+            return {"top_k": top_k, "min_p": min_p, "repeat_penalty": 1.0}
         if self.engine in OWNERS:
-            return {name: NEUTRAL[name] for name in ("top_k", "min_p", "repetition_penalty")}
+            return {"top_k": top_k or NEUTRAL["top_k"], "min_p": min_p, "repetition_penalty": 1.0}
         return {}
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,7 +121,7 @@ class ServerDefaults:
         async with turn:
             if self.found is None:
                 self.found = await self._ask(pool)
-                sent = ", ".join(self.found.beside(1.0))
+                sent = ", ".join(self.found.beside(Sampling()))
                 if sent:
                     log.info("%s: neutral %s are sent as well.", self.access.base_url, sent)
             return self.found
@@ -148,25 +156,21 @@ class ServerDefaults:
         for pause in PAUSES_S:
             await asyncio.sleep(pause)
             reply = await self._get(pool, self.access.url("/models"))
-            if reply is None or not _busy(reply.status):
-                break
+            if reply is None or (reply.status not in (408, 429) and reply.status < 500):
+                break  # else the same question may have another answer in a moment
         self._certain = reply is not None and reply.status < 500
         listed = models_listed(reply, self.model)
         engine = listed_engine(listed)
-        if not engine and not self._is_at(HOSTED) and await self._loads_models(pool):
-            engine, self._certain = TRANSFORMERS, True
+        if not engine and not self._is_at(HOSTED):
+            paths = _object(await self._page(pool, "/openapi.json")).get("paths")
+            if isinstance(paths, dict) and "/load_model" in paths:
+                engine, self._certain = TRANSFORMERS, True
         context = await self._slot(pool) if engine == LLAMA_CPP else listed_context(listed)
         return ServerKind(engine, context=context)
 
     def _is_at(self, hosts: tuple[str, ...]) -> bool:
         """Whether its address is at one of these hosts, or below it."""
         return (urlsplit(self.access.base_url).hostname or "").lower().endswith(hosts)
-
-    async def _loads_models(self, pool: ClientPool) -> bool:
-        """Whether its interface has the path by which only `transformers serve` is known."""
-        body = _object(await self._page(pool, "/openapi.json"))
-        paths = body.get("paths")
-        return isinstance(paths, dict) and "/load_model" in paths
 
     async def _slot(self, pool: ClientPool) -> int | None:
         """The context of one slot of llama.cpp's server, which is less than the model's own. A
@@ -209,7 +213,7 @@ def defaults_line(model: str, base_url: str) -> str:
     )
 
 
-def models_listed(listing: transport.Received | None, model: str) -> list[Mapping[str, Any]]:
+def models_listed(listing: transport.Received | None, model: str = "") -> list[Mapping[str, Any]]:
     """The entries of a list of models that may be about `model`: its own, else all of them."""
     listed = _object(listing).get("data")
     models: list[Mapping[str, Any]] = []
@@ -241,8 +245,3 @@ def _positive(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if value > 0 else None
-
-
-def _busy(status: int) -> bool:
-    """Whether the same question may have another answer in a moment."""
-    return status in (408, 429) or status >= 500

@@ -15,14 +15,15 @@ connections each server may have.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from soulkit.api_keys import printable
 from soulkit.errors import ModelLoadError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from httpx2 import Response
 
 
+T = TypeVar("T")
 BESIDE = 64
 """Files that a run has open beside its connections: ledgers, logs, pipes, what Python loads."""
 OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE))
@@ -100,6 +102,30 @@ def lowered_line(asked: int, used: int, servers: int, before: int) -> str:
     )
 
 
+class PerLoop(Generic[T]):
+    """A value for each event loop that asks for one: connections and locks belong to a loop."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._values: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def get(self) -> T:
+        """The value of this loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._values:
+            # A value may refer to its loop, so a dead loop's entry would never go by itself.
+            self._values = {k: v for k, v in self._values.items() if not k.is_closed()}
+            self._values[loop] = self._make()
+        return self._values[loop]
+
+    def pop(self) -> T | None:
+        """The value of this loop, which is forgotten; None where there is none."""
+        return self._values.pop(asyncio.get_running_loop(), None)
+
+    def values(self) -> list[T]:
+        return list(self._values.values())
+
+
 @dataclass
 class _PooledClient:
     client: Client
@@ -118,20 +144,16 @@ class ClientPool:
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
         """A client with a connection to spare, for one request."""
-        member = next(self._free(), None) or self._another()
+        # The first of them, not the emptiest: connections that were used last are the most alive.
+        member = next((member for member in self._members if member.busy < self._size), None)
+        if member is None:
+            member = _PooledClient(self._make(self._size))
+            self._members.append(member)
         member.busy += 1
         try:
             yield member.client
         finally:
             member.busy -= 1
-
-    def _free(self) -> Iterator[_PooledClient]:
-        # The first of them, not the emptiest: connections that were used last are the most alive.
-        return (member for member in self._members if member.busy < self._size)
-
-    def _another(self) -> _PooledClient:
-        self._members.append(_PooledClient(self._make(self._size)))
-        return self._members[-1]
 
     async def close(self) -> None:
         """Close every connection."""

@@ -1,8 +1,7 @@
-"""The chat-completions wire format: what is sent, and how replies and refusals are read.
+"""What is sent to an API server, and how its refusals and rate limits are read.
 
-Pure functions without network, so that every oddity of a server has one place and one test. Servers
-agree on little beyond `choices[0].message`: the rest is read leniently here, and what cannot be
-read raises `Unreadable` instead of becoming an empty answer.
+Pure functions without network, so that every oddity of a server has one place and one test. How a
+request is laid out and a reply is read: see protocol.py.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from soulkit.api_keys import holds_key, masked, masked_json
-from soulkit.errors import SoulError
-from soulkit.types import Call, Form, Sampling, Segment
+from soulkit.models.api.protocol import whole_text
+from soulkit.types import Call, Sampling, Segment
 
 _FIELD_OF = {"max_completion_tokens": "max_tokens", "chat_template_kwargs": "thinking"}
 """Wire names that differ from the name of the `Sampling` field they carry."""
@@ -50,17 +47,6 @@ NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetiti
 others; the older ones of these take no `top_k` of 0."""
 _ALSO_NEUTRAL: Mapping[str, Any] = {"top_k": 0, "repeat_penalty": 1.0}
 """Such values in the words of llama.cpp."""
-_USAGE = ("usage", "usageMetadata", "usage_metadata")
-"""Members of a reply that may hold its token counts."""
-_DETAILS = (
-    "completion_tokens_details", "output_tokens_details", "prompt_tokens_details",
-    "input_tokens_details",
-)  # fmt: skip
-"""Parts of the usage that some servers put counts into."""
-_MOST_TOKENS = 10**12
-"""Of a count; more is none, nor does the ledger's file hold any integer."""
-ERROR_CHARS = 4000
-"""Of an error text, from its beginning and from its end: patterns are looked for in all of it."""
 RESERVED = 1024
 """Tokens that a reply is taken to have at most before it is there: few use up their limit, and a
 rate that was reserved for all of it would let few calls go at once."""
@@ -102,37 +88,11 @@ _RESET = re.compile(r"x-rate-?limit-reset(?:-\w+)*|(?:anthropic-)?ratelimit-(?:\
 _UNIX_TIME = 1e9
 """From here on a number of seconds is a time: a wait of 30 years is none."""
 
-_STOPS = {
-    "max_tokens": "length", "model_length": "length", "max_output_tokens": "length",
-    "safety": "content_filter",
-}  # fmt: skip
-"""What some servers and gateways call an end at the limit, and a reply that was held back."""
-
-
-@dataclass(frozen=True, slots=True)
-class WireReply:
-    """What one reply says; token counts are None when the server gave none."""
-
-    text: str
-    reasoning: str
-    stop_reason: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    """What is billed as output: the reply and its reasoning."""
-    cached_tokens: int = 0
-    """Prompt tokens that the server says it had cached."""
-    reasoning_tokens: int = 0
-    """Of the completion tokens those of the reasoning, as far as the server tells."""
-
-
-class Unreadable(SoulError):
-    """A reply with status 200 that holds no completion."""
-
 
 def to_messages(context: Sequence[Segment]) -> list[dict[str, str]]:
     """Role and text of each segment; empty system segments, which some servers refuse, go."""
     segments = [s for s in context if s.text or s.role != "system"]
-    return [{"role": s.role, "content": _whole(s.text)} for s in segments]
+    return [{"role": s.role, "content": whole_text(s.text)} for s in segments]
 
 
 def estimated_tokens(messages: Sequence[Mapping[str, str]], max_tokens: int) -> float:
@@ -150,6 +110,10 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_tokens,
     }
+    if sampling.top_k:
+        wire["top_k"] = sampling.top_k
+    if sampling.min_p:
+        wire["min_p"] = sampling.min_p
     if sampling.seed is not None:
         wire["seed"] = sent_seed(sampling.seed, call)
     if sampling.stop:
@@ -160,15 +124,11 @@ def parameters(sampling: Sampling, call: Call) -> dict[str, Any]:
         budget = {} if sampling.thinking else {"thinking_budget": 0}
         wire["chat_template_kwargs"] = {"enable_thinking": sampling.thinking} | budget
     if sampling.form is not None:
-        wire[FORMAT] = _strict_format(sampling.form)
+        # Names of schemas are restricted to these characters and 64 of them.
+        name = re.sub(r"[^\w-]", "_", sampling.form.name, flags=re.ASCII)[:64] or "reply"
+        schema = {"name": name, "strict": True, "schema": json.loads(sampling.form.schema)}
+        wire[FORMAT] = {"type": RUNGS[0], RUNGS[0]: schema}
     return wire
-
-
-def _strict_format(form: Form) -> dict[str, Any]:
-    # Names of schemas are restricted to these characters and 64 of them.
-    name = re.sub(r"[^\w-]", "_", form.name, flags=re.ASCII)[:64] or "reply"
-    schema = {"name": name, "strict": True, "schema": json.loads(form.schema)}
-    return {"type": RUNGS[0], RUNGS[0]: schema}
 
 
 def sent_seed(seed: int, call: Call) -> int:
@@ -199,18 +159,14 @@ def without(settings: Mapping[str, Any], refused: set[str]) -> dict[str, Any]:
     if "max_tokens" in refused and "max_completion_tokens" not in refused:
         sent["max_completion_tokens"] = settings["max_tokens"]
     if FORMAT in settings:
-        rung = _rung(settings[FORMAT], refused)
+        # The best rung that is refused neither for every form nor for this one.
+        name = settings[FORMAT][RUNGS[0]]["name"]
+        rung = next((r for r in RUNGS if not refused & {f"form:{r}", f"form:{r}:{name}"}), None)
         if rung is None:
             del sent[FORMAT]
         elif rung != RUNGS[0]:
             sent[FORMAT] = {"type": rung}
     return sent
-
-
-def _rung(form: Mapping[str, Any], refused: set[str]) -> str | None:
-    """The best rung that is refused neither for every form nor for this one."""
-    name = form[RUNGS[0]]["name"]
-    return next((r for r in RUNGS if not refused & {f"form:{r}", f"form:{r}:{name}"}), None)
 
 
 def dropped_fields(settings: Mapping[str, Any], sent: Mapping[str, Any]) -> tuple[str, ...]:
@@ -225,19 +181,6 @@ def _dropped_rungs(settings: Mapping[str, Any], sent: Mapping[str, Any]) -> set[
         return set()
     sent_rung = sent[FORMAT]["type"] if FORMAT in sent else None
     return {f"form:{rung}" for rung in RUNGS[: RUNGS.index(sent_rung) if sent_rung else None]}
-
-
-def error_message(body: object) -> str:
-    """The message of an error body, whatever its shape; of a long one its ends, which is where
-    servers say what is wrong when they quote the prompt."""
-    message = body.get("message") if isinstance(body, dict) else None
-    if isinstance(body, str):
-        text = body.strip()
-    else:
-        text = str(message) if message else json.dumps(body) if body else ""
-    if len(text) > 2 * ERROR_CHARS:
-        text = f"{text[:ERROR_CHARS]} ... {text[-ERROR_CHARS:]}"
-    return text or "no error body"
 
 
 def too_long(text: str) -> bool:
@@ -351,13 +294,9 @@ def rate_limit_wait(headers: Mapping[str, str], message: str = "") -> float | No
 def _reset_wait(headers: Mapping[str, str]) -> float | None:
     names = [name for name in headers if _RESET.fullmatch(name)]
     waits = {name: wait for name in names if (wait := _wait_of(headers[name]))}
-    used_up = [wait for name, wait in waits.items() if _is_used_up(headers, name)]
+    left = {name: headers.get(name.replace("reset", "remaining"), "").strip() for name in waits}
+    used_up = [waits[n] for n, value in left.items() if re.fullmatch(r"-\d+|0+(?:\.0+)?", value)]
     return max(used_up) if used_up else min(waits.values(), default=None)
-
-
-def _is_used_up(headers: Mapping[str, str], reset: str) -> bool:
-    left = headers.get(reset.replace("reset", "remaining"), "").strip()
-    return re.fullmatch(r"-\d+|0+(?:\.0+)?", left) is not None
 
 
 def _wait_of(value: str) -> float | None:
@@ -378,122 +317,3 @@ def _wait_of(value: str) -> float | None:
         return None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return max(0.0, (when - now).total_seconds())
-
-
-def json_or_none(raw: str) -> Any:
-    """The value of a JSON text, None when it is none (or nested beyond reason)."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-
-
-def parse_reply(raw: str) -> WireReply:
-    """What a reply says. Raises `Unreadable` when it holds no completion."""
-    body = json_or_none(raw)
-    if not isinstance(body, dict):
-        raise Unreadable("empty body" if not raw.strip() else "no JSON object")
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Unreadable("no choices")
-    message = choices[0].get("message")
-    if isinstance(choices[0].get("text"), str):  # of a completion by ids
-        message = {"content": choices[0]["text"]}
-    if not isinstance(message, dict):
-        raise Unreadable("no message")
-    prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens = _counts(body)
-    content = message.get("content")
-    text, declined = _text(content), _text(message.get("refusal")) or _text(content, "refusal")
-    stop = _text(choices[0].get("finish_reason"))
-    stop = _STOPS.get(stop.lower(), stop)
-    return WireReply(
-        # A refusal is what the model said to its user: words of the actor, not an error.
-        text=text or declined,
-        reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
-        stop_reason="refusal" if declined and not text else stop or "unknown",
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        cached_tokens=cached_tokens,
-        reasoning_tokens=reasoning_tokens,
-    )
-
-
-def _counts(body: Mapping[str, Any]) -> tuple[int | None, int | None, int, int]:
-    """Tokens as the provider bills them: prompt, completion with its reasoning, of these the
-    reasoning; and of the prompt those that were cached.
-
-    Most servers count reasoning within the completion. Google's and xAI's leave it out: there the
-    total is more than prompt and completion, or the reasoning is more than the completion that is
-    to hold it. Google's own names (`thoughtsTokenCount`) mean reasoning that is left out, where no
-    total says otherwise. Anthropic's own counts leave cached tokens out of the prompt.
-
-    Sources: the usage pages of OpenAI, Google (Gemini API), xAI, Anthropic, DeepSeek, OpenRouter.
-    """
-    usage: Mapping[str, Any] = next(
-        (body[name] for name in _USAGE if isinstance(body.get(name), dict)), {}
-    )
-    places = [usage, *(part for name in _DETAILS if isinstance(part := usage.get(name), dict))]
-
-    def most(*names: str) -> int | None:
-        found = [_count(place.get(name)) for place in places for name in names]
-        return max((count for count in found if count is not None), default=None)
-
-    prompt = most("prompt_tokens", "input_tokens", "promptTokenCount", "prompt_token_count")
-    reply = most(
-        "completion_tokens", "output_tokens", "candidatesTokenCount", "candidates_token_count"
-    )
-    total = most("total_tokens", "totalTokenCount", "total_token_count")
-    thoughts = most("thoughtsTokenCount", "thoughts_token_count") or 0
-    reasoning = max(thoughts, most("reasoning_tokens") or 0)
-    cached = most("cached_tokens", "prompt_cache_hit_tokens", "cachedContentTokenCount") or 0
-    read, written = (most(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
-    if prompt is None:
-        return None, reply, reasoning, 0
-    if reply is None:  # a reply that is all reasoning
-        reply = None if total is None else max(0, total - prompt)
-        return prompt, reply, min(reasoning, reply or 0), cached
-    beyond = 0 if total is None else total - prompt - reply
-    if read + written and ("input_tokens" in usage if total is None else beyond >= read + written):
-        prompt, cached = prompt + read + written, max(cached, read)
-        beyond -= read + written
-    if reasoning > reply or (thoughts and total is None):
-        beyond = max(beyond, reasoning)
-    return prompt, reply + max(0, beyond), max(reasoning, beyond), cached
-
-
-def safe_reply(raw: str) -> tuple[str, WireReply]:
-    """A reply as it may be kept, without any key, and what it says. Raises `Unreadable`."""
-    raw = masked_json(raw)
-    answer = parse_reply(raw)
-    if holds_key(answer.text) or holds_key(answer.reasoning):  # put together from several parts
-        body = json.loads(raw)
-        body["choices"][0]["message"] |= {
-            "content": masked(answer.text), "reasoning_content": masked(answer.reasoning),
-        }  # fmt: skip
-        raw = json.dumps(body)
-        answer = parse_reply(raw)
-    return raw, answer
-
-
-def _text(content: object, kind: str = "text") -> str:
-    """A message's text; some servers send a list of typed parts (read: those of `kind`), others
-    null."""
-    if isinstance(content, list):
-        return "".join(_text(part.get(kind)) for part in content if isinstance(part, dict))
-    if not isinstance(content, str):
-        return ""
-    # A character cut at the length limit arrives as half a surrogate pair.
-    return _whole(content)
-
-
-def _whole(text: str) -> str:
-    """`text` without halves of surrogate pairs, which neither a file nor a request can hold."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _count(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_TOKENS:
-        return None
-    return value

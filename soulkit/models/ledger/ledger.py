@@ -28,24 +28,20 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from soulkit.errors import RunError, UserError
 from soulkit.models.ledger.storage import (
-    ADDED,
     COLUMNS,
-    WHO,
     Damaged,
     Request,
-    columns_of,
     keep_request,
     kept_settings,
-    load_request,
     open_to_read,
     open_to_write,
+    request_in,
     seal,
     settings_body,
     transaction,
@@ -54,9 +50,6 @@ from soulkit.models.ledger.storage import (
 from soulkit.types import Call, Sampling
 
 Mode = Literal["record", "replay", "off"]
-
-
-__all__ = ["Ledger", "LedgerEntry", "Mode", "ReplayMiss", "Request", "Totals", "call_key"]
 
 
 ASIDE = "~"
@@ -93,8 +86,8 @@ class SentCalls(NamedTuple):
     model: str
     dropped: tuple[str, ...]
     """Sampling parameters that the server refused."""
-    asked: Request | None
-    """What was asked, without its messages; None in entries of version 1."""
+    asked: Request
+    """What was asked, without its messages."""
     calls: int
 
 
@@ -134,10 +127,7 @@ def call_key(
 
 def request_of(base_url: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Request:
     """What is asked, in the form that the ledger keeps."""
-    settings = asdict(sampling)
-    if sampling.form is None:  # a reply of free form keeps the key that it had before forms
-        del settings["form"]
-    return Request(base_url=base_url, messages=tuple(messages), sampling=settings)
+    return Request(base_url=base_url, messages=tuple(messages), sampling=sampling.identity())
 
 
 def request_key(request: Request, model: str, call: Call) -> str:
@@ -176,7 +166,7 @@ class Ledger:
         self._hits = 0
         self._unkept: Counter[tuple[Any, ...]] = Counter()
         """Mode `off`: what was sent, as `_sent` gives it → calls."""
-        self._db, self._columns = _open(self.path, mode)
+        self._db = _open(self.path, mode)
 
     def lookup(self, key: str, *, model: str, call: Call) -> LedgerEntry | None:
         """The entry of `key`, or None when it has to be asked for.
@@ -194,10 +184,9 @@ class Ledger:
             raise _miss(self.path, model, call)
         return entry
 
-    def store(self, key: str, entry: LedgerEntry, request: Request | None = None) -> LedgerEntry:
-        """Keep `entry` and return what the ledger now holds: the first reply of a key stays.
-
-        `asked` is kept beside it, for whoever looks at the ledger later.
+    def store(self, key: str, entry: LedgerEntry, request: Request) -> LedgerEntry:
+        """Keep `entry` and what was asked, and return what the ledger now holds: the first reply of
+        a key stays.
 
         Raises:
             RunError: the file cannot be written, or the ledger is a replay.
@@ -255,12 +244,9 @@ class Ledger:
         if self.mode == "off":
             rows = [(*key, calls) for key, calls in self._unkept.items()]
         else:
-            body, join = "NULL", ""
-            if "settings" in self._columns:
-                body, join = "s.body", "LEFT JOIN settings s ON s.digest = c.settings"
             rows = self._query(
-                f"SELECT c.role, c.example_id, c.model, c.dropped, {body}, COUNT(*) "
-                f"FROM calls c {join} GROUP BY 1, 2, 3, 4, 5"
+                "SELECT c.role, c.example_id, c.model, c.dropped, s.body, COUNT(*) FROM calls c "
+                "LEFT JOIN settings s ON s.digest = c.settings GROUP BY 1, 2, 3, 4, 5"
             )
         try:
             return [
@@ -282,12 +268,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -305,13 +286,30 @@ class Ledger:
         return self._first("key > ? AND key < ? ORDER BY rowid DESC", (key, f"{key}{ASIDE}{ASIDE}"))
 
     def _first(self, where: str, values: tuple[str, ...]) -> LedgerEntry | None:
-        rows = self._query(f"SELECT {','.join(self._columns)} FROM calls WHERE {where}", values)
+        stored = self._stored(where, values)
+        return stored[0] if stored else None
+
+    def _stored(
+        self, where: str, values: tuple[str, ...]
+    ) -> tuple[LedgerEntry, Sequence[Any]] | None:
+        """The first entry that fits, and its row."""
+        rows = self._query(f"SELECT {','.join(COLUMNS)} FROM calls WHERE {where}", values)
         if not rows:
             return None
-        entry, problem = read_row(self._columns, rows[0])
+        entry, problem = read_row(rows[0])
         if problem:
             raise self.damaged(entry, problem)
-        return entry
+        return entry, rows[0]
+
+    def _held(self, key: str) -> tuple[LedgerEntry, Request] | None:
+        """The entry of `key` and what was asked; RunError where that is damaged."""
+        stored = self._stored("key = ?", (key,))
+        if stored is None:
+            return None
+        try:
+            return stored[0], request_in(self._connection(), stored[1])
+        except Damaged as error:
+            raise self.damaged(stored[0], str(error)) from error
 
     def _sum(self, group: str, tail: str) -> list[tuple[Any, ...]]:
         return self._query(
@@ -329,34 +327,35 @@ class Ledger:
             raise unusable_ledger(self.path, str(error)) from error
 
 
-def _unkept(entry: LedgerEntry, request: Request | None) -> tuple[Any, ...]:
+def _unkept(entry: LedgerEntry, request: Request) -> tuple[Any, ...]:
     """What `Ledger.sent` tells of an entry that is not kept, in the columns of its query."""
-    body = settings_body(request) if request is not None else None
-    call = entry.call
+    call, body = entry.call, settings_body(request)
     return call.role, call.example_id, entry.model, json.dumps(entry.dropped), body
 
 
-def _open(path: Path | None, mode: Mode) -> tuple[sqlite3.Connection | None, tuple[str, ...]]:
-    """The connection and the columns that its file has."""
+def _open(path: Path | None, mode: Mode) -> sqlite3.Connection | None:
     if mode == "off":
-        return None, COLUMNS
+        return None
     if path is None:
         raise unusable_ledger(path, "no path was given")
     try:
-        db = open_to_read(path) if mode == "replay" else open_to_write(path)
-        return db, columns_of(db)
+        return open_to_read(path) if mode == "replay" else open_to_write(path)
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise unusable_ledger(path, str(error)) from error
 
 
-def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Request | None) -> bool:
+def _insert(db: sqlite3.Connection, key: str, entry: LedgerEntry, request: Request) -> bool:
     """Whether the call was new; the reply of one that is there stays."""
+    call = entry.call
     with transaction(db):
-        context, settings = keep_request(db, request) if request is not None else (None, None)
-        call = entry.call
-        row = (*_row(key, entry), context, settings, seal(entry.reply), call.seat, call.purpose)
+        row = (
+            key, entry.model, call.role, call.example_id, call.rollout, call.kind, call.turn,
+            call.sample, call.step, entry.reply, json.dumps(entry.dropped), entry.prompt_tokens,
+            entry.completion_tokens, entry.cost, entry.seconds, entry.attempts, entry.created,
+            *keep_request(db, request), seal(entry.reply), call.seat, call.purpose,
+        )  # fmt: skip
         marks = ",".join("?" * len(row))
-        names = ",".join((*COLUMNS, *ADDED, *WHO))
+        names = ",".join(COLUMNS)
         done = db.execute(f"INSERT OR IGNORE INTO calls ({names}) VALUES ({marks})", row)
     return done.rowcount == 1
 
@@ -394,34 +393,25 @@ def call_words(call: Call) -> str:
     )
 
 
-def _row(key: str, entry: LedgerEntry) -> tuple[Any, ...]:
-    call = entry.call
-    return (
-        key, entry.model, call.role, call.example_id, call.rollout, call.kind, call.turn,
-        call.sample, call.step, entry.reply, json.dumps(entry.dropped), entry.prompt_tokens,
-        entry.completion_tokens, entry.cost, entry.seconds, entry.attempts, entry.created,
-    )  # fmt: skip
+_OF_CALL = ("role", "example_id", "rollout", "kind", "turn", "sample", "step", "seat", "purpose")
+_OF_ENTRY = (
+    "model", "reply", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts", "created"
+)  # fmt: skip
 
 
-def read_row(columns: Sequence[str], row: Sequence[Any]) -> tuple[LedgerEntry, str]:
-    """(the entry, what is wrong with its row: empty when nothing is)."""
-    named = dict(zip(columns, row, strict=True))
-    sealed, problem = named.get("seal"), ""
-    if sealed is not None and sealed != seal(str(named["reply"])):
+def read_row(row: Sequence[Any]) -> tuple[LedgerEntry, str]:
+    """(the entry in a row of COLUMNS, what is wrong with it: empty when nothing is)."""
+    named, problem = dict(zip(COLUMNS, row, strict=True)), ""
+    if named["seal"] != seal(str(named["reply"])):
         problem = "its text is not what was stored"
     try:
         dropped = tuple(json.loads(named["dropped"]))
     except (ValueError, TypeError):
         dropped, problem = (), "its dropped parameters cannot be read"
-    who = ("role", "example_id", "rollout", "kind", "turn", "sample", "step")
-    rest = set(COLUMNS) - {"key", "dropped", *who}
-    beside: dict[str, Any] = {name: named.get(name) or "" for name in WHO}
-    entry = LedgerEntry(
-        call=Call(**{name: named[name] for name in who}, **beside),
-        dropped=dropped,
-        **{name: named[name] for name in rest},
-    )
-    return entry, problem
+    call = Call(**{name: named[name] for name in _OF_CALL})
+    return LedgerEntry(
+        call=call, dropped=dropped, **{name: named[name] for name in _OF_ENTRY}
+    ), problem
 
 
 def _sums(row: tuple[Any, ...]) -> RoleTotals:
@@ -440,7 +430,7 @@ class LayeredLedger(Ledger):
 
     def __init__(self, path: Path, below: Path | None = None, mode: Mode = "record") -> None:
         super().__init__(path, mode, mends=mode == "record")
-        self._lower = None if below is None else _Lower(below)
+        self._lower = None if below is None else Ledger(below, "replay")
 
     def close(self) -> None:
         """Close both files; closing twice is harmless."""
@@ -453,7 +443,7 @@ class LayeredLedger(Ledger):
         entry = super()._find(key)
         if entry is not None or self._lower is None:
             return entry
-        stored = self._lower.stored(key)
+        stored = self._lower._held(key)
         if stored is None or self.mode == "replay":
             return stored[0] if stored else None
         entry, request = stored
@@ -461,37 +451,3 @@ class LayeredLedger(Ledger):
 
     def _find_aside(self, key: str) -> LedgerEntry | None:
         return None
-
-
-class _Lower:
-    """The entries of a file that is only read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._db = open_to_read(path)
-            self._columns = columns_of(self._db)
-        except (sqlite3.Error, OSError) as error:
-            raise unusable_ledger(path, str(error)) from error
-
-    def stored(self, key: str) -> tuple[LedgerEntry, Request | None] | None:
-        """The entry of a key and what was asked for it; None when the file does not hold it."""
-        sql = f"SELECT {','.join(self._columns)} FROM calls WHERE key = ?"
-        try:
-            row = self._db.execute(sql, (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise unusable_ledger(self.path, str(error)) from error
-        if row is None:
-            return None
-        entry, problem = read_row(self._columns, row)
-        if problem:
-            raise unusable_ledger(self.path, problem)
-        named = dict(zip(self._columns, row, strict=True))
-        try:
-            request = load_request(self._db, named.get("context"), named.get("settings"))
-        except Damaged as error:
-            raise unusable_ledger(self.path, str(error)) from error
-        return entry, request
-
-    def close(self) -> None:
-        self._db.close()

@@ -1,14 +1,12 @@
-"""The ledger's file: its tables, how it is opened, migrated and refused, and how prompts are kept.
+"""The ledger's file: its tables, how it is opened and refused, and how prompts are kept.
 
-    calls      one row per paid call; `context` and `settings` say what was asked (NULL in rows of
-               version 1), `seal` is a hash of the reply, so that damage inside a text is found
+    calls      one row per paid call; `context` and `settings` say what was asked, `seal` is a hash
+               of the reply, so that damage inside a text is found
     contexts   messages, each with its parent: the turns of a dialogue share all that came before,
                eight drafts share their whole prompt, and a text is stored once
-    settings   base URL and sampling, the same for thousands of calls; and what was sent beside
+    settings   base URL and sampling, the same for thousands of calls; and what else was sent
 
-Version 3 has seat and purpose of a call beside its role. A file of an older version gets the new
-columns when it is opened for recording, in one transaction; a replay reads it as it is. A file of a
-newer version is refused, since it may hold what this one would not see.
+A file of another version is refused.
 """
 
 from __future__ import annotations
@@ -33,12 +31,11 @@ BUSY_S = 30.0
 COLUMNS = (
     "key", "model", "role", "example_id", "rollout", "kind", "turn", "sample", "step", "reply",
     "dropped", "prompt_tokens", "completion_tokens", "cost", "seconds", "attempts", "created",
+    "context", "settings", "seal", "seat", "purpose",
 )  # fmt: skip
-ADDED = ("context", "settings", "seal")
-"""The columns of version 2."""
-WHO = ("seat", "purpose")
-"""The columns of version 3, empty where a call names neither."""
-_SCHEMA = """
+"""Of the table `calls`."""
+TABLES = (
+    """
 CREATE TABLE calls (
     key TEXT PRIMARY KEY,
     model TEXT NOT NULL,
@@ -56,16 +53,18 @@ CREATE TABLE calls (
     cost REAL,
     seconds REAL NOT NULL,
     attempts INTEGER NOT NULL,
-    created TEXT NOT NULL
+    created TEXT NOT NULL,
+    context BLOB,
+    settings BLOB,
+    seal BLOB,
+    seat TEXT NOT NULL DEFAULT '',
+    purpose TEXT NOT NULL DEFAULT ''
 )
-"""
-_SECOND = (
-    *(f"ALTER TABLE calls ADD COLUMN {name} BLOB" for name in ADDED),
+""",
     "CREATE TABLE contexts (digest BLOB PRIMARY KEY, parent BLOB, role TEXT NOT NULL, "
     "body BLOB NOT NULL)",
     "CREATE TABLE settings (digest BLOB PRIMARY KEY, body TEXT NOT NULL)",
 )
-_THIRD = tuple(f"ALTER TABLE calls ADD COLUMN {name} TEXT NOT NULL DEFAULT ''" for name in WHO)
 _DIGEST_BYTES = 16
 _PLAIN, _PACKED = b"t", b"z"
 
@@ -91,19 +90,19 @@ class Request:
 
 
 def open_to_write(path: Path) -> sqlite3.Connection:
-    """A connection that records; the file and its folder are made, older ones brought forward.
+    """A connection that records; a file that is not there is made, with its folder.
 
     sqlite3.Error, OSError or RunError when that cannot be done; the file is left as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     db = _connect(path, "rwc")
     try:
-        check_version(db, path, empty_ok=True)
+        _check_version(db, path, empty_ok=True)
         # NORMAL keeps every commit through a killed process; only a power cut can lose the last.
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         if version(db) < VERSION:
-            _bring_forward(db, path)
+            _make_tables(db, path)
     except BaseException:
         db.close()
         raise
@@ -111,7 +110,7 @@ def open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that changes nothing; a file of an older version stays one."""
+    """A connection that changes nothing."""
     if not path.is_file():
         raise unusable_ledger(path, "there is no such file")
     # A WAL database needs side files even to be read: an archive that cannot hold them is read as
@@ -122,7 +121,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     db = _connect(path, "ro&immutable=1" if frozen else "rw")
     try:
         db.execute("PRAGMA query_only=ON")
-        check_version(db, path)
+        _check_version(db, path)
     except BaseException:
         db.close()
         raise
@@ -147,15 +146,12 @@ def _connect(path: Path, flags: str) -> sqlite3.Connection:
     )
 
 
-def _bring_forward(db: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, or what an older file lacks of them; two processes may try at once."""
+def _make_tables(db: sqlite3.Connection, path: Path) -> None:
     with transaction(db):
-        check_version(db, path, empty_ok=True)
-        before = version(db)  # inside the transaction: the other process may have been first
-        statements = [] if _tables(db) else [_SCHEMA]
-        statements += [*_SECOND] if before < 2 else []
-        statements += [*_THIRD] if before < VERSION else []
-        for statement in statements:
+        _check_version(db, path, empty_ok=True)
+        if version(db) == VERSION:  # another process was first
+            return
+        for statement in TABLES:
             db.execute(statement)
         db.execute(f"PRAGMA user_version={VERSION}")
 
@@ -179,26 +175,20 @@ def version(db: sqlite3.Connection) -> int:
         return int(cursor.fetchone()[0])
 
 
-def columns_of(db: sqlite3.Connection) -> tuple[str, ...]:
-    """The columns of `calls` in this file."""
-    number = version(db)
-    return (*COLUMNS, *(ADDED if number >= 2 else ()), *(WHO if number >= 3 else ()))
-
-
 def _tables(db: sqlite3.Connection) -> set[str]:
     with closing(db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")) as cursor:
         return {str(row[0]) for row in cursor}
 
 
-def check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
-    """RunError unless the file is a ledger that this version can read, or empty if that is ok."""
+def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
+    """RunError unless the file is a ledger of this version, or empty if that is ok."""
     tables, file_version = _tables(db), version(db)
-    if file_version > VERSION and "calls" in tables:
+    if "calls" in tables and file_version != VERSION:
         raise RunError(
             f"The ledger '{path}' cannot be used: it is of version {file_version}, and this "
-            f"soulkit knows versions up to {VERSION}.",
-            "A newer soulkit wrote it, and what it added would be lost here.",
-            "Update soulkit, or name another ledger file.",
+            f"soulkit reads version {VERSION} only.",
+            "Another soulkit wrote it.",
+            "Use that soulkit, or name another ledger file.",
         )
     if "calls" not in tables and not (empty_ok and not tables and file_version == 0):
         raise unusable_ledger(path, "it is no ledger of soulkit")
@@ -236,7 +226,10 @@ def keep_request(db: sqlite3.Connection, request: Request) -> tuple[bytes | None
     """
     chain = list(_chain(request.messages))
     for digest, parent, message in reversed(chain):
-        row = (digest, parent, message["role"], _pack(message["content"]))
+        plain = message["content"].encode("utf-8", "surrogatepass")
+        packed = zlib.compress(plain, 6)
+        text = _PACKED + packed if len(packed) < len(plain) else _PLAIN + plain
+        row = (digest, parent, message["role"], text)
         done = db.execute("INSERT OR IGNORE INTO contexts VALUES (?, ?, ?, ?)", row)
         if done.rowcount == 0:
             break
@@ -252,32 +245,29 @@ def settings_body(request: Request) -> str:
     return _canonical({"base_url": request.base_url, "sampling": request.sampling, **beside})
 
 
-def kept_settings(body: str | None) -> Request | None:
-    """The request of a `settings_body`, without messages; None where none was kept."""
-    if body is None:
-        return None
+def kept_settings(body: str) -> Request:
+    """The request of a `settings_body`, without messages."""
     kept = json.loads(body)
     return Request(base_url=kept["base_url"], messages=(), sampling=kept["sampling"],
                    beside=kept.get("beside", {}))  # fmt: skip
 
 
-def load_request(
-    db: sqlite3.Connection, context: bytes | None, settings: bytes | None
-) -> Request | None:
-    """What `keep_request` stored; None for a row of version 1. Damaged when it cannot be read."""
-    if settings is None:
-        return None
+def load_request(db: sqlite3.Connection, context: bytes | None, settings: bytes) -> Request:
+    """What `keep_request` stored. Damaged when it cannot be read."""
     row = db.execute("SELECT body FROM settings WHERE digest = ?", (settings,)).fetchone()
     if row is None or _digest(str(row[0]).encode()) != settings:
         raise Damaged("its settings are missing or changed")
-    asked = kept_settings(str(row[0]))
-    assert asked is not None
     messages: list[dict[str, str]] = []
     at = context
     while at is not None:
         at, message = _message(db, at)
         messages.append(message)
-    return replace(asked, messages=tuple(reversed(messages)))
+    return replace(kept_settings(str(row[0])), messages=tuple(reversed(messages)))
+
+
+def request_in(db: sqlite3.Connection, row: Sequence[Any]) -> Request:
+    """What was asked, of a row of COLUMNS. Damaged when it cannot be read."""
+    return load_request(db, row[COLUMNS.index("context")], row[COLUMNS.index("settings")])
 
 
 def _message(db: sqlite3.Connection, digest: bytes) -> tuple[bytes | None, dict[str, str]]:
@@ -316,12 +306,6 @@ def _canonical(value: Any) -> str:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
-
-
-def _pack(text: str) -> bytes:
-    plain = text.encode("utf-8", "surrogatepass")
-    packed = zlib.compress(plain, 6)
-    return _PACKED + packed if len(packed) < len(plain) else _PLAIN + plain
 
 
 def _unpack(body: bytes) -> str:

@@ -1,7 +1,7 @@
 """Looking at a ledger: totals, entries, lines for export, and whether everything is as it was paid.
 
-Only reads; a file of any known version will do. `verify` collects findings instead of stopping at
-the first one: it is asked when something has already gone wrong.
+Only reads. `verify` collects findings instead of stopping at the first one: it is asked when
+something has already gone wrong.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from soulkit.models.api.wire import Unreadable, WireReply, parse_reply
+from soulkit.models.api.protocol import Unreadable, WireReply, parse_reply
 from soulkit.models.ledger.ledger import ASIDE, LedgerEntry, read_row, request_key
 from soulkit.models.ledger.storage import (
+    COLUMNS,
     Damaged,
     Request,
-    columns_of,
-    load_request,
     open_to_read,
+    request_in,
     unusable_ledger,
     version,
 )
@@ -32,6 +31,8 @@ from soulkit.types import CONTROL_PURPOSE, ControlRecord, Record, Role
 _NAMED = 5
 """Findings of one kind that are named one by one; the others are counted."""
 _ORDER = "ORDER BY step, example_id, rollout, kind, created, turn, sample"
+_OF_CONTROLS = f"(substr(purpose, 1, {len(CONTROL_PURPOSE)}) = '{CONTROL_PURPOSE}')"
+"""Whether a call is about a control, in SQL."""
 
 
 EpisodeRole = tuple[str, str, int, str, int]
@@ -45,7 +46,7 @@ class StoredCall:
     key: str
     entry: LedgerEntry
     request: Request | None
-    """None in entries of ledgers of version 1."""
+    """None where it cannot be read."""
     problem: str = ""
     """What is wrong with it, empty when nothing is."""
 
@@ -136,17 +137,12 @@ class LedgerView:
             self._db = open_to_read(path)
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise unusable_ledger(path, str(error)) from error
-        self.version, self._columns = version(self._db), columns_of(self._db)
+        self.version = version(self._db)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._db.close()
 
     def entries(
@@ -164,14 +160,14 @@ class LedgerView:
         values += [len(key), key] if key is not None else []
         where = f"WHERE {' AND '.join(rules)}" if rules else ""
         values.append(-1 if limit is None else limit)
-        sql = f"SELECT {','.join(self._columns)} FROM calls {where} {_ORDER} LIMIT ?"
+        sql = f"SELECT {','.join(COLUMNS)} FROM calls {where} {_ORDER} LIMIT ?"
         for row in self._rows(sql, values):
             yield self._stored(row)
 
     def groups(self) -> list[CallTotals]:
         """Totals by role, model and purpose."""
         sql = (
-            f"SELECT role, model, {self._purpose}, COUNT(*), SUM(attempts), SUM(prompt_tokens), "
+            "SELECT role, model, purpose, COUNT(*), SUM(attempts), SUM(prompt_tokens), "
             "SUM(completion_tokens), SUM(cost), COUNT(cost), MIN(created), MAX(created) "
             "FROM calls GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
         )
@@ -179,11 +175,6 @@ class LedgerView:
             return [self._group(row) for row in self._rows(sql)]
         except (ValueError, TypeError) as error:  # an index or a number that is none any more
             raise unusable_ledger(self.path, "some of its entries are damaged") from error
-
-    @property
-    def _purpose(self) -> str:
-        """The purpose of a call in SQL; files of older versions know none."""
-        return "purpose" if "purpose" in self._columns else "''"
 
     def _group(self, row: Sequence[Any]) -> CallTotals:
         role, model, purpose, calls, attempts, prompt, reply, cost, priced, first, last = row
@@ -197,25 +188,20 @@ class LedgerView:
     def counts(self) -> dict[EpisodeRole, int]:
         """Entries by who asked, whatever the turn and sample; those of controls left out."""
         names = "role, example_id, rollout, kind, step"
-        rest = f"NOT {self._of_controls}"
-        rows = self._rows(f"SELECT {names}, COUNT(*) FROM calls WHERE {rest} GROUP BY {names}")
+        rows = self._rows(
+            f"SELECT {names}, COUNT(*) FROM calls WHERE NOT {_OF_CONTROLS} GROUP BY {names}"
+        )
         return {(role, example, rollout, kind, step): n
                 for role, example, rollout, kind, step, n in rows}  # fmt: skip
 
     def control_calls(self) -> dict[str, int]:
         """Entries by the key of the control that they are about."""
         names = "purpose, example_id, rollout"
-        there = "purpose" in self._columns
         rows = self._rows(
-            f"SELECT {names}, COUNT(*) FROM calls WHERE {self._of_controls} GROUP BY {names}"
-        ) if there else ()  # fmt: skip
+            f"SELECT {names}, COUNT(*) FROM calls WHERE {_OF_CONTROLS} GROUP BY {names}"
+        )
         return {f"{purpose.removeprefix(CONTROL_PURPOSE)}/{example}/{rollout}": n
                 for purpose, example, rollout, n in rows}  # fmt: skip
-
-    @property
-    def _of_controls(self) -> str:
-        """Whether a call is about a control, in SQL."""
-        return f"(substr({self._purpose}, 1, {len(CONTROL_PURPOSE)}) = '{CONTROL_PURPOSE}')"
 
     def verify(self) -> LedgerFindings:
         """Look at every page and every entry of the file."""
@@ -231,26 +217,28 @@ class LedgerView:
 
     def _check_entries(self, findings: LedgerFindings) -> None:
         # Without ORDER BY: a broken index must not hide the rows that can still be read.
-        with closing(self._db.execute(f"SELECT {','.join(self._columns)} FROM calls")) as cursor:
+        with closing(self._db.execute(f"SELECT {','.join(COLUMNS)} FROM calls")) as cursor:
             for row in cursor:
                 stored = self._stored(row)
                 findings.entries += 1
                 _check_entry(stored, findings)
 
     def _stored(self, row: Sequence[Any]) -> StoredCall:
-        entry, problem = read_row(self._columns, row)
-        named, request = dict(zip(self._columns, row, strict=True)), None
+        entry, problem = read_row(row)
+        request = None
         try:
-            request = load_request(self._db, named.get("context"), named.get("settings"))
+            request = request_in(self._db, row)
         except Damaged as error:
             problem = problem or str(error)
         except sqlite3.Error as error:  # a page of the prompts: the replies can still be read
             problem = problem or f"its prompt cannot be read ({error})"
-        return StoredCall(key=str(named["key"]), entry=entry, request=request, problem=problem)
+        return StoredCall(key=str(row[0]), entry=entry, request=request, problem=problem)
 
     def _seconds(self, role: str, model: str, purpose: str) -> list[float]:
-        same = f"role = ? AND model = ? AND {self._purpose} = ?"
-        sql = f"SELECT seconds FROM calls WHERE {same} ORDER BY seconds"
+        sql = (
+            "SELECT seconds FROM calls WHERE role = ? AND model = ? AND purpose = ? "
+            "ORDER BY seconds"
+        )
         return [float(row[0]) for row in self._rows(sql, (role, model, purpose))]
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:

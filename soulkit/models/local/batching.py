@@ -151,10 +151,10 @@ class GenerationRequest:
     expert: ExpertPrompt | None = None
 
     @property
-    def group(self) -> tuple[float, float, int, bool]:
+    def group(self) -> tuple[float, float, int, float, int, bool]:
         """Requests of one group can share a batch: seeds, stops and thinking may differ."""
         s = self.sampling
-        return s.temperature, s.top_p, s.max_tokens, self.expert is not None
+        return s.temperature, s.top_p, s.top_k, s.min_p, s.max_tokens, self.expert is not None
 
     @property
     def size(self) -> int:

@@ -176,7 +176,11 @@ class Renderer:
         self.template = template_text(tokenizer)
         self.tokenizer = tokenizer
         self.thinking = thinking
-        self._options = _thinking_options(thinking)
+        # Families read one switch or the other, and some need both before they stop thinking.
+        budget = {"thinking_budget": 0} if thinking is False else {}
+        self._options: dict[str, Any] = (
+            {} if thinking is None else {"enable_thinking": thinking, **budget}
+        )
 
     def prompt_ids(self, context: Sequence[Segment]) -> list[int]:
         """Ids of the whole context with the header of the actor's next turn at the end.
@@ -186,7 +190,9 @@ class Renderer:
         spliced = [s for s in context if s.role == "assistant" and s.token_ids]
         if not spliced:
             return self.tokenize(self.render(context))
-        return self._splice(context, [self.history_ids(s.token_ids) for s in spliced])
+        ids = [self.history_ids(s.token_ids) for s in spliced]
+        first, *rest = self.joined(self.pieces(context)[0], ids)
+        return [*first, *(i for turn in zip(ids, rest, strict=True) for part in turn for i in part)]
 
     def pieces(self, context: Sequence[Segment]) -> tuple[list[str], bool]:
         """The template's text before, between and after the messages that carry `token_ids`, and
@@ -296,10 +302,6 @@ class Renderer:
                 ids[place] = after[1:]
         return ids
 
-    def _splice(self, context: Sequence[Segment], ids: list[tuple[int, ...]]) -> list[int]:
-        first, *rest = self.joined(self.pieces(context)[0], ids)
-        return [*first, *(i for turn in zip(ids, rest, strict=True) for part in turn for i in part)]
-
     def _cut(self, text: str, markers: list[str]) -> list[str]:
         pieces: list[str] = []
         for marker in markers:
@@ -388,13 +390,6 @@ def _unused_marker(context: Sequence[Segment]) -> str:
     while any(marker in s.text for s in context):
         marker += "x"
     return marker
-
-
-def _thinking_options(thinking: bool | None) -> dict[str, Any]:
-    # Families read one switch or the other, and some need both before they stop thinking.
-    if thinking is False:
-        return {"enable_thinking": False, "thinking_budget": 0}
-    return {} if thinking is None else {"enable_thinking": True}
 
 
 def _refused(name: str, why: str) -> ModelLoadError:

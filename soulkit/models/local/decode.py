@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soulkit.types import Call
+from soulkit.types import Call, Sampling
 
 MOST_SLOTS = 16
 """A slot computes, and masks, the columns of all slots of its lane: more of them cost too much."""
@@ -59,14 +59,14 @@ def uniforms(seed: int | None, call: Call, n: int) -> np.ndarray:
 class Draw:
     """Draws each row's next token with that row's next uniform number.
 
-    `logprobs` are those of logits / temperature in float32, before `top_p` cuts anything, and at
+    `logprobs` are those of logits / temperature in float32, before anything is cut, and at
     temperature 0 (the likeliest token) those of the plain logits. As a logits processor of
     `generate` it leaves only the drawn token finite.
     """
 
-    def __init__(self, uniform: Tensor, temperature: float, top_p: float) -> None:
+    def __init__(self, uniform: Tensor, sampling: Sampling) -> None:
         """`uniform` is float64 [rows, steps]."""
-        self.uniform, self.temperature, self.top_p = uniform, temperature, top_p
+        self.uniform, self.sampling, self.temperature = uniform, sampling, sampling.temperature
         self.noted: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -94,11 +94,14 @@ class Draw:
         return drawn.squeeze(1), logits.gather(1, drawn).squeeze(1)
 
     def _invert(self, logprobs: Tensor, uniform: Tensor) -> Tensor:
-        order = None
+        order, cut = None, self.sampling
         probs = logprobs.to(uniform.dtype).exp()
-        if self.top_p < 1:
+        if cut.cuts:  # min_p, then top_k, then top_p of what is left, as vLLM does
             probs, order = probs.sort(dim=-1, descending=True, stable=True)
-            probs = probs * (probs.cumsum(-1) - probs < self.top_p)
+            probs = probs * (probs >= cut.min_p * probs[:, :1])
+            probs[:, cut.top_k or probs.shape[1] :] = 0
+            left: Any = probs.sum(-1, keepdim=True) if cut.top_k or cut.min_p else 1.0
+            probs = probs * (probs.cumsum(-1) - probs < cut.top_p * left)
         cdf = probs.cumsum(-1)
         at = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
         at = at.clamp_max(cdf.shape[1] - 1)
@@ -457,7 +460,7 @@ def follows(model: Any, windows: Windows) -> bool:
     prompts, device = [long, short, long, long], next(model.parameters()).device
     wide = torch.float32 if device.type == "mps" else torch.float64
     spread = torch.linspace(0.05, 0.95, 4 * len(prompts)).reshape(len(prompts), 4)
-    draw = Draw(spread.to(device, wide), 1.0, 1.0)
+    draw = Draw(spread.to(device, wide), Sampling())
     try:
         ids, notes = decode_batch(model, windows, prompts, draw, lambda row, _: row == 2, 0)
         return all(_agrees(model, *row) for row in zip(prompts, ids, notes, strict=True))

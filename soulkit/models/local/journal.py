@@ -63,7 +63,9 @@ class Journal:
             if VOID in line:
                 self._forget(*_read_void(line, self.path, number))
             else:
-                self._learn(*_read(line, self.path, number))
+                keys, replies = _read(line, self.path, number)
+                self._replies.update(zip(keys, replies, strict=True))
+                self._batches.add(tuple(keys))
         self._lines = JsonlWriter(self.path)
 
     def __len__(self) -> int:
@@ -102,10 +104,6 @@ class Journal:
 
     def close(self) -> None:
         self._lines.close()
-
-    def _learn(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
-        self._replies.update(zip(keys, replies, strict=True))
-        self._batches.add(tuple(keys))
 
     def _forget(self, policy: str, step: int) -> None:
         gone = {a for a in self._replies if a.policy == policy and a.call.step == step}

@@ -13,12 +13,13 @@ to a factor of two or three, and every figure that uses it says so.
 from __future__ import annotations
 
 import json
+import math
 import os
-import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from soulkit.models.local.weights import stored_tensors
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
 _ACTIVATIONS = 14
@@ -79,12 +80,14 @@ class Footprint:
 def footprint(folder: Path) -> Footprint | None:
     """The footprint of a checkpoint folder; None when it is no folder, or not understood."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = [t for file in sorted(folder.glob("*.safetensors")) for t in _tensors(file)]
-    except (OSError, ValueError, struct.error):
+        text = _language_config(folder)
+        tensors = []
+        for path in sorted(folder.glob("*.safetensors")):
+            with path.open("rb") as file:
+                tensors += stored_tensors(file)
+    except (OSError, ValueError):
         return None
-    text = {**config, **(config.get("text_config") or {})}
-    count = sum(n for n, _ in tensors)
+    count = sum(math.prod(one.shape) for one in tensors)
     shape = [text.get(k) for k in ("num_hidden_layers", "hidden_size", "num_attention_heads",
                                    "vocab_size")]  # fmt: skip
     if not count or not all(isinstance(n, int) and n > 0 for n in shape):
@@ -92,7 +95,7 @@ def footprint(folder: Path) -> Footprint | None:
     layers, hidden, heads, vocabulary = (int(n) for n in shape if n is not None)
     return Footprint(
         parameters=count,
-        itemsize=max(size for _, size in tensors),
+        itemsize=max(_BYTES.get(one.dtype, 4) for one in tensors),
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -100,23 +103,6 @@ def footprint(folder: Path) -> Footprint | None:
         head_dim=int(text.get("head_dim") or hidden // heads),
         vocabulary=vocabulary,
     )
-
-
-def _tensors(file: Path) -> list[tuple[int, int]]:
-    """(elements, bytes of each) of every tensor in a safetensors file."""
-    with file.open("rb") as handle:
-        (length,) = struct.unpack("<Q", handle.read(8))
-        if length > 100_000_000:
-            raise ValueError("no safetensors header")
-        header: Mapping[str, Any] = json.loads(handle.read(length))
-    tensors = []
-    for name, entry in header.items():
-        if name != "__metadata__":
-            count = 1
-            for side in entry["shape"]:
-                count *= side
-            tensors.append((count, _BYTES.get(entry["dtype"], 4)))
-    return tensors
 
 
 def device_speed(device: str) -> tuple[str, Speed]:
@@ -153,8 +139,12 @@ def free_bytes(device: str) -> int | None:
 def context_of(folder: Path) -> int | None:
     """Tokens that the model in `folder` has positions for; None where nothing there says so."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        context = _language_config(folder).get("max_position_embeddings")
     except (OSError, ValueError):
         return None
-    context = {**config, **(config.get("text_config") or {})}.get("max_position_embeddings")
     return context if isinstance(context, int) and context > 0 else None
+
+
+def _language_config(folder: Path) -> dict[str, Any]:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return {**config, **(config.get("text_config") or {})}

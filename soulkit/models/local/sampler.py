@@ -259,9 +259,11 @@ class LocalModel:
         self._check_open()
         ids = self.codec.prompt_ids(context, sampling.thinking)
         room = self.codec.room(len(ids), sampling.max_tokens)
-        recorded_reply = self._recorded_reply(ids, sampling, call)
-        if recorded_reply is not None:
-            return recorded_reply
+        # Without waves any recorded reply serves; waves are answered batch by batch.
+        if self.journal is not None and not self.deterministic:
+            key = JournalKey(call, sampling, tuple(ids), self.policy_version)
+            if (recorded_reply := self.journal.one(key)) is not None:
+                return recorded_reply
         return await self._ask(ids, sampling, call, room)
 
     async def complete_mixed(
@@ -302,12 +304,6 @@ class LocalModel:
         if queue.task is None or queue.task.done():
             queue.task = loop.create_task(self._dispatch(queue))
         return await request.future
-
-    def _recorded_reply(self, ids: list[int], sampling: Sampling, call: Call) -> Completion | None:
-        """Without waves any recorded reply serves; waves are answered batch by batch."""
-        if self.journal is None or self.deterministic:
-            return None
-        return self.journal.one(JournalKey(call, sampling, tuple(ids), self.policy_version))
 
     def _queue(self, loop: asyncio.AbstractEventLoop) -> Queue:
         if loop not in self._queues:
@@ -468,7 +464,7 @@ class LocalModel:
         most = max(r.room for r in batch)
         streams = np.stack([uniforms(r.sampling.seed, r.call, most) for r in batch])
         wide = torch.float32 if device.type == "mps" else torch.float64
-        return Draw(torch.from_numpy(streams).to(wide).to(device), s.temperature, s.top_p)
+        return Draw(torch.from_numpy(streams).to(wide).to(device), s)
 
     def _config(self, max_tokens: int) -> Any:
         from transformers import GenerationConfig

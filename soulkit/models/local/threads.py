@@ -104,21 +104,13 @@ def allowed_cores() -> set[int]:
 def idle_cores() -> float:
     """How many of the allowed cores nobody uses now, and no more than the quota of a container."""
     cores = allowed_cores()
-    share = _watched_share(cores)
-    if share is None:  # no such file here: the mean of the last minute, over all cores
-        share = max(0.0, 1 - _load() / (os.cpu_count() or 1))
-    return min(share * len(cores), cpu_quota())
-
-
-def _load() -> float:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-
-
-def _watched_share(cores: set[int]) -> float | None:
-    """The share of these cores' time that is idle while this process sleeps; None if unknown."""
     before = core_times(cores)
     time.sleep(WATCHED if before else 0)
-    return idle_share(before, core_times(cores))
+    share = idle_share(before, core_times(cores))
+    if share is None:  # no such file here: the mean of the last minute, over all cores
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        share = max(0.0, 1 - load / (os.cpu_count() or 1))
+    return min(share * len(cores), cpu_quota())
 
 
 def core_times(cores: set[int], stat: Path = STAT) -> dict[int, tuple[int, int]]:

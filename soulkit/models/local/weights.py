@@ -7,10 +7,12 @@ does not fit is named: base, adapter, teacher, and what a resume puts back.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from soulkit.errors import ModelLoadError
 
@@ -19,6 +21,9 @@ ADAPTER_FILE = "adapter_model.safetensors"
 SHOWN = 3
 """Names of weights in a message; the others are counted."""
 
+BLOCKS, BLOCK_BYTES = 64, 1 << 16
+"""What is read of a file of weights to know it again."""
+_HEADER_BYTES = 100 * 1024 * 1024
 _EXPERT = re.compile(r"(?P<list>.+\.experts)\.(?P<n>\d+)\.(?P<leaf>.+)")
 
 
@@ -232,3 +237,46 @@ def _is_tuned(adapted: Any, weight: str) -> bool:
 def _plain(weight: str, adapter: str) -> str:
     """The name of a weight as it stands in the file."""
     return weight.replace(f".{adapter}", "")
+
+
+def weights_hash(folder: Path) -> str:
+    """What tells a checkpoint from one that was written to the same place since.
+
+    Of each file of weights its size, its head and blocks all over it: training moves everything.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as opened:
+            for part in range(BLOCKS):
+                opened.seek(size * part // BLOCKS)
+                digest.update(opened.read(BLOCK_BYTES))
+    return digest.hexdigest()[:16]
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file."""
+
+    name: str
+    dtype: str
+    """As safetensors calls it: BF16."""
+    shape: tuple[int, ...]
+    start: int
+    """Its first byte in the file."""
+    end: int
+    """The byte behind it."""
+
+
+def stored_tensors(file: BinaryIO) -> list[StoredTensor]:
+    """The tensors in a safetensors file, by its header alone. ValueError, KeyError, TypeError or
+    AttributeError for another file."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= _HEADER_BYTES:
+        raise ValueError("no safetensors header")
+    header: Mapping[str, Any] = json.loads(file.read(length))
+    return [
+        StoredTensor(name, entry["dtype"], tuple(entry["shape"]),
+                     *(8 + length + at for at in entry["data_offsets"]))
+        for name, entry in header.items() if name != "__metadata__"
+    ]  # fmt: skip

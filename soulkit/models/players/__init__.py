@@ -1,6 +1,5 @@
-"""The players of a run: who fills which role, how each is written, made and asked.
+"""The players of a run.
 
-settings.py   one player as it is written, and the endpoints file
-config.py     who plays which role: settings of every command that plays
-players.py    the live players of a run and its cast
+kinds.py what tells one kind of player from another; settings.py one player as it is written, and
+the endpoints file; config.py who plays which role; players.py the live players and their cast.
 """

@@ -162,14 +162,14 @@ class RolesConfig(CallSettings, VllmSettings):
         return True
 
     def checkpoints(self, *kinds: str) -> list[str]:
-        """Folders and hub ids of the models of players that are loaded here (kind `local`) or that
-        a vLLM server is started for (`vllm`), each once; of both where no kind is named."""
-        which = kinds or ("local", "vllm")
-        return list(dict.fromkeys(who.model for _, who in self.players() if who.kind in which))
+        """Folders and hub ids of the models of players that take memory of this machine, each once;
+        of these `kinds` alone where any is named."""
+        loaded = (who for _, who in self.players() if who.player_kind.takes_memory)
+        return list(dict.fromkeys(w.model for w in loaded if not kinds or w.kind in kinds))
 
     def served(self) -> list[tuple[str, RoleSettings]]:
         """Everybody who is asked over HTTP, with their role."""
-        return [(role, who) for role, who in self.players() if who.kind == "endpoint"]
+        return [(role, who) for role, who in self.players() if who.player_kind.over_http]
 
     def servers(self) -> list[str]:
         """A line for each server that is asked: its address, and who is asked there."""
@@ -187,20 +187,6 @@ class RolesConfig(CallSettings, VllmSettings):
         """Whether a player is asked through its server's batch service."""
         return False
 
-    def check_players(self) -> None:
-        """Raise what is wrong with addresses, keys, prices, scripts and with servers that are to be
-        started, while nothing is asked."""
-        from soulkit.models.players.players import Players
-        from soulkit.models.vllm.manager import check_needs, players_needs, terms_of
-
-        players = Players(
-            call_arguments=self.call_arguments(None), settings_of_all=self.settings_of_players()
-        )
-        for role, settings in self.players():
-            if settings.kind in ("endpoint", "scripted"):
-                players.model(role, settings)
-        check_needs(players_needs(self), terms_of(self))
-
     # -- what a run folder keeps -------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
@@ -213,15 +199,20 @@ class RolesConfig(CallSettings, VllmSettings):
 
     def call_arguments(self, ledger: Ledger | None) -> dict[str, Any]:
         """Further arguments of every Endpoint of the run: time and money."""
-        from soulkit.models.players.players import cost_arguments
+        from soulkit.models.api.limits import Budget
+        from soulkit.models.api.prices import load_prices
 
+        money: dict[str, Any] = {"prices": load_prices(self.prices)}
+        if self.max_cost is not None:
+            spent = ledger.totals()["cost"] if ledger is not None else None
+            money["budget"] = Budget(self.max_cost, spent or 0.0)
         return {
             "timeout_s": self.timeout_s,
             "max_attempts": self.max_attempts,
             "backoff_s": self.backoff_s,
             "rate_limit_wait_s": self.rate_limit_wait_s,
             "down_after_s": self.down_after_s,
-            **cost_arguments(self, ledger),
+            **money,
         }
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.errors import ConfigError
-from soulkit.models.api.addresses import checked_url
 from soulkit.models.api.probing import ASKED_FOR_FORMS, Preflight, forget
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.players.config import LIMITS, RolesConfig
-from soulkit.models.players.settings import FORMS, PANELS, RoleSettings
+from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.types import Role
 
 if TYPE_CHECKING:
@@ -56,7 +53,7 @@ class Players:
     their connections, rate limits and time-outs. Close it when the run ends.
 
     `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `serve` makes the
-    player of a model behind a vLLM server that runs (vllm/pool.py); `call_arguments` are further
+    player of a model behind a vLLM server that runs (vllm/manager.py); `call_arguments` are further
     arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget). `by_batch` says
     of a role and its settings whether it is asked through `batches`.
     In `settings_of_all`, equal endpoints count together: the tightest limit, the first price.
@@ -77,7 +74,7 @@ class Players:
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.roll_call = Preflight(
+        self.preflight = Preflight(
             lambda line: self.say(line),
             lambda facts: self.note(facts),
             lambda line: self.say(line),
@@ -93,68 +90,23 @@ class Players:
 
     def model(self, role: str, settings: RoleSettings) -> ChatModel:
         """The model behind `settings`, made once."""
-        if settings.kind == "actor":
-            if self.actor is None:
-                raise ConfigError(
-                    f"The {role} is to be the actor, and there is no actor here.",
-                    "This command plays nothing: it only asks the models that are named.",
-                    f"Write {FORMS.replace('actor, ', '')}.",
-                )
-            return self.actor
+        kind = settings.player_kind
+        if not kind.is_named:  # the actor: made, and closed, elsewhere
+            return kind.make(role, settings, self, False)
         batched = self.batches is not None and self.by_batch(role, settings)
-        key = (*_identity(settings), "batch" if batched else "")
+        key = (*kind.key(settings), "batch" if batched else "")
         if key not in self._made:
-            self._made[key] = self._make(role, settings, batched)
+            self._made[key] = kind.make(role, settings, self, batched)
         expect_forms = getattr(self._made[key], "expect_forms", None)
         if expect_forms is not None and role in ASKED_FOR_FORMS:
             expect_forms()
         return self._made[key]
 
-    def _make(self, role: str, settings: RoleSettings, batched: bool) -> ChatModel:
-        from soulkit.models.stand_ins import ScriptedModel
-
-        if settings.kind == "scripted":
-            return ScriptedModel.read(Path(settings.model))
-        if settings.kind == "endpoint":
-            return self._endpoint(settings, batched)
-        if settings.kind == "vllm" and self.serve is not None:
-            return self.serve(settings)
-        if settings.kind == "vllm" or self.load is None:
-            raise ConfigError(
-                f"The {role} is to be the checkpoint '{settings.model}'.",
-                "This command loads no checkpoint.",
-                "Serve it and write endpoint:MODEL@URL.",
-            )
-        return self.load(settings.model)
-
-    def _endpoint(self, settings: RoleSettings, batched: bool) -> ChatModel:
-        from soulkit.models.api.endpoint import Endpoint
-
-        arguments: dict[str, Any] = {
-            "model": settings.model,
-            "base_url": settings.base_url,
-            "api_key_env": settings.api_key_env,
-            "headers": settings.headers,
-            "api_version": settings.api_version,
-            "ledger": self.ledger,
-            "roll_call": self.roll_call,
-            **self._terms(settings),
-            **self.call_arguments,
-        }
-        if self.batches is None:
-            return Endpoint(**arguments)
-        if batched:
-            from soulkit.models.api.batch_endpoint import BatchEndpoint
-
-            return BatchEndpoint(batches=self.batches, **arguments)
-        live = Endpoint(**arguments)
-        self.batches.watch(live)
-        return live
-
-    def _terms(self, settings: RoleSettings) -> dict[str, Any]:
+    def limits_and_prices(self, settings: RoleSettings) -> dict[str, Any]:
         """Limits and prices of the endpoint of `settings`."""
-        key = _identity(settings)
-        alike = [settings, *(one for one in self.settings_of_all if _identity(one) == key)]
+        key = settings.player_kind.key(settings)
+        others = (one for one in self.settings_of_all if one.player_kind.key(one) == key)
+        alike = [settings, *others]
         priced = next((one for one in alike if one.price_in is not None), settings)
         return {
             **{name: _least(getattr(one, name) for one in alike) for name in LIMITS},
@@ -166,16 +118,6 @@ class Players:
         """Close every model that was made here (a local actor was not)."""
         for model in self._made.values():
             await model.close()
-
-
-def _identity(settings: RoleSettings) -> tuple[str, ...]:
-    """What two players that are one model have in common."""
-    if settings.kind != "endpoint":
-        flags = [part for pair in sorted(settings.args.items()) for part in pair]
-        return settings.kind, settings.model, *flags
-    headers = [part for pair in sorted(settings.headers.items()) for part in pair]
-    server = (checked_url(settings.base_url), settings.api_key_env, settings.api_version or "")
-    return settings.kind, settings.model, *server, *headers
 
 
 def _least(values: Iterable[float | None]) -> float | None:
@@ -210,13 +152,14 @@ def _cast(
     )
 
 
-def cost_arguments(config: RolesConfig, ledger: Ledger | None) -> dict[str, Any]:
-    """What every Endpoint of a run is told about money."""
-    from soulkit.models.api.limits import Budget
-    from soulkit.models.api.prices import load_prices
+def check_players(config: RolesConfig) -> None:
+    """Raise what is wrong with addresses, keys, prices, scripts and with servers that are to be
+    started, while nothing is asked."""
+    from soulkit.models.vllm.manager import check_needs, players_needs, terms_of
 
-    arguments: dict[str, Any] = {"prices": load_prices(config.prices)}
-    if config.max_cost is not None:
-        spent = ledger.totals()["cost"] if ledger is not None else None
-        arguments["budget"] = Budget(config.max_cost, spent or 0.0)
-    return arguments
+    players = Players(
+        call_arguments=config.call_arguments(None), settings_of_all=config.settings_of_players()
+    )
+    for role, settings in config.players():
+        settings.player_kind.check(role, settings, players)
+    check_needs(players_needs(config), terms_of(config))

@@ -17,7 +17,7 @@ trainer's own, of which `prompt_logprobs` is the other side.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 from soulkit.errors import ModelLoadError, UserError
 from soulkit.models.local.loading import adapter_folder, adapter_hash
-from soulkit.models.local.weights import ADAPTER_FILE
+from soulkit.models.local.weights import ADAPTER_FILE, StoredTensor, stored_tensors
 from soulkit.models.vllm.client import COMPLETIONS_PATH, ServerRefused
 from soulkit.models.vllm.replicas import Body, NoServerLeft, Replicas
 
@@ -51,7 +51,6 @@ _DAMAGED = re.compile(
     r"deserializ|safetensor|not fully covered|header|JSON|Expecting|Unterminated", re.IGNORECASE
 )
 """How a server says that it cannot read an adapter's files."""
-_HEADER_BYTES = 100 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _WHOLE = "Copy the whole folder again, or train the adapter again."
 _ZEROS = b"\x00\x80"
@@ -237,11 +236,32 @@ def entries_of(listing: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
 # -- proof -----------------------------------------------------------------------------------------
 
 
-def largest_gap(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest difference of two equally long lists of log-probs, in nats; infinite where one
-    of them is no number."""
-    gaps = [abs(a - b) for a, b in zip(one, other, strict=True)]
-    return max((gap if gap == gap else float("inf") for gap in gaps), default=0.0)
+Logprobs = Sequence[Sequence[float]]
+"""Of each prompt, in nats at temperature 1, of its tokens but the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far log-probs of the same tokens are apart, in nats."""
+
+    largest: float
+    mean: float
+
+    @classmethod
+    def between(cls, one: Logprobs, other: Logprobs) -> Distance:
+        """Infinite where there is nothing to compare, where a number is none, or where the two are
+        not of the same tokens."""
+        nowhere = cls(math.inf, math.inf)
+        if not one or [len(part) for part in one] != [len(part) for part in other]:
+            return nowhere
+        gaps = [abs(a - b) for parts in zip(one, other, strict=True)
+                for a, b in zip(*parts, strict=True)]  # fmt: skip
+        if not gaps or not all(map(math.isfinite, gaps)):
+            return nowhere
+        return cls(max(gaps), sum(gaps) / len(gaps))
+
+    def words(self) -> str:
+        return f"{self.largest:.2g} nats at most, {self.mean:.2g} on average"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +327,8 @@ async def _moves(
         return 0.0
     moved: list[float] = []
     for url in served.keys() & plain.keys() & again.keys():
-        moved.append(largest_gap(plain[url], served[url]))
-        if not moved[-1] > largest_gap(plain[url], again[url]):
+        moved.append(Distance.between([plain[url]], [served[url]]).largest)
+        if not moved[-1] > Distance.between([plain[url]], [again[url]]).largest:
             raise AdapterNotServed(
                 f"The adapter {adapter_folder(folder)} was loaded at {url}, and nothing changed.",
                 "Its weights are not zero, and the log-probs of a prompt are the same with it as "
@@ -326,8 +346,7 @@ def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:
     """
     (first, one), *others = served.items()
     for url, other in others:
-        apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
-        mean = sum(apart) / max(1, len(apart))
+        mean = Distance.between([one], [other]).mean
         if not mean <= AGREEMENT:
             raise AdapterNotServed(
                 f"The servers at {first} and {url} do not compute the same with {what}.",
@@ -343,9 +362,9 @@ def any_weight(folder: str | Path) -> bool:
     Raises ModelLoadError for a file that cannot be read.
     """
     with _weights_of(folder) as (file, tensors):
-        for weights_name, (start, end) in tensors.items():
-            file.seek(start)
-            if "lora_A" not in weights_name and not _all_zero(file.read, end - start):
+        for one in tensors:
+            file.seek(one.start)
+            if "lora_A" not in one.name and not _all_zero(file.read, one.end - one.start):
                 return True
     return False
 
@@ -357,24 +376,14 @@ def check_adapter_file(folder: str | Path) -> None:
 
 
 @contextmanager
-def _weights_of(
-    folder: str | Path,
-) -> Iterator[tuple[BinaryIO, Mapping[str, tuple[int, int]]]]:
-    """The opened file of an adapter's weights, with the first byte of each tensor and the byte
-    behind it. ModelLoadError where that cannot be read."""
+def _weights_of(folder: str | Path) -> Iterator[tuple[BinaryIO, Sequence[StoredTensor]]]:
+    """The opened file of an adapter's weights, and where its tensors are. ModelLoadError where that
+    cannot be read."""
     path = adapter_folder(folder) / ADAPTER_FILE
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= _HEADER_BYTES:
-                raise ValueError("no safetensors header")
-            header: Mapping[str, Any] = json.loads(file.read(length))
-            base, tensors = 8 + length, dict[str, tuple[int, int]]()
-            for name, place in header.items():
-                if name != "__metadata__":
-                    start, end = place["data_offsets"]
-                    tensors[name] = (base + start, base + end)
-            needed, size = max([base, *(end for _, end in tensors.values())]), path.stat().st_size
+            tensors = stored_tensors(file)
+            needed, size = max((one.end for one in tensors), default=8), path.stat().st_size
             if size < needed:
                 raise ValueError(f"the file has {size} of {needed} bytes")
             yield file, tensors

@@ -118,12 +118,14 @@ async def probe_servers(fleet: Replicas, model: str, codec: Codec) -> ServerCapa
     await _same_tokens(fleet, served, codec)
     if len(fleet.urls) > 1:
         check_agreement(await prompt_logprobs(fleet, served, ids), f"'{served}'")
+    replies = (await fleet.each("/version")).values()
+    versions = {str(reply.get("version") or "") for reply in replies if isinstance(reply, dict)}
     return ServerCapabilities(
         served=served,
-        version=await _versions(fleet),
+        version=", ".join(sorted(versions - {""})),
         max_context=least_limit(*(entry.max_context for entry in entries.values())),
         logprobs=mode,
-        adapters=await _take_adapters(fleet),
+        adapters=all(_status(one) == 405 for one in (await fleet.each(LOAD)).values()),
         remarks=(*_taken_for(entries, model), *_about(mode), *_short(entries, codec)),
     )
 
@@ -236,12 +238,6 @@ def _short(entries: Mapping[str, ModelEntry], codec: Codec) -> tuple[str, ...]:
     )
 
 
-async def _versions(fleet: Replicas) -> str:
-    replies = (await fleet.each("/version")).values()
-    versions = {str(reply.get("version") or "") for reply in replies if isinstance(reply, dict)}
-    return ", ".join(sorted(versions - {""}))
-
-
 # -- ids -------------------------------------------------------------------------------------------
 
 
@@ -280,7 +276,9 @@ async def _read_ids(fleet: Replicas, served: str, ids: Sequence[int]) -> Logprob
     """Check that every server reads and answers ids; whose log-probs they give."""
     warm = await _choices(fleet, _question(served, ids, 1.0))
     for url, choice in warm.items():
-        if choice.get("prompt_token_ids") != list(ids) or not _are_ids(choice.get("token_ids")):
+        emitted = choice.get("token_ids")
+        are_ids = isinstance(emitted, list) and emitted and all(type(e) is int for e in emitted)
+        if choice.get("prompt_token_ids") != list(ids) or not are_ids:
             raise _no_ids(url, "Its reply does not name the ids of the prompt and of the answer.")
     cold = await _choices(fleet, _question(served, ids, 0.5))
     modes = {logprobs_mode(_top(warm[url]), _top(cold[url])) for url in cold}
@@ -308,10 +306,6 @@ async def _choices(fleet: Replicas, question: Body) -> dict[str, Mapping[str, An
 
 def _status(reply: Body | ServerRefused) -> int:
     return reply.status if isinstance(reply, ServerRefused) else 200
-
-
-def _are_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, int) for one in value)
 
 
 def _no_ids(url: str, why: str) -> IncompatibleServer:
@@ -375,8 +369,3 @@ def _about(mode: LogprobsMode) -> tuple[str, ...]:
         if mode == "raw" else "no log-probs that could be used: replies carry none"
     )  # fmt: skip
     return (f"the server gives {which}; start it with {_HOW} to have all of them",)
-
-
-async def _take_adapters(fleet: Replicas) -> bool:
-    """Whether every server has the path for loading adapters."""
-    return all(_status(reply) == 405 for reply in (await fleet.each(LOAD)).values())

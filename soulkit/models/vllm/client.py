@@ -32,33 +32,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import SoulError
-from soulkit.models.api import transport
-from soulkit.models.api.replies import clean_detail, connection_fault, error_of
-from soulkit.models.api.transport import ClientPool
-from soulkit.models.api.wire import (
-    ERROR_CHARS,
-    NEUTRAL,
-    Unreadable,
-    error_message,
-    json_or_none,
-    sent_seed,
+from soulkit.models.api.protocol import CHAT, ERROR_CHARS, Unreadable, json_or_none
+from soulkit.models.api.replies import clean_detail, connection_fault, error_in
+from soulkit.models.api.transport import (
+    ClientPool,
+    PerLoop,
+    Received,
+    TooLong,
+    get,
+    make_client,
+    post,
 )
+from soulkit.models.api.wire import NEUTRAL, sent_seed
 from soulkit.types import Call, Sampling
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient as Client
+    pass
 
-
-__all__ = [
-    "COMPLETIONS_PATH",
-    "LEAST_TEMPERATURE",
-    "Emission",
-    "LogprobsMode",
-    "Unreadable",
-    "completion_request",
-    "gives_logprobs",
-    "read_emission",
-]  # fmt: skip
 
 COMPLETIONS_PATH = "/v1/completions"
 LogprobsMode = Literal["processed", "raw", "none"]
@@ -100,7 +90,13 @@ def gives_logprobs(sampling: Sampling, mode: LogprobsMode, *, form: bool) -> boo
     greedy = sampling.temperature == 0
     if mode == "raw":
         return greedy or sampling.temperature == 1
-    return greedy or (sampling.top_p >= 1 and sampling.temperature >= LEAST_TEMPERATURE)
+    return greedy or (not sampling.cuts and sampling.temperature >= LEAST_TEMPERATURE)
+
+
+def sent_cuts(sampling: Sampling) -> dict[str, Any]:
+    """Which tokens may be drawn, in the words of a vLLM server; neutral values are named, too."""
+    cuts = {"top_p": sampling.top_p, "min_p": sampling.min_p}
+    return {**NEUTRAL, **cuts, **({"top_k": sampling.top_k} if sampling.top_k else {})}
 
 
 def completion_request(
@@ -118,8 +114,7 @@ def completion_request(
         "prompt": list(prompt),
         "max_tokens": room,
         "temperature": sampling.temperature,
-        **NEUTRAL,
-        "top_p": sampling.top_p,
+        **sent_cuts(sampling),
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": sent_seed(_NO_SEED if sampling.seed is None else sampling.seed, call),
@@ -246,7 +241,9 @@ class VllmClient:
     ) -> None:  # fmt: skip
         self.address = address
         self._watch_s, self._pauses_s = watch_s, pauses_s
-        self._pools: dict[asyncio.AbstractEventLoop, ClientPool] = {}
+        self._pools = PerLoop(
+            lambda: ClientPool(partial(make_client, address.url, None), CONCURRENCY)
+        )
 
     def __repr__(self) -> str:
         return f"VllmClient({self.address.url!r})"
@@ -268,7 +265,7 @@ class VllmClient:
 
     async def close(self) -> None:
         """Close this event loop's connections."""
-        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        pool = self._pools.pop()
         if pool is not None:
             await pool.close()
 
@@ -288,7 +285,7 @@ class VllmClient:
 
         try:
             received = await self._watched(asyncio.create_task(self._exchange(path, body)))
-        except transport.TooLong:
+        except TooLong:
             raise ServerRefused(200, f"a reply of more than {MAX_BYTES >> 20} MB") from None
         except errors.HTTPError as error:
             fault = connection_fault(error)
@@ -298,12 +295,12 @@ class VllmClient:
             raise _Trouble(self._gone(why)) from None
         return await self._answer(received)
 
-    async def _answer(self, received: transport.Received) -> dict[str, Any]:
+    async def _answer(self, received: Received) -> dict[str, Any]:
         """What came back as a value, or the error that it is."""
         status, body = received.status, json_or_none(received.text)
         if 200 <= status < 300:
             return body if isinstance(body, dict) else {"text": received.text}
-        message = clean_detail(error_message(received.text if body is None else error_of(body)))
+        message = clean_detail(error_in(received, CHAT).message)
         refused = ServerRefused(status, message)
         if status < 500 and status not in _PASSES:
             raise refused
@@ -312,7 +309,7 @@ class VllmClient:
             raise self._gone(f"HTTP {status} {message}")
         raise _Trouble(refused)
 
-    async def _watched(self, asking: asyncio.Task[transport.Received]) -> transport.Received:
+    async def _watched(self, asking: asyncio.Task[Received]) -> Received:
         """The reply, however long it takes a server that is well."""
         silent = 0
         try:
@@ -337,31 +334,17 @@ class VllmClient:
             return "silent"
         except errors.HTTPError as error:  # without a free file nothing is known of the server
             return "silent" if connection_fault(error).server == "unasked" else "dead"
-        except transport.TooLong:
+        except TooLong:
             return "dead"
         # Whatever else it answers, it answers: a gateway may know no such path.
         return "well" if received.status < 500 else "dead"
 
-    async def _exchange(self, path: str, body: Mapping[str, Any] | None) -> transport.Received:
+    async def _exchange(self, path: str, body: Mapping[str, Any] | None) -> Received:
         url, headers = f"{self.address.url}{path}", self.address.headers
-        async with self._pool().client() as client:
+        async with self._pools.get().client() as client:
             if body is None:
-                return await transport.get(client, url, headers, MAX_BYTES)
-            return await transport.post(client, url, headers, body, MAX_BYTES)
+                return await get(client, url, headers, MAX_BYTES)
+            return await post(client, url, headers, body, MAX_BYTES)
 
     def _gone(self, why: str) -> ServerGone:
         return ServerGone(f"The vLLM server at {self.address.url} is gone: {why}.")
-
-    def _pool(self) -> ClientPool:
-        loop = asyncio.get_running_loop()
-        if loop not in self._pools:
-            # A pool refers to its loop, so a dead loop's entry would never go by itself.
-            for dead in [other for other in self._pools if other.is_closed()]:
-                del self._pools[dead]
-            make = partial(_make_client, self.address.url)
-            self._pools[loop] = ClientPool(make, CONCURRENCY)
-        return self._pools[loop]
-
-
-def _make_client(url: str, connections: int) -> Client:
-    return transport.make_client(url, None, connections)

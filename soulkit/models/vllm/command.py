@@ -138,7 +138,9 @@ def server_environment(
     if spec.lora_rank is not None:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if _on_cpu(spec, install):
-        env.setdefault("VLLM_CPU_KVCACHE_SPACE", str(_cache_gib()))
+        # Whole GiB for keys and values: a quarter of what is free, from 1 to 8.
+        cache = min(8, max(1, (free_bytes("cpu") or 0) // 4 // _GIB))
+        env.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache))
         if spec.threads is not None:
             env["OMP_NUM_THREADS"] = str(spec.threads)
             # Else vLLM binds one thread to every core it may use, and the number above is lost.
@@ -205,11 +207,6 @@ def _visible(device: str, visible: str | None) -> str:
         else "A device is written cuda:0, cuda:1 and so on.",
         "Name one that is visible: --device cuda:0",
     )  # fmt: skip
-
-
-def _cache_gib() -> int:
-    """Whole GiB for keys and values on a CPU: a quarter of what is free, from 1 to 8."""
-    return min(8, max(1, (free_bytes("cpu") or 0) // 4 // _GIB))
 
 
 def _passed(args: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from soulkit.errors import ModelLoadError, SoulError, UserError
 from soulkit.models.api.transport import fitted, lowered_line, open_files
@@ -42,7 +42,6 @@ from soulkit.types import Segment
 if TYPE_CHECKING:
     from soulkit.models.base import ChatModel
     from soulkit.models.ledger.ledger import Ledger
-    from soulkit.models.players.config import RolesConfig
     from soulkit.models.players.settings import RoleSettings
     from soulkit.models.vllm.adapters import ServedAdapter
     from soulkit.models.vllm.model import VllmModel
@@ -106,6 +105,14 @@ class ServerNeed:
         return replace(self, lora_rank=max(ranks, default=None))
 
 
+class VllmPlayers(Protocol):
+    """The settings of a command with players, as far as servers are concerned."""
+
+    vllm_arg: dict[str, str]
+
+    def players(self) -> list[tuple[str, RoleSettings]]: ...
+
+
 def terms_of(config: Any) -> ServerTerms:
     """The terms in the settings of a command; what it has no setting for is as usual."""
     usual = ServerTerms()
@@ -120,18 +127,18 @@ def terms_of(config: Any) -> ServerTerms:
     )
 
 
-def player_need(config: RolesConfig, player: RoleSettings) -> ServerNeed:
+def player_need(config: VllmPlayers, player: RoleSettings) -> ServerNeed:
     """What a player of the kind `vllm` needs."""
     return ServerNeed(model=player.model, args=_pairs({**config.vllm_arg, **player.args}))
 
 
-def players_needs(config: RolesConfig) -> list[ServerNeed]:
+def players_needs(config: VllmPlayers) -> list[ServerNeed]:
     """What all players of the kind `vllm` need."""
     return [player_need(config, who) for _, who in config.players() if who.kind == "vllm"]
 
 
 def actor_need(
-    config: RolesConfig, model: str, adapter: Path | None = None, *, attached: bool = False
+    config: VllmPlayers, model: str, adapter: Path | None = None, *, attached: bool = False
 ) -> ServerNeed:
     """What an actor needs that is sampled by vLLM; `attached`: by servers that run already.
     ModelLoadError for an adapter whose files are damaged."""
@@ -369,7 +376,7 @@ class VllmServers:
         return self._served[need.key].abilities
 
     def serving(
-        self, config: RolesConfig, ledger: Ledger | None
+        self, config: VllmPlayers, ledger: Ledger | None
     ) -> Callable[[RoleSettings], ChatModel]:
         """What makes the players of the kind `vllm` that `config` names (`Players.serve`)."""
         return lambda who: self.sampler(
@@ -478,7 +485,7 @@ def unstarted(
 
 @contextmanager
 def player_servers(
-    config: RolesConfig, folder: Path, ledger: Ledger | None, say: Callable[[str], None],
+    config: VllmPlayers, folder: Path, ledger: Ledger | None, say: Callable[[str], None],
     starts: Starts | None = None, terms: ServerTerms | None = None,
 ) -> Iterator[Callable[[RoleSettings], ChatModel]]:  # fmt: skip
     """Within it the servers run that players of `config` need, on its terms if no others are named;

@@ -35,18 +35,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soulkit.api_keys import masked_json
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
 from soulkit.models.api.probing import follows_schema, schema_question, schema_words
+from soulkit.models.api.protocol import Unreadable, json_or_none
 from soulkit.models.api.replies import lacks_form
-from soulkit.models.api.wire import json_or_none, to_messages, too_long
+from soulkit.models.api.transport import PerLoop
+from soulkit.models.api.wire import to_messages, too_long
 from soulkit.models.codec import Codec, least_limit
-from soulkit.models.ledger.ledger import LedgerEntry, Request, request_key, request_of
+from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
+from soulkit.models.ledger.storage import Request
 from soulkit.models.vllm.client import (
     COMPLETIONS_PATH,
     LEAST_TEMPERATURE,
     Emission,
-    LogprobsMode,
     ServerGone,
     ServerRefused,
-    Unreadable,
     completion_request,
     gives_logprobs,
     read_emission,
@@ -57,7 +58,7 @@ from soulkit.types import Call, Completion, Sampling, Segment
 if TYPE_CHECKING:
     from soulkit.models.base import TrainedWeights
     from soulkit.models.ledger.ledger import Ledger
-    from soulkit.models.vllm.capabilities import Basis
+    from soulkit.models.vllm.capabilities import Basis, ServerCapabilities
 
 TRIES = 2
 """How often a reply is asked for that cannot be read: a server that ends gives work up."""
@@ -66,25 +67,11 @@ log = logging.getLogger(__name__)
 
 
 class AskedServers(Protocol):
-    """The servers of one model, asked as one (`fleet.py`); a fleet returns a `ServerReply`."""
+    """The servers of one model, asked as one (`replicas.py`); a fleet returns a `ServerReply`."""
 
     async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
 
     async def close(self) -> None: ...
-
-
-class KnownCapabilities(Protocol):
-    """What a look at the servers has shown (`attach.py`)."""
-
-    @property
-    def logprobs(self) -> LogprobsMode: ...
-
-    @property
-    def forms(self) -> bool | None:
-        """Whether they hold replies to a form; None: not known, and asked where it matters."""
-
-    @property
-    def max_context(self) -> int | None: ...
 
 
 Push = Callable[["TrainedWeights"], Awaitable[tuple[str, str]]]
@@ -131,7 +118,7 @@ class VllmModel:
         *,
         name: str,
         served: str,
-        abilities: KnownCapabilities | Callable[[], Awaitable[KnownCapabilities]],
+        abilities: ServerCapabilities | Callable[[], Awaitable[ServerCapabilities]],
         policy_version: str = "",
         ledger: Ledger | None = None,
         ledger_name: str = "",
@@ -145,11 +132,11 @@ class VllmModel:
         self._fleet, self._ledger, self._push, self._say = fleet, ledger, push, say
         self._ledger_name = ledger_name or name
         self._look = abilities
-        self._truths: KnownCapabilities | None = None
+        self._truths: ServerCapabilities | None = None
         self._forms: bool | None = None
         self._expects_forms = False
         self._refused_forms: set[str] = set()
-        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._locks = PerLoop(asyncio.Lock)
         self._closed = False
         if not callable(abilities):
             self._learn(abilities)
@@ -222,7 +209,7 @@ class VllmModel:
         nobody has found out yet."""
         await self._look_at_servers()
         if self._forms is None:
-            async with self._lock():
+            async with self._locks.get():
                 if self._forms is None:
                     self._forms = await self._ask_for_forms()
                     self._tell(self._forms)
@@ -338,20 +325,13 @@ class VllmModel:
 
     async def _look_at_servers(self) -> None:
         if self._truths is None and callable(self._look):
-            async with self._lock():
+            async with self._locks.get():
                 if self._truths is None:
                     self._learn(await self._look())
 
-    def _learn(self, truths: KnownCapabilities) -> None:
+    def _learn(self, truths: ServerCapabilities) -> None:
         self._truths, self._forms = truths, truths.forms
         self.codec.context_limit = least_limit(self.codec.context_limit, truths.max_context)
-
-    def _lock(self) -> asyncio.Lock:
-        """Of this event loop: a model may be used from several in turn."""
-        loop = asyncio.get_running_loop()
-        if self._turn is None or self._turn[0] is not loop:
-            self._turn = (loop, asyncio.Lock())
-        return self._turn[1]
 
     # -- replies -----------------------------------------------------------------------------------
 

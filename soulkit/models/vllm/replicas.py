@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Never
 
 from soulkit.errors import ProviderError, UserError
+from soulkit.models.api.transport import PerLoop
 from soulkit.models.vllm.client import ServerGone, ServerRefused, VllmClient
 from soulkit.text import counted
 
@@ -133,7 +134,7 @@ class Replicas:
         self.adapters: set[str] = set()
         """Names of adapters that every living server has; `adapters.py` keeps them."""
         self._say = say
-        self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
+        self._sessions = PerLoop(_Session)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -159,18 +160,20 @@ class Replicas:
         Raises NoServerLeft, ServerRefused for what a server answers with a refusal, and
         ProviderError where connections break again and again at servers that live.
         """
-        session, name = self._session(), str(body.get("model", ""))
+        session, name = self._sessions.get(), str(body.get("model", ""))
         session.names[name] += 1
         try:
             return await self._answer(session, path, body)
         finally:
             session.names[name] -= 1
             if not session.names[name]:
-                _wake(session.leaving.pop(name, ()))
+                for turn in session.leaving.pop(name, ()):
+                    if not turn.done():
+                        turn.set_result(None)
 
     async def idle(self, name: str) -> None:
         """Returns when no request for the model of this name is waiting or under way."""
-        session = self._session()
+        session = self._sessions.get()
         while session.names[name]:
             turn = asyncio.get_running_loop().create_future()
             session.leaving[name].append(turn)
@@ -182,7 +185,7 @@ class Replicas:
         Takes no place from generation. A server that dies over it is dropped and has no entry;
         raises NoServerLeft when all have gone, ProviderError as `ask` does.
         """
-        session = self._session()
+        session = self._sessions.get()
         living = [member for member in self._members if not member.ending]
         answers = await asyncio.gather(
             *(self._stubborn(session, member, path, body) for member in living),
@@ -209,7 +212,7 @@ class Replicas:
 
     async def close(self) -> None:
         """Close every connection; the servers are left as they are."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        session = self._sessions.pop()
         if session is not None and session.watch is not None:
             session.watch.cancel()
         for member in self._members:
@@ -316,7 +319,8 @@ class Replicas:
         )
         task = asyncio.ensure_future(request)
         session.tasks[member].add(task)
-        self._watch(session)
+        if session.watch is None or session.watch.done():
+            session.watch = asyncio.ensure_future(self._look_after(session))
         try:
             await asyncio.wait({task})
         finally:
@@ -331,11 +335,6 @@ class Replicas:
         return task.result()
 
     # -- life and death ----------------------------------------------------------------------------
-
-    def _watch(self, session: _Session) -> None:
-        """See to it that somebody looks after the servers while requests are on the wire."""
-        if session.watch is None or session.watch.done():
-            session.watch = asyncio.ensure_future(self._look_after(session))
 
     async def _look_after(self, session: _Session) -> None:
         while any(session.tasks.values()):
@@ -395,7 +394,9 @@ class Replicas:
     def _drop(self, session: _Session, member: _Replica, why: str) -> None:
         if member.ending:
             return
-        member.ending = why = _ending(why)
+        # As it stands between brackets; the client writes whole sentences.
+        why = re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")
+        member.ending = why
         again, left = session.load[member], len(self.urls)
         if left:
             self._say(
@@ -408,23 +409,3 @@ class Replicas:
 
     def _give_up(self) -> Never:
         raise NoServerLeft({member.url: member.ending for member in self._members})
-
-    def _session(self) -> _Session:
-        loop = asyncio.get_running_loop()
-        if loop not in self._sessions:
-            # A session refers to its loop, so a dead loop's entry would never go by itself.
-            for dead in [other for other in self._sessions if other.is_closed()]:
-                del self._sessions[dead]
-            self._sessions[loop] = _Session()
-        return self._sessions[loop]
-
-
-def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
-    for turn in waiting:
-        if not turn.done():
-            turn.set_result(None)
-
-
-def _ending(why: str) -> str:
-    """Why a server ended, as it stands between brackets; the client writes whole sentences."""
-    return re.sub(r"^The vLLM server at \S+ is gone: ", "", why).rstrip(". ")

@@ -431,7 +431,11 @@ class VllmServer:
                 "Everything of this run is saved; restart the machine where they stay.",
             )
         end = time.monotonic() + 2.0
-        while _listens(self.port) and time.monotonic() < end:  # longer: somebody else's by now
+        while time.monotonic() < end:  # longer: somebody else's by now
+            with socket.socket() as probe:
+                probe.settimeout(1.0)
+                if probe.connect_ex((HOST, self.port)) != 0:
+                    return
             time.sleep(0.05)
 
     def __enter__(self) -> Self:
@@ -508,12 +512,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((HOST, port)) == 0
 
 
 def _new_log(folder: Path, model: str) -> Path:

@@ -8,14 +8,13 @@ do not, and `GROSS` shows only that the model is the right one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from soulkit.errors import MissingPackage
 from soulkit.models.codec import Codec
-from soulkit.models.vllm.adapters import PromptReading, read_prompt
+from soulkit.models.vllm.adapters import Distance, Logprobs, PromptReading, read_prompt
 from soulkit.models.vllm.capabilities import PROBE_TEXT, IncompatibleServer
 from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.replicas import Replicas
@@ -34,33 +33,6 @@ QUESTIONS = (
 )
 _GRID, _OFF_GRID = 4096, 0.02
 """16-bit logits differ by multiples of 1/4096 of a nat; float32 log-probs do so by chance."""
-
-Logprobs = Sequence[Sequence[float]]
-"""Of each prompt, in nats at temperature 1, of its tokens but the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """How far log-probs of the same tokens are apart, in nats."""
-
-    largest: float
-    mean: float
-
-    @classmethod
-    def between(cls, one: Logprobs, other: Logprobs) -> Distance:
-        """Infinite where there is nothing to compare, where a number is none, or where the two are
-        not of the same tokens."""
-        nowhere = cls(math.inf, math.inf)
-        if not one or [len(part) for part in one] != [len(part) for part in other]:
-            return nowhere
-        gaps = [abs(a - b) for parts in zip(one, other, strict=True)
-                for a, b in zip(*parts, strict=True)]  # fmt: skip
-        if not gaps or not all(map(math.isfinite, gaps)):
-            return nowhere
-        return cls(max(gaps), sum(gaps) / len(gaps))
-
-    def words(self) -> str:
-        return f"{self.largest:.2g} nats at most, {self.mean:.2g} on average"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,13 @@ Example record: {"prompt": ..., "chosen": ..., "rejected": ..., "profile": "Youn
 "Pair-wise Comparative Feedback": [{"prompt": ..., "chosen": ..., "rejected": ...}]}; AlignX itself
 also has "Demographic Information" and "User-Generated Content".
 
-A record holds several kinds of evidence about a person, a split shows one or all of them. Importing
-for a split keeps its kinds and all their items, save a compared pair that is the very question: it
-would show the answer. A record that has none of them is no row of that split. None has sixteen
-items, so there is no importer for that split. The files state no terms of use; every row says so.
+A record holds several kinds of evidence about a person. Importing for a split keeps its kinds and
+all their items, save a compared pair that is the very question. A record that has none of them is
+no row of that split; none has sixteen items. The files state no terms of use; every row says so.
 
 Made rows have invented people who each have one taste that decides: one end of an axis (short or
-long, blunt or gentle, numbers or stories, ...). The two replies to a post give the same advice at
-the two ends of the person's axis; what is known of them shows which end is theirs, so a row is
-solvable from itself and only from what is known of the person.
+long, blunt or gentle, ...). The two replies give the same advice at the two ends of that axis, and
+what is known of the person shows which end is theirs.
 """
 
 from __future__ import annotations
@@ -164,7 +162,7 @@ def all_posts() -> tuple[Post, ...]:
 
 @cache
 def axes() -> tuple[tuple[Taste, Taste], ...]:
-    return tuple((Taste(**one), Taste(**other)) for one, other in TEXTS["axes"])
+    return tuple((Taste(**low), Taste(**high)) for low, high in TEXTS["axes"])
 
 
 TASKS = tuple(f"alignx_{s}" for s in ("demo", "pair", "ugc", "arbitrary", "history16"))

@@ -30,7 +30,8 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
 from soulkit.tasks.kit.base import READABLE
-from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson, opening, read_state
+from soulkit.tasks.kit.choice import ChoiceTask, opening, read_state
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.prompting import share_fairly
 from soulkit.tasks.kit.scoring import ROWS, mean_of, row_mean, row_plays
 from soulkit.types import BatchMetric, Episode, Example, Record, Score
@@ -55,8 +56,10 @@ class AlignX(ChoiceTask):
         """The row in both orders, unless it says which one by `flip`."""
         if row.get("flip") is not None:
             return super().examples(row, source=source, split=split)
-        both = ({**row, "flip": flip} for flip in (False, True))
-        return tuple(self.example(one, source=source, split=split) for one in both)
+        return tuple(
+            self.example({**row, "flip": flip}, source=source, split=split)
+            for flip in (False, True)
+        )
 
     def example(self, row: Mapping[str, Any], *, source: str = "", split: str = "test") -> Example:
         example = super().example(row, source=source, split=split)

@@ -17,38 +17,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from soulkit.judge.leaks import LeakView, echoes_private, echoes_reference, tokens
-from soulkit.judge.quoting import fence
+from soulkit.judge.leaks import LeakView
 from soulkit.runs.records import drafts
 from soulkit.tasks.coser.scoring import ASPECTS, HIGHEST, LOWEST
+from soulkit.tasks.kit.coaching import longest_text, remarks_without_secrets, repeated_texts
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Line, Record, Score
 
 RUBRIC = ("Storyline Consistency", "Character Fidelity", "Storyline Quality", "severity")
 """Words of the critics that nobody in a scene would use."""
-ADVICE = (
-    "Play your own character alone, out of what this person wants right now, in words that only "
-    "this person would choose. Answer what was just said before you bring something new, show a "
-    "feeling instead of naming it, let a wish stay unsaid, and leave nobody's move without a "
-    "consequence. Keep every turn short."
-)
-SHORT_NOTES = {
-    "storyline_consistency": "The scene drifted from its situation: let everything that is said "
-    "answer to what is at stake in the place and the hour in which it begins.",
-    "anthropomorphism": "The characters were too even: let them want something, misunderstand, "
-    "hold something back, and begin things instead of answering.",
-    "character_fidelity": "The characters could have been anybody: take each one's words, temper "
-    "and standing towards the others from what is recorded of them.",
-    "storyline_quality": "The scene stood still or went in circles: let every turn change "
-    "something that the next one has to deal with.",
-}
+TEXTS = Texts(__file__)
 WEAK = 60.0
 """Points below which a dimension is remarked on."""
-_MACHINE = re.compile(
+_ASSISTANT = re.compile(
     r"\b(?:as an ai|language model|how can i (?:help|assist)|happy to (?:help|assist)|"
     r"feel free to|let me know if)\b", re.IGNORECASE
 )  # fmt: skip
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def aspect_points(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
@@ -73,9 +58,9 @@ def aspect_reasons(score: Score) -> dict[str, str]:
 def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(dimension, its reasoning and flaws) of a verdict on one dimension or on all."""
     if purpose in ASPECTS:
-        instances = [str(one["instance"]) for key in ("flaws", "repetitions")
-                     for one in fields.get(key, ())]  # fmt: skip
-        yield purpose, "\n".join([str(fields["reasoning"]), *instances])
+        instances = [str(flaw["instance"]) for key in ("flaws", "repetitions")
+                     for flaw in fields.get(key, ())]  # fmt: skip
+        yield purpose, "\n".join(dict.fromkeys([str(fields["reasoning"]), *instances]))
         return
     for slug in ASPECTS:
         if isinstance(fields.get(slug), Mapping):
@@ -84,59 +69,31 @@ def _by_dimension(purpose: str, fields: Mapping[str, Any]) -> Iterator[tuple[str
 
 def remarks_for_coach(score: Score, view: LeakView) -> str:
     """The critics' reasoning for a coach, fenced, without sentences that give something away."""
-    lines = []
-    for slug, text in aspect_reasons(score).items():
-        sentences = [
-            s for s in dict.fromkeys(_SENTENCE.split(text)) if s.strip() and not _tells(s, view)
-        ]
-        if sentences:
-            lines.append(f"{ASPECTS[slug].title}: {' '.join(sentences)}")
-    return fence("\n".join(lines), "remarks") if lines else ""
-
-
-def _tells(sentence: str, view: LeakView) -> bool:
-    """Whether a sentence echoes a private text or the book's own lines."""
-    if any(echoes_private(sentence, text, view.public) for text in view.secrets):
-        return True
-    return echoes_reference(sentence, view.reference, view.public)
+    reasons = ((ASPECTS[slug].title, text) for slug, text in aspect_reasons(score).items())
+    return remarks_without_secrets(reasons, view)
 
 
 def scene_lesson(lines: Sequence[Line], score: Score, turn_words: int) -> str:
     """What rules say about a scene: what they saw, then what holds always."""
-    seen = [*_silence(lines), *_length(lines, turn_words), *_machine(lines), *_repeats(lines)]
+    return " ".join([*_remarks(lines, score, turn_words), TEXTS["advice"]])
+
+
+def _remarks(lines: Sequence[Line], score: Score, turn_words: int) -> Iterator[str]:
+    texts: Mapping[str, str] = TEXTS["remarks"]
+    if not lines:
+        yield texts["silent"]
+    place, count = longest_text([line.text for line in lines])
+    if count > 2 * turn_words:
+        yield texts["long"].format(name=lines[place].seat, count=count)
+    for name in dict.fromkeys(line.seat for line in lines if _ASSISTANT.search(line.text)):
+        yield texts["assistant"].format(name=name)
+    if repeated := repeated_texts([line.text for line in lines]):
+        names = dict.fromkeys(lines[place].seat for place in repeated)
+        yield texts["repeated"].format(names=", ".join(names))
     points = [(p, slug) for slug in ASPECTS if (p := score.metrics.get(slug)) is not None]
-    weakest = min(points, default=None)
-    if weakest is not None and weakest[0] < WEAK:
-        seen.append(SHORT_NOTES[weakest[1]])
-    return " ".join([*seen, ADVICE])
-
-
-def _silence(lines: Sequence[Line]) -> list[str]:
-    return [] if lines else ["Nobody was heard: every turn needs words or an action."]
-
-
-def _length(lines: Sequence[Line], turn_words: int) -> list[str]:
-    longest = max(lines, key=lambda line: len(line.text.split()), default=None)
-    count = 0 if longest is None else len(longest.text.split())
-    if longest is None or count <= 2 * turn_words:
-        return []
-    return [f"{longest.seat} once spoke {count} words in a row; nobody talks that long."]
-
-
-def _machine(lines: Sequence[Line]) -> list[str]:
-    names = dict.fromkeys(line.seat for line in lines if _MACHINE.search(line.text))
-    return [f"{name} sounded like an assistant; nobody in this book is one." for name in names]
-
-
-def _repeats(lines: Sequence[Line]) -> list[str]:
-    texts = [" ".join(tokens(line.text)) for line in lines]
-    repeated = {t for t in texts if t and texts.count(t) > 1}
-    names = dict.fromkeys(
-        line.seat for line, text in zip(lines, texts, strict=True) if text in repeated
-    )
-    if not names:
-        return []
-    return [f"The same words came more than once ({', '.join(names)}): say a thing once."]
+    lowest, weakest = min(points, default=(WEAK, ""))
+    if lowest < WEAK:
+        yield TEXTS["weak"][weakest]
 
 
 # -- over a batch --------------------------------------------------------------------------------
@@ -164,20 +121,7 @@ def distributions(records: Sequence[Record]) -> dict[str, BatchMetric]:
     }  # fmt: skip
 
 
-HELPFUL = (
-    "Hello! How can I help you today?",
-    "That is a great question. There are several things to consider.",
-    "I understand both points of view, and I am happy to assist.",
-    "In conclusion, communication and respect are what matters most.",
-    "Let me know if there is anything else I can do for you!",
-    "That is a great question. There are several things to consider.",
-)
-HAPPENINGS = (
-    "Somewhere a door falls shut, and steps go away over stone.",
-    "The light changes; for a moment nothing can be heard but the wind.",
-    "A cart rattles by outside, and the cups on the shelf answer it.",
-    "It has grown colder. Somebody outside laughs, far off.",
-)
+# -- scripts -------------------------------------------------------------------------------------
 
 
 def lines_in_turn(seats: Sequence[str], texts: Sequence[str]) -> list[Line]:
@@ -214,4 +158,5 @@ def scripted_environment(messages: Sequence[Mapping[str, str]]) -> str:
     if listed:
         names = listed[0].split(", ")
         return f"1. By turns.\n2. Next Speaker: {names[drawn % len(names)]}"
-    return HAPPENINGS[drawn % len(HAPPENINGS)]
+    happenings: Sequence[str] = TEXTS["happenings"]
+    return happenings[drawn % len(happenings)]

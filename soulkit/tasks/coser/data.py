@@ -25,38 +25,20 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import RawRow
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
+from soulkit.data.files import BadRow, RawRow
+from soulkit.tasks.coser.scene import ENVIRONMENT, is_message
+from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
 from soulkit.tasks.kit.prompting import Texts
 
 TEXTS = Texts(__file__)
 SCENES = 4
 """Scenes in a row that belong to the same book."""
-ENVIRONMENT = "Environment"
 
 _FOR = ("open", "press", "tell", "offer", "warn", "doubt", "ask")
 _AGAINST = ("ask", "refuse", "doubt", "tell", "warn", "offer", "press")
-
-
-@dataclass(frozen=True, slots=True)
-class Matter:
-    """What a book turns on: a thing, what one side would do with it and the other, and why."""
-
-    thing: str
-    do: str
-    leave: str
-    hope: str
-    fear: str
-    clue: str
-
-
-@cache
-def matters() -> tuple[Matter, ...]:
-    return tuple(Matter(**matter) for matter in TEXTS["matters"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +53,8 @@ class _Person:
 @dataclass(frozen=True, slots=True)
 class _Book:
     title: str
-    matter: Matter
+    matter: Mapping[str, str]
+    """What it turns on: a thing, what one side would do with it and the other, and why."""
     cast: tuple[_Person, ...]
 
 
@@ -88,7 +71,10 @@ def _made_row(seed: int, index: int) -> dict[str, Any]:
 
 
 def _book(rng: random.Random, number: int) -> _Book:
-    names = [f"{first} {_surname(rng)}" for first in rng.sample(TEXTS["first"], 4)]
+    names = [
+        f"{first} {rng.choice(TEXTS['last_heads'])}{rng.choice(TEXTS['last_tails'])}"
+        for first in rng.sample(TEXTS["first"], 4)
+    ]
     tempers = rng.sample(tuple(TEXTS["tempers"]), 4)
     callings = rng.sample(TEXTS["callings"], 4)
     town = rng.choice(TEXTS["town_heads"]) + rng.choice(TEXTS["town_tails"])
@@ -97,11 +83,7 @@ def _book(rng: random.Random, number: int) -> _Book:
         _Person(*person, stands_for=place % 2 == 0)
         for place, person in enumerate(zip(names, tempers, callings, strict=True))
     )
-    return _Book(title, rng.choice(matters()), cast)
-
-
-def _surname(rng: random.Random) -> str:
-    return rng.choice(TEXTS["last_heads"]) + rng.choice(TEXTS["last_tails"])
+    return _Book(title, rng.choice(TEXTS["matters"]), cast)
 
 
 def _scene(rng: random.Random, book: _Book, number: int) -> dict[str, Any]:
@@ -114,14 +96,17 @@ def _scene(rng: random.Random, book: _Book, number: int) -> dict[str, Any]:
     names = [person.name for person in present]
     return {
         "scenario": _scenario(rng, book, names),
-        "topic": f"What is to become of {book.matter.thing}",
+        "topic": f"What is to become of {book.matter['thing']}",
         "key_characters": [{"name": p.name, "thought": _motive(book, p)} for p in present],
         "dialogues": lines,
         "speaking_characters_w_env": [name for name, _ in counts.most_common()],
         "major_characters": names,
         "weight": round(rng.uniform(1, 9), 3),
         "plot": _plot(rng, book, present, number),
-        "character_profiles": {p.name: _profile(p) for p in book.cast},
+        "character_profiles": {
+            p.name: f"{p.name} {p.calling}. {p.name.split()[0]} {TEXTS['manners'][p.temper]}."
+            for p in book.cast
+        },
         "book": book.title,
         "i_p": number,
         "i_c": 0,
@@ -160,12 +145,12 @@ def _line(
     matter = book.matter
     other = rng.choice([p for p in present if p is not speaker])
     speech = TEXTS["tempers"][speaker.temper][move].format(
-        thing=matter.thing,
-        want=matter.do if speaker.stands_for else matter.leave,
-        worry=matter.fear
+        thing=matter["thing"],
+        want=matter["do"] if speaker.stands_for else matter["leave"],
+        worry=matter["fear"]
         if not speaker.stands_for
         else f"if we do nothing, not even {other.name} will sleep",
-        clue=matter.clue,
+        clue=matter["clue"],
         other=other.name.split()[0],
     )
     thought = f"[{rng.choice(TEXTS['thoughts'][move])}] "
@@ -187,20 +172,16 @@ def _scenario(rng: random.Random, book: _Book, names: Sequence[str]) -> str:
     met = f"{', '.join(names[:-1])} and {names[-1]}"
     return (
         f"{rng.choice(TEXTS['hours'])}. In {rng.choice(TEXTS['rooms'])}, {met} have met because of "
-        f"{book.matter.thing}, and not all of them came gladly."
+        f"{book.matter['thing']}, and not all of them came gladly."
     )
 
 
 def _motive(book: _Book, person: _Person) -> str:
     matter = book.matter
     if person.stands_for:
-        return f"I want us to {matter.do}: {matter.hope}. I must not show how much I need it."
-    return f"I would rather {matter.leave}: {matter.fear}. If I can, I will say so without a fight."
-
-
-def _profile(person: _Person) -> str:
-    first, manner = person.name.split()[0], TEXTS["manners"][person.temper]
-    return f"{person.name} {person.calling}. {first} {manner}."
+        return f"I want us to {matter['do']}: {matter['hope']}. I must not show how much I need it."
+    wish = f"I would rather {matter['leave']}: {matter['fear']}."
+    return f"{wish} If I can, I will say so without a fight."
 
 
 def _plot(
@@ -209,9 +190,9 @@ def _plot(
     matter, first, second = book.matter, present[0], present[1]
     return {
         "summary": (
-            f"What is to become of {matter.thing}? {first.name} wants to {matter.do}, "
-            f"{second.name} would rather {matter.leave}. In the quarrel it may come out that "
-            f"{matter.clue}; at last one of them gives way."
+            f"What is to become of {matter['thing']}? {first.name} wants to {matter['do']}, "
+            f"{second.name} would rather {matter['leave']}. In the quarrel it may come out that "
+            f"{matter['clue']}; at last one of them gives way."
         ),
         "key_characters": [
             {
@@ -229,30 +210,26 @@ def _plot(
     }
 
 
+# -- imported ------------------------------------------------------------------------------------
+
 LICENCE = (
     "not stated by the source; scenes and dialogue come from novels, most of them in copyright"
 )
-_FIELDS = ("book", "scenario", "dialogues")
 
 
 def import_coser(path: Path) -> Imported:
     """Rows of a file of scenes; DataError when none of its records is one."""
-    raw, bad = records_with(path, _FIELDS, "Give test_set.json, or JSON lines of its records.")
-    rows = rows_of_records(raw, bad, _imported_row)
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+    return import_records(
+        path, _imported_row, fields=("book", "scenario", "dialogues"),
+        way_out="Give test_set.json, or JSON lines of its records.", licence=LICENCE, notes=_notes,
+    )  # fmt: skip
 
 
-def _imported_row(raw: RawRow, index: int) -> dict[str, Any]:
+def _imported_row(raw: RawRow, index: int) -> Row:
     book, _ = need(raw, "book", "scenario")
     _check_scene(raw.fields)
-    return {
-        "circumstance": json.dumps(raw.fields, ensure_ascii=False),
-        "book": book,
-        "tag": raw.fields.get("tag"),
-        "index": index,
-        "provenance": raw.source,
-        "licence": LICENCE,
-    }
+    circumstance = json.dumps(raw.fields, ensure_ascii=False)
+    return {"circumstance": circumstance, "book": book, "tag": raw.fields.get("tag")}
 
 
 def _check_scene(fields: Mapping[str, Any]) -> None:
@@ -264,7 +241,7 @@ def _check_scene(fields: Mapping[str, Any]) -> None:
     if not speaking or not _names(fields.get("major_characters")):
         raise BadRecord("it does not list who speaks and who is a major character")
     lines = fields.get("dialogues")
-    if not isinstance(lines, list) or not lines or not all(map(_is_line, lines)):
+    if not isinstance(lines, list) or not lines or not all(map(is_message, lines)):
         raise BadRecord("its dialogues are no list of messages with a character each")
     strangers = {line["character"] for line in lines} - set(speaking)
     if strangers:
@@ -277,13 +254,7 @@ def _names(value: Any) -> list[str]:
     return value if named else []
 
 
-def _is_line(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(value.get(key), str) and value[key].strip() for key in ("character", "message")
-    )
-
-
-def _notes(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Row], bad: Sequence[BadRow]) -> tuple[str, ...]:
     tags = Counter(str(row["tag"]) for row in rows if row["tag"])
     counted = ", ".join(f"{count} {tag}" for tag, count in sorted(tags.items())) or "no tags"
     books = len({row["book"] for row in rows})

@@ -12,10 +12,9 @@ not paid half, since all that a scene's characters do has one reward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from soulkit.judge import panel
@@ -24,7 +23,7 @@ from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.judge.verdict import remove_think
 from soulkit.models.base import Cast, Player
-from soulkit.tasks.coser import coach as coaching
+from soulkit.tasks.coser import coach
 from soulkit.tasks.coser.scene import (
     END,
     ENDS_FROM,
@@ -42,6 +41,7 @@ from soulkit.tasks.coser.scene import (
 from soulkit.tasks.coser.scoring import ASPECTS, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.task import Coser, Opinions
 from soulkit.tasks.kit.base import Rollout
+from soulkit.tasks.kit.coaching import fenced_remarks
 from soulkit.tasks.kit.dialogue import (
     LEAST_TOKENS,
     Conversation,
@@ -49,7 +49,6 @@ from soulkit.tasks.kit.dialogue import (
     with_reply_limit,
 )
 from soulkit.tasks.kit.prompting import first_words
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     Completion,
     Episode,
@@ -57,7 +56,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Score,
     Segment,
 )
@@ -153,11 +151,8 @@ class CoserReference(Coser):
     book, scene = PublishedBook, PublishedScene
     plot_is_known = judges_silence = True
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
-        folder: Path | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(name, spec, protocol=protocol, folder=folder)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        super().keep_options(options)
         self.heard_words = self.line_words = UNBOUNDED
 
     def rounds(self, kind: Kind) -> int:
@@ -184,8 +179,8 @@ class CoserReference(Coser):
 
     def words(self, replies: Opinions) -> str:
         marks = panel.readable(replies[PURPOSE])
-        lines = [(ASPECTS[slug].title, one.marks()[slug], why)
-                 for one in marks for slug, why in one.reasons().items()]  # fmt: skip
+        lines = [(ASPECTS[slug].title, verdict.marks()[slug], why)
+                 for verdict in marks for slug, why in verdict.reasons().items()]  # fmt: skip
         return "\n".join(f"{title}: {mark} of 10. {why}" for title, mark, why in lines)
 
     def public_line(self, line: Line) -> Line:
@@ -216,11 +211,11 @@ class CoserReference(Coser):
         worst."""
         view = super().coach_view(example, episode, score)
         worst = sorted(ASPECTS, key=lambda slug: score.metrics.get(slug) or 0.0)[:2]
-        reasons = coaching.aspect_reasons(score)
+        reasons = coach.aspect_reasons(score)
         notes = [f"{ASPECTS[slug].title}: {reasons[slug]}" for slug in worst if slug in reasons]
         return {
             **view, "transcript": transcript(self._thought_aloud(episode)),
-            "remarks": fence("\n".join(notes), "remarks") if notes else "",
+            "remarks": fenced_remarks(notes),
             "gold": fence(self._brief(example), "book"),
         }  # fmt: skip
 
@@ -245,7 +240,7 @@ class CoserReference(Coser):
 
     def _brief(self, example: Example) -> str:
         """The book's scene, shortened."""
-        lines = [(one.seat, first_words(one.text, COACH_TURN)) for one in self.recorded(example)]
+        lines = [(line.seat, first_words(line.text, COACH_TURN)) for line in self.recorded(example)]
         return first_words("\n".join(f"{name}: {text}" for name, text in lines), COACH_WORDS)
 
 

@@ -33,7 +33,9 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
+from typing import Protocol as Interface
 
 from soulkit.data.literals import literal_list, structure
 from soulkit.errors import DataError, UnreadableVerdict
@@ -45,11 +47,7 @@ from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import Stage, others_view, partner_reply
 from soulkit.tasks.kit.prompting import MARK, first_words, share_fairly
 from soulkit.text import one_line
-from soulkit.types import Completion, Example, Form, Line, Protocol, Role, Segment
-
-if TYPE_CHECKING:
-    from soulkit.tasks.coser.task import Coser
-
+from soulkit.types import Completion, Example, Form, Kind, Line, Protocol, Role, Segment
 
 _OPENING = re.compile(r"<\s*((?:system|role)?)[_ ]think(?:ing)?\s*>")
 _ANY_OPENING = re.compile(_OPENING.pattern, re.IGNORECASE)
@@ -285,7 +283,9 @@ def seats_of(fields: Mapping[str, Any]) -> dict[str, Role]:
 
 def dialogue(fields: Mapping[str, Any]) -> list[Line]:
     """The recorded messages, thoughts and actions included."""
-    return [Line(one["character"].strip(), one["message"]) for one in fields["dialogues"]]
+    return [
+        Line(message["character"].strip(), message["message"]) for message in fields["dialogues"]
+    ]
 
 
 def profiles(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -333,7 +333,7 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
     if not names_in(fields["major_characters"]):
         raise _unusable("it has no major_characters", "Their fidelity is what is judged.")
     lines = fields["dialogues"]
-    if not lines or not all(map(_is_message, lines)):
+    if not lines or not all(map(is_message, lines)):
         raise _unusable(
             "its dialogues are no list of messages",
             "Each message needs a 'character' and a 'message', both text.",
@@ -371,7 +371,8 @@ def _filled_object(value: Any) -> bool:
     return isinstance(inner, Mapping) and bool(inner)
 
 
-def _is_message(value: Any) -> bool:
+def is_message(value: Any) -> bool:
+    """Whether `value` is a message of a character: both a name and words."""
     return isinstance(value, Mapping) and all(
         isinstance(value.get(key), str) and value[key].strip() for key in ("character", "message")
     )
@@ -437,11 +438,27 @@ def within_words(text: str, count: int) -> str:
     return fitted if len(fitted) <= most else f"{fitted[:most]} {MARK}"
 
 
+class SceneTask(Interface):
+    """What a scene asks of its task."""
+
+    protocol: Protocol
+    heard_words: int
+    line_words: int
+
+    def rounds(self, kind: Kind) -> int: ...
+
+    def surroundings_prompt(self, example: Example) -> str: ...
+
+    def predictor_prompt(
+        self, example: Example, so_far: str, names: Sequence[str], answers: Sequence[str] = ()
+    ) -> str: ...
+
+
 @dataclass
 class SceneBook:
     """What was said in a scene so far, and how it reaches whom."""
 
-    task: Coser
+    task: SceneTask
     example: Example
     stage: Stage
 
@@ -493,7 +510,8 @@ class BookScene(SceneBook):
         first, speaker = self.replay()
         rounds = self.task.rounds(self.rollout.kind)
         for index in range(first, rounds):
-            if not await self._turn(speaker, index):
+            turn = self.surroundings if speaker == ENVIRONMENT else partial(self.character, speaker)
+            if not await turn(index):
                 return self.silence
             self.stage.notes["rounds"] = index + 1
             if index + 1 == rounds:
@@ -507,12 +525,6 @@ class BookScene(SceneBook):
         return "max_rounds"
 
     # -- turns ------------------------------------------------------------------------------------
-
-    async def _turn(self, speaker: str, index: int) -> bool:
-        """Whether anything came of the turn."""
-        if speaker == ENVIRONMENT:
-            return await self.surroundings(index)
-        return await self.character(speaker, index)
 
     async def character(self, seat: str, index: int) -> bool:
         """The actor's turn as one of the characters; one without a word ends the scene."""
@@ -539,15 +551,12 @@ class BookScene(SceneBook):
         """What happens around the characters; PartnerError when nothing comes twice."""
         call = self.rollout.call("environment", self.example, index, purpose="environment")
         text, usage = await partner_reply(
-            self.cast.player("environment"), self.surroundings_context(), call, self._happening,
-            "the environment",
+            self.cast.player("environment"), self.surroundings_context(), call,
+            lambda reply: words_out_loud(reply, ENVIRONMENT) or None, "the environment",
         )  # fmt: skip
         self.stage.usage += usage
         self.record(ENVIRONMENT, text)
         return True
-
-    def _happening(self, reply: str) -> str | None:
-        return words_out_loud(reply, ENVIRONMENT) or None
 
     def surroundings_context(self) -> tuple[Segment, ...]:
         """The scene from the side of the environment."""

@@ -94,7 +94,7 @@ class FlawsAndRepetitions(Flaws):
 
     @property
     def severity(self) -> int:
-        return super().severity + sum(one.severity for one in self.repetitions)
+        return super().severity + sum(repetition.severity for repetition in self.repetitions)
 
 
 def flaw_shape(slug: str) -> type[Flaws]:
@@ -146,11 +146,6 @@ class Marks(VerdictShape):
 def anchored(mark: float) -> float:
     """A mark from 1 to 10 as points from 0 to 100, to one decimal."""
     return round((max(LOWEST, min(HIGHEST, mark)) - 1) * 100 / 9, 1)
-
-
-def anchored_value(points: Mapping[str, float]) -> float:
-    """The mean of the four dimensions' points, as a share."""
-    return mean_share(points[slug] for slug in ASPECTS)
 
 
 MOST_ORDERS = 4

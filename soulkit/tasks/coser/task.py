@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError
@@ -28,7 +27,6 @@ from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.metrics.text import bleu, rouge_l
 from soulkit.models.base import Cast
 from soulkit.tasks.coser import coach
-from soulkit.tasks.coser import coach as coaching
 from soulkit.tasks.coser.scene import (
     END,
     ENVIRONMENT,
@@ -55,7 +53,6 @@ from soulkit.tasks.coser.scene import (
 from soulkit.tasks.coser.scoring import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, Stage, cut_note, play_out
-from soulkit.tasks.kit.scoring import actor_status
 from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     BatchMetric,
@@ -65,7 +62,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Record,
     Role,
     Score,
@@ -96,13 +92,9 @@ class Coser(Task):
     judges_silence = False
     """Whether a scene in which no character could be heard is judged like any other."""
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        options = spec.options
-        _check_options(spec)
-        self.max_rounds = int(options[f"{protocol}_rounds"])
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        _check_options(self.spec)
+        self.max_rounds = int(options[f"{self.protocol}_rounds"])
         self.heard_words, self.line_words = int(options["heard_words"]), int(options["line_words"])
 
     def rounds(self, kind: Kind) -> int:
@@ -129,7 +121,7 @@ class Coser(Task):
         """The declared readers, each seat under its character's name."""
         seats = {"character": tuple(characters(fields)), "environment": (ENVIRONMENT,)}
         return {
-            name: tuple(one for reader in readers for one in seats.get(reader, (reader,)))
+            name: tuple(seat for reader in readers for seat in seats.get(reader, (reader,)))
             for name, readers in super().audience(fields).items()
         }
 
@@ -192,8 +184,8 @@ class Coser(Task):
     ) -> tuple[dict[str, Any], dict[str, int]]:
         """(what a character's prompt is made of, words cut by part)."""
         fields, cuts = self.within_budget(example.visible(seat))
-        view, more = fitted_view(fields, seat, *self.profile_words(feedback))
-        return {**view, "words": self.spec.options["turn_words"]}, {**cuts, **more}
+        view, cut_parts = fitted_view(fields, seat, *self.profile_words(feedback))
+        return {**view, "words": self.spec.options["turn_words"]}, {**cuts, **cut_parts}
 
     def profile_words(self, feedback: Feedback | None) -> tuple[int, int]:
         """The budgets of a character's own texts and of all others' profiles together."""
@@ -205,12 +197,7 @@ class Coser(Task):
         if seat == ENVIRONMENT:
             return Segment("system", self.surroundings_prompt(example))
         view, _ = self.character_view(example, seat, feedback)
-        bare = self.prompts.render("character", feedback=None, **view)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment(
-            "system", self.prompts.render("character", feedback=feedback.text, **view), bare
-        )
+        return self.prompts.opening("character", feedback, view)
 
     def opening(
         self, example: Example, seat: str, feedback: Feedback | None
@@ -268,13 +255,15 @@ class Coser(Task):
         if episode.failure is not None:
             return unscored(episode.failure, self.protocol)
         if not self.judges_silence and not self.messages(example, episode, played=True):
-            return self._silent(episode)
+            nothing = {**dict.fromkeys(ASPECTS), "lines": 0.0}
+            words = "No character could be heard."
+            return self.silent_score(episode, words, nothing, self._hashes())
         replies = await ask_several(cast, self.questions(example, episode), episode)
-        points, more = self.rated(replies, self.messages(example, episode), cast)
+        points, metrics = self.rated(replies, self.messages(example, episode), cast)
         value = scene_value(points)
         return Score(
             value=value, reward=value, words=self.words(replies), protocol=self.protocol,
-            metrics={**points, **more, **self.facts(example, episode)}, prompts=self._hashes(),
+            metrics={**points, **metrics, **self.facts(example, episode)}, prompts=self._hashes(),
             verdicts=tuple(o.verdict() for opinions in replies.values() for o in opinions),
         )  # fmt: skip
 
@@ -337,7 +326,7 @@ class Coser(Task):
     ) -> tuple[dict[str, float], dict[str, float | None]]:
         """(dimension → 0 to 100, metrics beside)."""
         points: dict[str, float] = {}
-        more: dict[str, float | None] = {}
+        metrics: dict[str, float | None] = {}
         agreements: list[float] = []
         for slug, opinions in replies.items():
             how = cast.panel.combine
@@ -346,13 +335,13 @@ class Coser(Task):
                 return flaw_score(flaws.severity, messages)
 
             points[slug] = panel.pooled(opinions, scored, how)
-            more[f"flaws/{slug}"] = panel.pooled(opinions, lambda flaws: flaws.severity, how)
+            metrics[f"flaws/{slug}"] = panel.pooled(opinions, lambda flaws: flaws.severity, how)
             values = [scored(flaws) for flaws in panel.readable(opinions)]
             agreed = panel.agreement(values, 0, 100)
             agreements += [] if agreed is None else [agreed]
         if agreements:
-            more["judge_agreement"] = sum(agreements) / len(agreements)
-        return points, more
+            metrics["judge_agreement"] = sum(agreements) / len(agreements)
+        return points, metrics
 
     def facts(self, example: Example, episode: Episode) -> dict[str, float | None]:
         """What can be counted without a judge."""
@@ -388,23 +377,12 @@ class Coser(Task):
                 lines.append(f"{ASPECTS[slug].title}: {reasons}")
         return "\n".join(lines)
 
-    def _silent(self, episode: Episode) -> Score:
-        """The score of a scene in which no character could be heard: no critic's business."""
-        final = episode.final
-        status = "empty" if final is None else actor_status(final, "empty", self.strict_endings)
-        low = self.spec.metric.low
-        return Score(
-            value=low, reward=low, status=status, words="No character could be heard.",
-            metrics={**dict.fromkeys(ASPECTS), "lines": 0.0}, protocol=self.protocol,
-            prompts=self._hashes(),
-        )  # fmt: skip
-
     def _hashes(self) -> dict[str, str]:
         return self.prompts.hashes("character", "environment", "next_speaker", "critic")
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Scenes of books that models may have been trained on, of others, and the gap."""
-        return coaching.distributions(records)
+        return coach.distributions(records)
 
     # -- feedback ---------------------------------------------------------------------------------
 
@@ -415,17 +393,17 @@ class Coser(Task):
         return {
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
-            "marks": coaching.aspect_points(score.metrics), "gold": "",
-            "remarks": coaching.remarks_for_coach(score, self.leak_view(example)),
+            "marks": coach.aspect_points(score.metrics), "gold": "",
+            "remarks": coach.remarks_for_coach(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the messages; what anybody thinks or the book has plays no part."""
         if episode is None or score is None:
-            return coaching.ADVICE
+            return str(coach.TEXTS["advice"])
         lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
-        return coaching.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
+        return coach.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
 
     def leak_view(self, example: Example) -> LeakView:
         """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's
@@ -439,7 +417,7 @@ class Coser(Task):
                 seat: (fields[f"{THOUGHT_OF}{seat}"],)
                 for seat in self.acted_seats(example) if f"{THOUGHT_OF}{seat}" in fields
             },
-            rubric=coaching.RUBRIC,
+            rubric=coach.RUBRIC,
             reference="\n".join(line.text for line in self.recorded(example)),
             public="\n".join((fields["scenario"], *speakers(fields), *fields[PROFILES].values())),
         )  # fmt: skip
@@ -452,11 +430,15 @@ class Coser(Task):
 
     def wrong(self, example: Example) -> Episode:
         """A scene in which everybody offers help, as an assistant would."""
-        return self.scripted(example, coach.lines_in_turn(self.acted_seats(example), coach.HELPFUL))
+        return self.scripted(
+            example, coach.lines_in_turn(self.acted_seats(example), coach.TEXTS["helpful"])
+        )
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every character says `text`, as often as `wrong` says anything."""
-        lines = coach.lines_in_turn(self.acted_seats(example), (text,) * len(coach.HELPFUL))
+        lines = coach.lines_in_turn(
+            self.acted_seats(example), (text,) * len(coach.TEXTS["helpful"])
+        )
         return self.scripted(example, lines)
 
     def verdict(self, form: str, perfect: bool) -> str | None:

@@ -36,12 +36,11 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.data.files import BadRow, RawRow, read_rows
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, need, rows_of_records, wrong_shape
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.kit.prompting import Texts
 
@@ -64,43 +63,26 @@ def with_set_sizes(rows: Sequence[Row]) -> list[Row]:
             (row.get("complete_question"), row["question_type"], row.get("correct_answer"))
         )
         members[str(row.get("missed_info_accessibility")), set_part(row)].add(content)
-    return [
-        {
-            **row,
-            "set_size": len(members[str(row.get("missed_info_accessibility")), "strict"]),
-            "set_beliefs": len(members[str(row.get("missed_info_accessibility")), "belief"]),
-        }
-        for row in rows
-    ]
+
+    def size(row: Row, part: str) -> int:
+        return len(members[str(row.get("missed_info_accessibility")), part])
+
+    return [{**row, "set_size": size(row, "strict"), "set_beliefs": size(row, "belief")}
+            for row in rows]  # fmt: skip
 
 
 TEXTS = Texts(__file__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    """A piece of information in its several wordings; {s} is who it is about, {v} what varies."""
-
-    statement: str
-    fact: str
-    question: str
-    clause: str
-    """What the question asks, inside of a sentence: `what {s} cooked`."""
-    values: tuple[str, ...]
-
-
-FAREWELLS = ("See you later, {x}.", "Of course, {x}.", "Take your time, {x}.")
-COMING = ("Hello, everyone. Sorry that I am late.", "Hi! The bus did not come. Here I am at last.")
-RETURNING = ("I am back. What are you talking about?", "Here I am again. Go on, please.")
-WELCOMES = ("Welcome, {x}. Sit down.", "There you are, {x}. We were just chatting.")
-RETELLING = ("{x}, you missed something:", "For {x}, who was not here:")
+# -- made ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Piece:
     """One piece of information and who got it."""
 
-    topic: _Topic
+    topic: Mapping[str, str]
+    """Its wordings."""
     speaker: str
     value: str
     line: int
@@ -109,8 +91,13 @@ class Piece:
     overview: set[str] = field(default_factory=set)
     """Who was there each time it was told, and so saw who else was."""
 
-    def word(self, text: str) -> str:
-        return text.format(s=self.speaker, v=self.value)
+    def word(self, wording: str) -> str:
+        return self.topic[wording].format(s=self.speaker, v=self.value)
+
+    @property
+    def sentence(self) -> str:
+        text = self.word("fact")
+        return f"{text[0].upper()}{text[1:]}."
 
 
 @dataclass(slots=True)
@@ -132,11 +119,11 @@ class Talk:
         """Someone who is there, beside those named."""
         return self.rng.choice([p for p in self.people if p in self.present and p not in but])
 
-    def tell(self, topic: _Topic) -> None:
+    def tell(self, topic: Mapping[str, Any]) -> None:
         """A piece of information and two replies."""
         speaker = self.other()
-        value = self.rng.choice(topic.values)
-        line = self.say(speaker, topic.statement.format(v=value))
+        value = self.rng.choice(topic["values"])
+        line = self.say(speaker, topic["statement"].format(v=value))
         listeners = set(self.present)
         self.pieces.append(Piece(topic, speaker, value, line, listeners, overview=set(listeners)))
         reply, more = self.rng.sample(TEXTS["replies"], 2)
@@ -146,13 +133,13 @@ class Talk:
 
     def leave(self, who: str) -> None:
         self.say(who, self.rng.choice(TEXTS["leaving"]))
-        self.say(self.other(who), self.rng.choice(FAREWELLS).format(x=who))
+        self.say(self.other(who), self.rng.choice(TEXTS["farewells"]).format(x=who))
         self.present.discard(who)
 
     def come(self, who: str, greetings: tuple[str, ...]) -> None:
         self.present.add(who)
         self.say(who, self.rng.choice(greetings))
-        self.say(self.other(who), self.rng.choice(WELCOMES).format(x=who))
+        self.say(self.other(who), self.rng.choice(TEXTS["welcomes"]).format(x=who))
 
     def retell(self, who: str) -> None:
         """Someone who knows the latest piece tells it to `who`, and to all who are there."""
@@ -160,17 +147,12 @@ class Talk:
         teller = self.other(who) if piece.speaker not in self.present else piece.speaker
         if teller not in piece.hearers:
             return
-        sentence = piece.topic.statement.format(v=piece.value)
-        text = sentence if teller == piece.speaker else f"{_capital(piece.word(piece.topic.fact))}."
-        lead = self.rng.choice(RETELLING).format(x=who)
+        sentence = piece.topic["statement"].format(v=piece.value)
+        text = sentence if teller == piece.speaker else piece.sentence
+        lead = self.rng.choice(TEXTS["retelling"]).format(x=who)
         piece.retold.append(self.say(teller, f"{lead} {text}"))
         piece.hearers |= self.present
         piece.overview &= self.present
-
-
-@cache
-def _topics() -> tuple[_Topic, ...]:
-    return tuple(_Topic(**item) for item in TEXTS["topics"])
 
 
 def rows(n: int, seed: int) -> list[Row]:
@@ -205,7 +187,7 @@ def _made_talk(rng: random.Random) -> Talk:
     people = rng.sample(TEXTS["names"], rng.randint(3, 6))
     late = people[3:5] if rng.random() < 0.8 else []
     talk = Talk(rng, people, set(people) - set(late))
-    chosen = rng.sample(_topics(), 3)
+    chosen = rng.sample(TEXTS["topics"], 3)
     # Everybody says something at once: who is there must be readable from the conversation.
     for who, greeting in zip(sorted(talk.present), rng.sample(TEXTS["greetings"], 6), strict=False):
         talk.say(who, greeting)
@@ -216,9 +198,9 @@ def _made_talk(rng: random.Random) -> Talk:
         talk.leave(who)
     talk.tell(chosen[1])
     for who in away:
-        _someone_comes(talk, who, RETURNING)
+        _someone_comes(talk, who, TEXTS["returning"])
     for who in late:
-        _someone_comes(talk, who, COMING)
+        _someone_comes(talk, who, TEXTS["coming"])
     if rng.random() < 0.12:
         talk.tell(chosen[2])
     return talk
@@ -235,9 +217,7 @@ def _someone_comes(talk: Talk, who: str, greetings: tuple[str, ...]) -> None:
 
 def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
     """The set of one piece, in the order fact, beliefs, who can answer, who has it."""
-    yield _question_row(
-        piece.word(piece.topic.question), "fact", _sentence(piece), "", _access(talk, piece)
-    )
+    yield _question_row(piece.word("question"), "fact", piece.sentence, "", _access(talk, piece))
     others = [p for p in talk.people if p != piece.speaker]
     absent = [p for p in others if p not in piece.hearers]
     present = [p for p in others if p in piece.hearers]
@@ -248,15 +228,15 @@ def _questions(rng: random.Random, talk: Talk, piece: Piece) -> Iterator[Row]:
         inner = rng.choice(absent)
         seer = rng.choice([p for p in talk.people if p in piece.overview])
         yield from _beliefs(rng, piece, (seer, inner))
-    yield from _knowledge_questions(rng, talk, piece, "answerability", piece.topic.question)
+    yield from _knowledge_questions(rng, talk, piece, "answerability", "question")
     yield from _knowledge_questions(rng, talk, piece, "info_accessibility")
 
 
 def _beliefs(rng: random.Random, piece: Piece, chain: tuple[str, ...]) -> Iterator[Row]:
     """One belief in free words and with two options in random order."""
-    inner, clause = chain[-1], piece.word(piece.topic.clause)
+    inner, clause = chain[-1], piece.word("clause")
     knows = inner in piece.hearers
-    knowledge = f"{inner} knows that {piece.word(piece.topic.fact)}."
+    knowledge = f"{inner} knows that {piece.word('fact')}."
     unknown = f"{inner} was not there and does not know {clause}."
     texts = [f"{chain[0]} thinks: {t}" if len(chain) > 1 else t for t in (knowledge, unknown)]
     right, wrong = texts if knows else reversed(texts)
@@ -285,19 +265,21 @@ def _knowledge_questions(
     With `question` they are about the question, without it about the information itself.
     """
     knowing = [p for p in talk.people if p in piece.hearers]
-    rest = [p for p in talk.people if p not in piece.hearers]
+    others = [p for p in talk.people if p not in piece.hearers]
     access = _access(talk, piece)
-    subject = piece.word(question) if question else _sentence(piece)
+    subject = piece.word(question) if question else piece.sentence
     lead = f"{'Question' if question else 'Information'}: {subject}\n"
     what = " the right answer to this question" if question else " this"
-    every = f"Who of those in the conversation knows{what}? Name all of them."
-    yield _question_row(lead + every, f"tom:{kind}:list", repr(knowing), repr(rest), access, every)
-    some = rng.sample(knowing, min(len(knowing), max(len(rest), 1)))
-    for who in (p for p in talk.people if p in rest or p in some):
-        one = f"Does {who} know{what}?"
+    list_question = f"Who of those in the conversation knows{what}? Name all of them."
+    yield _question_row(
+        lead + list_question, f"tom:{kind}:list", repr(knowing), repr(others), access, list_question
+    )
+    some = rng.sample(knowing, min(len(knowing), max(len(others), 1)))
+    for who in (p for p in talk.people if p in others or p in some):
+        question_text = f"Does {who} know{what}?"
         gold = "yes" if who in piece.hearers else "no"
-        full = f"{lead}{one} Answer yes or no."
-        yield _question_row(full, f"tom:{kind}:binary", gold, "", access, one)
+        full = f"{lead}{question_text} Answer yes or no."
+        yield _question_row(full, f"tom:{kind}:binary", gold, "", access, question_text)
 
 
 def _question_row(
@@ -318,13 +300,7 @@ def _access(talk: Talk, piece: Piece) -> str:
     return "accessible" if piece.hearers >= set(talk.people) else "inaccessible"
 
 
-def _sentence(piece: Piece) -> str:
-    return f"{_capital(piece.word(piece.topic.fact))}."
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
+# -- imported ------------------------------------------------------------------------------------
 
 LICENCE = "MIT; its authors restrict FANToM to evaluation"
 _SINGLE = ("answerabilityQA_list", "infoAccessibilityQA_list")
@@ -341,14 +317,14 @@ def import_fantom(path: Path) -> Imported:
     if not any("factQA" in row.fields and "set_id" in row.fields for row in raw):
         columns = ("set_id", "short_context", "factQA")
         raise wrong_shape(path, columns, "Give fantom_v1.json of the FANToM release.")
-    rows: list[Row] = []
-    for record in raw:
-        try:
-            good, broken = _rows_of_set(record)
-            rows += good
-            bad += broken
-        except BadRecord as error:
-            bad.append(BadRow(record.source, str(error)))
+
+    def good_rows(record: RawRow, _: int) -> list[Row]:
+        good, broken = _rows_of_set(record)
+        bad.extend(broken)
+        return good
+
+    sets = rows_of_records(raw, bad, good_rows)
+    rows = [row for rows_of_set in sets for row in rows_of_set]
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=(f"Licence: {LICENCE}.",))
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -37,61 +37,11 @@ from soulkit.judge.verdict import has_word, named_options, plain, tagged_letter,
 from soulkit.metrics.text import answer_words, token_f1
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Record, Score, Segment
 
-FITS = "The draft fits the conversation."
-MISSES = "The draft does not fit the conversation."
-PARTLY = "The draft has a part of it."
-SHAPE = {
-    "choice": "Put the letter of one option between the answer tags, and nothing else.",
-    "names": "Put names alone between the answer tags, with commas between them.",
-    "yes_no": "Put a single clear word of agreement or denial between the answer tags.",
-    "fact": "Put one short sentence between the answer tags.",
-    "belief": "Put one short sentence between the answer tags.",
-}
-FIRST_MENTION = "The information is given in utterance {n}."
-SECOND_MENTION = "It is given again in utterance {n}, and whoever is there then learns it as well."
-UNPLACED = "Find the utterance that gives the information, and whether a later one repeats it."
-_ADVICE = {
-    "choice": "Check whether the person asked about had come in by then and had not left.",
-    "names": "Go through everyone: who had come in by then and had not left? Count the speaker in.",
-    "fact": "Say what stands there in one short sentence, with its details and nothing else.",
-}
-_NESTED = "Ask what the first of the two people could see of the other at that moment."
-
-
-def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
-    """One to four sentences on a draft with this score, or on none.
-
-    `fields` needs `form`, and `events` and `tom_type` where the row has them; the gold is not used.
-    """
-    form = str(fields["form"])
-    nested = str(fields.get("tom_type") or "").startswith("second-order")
-    advice = _NESTED if nested else _ADVICE.get(form, _ADVICE["choice"])
-    return " ".join(
-        part for part in (_verdict_on_draft(form, score), *_utterances(fields), advice) if part
-    )
-
-
-def _verdict_on_draft(form: str, score: Score | None) -> str:
-    if score is None:
-        return ""
-    if score.status not in ("ok", "salvaged"):
-        return SHAPE[form]
-    if score.value == 1:
-        return FITS
-    return PARTLY if score.value else MISSES
-
-
-def _utterances(fields: Mapping[str, Any]) -> list[str]:
-    events = fields.get("events")
-    if not isinstance(events, Mapping) or not events.get("told"):
-        return [UNPLACED]
-    again = [SECOND_MENTION.format(n=n) for n in events.get("retold") or ()]
-    return [FIRST_MENTION.format(n=events["told"]), *again]
-
-
+TEXTS = Texts(__file__)
 AnswerForm = Literal["choice", "names", "yes_no", "fact", "belief"]
 """How an answer looks: a letter, a list of names, yes or no, a sentence (two sorts)."""
 
@@ -116,19 +66,8 @@ _NOT_KNOWING = re.compile(r"\b(?:does not|doesn t|did not|didn t) know\b")
 _NAME_WORDS = 3
 _STEM = 4
 _FEW = 6
-_COMMON = (
-    "about",
-    "does",
-    "know",
-    "that",
-    "their",
-    "there",
-    "they",
-    "this",
-    "unaware",
-    "were",
-    "with",
-)
+_COMMON = ("about", "does", "know", "that", "their", "there", "they", "this", "unaware", "were",
+           "with")  # fmt: skip
 
 
 def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
@@ -149,6 +88,36 @@ def answer_form(question_type: str, *, free: bool = True) -> AnswerForm | None:
     if question_type.startswith("fact"):
         return "fact"
     return "belief" if belief and free else None
+
+
+def advice_on(fields: Mapping[str, Any], score: Score | None) -> str:
+    """One to four sentences on a draft with this score, or on none.
+
+    `fields` needs `form`, and `events` and `tom_type` where the row has them; the gold is not used.
+    """
+    form, advice = str(fields["form"]), TEXTS["advice"]
+    nested = str(fields.get("tom_type") or "").startswith("second-order")
+    last = advice["nested"] if nested else advice.get(form, advice["choice"])
+    return " ".join([*_on_draft(form, score), *_utterances(fields), last])
+
+
+def _on_draft(form: str, score: Score | None) -> Iterator[str]:
+    if score is None:
+        return
+    if score.status not in ("ok", "salvaged"):
+        yield TEXTS["shape"][form]
+    else:
+        name = "fits" if score.value == 1 else "partly" if score.value else "misses"
+        yield TEXTS["draft"][name]
+
+
+def _utterances(fields: Mapping[str, Any]) -> Iterator[str]:
+    mentions, events = TEXTS["mentions"], fields.get("events")
+    if not isinstance(events, Mapping) or not events.get("told"):
+        yield mentions["unplaced"]
+        return
+    yield mentions["first"].format(n=events["told"])
+    yield from (mentions["second"].format(n=n) for n in events.get("retold") or ())
 
 
 class Fantom(ChoiceTask):
@@ -208,7 +177,8 @@ class Fantom(ChoiceTask):
             return _polarity(answer)[0] == _gold_polarity(gold)
         gold_names = {plain(name) for name in parse_candidates(gold)}
         names = named_options(answer, _people(example))
-        return names == gold_names and (bool(gold_names) or _says_nobody(answer))
+        nobody = plain(answer) in (NOBODY, "no one", "none", "none of them")
+        return names == gold_names and (bool(gold_names) or nobody)
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         """For beliefs in free words: whether the answer is nearer to the gold than to the wrong."""
@@ -398,14 +368,14 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
             near = score.metrics.get("nearer_gold") if notes["form"] == "belief" else score.value
             if near is not None:  # a free belief without a wrong one beside it decides nothing
                 sets[*play, notes["set"]].add(notes, near == 1)
-    for key, one in sets.items():
-        one.broken = key[:-1] in broken
+    for key, members in sets.items():
+        members.broken = key[:-1] in broken
     return list(sets.values())
 
 
 def _over(sets: Sequence[_Set], *, free: bool = False) -> BatchMetric:
     """The share of sets that are all right."""
-    right = [None if one.broken else float(one.all_right(free=free)) for one in sets]
+    right = [None if members.broken else float(members.all_right(free=free)) for members in sets]
     return mean_of(right, "sets")
 
 
@@ -465,10 +435,6 @@ def _polarity(answer: str) -> tuple[str, str]:
     hedged = denied or set(words) & {"maybe", "perhaps", "or"}
     readable = len(senses) == 1 and clear and not hedged
     return (senses.pop(), "salvaged") if readable else ("", "malformed")
-
-
-def _says_nobody(answer: str) -> bool:
-    return plain(answer) in (NOBODY, "no one", "none", "none of them")
 
 
 def _names_status(answer: str, people: Sequence[str]) -> str:

@@ -24,7 +24,8 @@ from soulkit.data.literals import first_message, item_text
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_text
-from soulkit.tasks.kit.choice import UNREAD_OPENINGS, ChoiceTask, first_safe_lesson, read_state
+from soulkit.tasks.kit.choice import UNREAD_OPENINGS, ChoiceTask, read_state
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.kit.prompting import Texts, keep_latest
 from soulkit.types import Episode, Example, Score

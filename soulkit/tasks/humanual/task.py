@@ -1,27 +1,21 @@
 """Humanual: what would this very person have written?
 
-A row shows a person, what they saw (a book, an e-mail, a chat, a post, a video, an article), and
-keeps what they really wrote from the actor: {"persona": "...", "prompt": [{"role": "poster",
-"content": "..."}], "completion": "..."}. A prompt is a text, such a list, or its JSON text. The
-actor writes one comment or reply in <response> tags; a judge compares it with the original on six
-sides of a person (scores.py).
+A row shows a person and what they saw (a book, an e-mail, a post, an article), and keeps what they
+really wrote from the actor: {"persona": "...", "prompt": [{"role": "poster", "content": "..."}],
+"completion": "..."}. The actor writes one comment or reply in <response> tags; a judge compares it
+with the original on six sides of a person (scores.py).
 
-`paper`: the value and reward of every kind of episode is the mean of the six times the length
-factor, by one judge and one question. What is no answer (nothing, a cut reply, a refusal) scores
-the minimum without a judge. Coach and actor never see the original: feedback that quotes it leaks,
-and `echoes_original` says of every scored reply, refined ones included, whether it repeats it. The
-speakers of several messages are named.
+`paper`: the value of every kind of episode is the mean of the six times the length factor. What is
+no answer (nothing, a cut reply, a refusal) scores the minimum without a judge. Coach and actor
+never see the original: feedback that quotes it leaks, and `echoes_original` says whether a reply
+repeats it.
 
-`reference`: the published scores, gate and feedback. Any row and any reply is judged: a reply
-without the tag is taken whole, a cut one as it stands, one that says nothing as "". A single score
-may lie off its scale, only their mean is clipped. Feedback stands in the system prompt, before the
-form of the answer, with the original itself beside it, and nothing is checked for leaks. The
-messages of a prompt are joined without their speakers.
-
-Under `reference` a refined reply is scored by other means than its draft: by another question
-(points of the original that are covered, less a penalty; no length factor) to another player. That
-player is the `auditor` of the declaration, since it must not depend on who judges: naming a judge
-names it as well, unless an auditor is named, too. Thinking is not taken out of a refined reply.
+`reference`: the published scores, gate and feedback. Any reply is judged: one without the tag is
+taken whole, one that says nothing as "". Only the mean of the scores is clipped. Feedback stands in
+the system prompt with the original beside it, unchecked, and messages are joined without their
+speakers. A refined reply is scored by another question (points of the original that are covered,
+less a penalty; no length factor) to the `auditor`; naming a judge names that one as well, unless an
+auditor is named, too. Thinking is not taken out of a refined reply.
 """
 
 from __future__ import annotations
@@ -54,7 +48,8 @@ from soulkit.tasks.humanual.scores import (
     two_sided_factor,
 )
 from soulkit.tasks.kit.base import Rollout
-from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.prompting import first_words, last_words
 from soulkit.tasks.kit.scoring import READABLE, actor_status
 from soulkit.types import Episode, Example, Feedback, Protocol, Role, Score, Segment, unscored
@@ -90,15 +85,15 @@ def _joined(messages: list[Mapping[str, Any]], protocol: Protocol) -> str:
 
 def field_text(text: str | None, field: str) -> str:
     """The published reading: what stands in the first tag of that name, else the whole text."""
-    whole = text or ""
-    opening = re.search(re.escape(f"<{field}>"), whole, re.IGNORECASE)
+    words = text or ""
+    opening = re.search(re.escape(f"<{field}>"), words, re.IGNORECASE)
     if opening is not None:
         # At least one sign stands between the two, be it the rest of a second mark.
         closing = re.compile(re.escape(f"</{field}>"), re.IGNORECASE)
-        end = closing.search(whole, opening.end() + 1)
+        end = closing.search(words, opening.end() + 1)
         if end is not None:
-            return whole[opening.end() : end.start()].strip()
-    return whole.strip()
+            return words[opening.end() : end.start()].strip()
+    return words.strip()
 
 
 def read_comment(text: str, protocol: Protocol) -> tuple[str, str]:
@@ -375,13 +370,13 @@ class HumanualReference(Humanual):
         if episode.kind != "refined":
             return await super().rated(example, episode, reply, status, cast)
         assert episode.final is not None
-        whole = field_text(episode.final.text, "response")
-        prompt = self.judge_prompt("judge_coverage", example, whole)
+        reply_text = field_text(episode.final.text, "response")
+        prompt = self.judge_prompt("judge_coverage", example, reply_text)
         opinions = await panel.opinions(
             cast, question("coverage", prompt, Coverage, role="auditor"), episode
         )
         value = clip_share(panel.pooled(opinions, _covered, cast.panel.combine))
-        shared = lexical_f1(whole, self.gold_text(example))
+        shared = lexical_f1(reply_text, self.gold_text(example))
         return self._scored(
             "judge_coverage", {"likeness": value, "lexical_f1": shared}, status, opinions
         )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from soulkit.errors import DataError
+from soulkit.judge.structured import STRICT
 
 LONGEST = 50_000
 """Characters beyond which a reply meets nothing: no instruction here asks for a hundredth of it."""
@@ -32,104 +33,61 @@ _PIPE, _RULE = re.compile(r"(?<!\\)\|"), re.compile(r":?-+:?")
 _QUOTES = (('"', '"'), ("“", "”"))
 
 
-# --- counting -------------------------------------------------------------------------------------
+# --- what a text consists of ---------------------------------------------------------------------
 
 
-def _words_of(text: str) -> list[str]:
+def _words(text: str) -> list[str]:
     """The words of a text, with the marks that hang on them."""
     return [word for word in text.split() if any(map(str.isalnum, word))]
 
 
-def _sentences_of(text: str) -> list[str]:
+def _cased_words(text: str) -> list[str]:
+    """The words of a text as they are written, without what stands before their first letter."""
+    return [word.lstrip("\"'“‘«([*_#-") or word for word in _words(text)]
+
+
+def _sentences(text: str) -> list[str]:
     """The sentences of a text; one that has no end is the last."""
     text, parts, start = _NUMBERS.sub("", text), [], 0
     for end in _ENDS.finditer(text):
         parts.append(text[start : end.end()])
         start = end.end()
-    return [part.strip() for part in (*parts, text[start:]) if _words_of(part)]
+    return [part.strip() for part in (*parts, text[start:]) if _words(part)]
 
 
-def _lines_of(text: str) -> list[str]:
+def _lines(text: str) -> list[str]:
     """The lines of a text that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _bare_words(text: str) -> list[str]:
-    """The words of a text in lower case, without any marks."""
-    return re.findall(r"\w+(?:['’]\w+)?", text.lower())
-
-
-def _words(text: str, least: int = 1, most: int | None = None) -> bool:
-    return _within(len(_words_of(text)), least, most)
-
-
-def _sentences(text: str, least: int = 1, most: int | None = None) -> bool:
-    return _within(len(_sentences_of(text)), least, most)
-
-
-def _lines(text: str, least: int = 1, most: int | None = None) -> bool:
-    return _within(len(_lines_of(text)), least, most)
-
-
-def _paragraphs(text: str, count: int) -> bool:
+def _paragraphs(text: str) -> int:
     blocks, filled = 0, False
     for line in text.splitlines():
         blocks += bool(line.strip()) and not filled
         filled = bool(line.strip())
-    return blocks == count
+    return blocks
 
 
-def _characters(text: str, most: int) -> bool:
-    return 0 < len(text) <= most
+def _count_of(text: str, word: str) -> int:
+    return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
-def _words_a_line(text: str, count: int) -> bool:
-    return _every(_lines_of(text), lambda line: len(_words_of(line)) == count)
+def _within(count: int, least: int, most: int | None) -> bool:
+    return least <= count and (most is None or count <= most)
 
 
-def _words_a_sentence(text: str, most: int) -> bool:
-    return _every(_sentences_of(text), lambda one: len(_words_of(one)) <= most)
+def _every(parts: Sequence[str], holds: Callable[[str], bool]) -> bool:
+    """Whether there are parts, and it holds for all of them."""
+    return bool(parts) and all(map(holds, parts))
 
 
-# --- letters --------------------------------------------------------------------------------------
-
-
-def _upper(text: str) -> bool:
-    return text.isupper()
-
-
-def _lower(text: str) -> bool:
-    return text.islower()
-
-
-def _capitals(text: str) -> bool:
-    """Every word begins with a capital."""
-    return _every(_bare_cased(text), lambda word: word[0].isupper() or word[0].isdigit())
-
-
-def _bare_cased(text: str) -> list[str]:
-    """The words of a text as they are written, without what stands before their first letter."""
-    return [word.lstrip("\"'“‘«([*_#-") or word for word in _words_of(text)]
-
-
-def _without_characters(text: str, characters: str) -> bool:
-    low = text.lower()
-    return bool(low) and not any(character in low for character in characters.lower())
-
-
-def _begin_with(text: str, letter: str) -> bool:
-    """Every word begins with the letter, in whatever case."""
-    words = [word.lower() for word in _bare_cased(text)]
-    return _every(words, lambda word: word.startswith(letter.lower()))
+# --- letters and words ----------------------------------------------------------------------------
 
 
 def _spells(text: str, letters: str) -> bool:
     """The first letters of the lines, in whatever case, behind whatever marks."""
-    first = [next(filter(str.isalnum, line), "") for line in _lines_of(text)]
+    first = [next(filter(str.isalnum, line), "") for line in _lines(text)]
     return "".join(first).lower() == letters.lower()
-
-
-# --- words ----------------------------------------------------------------------------------------
 
 
 def _contains(text: str, words: Sequence[str]) -> bool:
@@ -142,17 +100,15 @@ def _without(text: str, words: Sequence[str]) -> bool:
     return bool(text) and not any(_count_of(text, word) for word in words)
 
 
-def _times(text: str, word: str, count: int) -> bool:
-    return _count_of(text, word) == count
-
-
-def _marks(text: str, mark: str, count: int) -> bool:
-    return text.count(mark) == count
+def _refuse_one(words: Sequence[str]) -> None:
+    """TypeError for one word where a list of them belongs: its letters would be looked for."""
+    if isinstance(words, str):
+        raise TypeError(f"'{words}' is no list of words")
 
 
 def _no_word_twice(text: str) -> bool:
-    every = _bare_words(text)
-    return bool(every) and len(set(every)) == len(every)
+    bare = re.findall(r"\w+(?:['’]\w+)?", text.lower())
+    return bool(bare) and len(set(bare)) == len(bare)
 
 
 def _starts(text: str, words: str) -> bool:
@@ -160,10 +116,6 @@ def _starts(text: str, words: str) -> bool:
     behind = text[len(words) : len(words) + 2]
     goes_on = behind[:1].isalnum() or (behind[:1] in ("'", "’") and behind[1:].isalpha())
     return text.startswith(words) and not (words[-1:].isalnum() and goes_on)
-
-
-def _ends(text: str, words: str) -> bool:
-    return text.endswith(words)
 
 
 # --- form -----------------------------------------------------------------------------------------
@@ -184,31 +136,18 @@ def _list_of(
     text: str, item: re.Pattern[str], count: int, before: int, after: int
 ) -> list[re.Match[str]] | None:
     """The items of a list with so many lines around it, no more and no fewer; None without one."""
-    heads = [item.match(line) for line in _lines_of(text)]
+    heads = [item.match(line) for line in _lines(text)]
     items = [head for head in heads[before : before + count] if head]
     others = heads[:before] + heads[before + count :]
-    whole = len(heads) == before + count + after and len(items) == count
-    return items if whole and not any(others) else None
-
-
-def _last_line(text: str, words: str) -> bool:
-    return _lines_of(text)[-1:] == [words]
-
-
-def _lines_end(text: str, mark: str) -> bool:
-    return _every(_lines_of(text), lambda line: line.endswith(mark))
+    complete = len(heads) == before + count + after and len(items) == count
+    return items if complete and not any(others) else None
 
 
 def _in_order(text: str) -> bool:
     """The lines stand in the order of the alphabet, whatever accents their letters have."""
-    every = [_plain(line) for line in _lines_of(text)]
-    return len(every) > 1 and every == sorted(every)
-
-
-def _plain(line: str) -> str:
-    """A line in lower case, without accents."""
-    split = unicodedata.normalize("NFKD", line.casefold())
-    return "".join(one for one in split if not unicodedata.combining(one))
+    split = [unicodedata.normalize("NFKD", line.casefold()) for line in _lines(text)]
+    plain = ["".join(s for s in line if not unicodedata.combining(s)) for line in split]
+    return len(plain) > 1 and plain == sorted(plain)
 
 
 def _title(text: str, least: int = 1, most: int | None = None) -> bool:
@@ -216,7 +155,7 @@ def _title(text: str, least: int = 1, most: int | None = None) -> bool:
     head, *rest = text.splitlines() or [""]
     parted = len(rest) > 1 and not rest[0].strip() and bool(rest[1].strip())
     body = "\n".join(rest[1:])
-    return bool(head.startswith("# ") and parted and _sentences(body, least, most))
+    return bool(head.startswith("# ") and parted and _within(len(_sentences(body)), least, most))
 
 
 def _quoted(text: str) -> bool:
@@ -229,7 +168,7 @@ def _quoted(text: str) -> bool:
 def _table(text: str, columns: int, rows: int) -> bool:
     """A Markdown table, its head and rule beside so many rows, and nothing else; only cells of its
     head may be empty."""
-    every = [_cells_of(line) for line in _lines_of(text)]
+    every = [_cells_of(line) for line in _lines(text)]
     even = all(len(row) == columns for row in every)
     ruled = len(every) > 1 and all(map(_RULE.fullmatch, every[1]))
     return (
@@ -281,15 +220,49 @@ def _json_begins(text: str, value: str) -> bool:
 # --- how checks are read --------------------------------------------------------------------------
 
 KINDS: Mapping[str, Callable[..., bool]] = {
-    check.__name__.removeprefix("_"): check
-    for check in (
-        _words, _sentences, _lines, _paragraphs, _characters, _words_a_line, _words_a_sentence,
-        _upper, _lower, _capitals, _without_characters, _begin_with, _spells,
-        _contains, _without, _times, _marks, _no_word_twice, _starts, _ends,
-        _bullets, _numbered, _last_line, _lines_end, _in_order, _title, _quoted, _table,
-        _json_object, _json_list, _json_value, _json_begins,
-    )
-}  # fmt: skip
+    "words": lambda text, least=1, most=None: _within(len(_words(text)), least, most),
+    "sentences": lambda text, least=1, most=None: _within(len(_sentences(text)), least, most),
+    "lines": lambda text, least=1, most=None: _within(len(_lines(text)), least, most),
+    "paragraphs": lambda text, count: _paragraphs(text) == count,
+    "characters": lambda text, most: 0 < len(text) <= most,
+    "words_a_line": lambda text, count: _every(
+        _lines(text), lambda line: len(_words(line)) == count
+    ),
+    "words_a_sentence": lambda text, most: _every(
+        _sentences(text), lambda sentence: len(_words(sentence)) <= most
+    ),
+    "upper": lambda text: text.isupper(),
+    "lower": lambda text: text.islower(),
+    "capitals": lambda text: _every(
+        _cased_words(text), lambda word: word[0].isupper() or word[0].isdigit()
+    ),
+    "without_characters": lambda text, characters: (
+        bool(text) and not set(characters.lower()) & set(text.lower())
+    ),
+    "begin_with": lambda text, letter: _every(
+        _cased_words(text), lambda word: word.lower().startswith(letter.lower())
+    ),
+    "spells": _spells,
+    "contains": _contains,
+    "without": _without,
+    "times": lambda text, word, count: _count_of(text, word) == count,
+    "marks": lambda text, mark, count: text.count(mark) == count,
+    "no_word_twice": _no_word_twice,
+    "starts": _starts,
+    "ends": lambda text, words: text.endswith(words),
+    "bullets": _bullets,
+    "numbered": _numbered,
+    "last_line": lambda text, words: _lines(text)[-1:] == [words],
+    "lines_end": lambda text, mark: _every(_lines(text), lambda line: line.endswith(mark)),
+    "in_order": _in_order,
+    "title": _title,
+    "quoted": _quoted,
+    "table": _table,
+    "json_object": _json_object,
+    "json_list": _json_list,
+    "json_value": _json_value,
+    "json_begins": _json_begins,
+}
 """Kind of a check → what decides it."""
 
 
@@ -345,25 +318,6 @@ def _refuse_unknown(*kinds: str) -> None:
             raise ValueError(f"'{kind}' is no kind of a JSON value")
 
 
-def _refuse_one(words: Sequence[str]) -> None:
-    """TypeError for one word where a list of them belongs: its letters would be looked for."""
-    if isinstance(words, str):
-        raise TypeError(f"'{words}' is no list of words")
-
-
-def _within(count: int, least: int, most: int | None) -> bool:
-    return least <= count and (most is None or count <= most)
-
-
-def _every(parts: Sequence[str], holds: Callable[[str], bool]) -> bool:
-    """Whether there are parts, and it holds for all of them."""
-    return bool(parts) and all(map(holds, parts))
-
-
-def _count_of(text: str, word: str) -> int:
-    return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
-
-
 def _is_kind(value: Any, kind: str) -> bool:
     """Whether a JSON value is of a kind; an empty string says nothing and is of none."""
     if kind.startswith("list of "):
@@ -381,7 +335,7 @@ def _all_of(values: Sequence[Any], kinds: str) -> bool:
 def _json(text: str) -> Any:
     """The value of a JSON text; None where it is none, or where a key stands twice."""
     try:
-        return json.loads(_unfenced(text), object_pairs_hook=_once, parse_constant=_no_number)
+        return STRICT.decode(_unfenced(text))
     except (ValueError, RecursionError):
         return None
 
@@ -391,13 +345,3 @@ def _unfenced(text: str) -> str:
     if len(every) > 2 and every[0].startswith("```") and every[-1].strip() == "```":
         return "\n".join(every[1:-1])
     return text
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
-    return dict(pairs)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")

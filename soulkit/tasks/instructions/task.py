@@ -6,7 +6,7 @@ the share of them that it meets, and stands beside the headline. The forty rows 
 same, so that one run's result can stand beside another's.
 
 Example row: {"instruction": "Name the four seasons … as a JSON list.", "checks": [{"kind":
-"json_list", "count": 4}], "kind": "json", "reply": "[...]"}. `checks.py` has one function for each
+"json_list", "count": 4}], "kind": "json", "reply": "[...]"}. `checks.py` decides each
 kind of check.
 """
 

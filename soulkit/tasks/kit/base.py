@@ -15,12 +15,13 @@ import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.data.contamination import texts_of
+from soulkit.data.literals import texts_of
 from soulkit.data.rows import HUMAN, Column, bind_columns, content_hash, with_unpacked
 from soulkit.errors import CallError, ConfigError, TaskError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach
@@ -30,9 +31,11 @@ from soulkit.judge.quoting import utterances as utterances
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
+from soulkit.tasks.kit.coaching import judged_dimensions
 from soulkit.tasks.kit.prompting import PromptFolder, first_words, last_words
 from soulkit.tasks.kit.scoring import READABLE as READABLE
 from soulkit.tasks.kit.scoring import (
+    actor_status,
     as_batch_metrics,
     mean_of,
     with_declared_means,
@@ -135,6 +138,11 @@ class Task(ABC):
         self.spec = spec
         self.protocol: Protocol = protocol
         self.prompts = PromptFolder(name, folder or spec.home.folder, *_class_folders(type(self)))
+        self.keep_options(spec.options)
+
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        """What a task keeps of its options. Raises ConfigError on values it cannot work with."""
+        return None
 
     # -- rows ---------------------------------------------------------------------------------
 
@@ -167,8 +175,7 @@ class Task(ABC):
         return {name: fields[name] for name in names if fields.get(name) is not None}
 
     def _origin(self, fields: Mapping[str, Any]) -> str:
-        """The file of somebody's own that the row was made of; a task may have a column of its own
-        under that name, which says something else."""
+        """The user's file that the row was made of; a task's own column of that name is none."""
         own = self.spec.columns[ORIGIN] != Column.model_validate(BOOKKEEPING[ORIGIN])
         return "" if own else str(fields.get(ORIGIN) or "")
 
@@ -187,11 +194,10 @@ class Task(ABC):
         return (self.example(row, source=source, split=split),)
 
     def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """The examples of a whole data set, each with what it has to know of all of them (what
-        people score on average, say), in the same order and number.
+        """The examples of a whole data set, each with what it must know of all of them (what people
+        score on average, say); same order and number.
 
-        Called once when rows are read, before any of them is left out: a number that is compared
-        with the data set's people must not depend on which rows a run plays.
+        Called once when rows are read, before any are left out.
         """
         return examples
 
@@ -213,29 +219,27 @@ class Task(ABC):
         return dict.fromkeys(sorted(set(example.seats.values())), turns)
 
     def shared_calls(self, example: Example) -> int:
-        """How many of `calls` exclude each other, because roles share turns: an episode makes so
-        many fewer than its roles' counts come to together."""
+        """How many of `calls` exclude each other because roles share turns."""
         return 0
 
     def usual_calls(self, example: Example) -> dict[Role, int]:
-        """Calls of one episode about, by role, where limits are far off: what an expected cost is
-        made of. By default as many as there may be."""
+        """Expected calls of one episode by role, for the cost; by default the most (`calls`)."""
         return self.calls(example)
 
     def usual_lines(self, example: Example) -> dict[Role, int]:
-        """Lines of one episode about, by role: what later prompts grow by. By default every usual
-        call of a player at the table; a task in which some are not heard overrides it."""
+        """Expected lines of one episode by role: what later prompts grow by. By default one for
+        every usual call of actor, partner and environment."""
         usual = self.usual_calls(example)
         speakers: tuple[Role, ...] = ("actor", "partner", "environment")
         return {role: usual[role] for role in speakers if role in usual}
 
     def check_ready(self, examples: Sequence[Example]) -> None:
-        """Raise a UserError where something is missing that playing these rows needs beside models:
-        a service that does not answer, a file of an option. Asked before anything is paid for."""
+        """Raise a UserError where these rows need something besides models that is missing, such
+        as a service or a file. Called before anything is paid for."""
         return None
 
     def remarks(self) -> Sequence[str]:
-        """What a run of the task should be told before it starts: numbers that it will not have."""
+        """Sentences to print before a run starts, such as numbers that it will not have."""
         return ()
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
@@ -269,7 +273,7 @@ class Task(ABC):
         """Whether a cut reply is no answer, whatever can be read of it."""
         return self.protocol == "paper" and not self.grades_cut_replies
 
-    # -- the road -----------------------------------------------------------------------------
+    # -- playing, scoring, feedback ------------------------------------------------------------
 
     @abstractmethod
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
@@ -280,10 +284,7 @@ class Task(ABC):
         """Score an episode; the same function for drafts and refined ones."""
 
     async def judged(self, example: Example, episode: Episode, cast: Cast) -> Score:
-        """`score`, or what a broken call makes of the episode: for whoever plays and rescores.
-
-        Questions take as many opinions as the declaration says.
-        """
+        """`score` with as many opinions as declared, or what a broken call makes of it."""
         try:
             with task_code(self, "score"):
                 score = await self.score(example, episode, self._asking(cast))
@@ -300,8 +301,7 @@ class Task(ABC):
         return replace(cast, panel=replace(cast.panel, questions=self.spec.samples))
 
     def _without_score(self, episode: Episode, error: CallError) -> Score:
-        """Unscored; but an actor whose own words pose as the verdict that nobody could read is
-        `forged`, at the minimum: else it could talk itself out of the mean."""
+        """Unscored; but the minimum, `forged`, where the actor's words posed as the verdict."""
         forgery = error.forgery if isinstance(error, UnreadableVerdict) else None
         if forgery is None or not any(map(forgery, utterances(episode))):
             return unscored(Failure(error.reason, error.detail), self.protocol)
@@ -310,9 +310,20 @@ class Task(ABC):
             value=low, reward=low, status="forged", words=error.detail, protocol=self.protocol
         )
 
+    def silent_score(
+        self, episode: Episode, words: str, metrics: Mapping[str, float | None],
+        prompts: Mapping[str, str], parsed: str = "empty",
+    ) -> Score:  # fmt: skip
+        """The minimum for an actor that never said anything; no judge has anything to look at."""
+        final, low = episode.final, self.spec.metric.low
+        status = "empty" if final is None else actor_status(final, parsed, self.strict_endings)
+        return Score(
+            value=low, reward=low, metrics=metrics, status=status, words=words,
+            protocol=self.protocol, prompts=prompts,
+        )  # fmt: skip
+
     def gate(self, score: Score, step: int) -> bool:
-        """Whether the reference asks for feedback on a draft with this score (`--feedback-for
-        task`)."""
+        """Whether a draft with this score gets feedback under `--feedback-for task`."""
         limits = self.spec.feedback
         below = score.reward is not None and score.reward < limits.below
         return below and (limits.until_step is None or step < limits.until_step)
@@ -331,8 +342,8 @@ class Task(ABC):
         return replace(feedback, kind=self.spec.feedback.kind, dimensions=dimensions)
 
     def coach_prompt(self, example: Example, episode: Episode, score: Score, cast: Cast) -> str:
-        """What a model coach is asked; with the right answer where the cast or the reference
-        has it so (`feedback.gold_in_reference`)."""
+        """What a model coach is asked; with the right answer where the cast or
+        `feedback.gold_in_reference` says so."""
         prompt = self.prompts.render("coach", **self.coach_view(example, episode, score))
         as_reference = self.protocol == "reference" and self.spec.feedback.gold_in_reference
         gold = self.gold_text(example) if cast.coach_sees_gold or as_reference else ""
@@ -387,14 +398,13 @@ class Task(ABC):
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
         """(name, text) of prompts that playing, scoring and coaching this row by script does not
-        render, though another row or another declaration of the task may: for self-checks."""
+        render: for self-checks."""
         yield from ()
 
     def canary(self, example: Example, text: str) -> Episode | None:
-        """An episode in which the actor says nothing but `text`: bait that no judge should like.
+        """An episode in which the actor says nothing but `text`, which no judge should like.
 
-        By default for judged tasks of a single reply. None: there is no canary, because rules score
-        the task, or a conversation needs its own: each of its acted seats then says `text`.
+        By default for judged tasks of a single reply; None: there is no canary.
         """
         calls = self.calls(example)
         if not calls.get("judge") or calls.get("actor") != 1:
@@ -414,8 +424,7 @@ class Task(ABC):
         return None
 
     def draft_view(self, example: Example, score: Score) -> LeakView | None:
-        """`leak_view` for feedback on a draft with this score: what the draft answered, and what
-        its actor has read, are known."""
+        """`leak_view`, in which the draft's answer and what its actor has read are known."""
         view = self.leak_view(example)
         if view is None or not (view.options or view.gold):
             return view
@@ -432,17 +441,13 @@ class Task(ABC):
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Metrics that exist only over a batch (joint accuracy, diversity), with what they count.
 
-        Pure, and total on every subset of the records of a run: intervals come of leaving out one
-        cluster after another.
+        Pure, and defined on every subset of the records: intervals leave out one cluster at a time.
         """
         return {}
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The rollouts of one row in one step of training, drafts and refined ones, each with what
-        its reward owes to the others; the same records, in the same order.
-
-        Called once a row, when all of them are scored. By default a reward stands alone.
-        """
+        """The rollouts of one row in one training step with rewards that depend on each other; the
+        same records, in the same order. Called once a row, when all are scored."""
         return records
 
     # -- controls -----------------------------------------------------------------------------
@@ -455,10 +460,10 @@ class Task(ABC):
     async def control(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
     ) -> Score:
-        """What the judges of the cast make of the control `name`.
+        """What the judges of the cast say of the control `name`.
 
-        `episode` is what it is about: the draft, or `gold(example)` for a control of the row. A
-        CallError leaves it unscored.
+        `episode` is the draft, or `gold(example)` for a control of the row. A CallError leaves the
+        control unscored.
         """
         raise ConfigError(
             f"Task '{self.name}' cannot ask about its control '{name}'.",
@@ -482,24 +487,23 @@ class Task(ABC):
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]
     ) -> dict[str, BatchMetric]:
-        """Numbers over a batch that the controls of its rows and drafts have a part in.
+        """Numbers over a batch that take its controls into account.
 
-        Pure, and total on every subset of both, as `summarise` is; unscored controls are among
-        them, with their reason. Not called where a run has no controls.
+        Pure, and defined on every subset, like `summarise`; unscored controls are among them.
         """
         return {}
 
     def calibration_remarks(self, values: Mapping[str, float | None]) -> Sequence[str]:
-        """What a run with controls should be told of its numbers (metric → value): why one has
-        none although its controls have."""
+        """Sentences on the numbers of a run with controls (metric → value): why one has none."""
         return ()
 
     # -- batches ------------------------------------------------------------------------------
 
     def batch_metrics(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """`summarise` with the means that the task declares by their parts; tasks of users may
-        still return plain numbers. Where it breaks, the only number is a `task_error` that nothing
-        was computed for."""
+        """`summarise` with the means that the task declares by their parts.
+
+        Where it breaks, the only number is a `task_error` without a value.
+        """
         lost = {TaskError.reason: BatchMetric(None, len(drafts(records)), 0)}
         # The published code has no parts: `reference` is the mean of its scores.
         declared = self.spec.metric.parts if self.protocol == "paper" else {}
@@ -512,13 +516,13 @@ class Task(ABC):
 
     @property
     def headline_metric(self) -> str:
-        """The number over the batch that is the headline; empty: the mean of the scores, as
-        `reference` always has it."""
+        """The batch metric that is the headline; empty: the mean of the scores, as always under
+        `reference`."""
         return self.spec.metric.headline if self.protocol == "paper" else ""
 
     def headline(self, records: Sequence[Record]) -> float | None:
-        """The number that stands for these records; None where it cannot be computed. Of a mean
-        with parts missing, the mean of the others: training has no other on its dev rows."""
+        """The headline of these records, None where it cannot be computed; of a mean with parts
+        missing the mean of the others, as training needs one number."""
         if self.headline_metric:
             metric = self.batch_metrics(without_origins(records)).get(self.headline_metric)
             return None if metric is None else metric.value
@@ -554,29 +558,13 @@ class Task(ABC):
         return spoken(line.text, self.protocol)
 
 
-def _class_folders(cls: type[Task]) -> list[Path]:
-    """Where a class and those that it derives from are written: it has their prompts, too."""
-    files = [_class_file(c) for c in cls.__mro__ if issubclass(c, Task)]
-    return [file.parent for file in files if file is not None]
-
-
-def _class_file(cls: type[Task]) -> Path | None:
-    """The file of a class; None for one that was typed in, at a prompt or in a notebook."""
-    try:
-        file = Path(inspect.getfile(cls))
-    except (TypeError, OSError):
-        return None
-    return file if file.is_file() else None
-
-
-def judged_dimensions(score: Score) -> tuple[str, ...]:
-    """What the judges gave an opinion on: the rated parts of their verdicts, else the questions.
-
-    A part is rated where a verdict holds an object under its name, score and reasons for instance.
-    """
-    readable = [verdict for verdict in score.verdicts if verdict.said]
-    parts = [name for v in readable for name, part in v.said.items() if isinstance(part, Mapping)]
-    return tuple(dict.fromkeys(parts or [verdict.purpose for verdict in readable]))
+def _class_folders(cls: type[Task]) -> Iterator[Path]:
+    """The folders of a class and of those that it derives from: it has their prompts, too."""
+    for each in cls.__mro__:
+        with suppress(TypeError, OSError):  # a class typed in at a prompt or in a notebook
+            file = Path(inspect.getfile(each))
+            if issubclass(each, Task) and file.is_file():
+                yield file.parent
 
 
 def dropped_note(completions: Iterable[Completion]) -> dict[str, list[str]]:

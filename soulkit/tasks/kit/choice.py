@@ -17,10 +17,11 @@ from typing import Any
 from soulkit.data.literals import item_text, read_literal
 from soulkit.errors import DataError
 from soulkit.judge.coach import ask_coach
-from soulkit.judge.leaks import LeakView, check_leak
+from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken, tagged_letter
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import READABLE, Rollout, Task, dropped_note
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.scoring import actor_status
 from soulkit.types import (
     Completion,
@@ -35,15 +36,6 @@ from soulkit.types import (
     Turn,
     unscored,
 )
-
-
-def first_safe_lesson(lessons: Iterable[Iterable[str]], view: LeakView) -> str | None:
-    """The first lesson, its sentences joined, that leaks nothing of `view`; None when all do."""
-    for sentences in lessons:
-        text = " ".join(sentence for sentence in sentences if sentence)
-        if text and not check_leak(Feedback(text=text, author="symbolic"), view).leak:
-            return text
-    return None
 
 
 class ChoiceTask(Task):
@@ -61,11 +53,7 @@ class ChoiceTask(Task):
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         view, _ = self.within_budget(example.visible(seat))
-        bare = self.prompts.render(self.template, feedback=None, **view)
-        full = bare
-        if feedback is not None:
-            full = self.prompts.render(self.template, feedback=feedback.text, **view)
-        return Segment("user", full, bare=bare)
+        return self.prompts.opening(self.template, feedback, view, "user")
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return self.context(example, None)
@@ -223,11 +211,8 @@ class LetteredTask(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """The first lesson that helps nobody who has not read the row; None when all would."""
-        view = self.leak_view(example)
-        for text in self.lessons(example, score):
-            if not check_leak(Feedback(text=text, author="symbolic"), view).leak:
-                return text
-        return None
+        lessons = ((text,) for text in self.lessons(example, score))
+        return first_safe_lesson(lessons, self.leak_view(example))
 
     @abstractmethod
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
@@ -237,8 +222,7 @@ class LetteredTask(ChoiceTask):
 def read_options(mapping: Any, listed: Any) -> dict[str, str]:
     """Letter → text, from a mapping from letters, else from a list in order; {} when there is none.
 
-    Either may be JSON text. What a gap left behind (None, NaN, blank) is no option. Raises
-    DataError when a value is neither form, or an option no text.
+    Either may be JSON text. None, NaN and blanks are no options. DataError for anything else.
     """
     by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list)
     pairs = (
@@ -362,10 +346,7 @@ class WorkedTask(LetteredTask):
 
 
 def led_letter(text: str, letters: str) -> str:
-    """The letter that a gold such as `B`, `b)`, `(B)` or `B. some text` stands for, else "".
-
-    A word is no letter: `Burn the will` gives "".
-    """
+    """The letter of a gold such as `B`, `b)`, `(B)` or `B. some text`; "" for `Burn the will`."""
     match = _LED.fullmatch(text)
     letter = match.group(1).upper() if match else ""
     return letter if letter in letters else ""
@@ -380,8 +361,7 @@ def led_text(text: str) -> str:
 def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
     """The option that `gold` names, by a letter, its whole text, or both; "" if none does.
 
-    The text goes before a letter that leads it: an option may itself begin like one (`A. Smith`).
-    A letter with the text of another option names none. Without options any letter will do.
+    The whole text goes before a leading letter, since an option may begin like one (`A. Smith`).
     """
     letter, gold_words = led_letter(gold, letters), plain(gold)
     text_matches = [

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from soulkit.errors import CallError, ConfigError, PartnerError, did_you_mean
 from soulkit.judge.verdict import spoken
@@ -63,14 +63,13 @@ async def partner_reply(
     *,
     trouble: Callable[[str], str] = _unusable,
 ) -> tuple[T, Usage]:
-    """(what `read` makes of the reply's text, the cost of all that was asked).
+    """(what `read` makes of the reply's text, the usage of all calls made for it).
 
-    `read` gives None for a reply that is of no use. `who` names the speaker in the error ("the
-    partner"), `trouble` says what is wrong with its last reply.
+    `read` gives None for a useless reply. `who` names the speaker in the error ("the partner"),
+    `trouble` says what is wrong with its last reply.
 
     Raises:
-        PartnerError: no attempt gave anything usable. Like every other CallError of a call made
-            here it carries what the attempts before it cost; `play_out` counts that.
+        PartnerError: no attempt gave anything usable. It carries the usage of all attempts.
     """
     usage, calls = Usage(), [replace(call, sample=call.sample + i) for i in range(attempts)]
     try:
@@ -150,18 +149,11 @@ class Conversation:
         )  # fmt: skip
 
 
-class OngoingTalk(Protocol):
-    """A conversation under way, of one acted seat or of several."""
-
-    usage: Usage
-
-    def episode(
-        self, example: Example, rollout: Rollout, stop: str, failure: Failure | None = None
-    ) -> Episode: ...
-
-
 async def play_out(
-    talk: OngoingTalk, example: Example, rollout: Rollout, converse: Callable[[], Awaitable[str]]
+    talk: Conversation | Stage,
+    example: Example,
+    rollout: Rollout,
+    converse: Callable[[], Awaitable[str]],
 ) -> Episode:
     """The episode of `converse`, which returns why it stopped.
 
@@ -217,10 +209,7 @@ class DialogueTask(Task):
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The actor's opening, with the feedback slot full and empty."""
         view, _ = self.within_budget(example.visible(seat))
-        bare = self.prompts.render(seat, feedback=None, **view)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment("system", self.prompts.render(seat, feedback=feedback.text, **view), bare)
+        return self.prompts.opening(seat, feedback, view)
 
     def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
         """What the partner sees: its brief, the start mark, the lines so far from its side."""
@@ -350,11 +339,10 @@ class Stage:
         self._unrecorded.add(seat)
 
     def record(self, line: Line, memory: str | None = None, shown: str | None = None) -> None:
-        """One line of the transcript, brought to every table.
+        """Add one line to the transcript and bring it to every table.
 
-        Its author's own table has `memory` (None: the line's text) as its assistant's words; all
-        others hear `shown` (None: the line's text; empty: nothing). Of an author that did not speak
-        (a line that was there before the play) the words carry no ids, and never train.
+        Its author remembers `memory` (None: the line's text); all others hear `shown` (None: the
+        line's text; empty: nothing). A line that was there before the play carries no ids.
         """
         self.lines.append(line)
         self._remember(line.seat, line.text if memory is None else memory)
@@ -410,8 +398,8 @@ def with_reply_limit(player: Player, room: int) -> Player:
 def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
     """Tokens of `context` beyond the prompt of the first turn; 0 before it.
 
-    A local model counts them. Of a served one the server counted up to its last reply, and what was
-    heard since is guessed at four bytes a token; servers that count nothing are guessed throughout.
+    A local model counts them. A server counted up to its last reply; what was heard since is
+    guessed at four bytes a token, as is everything where a server counts nothing.
     """
     if not turns:
         return 0
@@ -424,8 +412,8 @@ def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segmen
     if not counted or not usage.prompt_tokens:
         return int(_guess(context) - _guess(first.context))
     fresh = context[len(last.context) + 1 :]  # the reply itself stands between the two
-    said = usage.completion_tokens - usage.reasoning_tokens  # reasoning is in no later prompt
-    return usage.prompt_tokens + said + int(_guess(fresh)) - counted
+    reply = usage.completion_tokens - usage.reasoning_tokens  # reasoning is in no later prompt
+    return usage.prompt_tokens + reply + int(_guess(fresh)) - counted
 
 
 def _guess(context: Sequence[Segment]) -> float:

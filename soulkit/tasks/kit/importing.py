@@ -13,21 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from soulkit.data.chats import holds_chats
+from soulkit.data.chats import ChatMessage, blank_message, holds_chats
 from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.user_code import Hook
 
+Row = dict[str, Any]
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Flat rows, the records that could not be one, and what the reader should know."""
 
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[Row, ...]
     bad: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -38,6 +41,42 @@ class BadRecord(Exception):
 
 class WrongShape(DataError):
     """A file that an importer does not know: it is of none of the forms that it reads."""
+
+
+def import_records(
+    path: Path,
+    make: Callable[[RawRow, int], Row | list[Row]],
+    *,
+    fields: Sequence[str],
+    way_out: str,
+    licence: str = "",
+    notes: Callable[[Sequence[Row], Sequence[BadRow]], Iterable[str]] = lambda rows, bad: (),
+) -> Imported:
+    """The rows that `make` gives for each record of a file and its place; none for a BadRecord.
+
+    A row says its place, where it is from and its licence, where `make` does not. DataError when no
+    record has all of `fields`.
+    """
+
+    def complete(record: RawRow, index: int) -> list[Row]:
+        made = make(record, index)
+        about: Row = {"index": index, "provenance": record.source}
+        about |= {"licence": licence} if licence else {}
+        rows = made if isinstance(made, list) else [made]
+        return [{**row, **{k: v for k, v in about.items() if k not in row}} for row in rows]
+
+    raw, bad = records_with(path, fields, way_out)
+    rows = [row for of_record in rows_of_records(raw, bad, complete) for row in of_record]
+    return Imported(rows=tuple(rows), bad=tuple(bad), notes=tuple(notes(rows, bad)))
+
+
+def mapped_columns(record: RawRow, texts: Mapping[str, str], kept: Iterable[str] = ()) -> Row:
+    """Column → text of the field that `texts` names for it, and those of `kept` that there are.
+
+    BadRecord when one of the texts is absent, blank or no text.
+    """
+    values = dict(zip(texts, need(record, *texts.values()), strict=True))
+    return values | {name: record.fields[name] for name in kept if name in record.fields}
 
 
 def records_with(
@@ -51,10 +90,10 @@ def records_with(
 
 
 def rows_of_records(
-    raw: Iterable[RawRow], bad: list[BadRow], make: Callable[[RawRow, int], dict[str, Any]]
-) -> list[dict[str, Any]]:
+    raw: Iterable[RawRow], bad: list[BadRow], make: Callable[[RawRow, int], T]
+) -> list[T]:
     """What `make` gives for each record and its place; `bad` grows by those that are no row."""
-    rows: list[dict[str, Any]] = []
+    rows: list[T] = []
     for index, record in enumerate(raw):
         try:
             rows.append(make(record, index))
@@ -72,6 +111,14 @@ def need(row: RawRow, *names: str) -> tuple[str, ...]:
     return tuple(str(row.fields[name]) for name in names)
 
 
+def without_blanks(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """The messages of a recorded conversation; BadRecord where one of them is blank."""
+    place = blank_message(messages)
+    if place is None:
+        return messages
+    raise BadRecord(f"message {place} of its conversation ({messages[place - 1]['role']}) is blank")
+
+
 def wrong_shape(path: Path, fields: Iterable[str], way_out: str) -> WrongShape:
     return WrongShape(
         f"'{path}' is not of the original format.",
@@ -86,13 +133,20 @@ def is_release(task: Task, path: Path) -> bool:
     return bool(mark) and (path / mark).is_file()
 
 
+def refuse_release(task: Task, path: Path) -> None:
+    """OriginalFile where `path` is the folder of the original release, and rows are read."""
+    if is_release(task, path):
+        raise _original(
+            task, str(path), f"It holds '{task.spec.release_mark}', and no released rows."
+        )
+
+
 class OriginalFile(DataError):
     """A file of the original release where rows of the task are read."""
 
 
 def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
-    """OriginalFile where a row has a column of the original release. The released files of the task
-    are rows, whatever columns they have."""
+    """OriginalFile where a row of a file that is not released has a column of the original."""
     released = {*task.spec.files.train, *task.spec.files.eval}
     for row in rows if task.spec.original else ():
         file, _, _ = row.source.rpartition(":")
@@ -108,8 +162,7 @@ def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
 
 @contextmanager
 def explaining_originals(task: Task, path: Path) -> Iterator[None]:
-    """While the rows of `task` in `path` are read: of an original file say that it is one, and name
-    the command that imports it."""
+    """While rows of `task` in `path` are read: say of an original file how to import it."""
     try:
         yield
     except (ColumnsError, OriginalFile, UnusableFile) as error:
@@ -117,8 +170,7 @@ def explaining_originals(task: Task, path: Path) -> Iterator[None]:
 
 
 def _as_original(task: Task, path: Path, error: DataError) -> DataError:
-    """What to say of a file that could not be read as rows of `task`: `error`, where the importer
-    does not know the file either."""
+    """The error of a file that could not be read as rows; `error` if no importer can read it."""
     if not task.spec.importer:
         return _as_chats(task, path, error)
     if isinstance(error, OriginalFile):
@@ -149,8 +201,7 @@ def _as_chats(task: Task, path: Path, error: DataError) -> DataError:
 
 
 def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
-    """The error of a file or folder of recorded chats where rows of `task`, or of any, are read;
-    None for anything else."""
+    """The error of recorded chats where rows of `task`, or of any, are read; else None."""
     needed = {
         alias
         for name, column in (task.spec.columns if task else {}).items()
@@ -186,21 +237,12 @@ def _what(task: Task, path: str) -> str:
     return f"'{path}' is of the original release of '{task.name}', and is no file of its rows."
 
 
-def release_folder_error(task: Task, folder: str) -> OriginalFile:
-    """The error of a folder that is the original release where rows are looked for."""
-    return _original(task, folder, f"It holds '{task.spec.release_mark}', and no released rows.")
-
-
 def _original(task: Task, path: str, why: str) -> OriginalFile:
     return OriginalFile(
         _what(task, path), why,
-        f"Import it, and give --data the file that this writes: {import_command(task, path)}",
+        "Import it, and give --data the file that this writes: "
+        f"soul data import {task.name} {shlex.quote(path)}",
     )  # fmt: skip
-
-
-def import_command(task: Task, path: str) -> str:
-    """The command that turns an original file into rows."""
-    return f"soul data import {task.name} {shlex.quote(path)}"
 
 
 def _with_importer(task: Task, error: DataError) -> DataError:
@@ -216,7 +258,7 @@ def _with_importer(task: Task, error: DataError) -> DataError:
 
 
 def import_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:
-    """The rows of an original file of `task`; DataError when the file as a whole cannot be used.
+    """The rows of an original file of `task`; DataError when the whole file cannot be used.
 
     `options` are the task's own, as the command line gives them.
     """

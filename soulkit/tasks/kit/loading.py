@@ -16,18 +16,11 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.contamination import (
-    Passage,
-    RowTexts,
-    Words,
-    entity_values,
-    folded_words,
-    texts_of,
-)
+from soulkit.data.contamination import Passage, RowTexts, entity_values
 from soulkit.data.files import (
     ROW_SUFFIXES,
     BadRow,
@@ -38,9 +31,10 @@ from soulkit.data.files import (
     released_files,
     search_note,
 )
-from soulkit.data.literals import structure
+from soulkit.data.literals import structure, texts_of
+from soulkit.data.near_duplicates import Words, folded_words
 from soulkit.data.rows import ColumnsError, first_rows, share_of
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.importing import (
@@ -49,11 +43,321 @@ from soulkit.tasks.kit.importing import (
     import_rows,
     is_release,
     refuse_original_rows,
-    release_folder_error,
+    refuse_release,
 )
 from soulkit.tasks.kit.made_rows import MADE, Split, made_rows
 from soulkit.tasks.kit.spec import cannot_play
 from soulkit.types import Episode, Example, Score, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedExamples:
+    """Examples, and what was left out on the way to them."""
+
+    examples: tuple[Example, ...]
+    bad: tuple[BadRow, ...] = ()
+    duplicates: int = 0
+    """Rows that say the same as an earlier one."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """`data_source` of another task → its rows."""
+
+
+# -- evaluation and training ---------------------------------------------------------------------
+
+
+def examples_to_play(
+    task: Task,
+    source: str | None,
+    *,
+    split: Split = "test",
+    limit: int | None = None,
+    seed: int = 0,
+) -> LoadedExamples:
+    """The examples of `task` that a run plays: those in `source`, else in the released files.
+
+    In training a bad row is an error, in evaluation it is listed. DataError when there are none.
+    """
+    if source is not None and source.startswith(MADE):
+        loaded = to_examples(task, made_rows(task, source, seed, split), split=split)
+        first = first_rows(loaded.examples, limit, lambda e: e.id)
+        return LoadedExamples(examples=tuple(first), duplicates=loaded.duplicates)
+    paths = row_files(task, source, split)
+    strict = split == "train"
+    return load_examples(task, paths, split=split, limit=limit, seed=seed, strict=strict)
+
+
+def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
+    """The file that `source` names, or the released files of the split; DataError without any."""
+    files = task.spec.files
+    names = files.train if split == "train" else files.eval
+    paths = data_files(task.name, names, source)
+    if paths:
+        return paths
+    if source is not None:
+        refuse_release(task, Path(source))
+    chats = None if source is None else chats_for_rows(task, Path(source))
+    raise chats or _no_rows(task, split, search_note(names, source), source)
+
+
+class NoRows(DataError):
+    """A task has no rows where they are looked for, and none were made."""
+
+    way: str = ""
+    """How to get them, where other things are missing as well: `{names}` stands for the tasks that
+    get them in the same way, `{task}` for one of them."""
+
+
+def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
+    name, train = task.name, split == "train"
+    ways = _ways_to_rows(task, train, source)
+    what = f"Task '{name}' has no training data here."
+    reason = f"Training never reads evaluation files, and {why}."
+    if not train:
+        what, reason = f"There are no rows for the task '{name}'.", f"Why none were found: {why}."
+    error = NoRows(what, reason, f"One of: {'; '.join(ways).format(names=name, task=name)}.")
+    place = f" into {braced(folder_note())}" if source is None else ""
+    ways = tuple(f"{way}{place}" if "soul data pull" in way else way for way in ways)
+    error.way = f"rows of {{names}}: {', or '.join(ways)}"
+    return error
+
+
+def _ways_to_rows(task: Task, train: bool, source: str | None) -> tuple[str, ...]:
+    """How to get rows, as the task declares: released files, rows made here, original files."""
+    files = task.spec.files
+    ways = []
+    if files.train if train else files.eval:
+        place = "" if source is None else f" --out {braced(shlex.quote(source))}"
+        pull = f"soul data pull --task {{names}} --split {'train' if train else 'eval'}{place}"
+        ways.append(f"download them: {pull}")
+    if task.spec.synth:
+        ways.append(f"--data {{task}}={MADE}{2000 if train else 100} (rows made here)")
+    ways.append("--data {task}=FILE")
+    if task.spec.formats:
+        ways.append("turn an original file into rows: soul data import {task} FILE")
+    return tuple(ways)
+
+
+def braced(text: str) -> str:
+    """`text` as a part of a template that stands for itself."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def load_examples(
+    task: Task,
+    paths: Sequence[Path],
+    *,
+    split: str = "test",
+    limit: int | None = None,
+    seed: int = 0,
+    strict: bool = False,
+) -> LoadedExamples:
+    """The examples of `task` in `paths`, without duplicates.
+
+    `limit` keeps the rows with the smallest ids, each with all its forms: the same sample in any
+    order of rows and files, and part of every larger one. The order follows a hash of (seed, id).
+    `strict` turns any bad row into a DataError.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(
+            f"A limit of {limit} rows leaves nothing.",
+            "--limit says how many rows to keep.",
+            "Give a number of at least 1, or leave it out for all rows.",
+        )
+    rows, bad = _rows_of(task, paths)
+    with explaining_originals(task, paths[0]):
+        loaded = to_examples(task, rows, split=split, bad=bad)
+    if not loaded.examples or (strict and loaded.bad):
+        raise _unusable(task, paths, loaded)
+    sample = first_rows(sorted(loaded.examples, key=lambda e: e.id), limit, lambda e: e.id)
+    sample.sort(key=lambda e: share_of(f"order/{seed}", e.id))
+    return replace(loaded, examples=tuple(sample))
+
+
+def _rows_of(task: Task, paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
+    """The rows of several files, and the bad ones; OriginalFile for one that has to be imported."""
+    rows: list[RawRow] = []
+    bad: list[BadRow] = []
+    for path in map(Path, paths):
+        with explaining_originals(task, path):
+            good, broken = read_rows(path)
+        rows += good
+        bad += broken
+    return rows, bad
+
+
+# -- commands that look at data ------------------------------------------------------------------
+
+
+def examples_to_inspect(
+    task: Task, source: str, seed: int = 0, *, forms: bool = True
+) -> LoadedExamples:
+    """The examples of `task` in `source`, at least one, original files and releases included.
+
+    Without `forms` every row is one example, as it is written. DataError when nothing in it can be
+    used as this task, ConfigError for a `synth:` without a count or a task that makes no rows.
+    """
+    try:
+        loaded = _read_source(task, source, seed, forms)
+    except DataError as error:
+        raise chats_for_rows(task, Path(source)) or error from None
+    if not loaded.examples:
+        raise _unusable(task, [Path(source)], loaded)
+    return loaded
+
+
+def _read_source(task: Task, source: str, seed: int, forms: bool) -> LoadedExamples:
+    if source.startswith(MADE):
+        return to_examples(task, made_rows(task, source, seed, "test"), forms=forms)
+    path = Path(source)
+    if path.is_dir():
+        whole = is_release(task, path)
+        return _load_original(task, path, forms) if whole else _load_released(task, source, forms)
+    original = bool(task.spec.importer)
+    if path.suffix.lower() not in ROW_SUFFIXES and original:
+        return _load_original(task, path, forms)
+    try:
+        rows, bad = read_rows(path)
+        return to_examples(task, rows, bad=bad, forms=forms)
+    except DataError:  # no list of rows, or rows of other columns: the importer may know it
+        if not original:
+            raise
+        return _load_original(task, path, forms)
+
+
+def _load_released(task: Task, folder: str, forms: bool) -> LoadedExamples:
+    names = task.spec.files.eval
+    paths = released_files(task.name, names, folder)
+    if not paths:
+        raise DataError(
+            f"There are no rows of the task '{task.name}' in '{folder}'.",
+            f"Rows were looked for: {search_note(names, folder)}.",
+            "Name a file, or the folder that holds the released ones.",
+        )
+    rows, bad = _rows_of(task, paths)
+    return to_examples(task, rows, bad=bad, forms=forms)
+
+
+def _load_original(task: Task, path: Path, forms: bool) -> LoadedExamples:
+    imported = import_rows(task, path)
+    if not imported.rows and imported.bad:
+        raise DataError(
+            f"No record of '{path}' can be a row of '{task.name}'.",
+            f"{imported.bad[0].source}: {imported.bad[0].why.rstrip('.')}.",
+            f"To see all: soul data import {task.name} {path}",
+        )
+    rows = [RawRow(row, f"{path.name}, record {i}") for i, row in enumerate(imported.rows, 1)]
+    return to_examples(task, rows, bad=imported.bad, forms=forms)
+
+
+# -- rows, one by one ------------------------------------------------------------------------------
+
+
+def to_examples(
+    task: Task,
+    rows: Iterable[RawRow],
+    *,
+    split: str = "test",
+    bad: Iterable[BadRow] = (),
+    forms: bool = True,
+) -> LoadedExamples:
+    """Rows as examples, in their order; without `forms` one example a row, as it is written.
+
+    ColumnsError when every row lacks required columns; OriginalFile for records of the original
+    release.
+    """
+    task_marks = sources(task)
+    by_id: dict[str, Example] = {}
+    broken = list(bad)
+    skipped: Counter[str] = Counter()
+    shapes: list[ColumnsError] = []
+    own: list[RawRow] = []
+    duplicates = 0
+    for row in rows:
+        mark = str(row.fields.get("data_source") or task.name)
+        if mark not in task_marks:
+            skipped[mark] += 1
+            continue
+        own.append(row)
+        try:
+            for example in _examples(task, row, split, forms):
+                duplicates += example.id in by_id
+                by_id.setdefault(example.id, example)
+        except DataError as error:
+            shapes += [error] if isinstance(error, ColumnsError) else []
+            what = error.what.removeprefix(f"{row.source}: ").removeprefix("row: ")
+            broken.append(BadRow(row.source, f"{what} {error.why}"))
+    if own and len(shapes) == len(own):
+        raise shapes[0]
+    refuse_original_rows(task, own)
+    return LoadedExamples(
+        examples=tuple(task.with_baselines(tuple(by_id.values()))), bad=tuple(broken),
+        duplicates=duplicates, skipped=dict(skipped),
+    )  # fmt: skip
+
+
+def sources(task: Task) -> frozenset[str]:
+    """The `data_source` values that mark rows of `task`."""
+    return frozenset((task.name, *task.spec.files.data_source))
+
+
+def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example, ...]:
+    examples = (
+        task.examples(row.fields, source=row.source, split=split)
+        if forms
+        else (task.example(row.fields, source=row.source, split=split),)
+    )
+    for name, column in task.spec.columns.items():
+        value = examples[0].fields.get(name)
+        # An empty list is a value: a task that cannot play one says so itself.
+        if column.required and isinstance(value, str) and not value.strip():
+            raise DataError(
+                f"{row.source}: the required column '{name}' is blank.",
+                "A row without it cannot be played or scored.",
+                "Fill it in, or leave the row out.",
+            )
+    return examples
+
+
+def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> DataError:
+    names = ", ".join(f"'{path}'" for path in paths) or "no file"
+    file = str(paths[0]) if len(paths) == 1 else "FILE"
+    if loaded.bad:
+        first = "; ".join(f"{b.source}: {b.why.rstrip('.')}" for b in loaded.bad[:3])
+        kind = "Some" if loaded.examples else "All"
+        return DataError(
+            f"{kind} rows of {names} are bad ({len(loaded.bad)}).",
+            f"{first}.",
+            f"Mend them; to see all: soul data check {shlex.quote(file)} --task {task.name}",
+        )
+    others = ", ".join(f"{name} ({n})" for name, n in loaded.skipped.items())
+    return DataError(
+        f"No row of {names} belongs to task '{task.name}'.",
+        f"Their data_source says: {others or 'nothing'}.",
+        f"Name the right task, or set data_source to '{sorted(sources(task))[0]}' in the rows.",
+    )
+
+
+def rows_with_tasks(
+    rows: Sequence[RawRow], names: Mapping[str, str], task: str | None = None
+) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
+    """(task, row) in the order of the rows, and the rows of no known task.
+
+    `names`: data_source → task. `task` is for rows without a data_source.
+    """
+    pairs: list[tuple[str, RawRow]] = []
+    bad: list[BadRow] = []
+    for row in rows:
+        mark = str(row.fields.get("data_source") or "")
+        owner = names.get(mark) if mark else task
+        if owner is None:
+            why = f"unknown data_source '{mark}'. {did_you_mean(mark, names)}" if mark else ""
+            bad.append(BadRow(row.source, why or "it has no data_source"))
+        else:
+            pairs.append((owner, row))
+    return pairs, bad
+
+
+# -- tasks without a class, and rows as texts -----------------------------------------------------
 
 
 class RowsOnly(Task):
@@ -137,352 +441,16 @@ def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
     """Histories that a seat reads, message by message, and the texts of the gold."""
     for name, value in example.fields.items():
         readers = example.audience.get(name, ())
-        if set(readers) & set(example.seats) and _is_history(value):
-            texts = (folded_words(v) for item in value for v in item.values())
+        listed = value if isinstance(value, list | tuple) else ()
+        history = listed and all(isinstance(item, Mapping) for item in listed)
+        if history and set(readers) & set(example.seats):
+            texts = (folded_words(v) for item in listed for v in item.values())
             yield tuple(words for words in texts if len(words) > 1)  # without names of roles
         elif "gold" in readers and isinstance(value, str):
             yield (folded_words(value),)
-
-
-def _is_history(value: Any) -> bool:
-    is_list = isinstance(value, list | tuple) and bool(value)
-    return is_list and all(isinstance(item, Mapping) for item in value)
 
 
 def entity_kinds(tasks: Iterable[Task]) -> tuple[str, ...]:
     """The kinds of entity that the columns of `tasks` name."""
     kinds = {c.entity for task in tasks for c in task.spec.columns.values() if c.entity}
     return tuple(sorted(kinds))
-
-
-# -- what comes of rows --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedExamples:
-    """Examples, and what was left out on the way to them."""
-
-    examples: tuple[Example, ...]
-    bad: tuple[BadRow, ...] = ()
-    duplicates: int = 0
-    """Rows that say the same as an earlier one."""
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    """`data_source` of another task → its rows."""
-
-
-# -- evaluation and training ---------------------------------------------------------------------
-
-
-def examples_to_play(
-    task: Task,
-    source: str | None,
-    *,
-    split: Split = "test",
-    limit: int | None = None,
-    seed: int = 0,
-) -> LoadedExamples:
-    """The examples of `task` that a run plays: those in `source`, else in the released files.
-
-    In training a bad row is an error, in evaluation it is listed. DataError when there are none.
-    """
-    if source is not None and source.startswith(MADE):
-        loaded = to_examples(task, made_rows(task, source, seed, split), split=split)
-        first = first_rows(loaded.examples, limit, lambda e: e.id)
-        return LoadedExamples(examples=tuple(first), duplicates=loaded.duplicates)
-    paths = row_files(task, source, split)
-    strict = split == "train"
-    return load_examples(task, paths, split=split, limit=limit, seed=seed, strict=strict)
-
-
-def row_files(task: Task, source: str | None, split: Split) -> Sequence[Path]:
-    """The file that `source` names, or the released files of the split; DataError without any."""
-    files = task.spec.files
-    names = files.train if split == "train" else files.eval
-    paths = data_files(task.name, names, source)
-    if not paths and source is not None and is_release(task, Path(source)):
-        raise release_folder_error(task, source)
-    if not paths and source is not None and (chats := chats_for_rows(task, Path(source))):
-        raise chats
-    if not paths:
-        raise _no_rows(task, split, search_note(names, source), source)
-    return paths
-
-
-class NoRows(DataError):
-    """A task has no rows where they are looked for, and none were made."""
-
-    way: str = ""
-    """How to get them, where other things are missing as well: `{names}` stands for the tasks that
-    get them in the same way, `{task}` for one of them."""
-
-
-def _no_rows(task: Task, split: Split, why: str, source: str | None) -> NoRows:
-    name, train = task.name, split == "train"
-    ways = _ways_to_rows(task, train, source)
-    whole = "; ".join(ways).format(names=name, task=name)
-    if train:
-        error = NoRows(
-            f"Task '{name}' has no training data here.",
-            f"Training never reads evaluation files, and {why}.",
-            f"One of: {whole}.",
-        )
-    else:
-        error = NoRows(
-            f"There are no rows for the task '{name}'.",
-            f"Why none were found: {why}.",
-            f"One of: {whole}.",
-        )
-    place = f" into {braced(folder_note())}" if source is None else ""
-    ways = tuple(f"{way}{place}" if "soul data pull" in way else way for way in ways)
-    error.way = f"rows of {{names}}: {', or '.join(ways)}"
-    return error
-
-
-def _ways_to_rows(task: Task, train: bool, source: str | None) -> tuple[str, ...]:
-    """How to get rows, as the task declares: released files, rows made here, original files."""
-    files = task.spec.files
-    ways = []
-    if files.train if train else files.eval:
-        place = "" if source is None else f" --out {braced(shlex.quote(source))}"
-        pull = f"soul data pull --task {{names}} --split {'train' if train else 'eval'}{place}"
-        ways.append(f"download them: {pull}")
-    if task.spec.synth:
-        ways.append(f"--data {{task}}={MADE}{2000 if train else 100} (rows made here)")
-    ways.append("--data {task}=FILE")
-    if task.spec.formats:
-        ways.append("turn an original file into rows: soul data import {task} FILE")
-    return tuple(ways)
-
-
-def braced(text: str) -> str:
-    """`text` as a part of a template that stands for itself."""
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def load_examples(
-    task: Task,
-    paths: Sequence[Path],
-    *,
-    split: str = "test",
-    limit: int | None = None,
-    seed: int = 0,
-    strict: bool = False,
-) -> LoadedExamples:
-    """The examples of `task` in `paths`, without duplicates.
-
-    `limit` keeps the rows with the smallest ids, each with all its forms: a fixed sample, whatever
-    the order of the rows or of the files, and part of every larger one. The order follows a hash of
-    (seed, id). `strict` turns any bad row into a DataError.
-    """
-    if limit is not None and limit < 1:
-        raise ConfigError(
-            f"A limit of {limit} rows leaves nothing.",
-            "--limit says how many rows to keep.",
-            "Give a number of at least 1, or leave it out for all rows.",
-        )
-    rows, bad = _rows_of(task, paths)
-    with explaining_originals(task, paths[0]):
-        loaded = to_examples(task, rows, split=split, bad=bad)
-    if not loaded.examples or (strict and loaded.bad):
-        raise _unusable(task, paths, loaded)
-    sample = first_rows(sorted(loaded.examples, key=lambda e: e.id), limit, lambda e: e.id)
-    sample.sort(key=lambda e: share_of(f"order/{seed}", e.id))
-    return LoadedExamples(examples=tuple(sample), bad=loaded.bad, duplicates=loaded.duplicates,
-                  skipped=loaded.skipped)  # fmt: skip
-
-
-def _rows_of(task: Task, paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
-    """The rows of several files, one after the other, and those that are none; OriginalFile for a
-    file that holds no rows and that the importer of the task reads."""
-    rows: list[RawRow] = []
-    bad: list[BadRow] = []
-    for path in map(Path, paths):
-        with explaining_originals(task, path):
-            good, broken = read_rows(path)
-        rows += good
-        bad += broken
-    return rows, bad
-
-
-# -- commands that look at data ------------------------------------------------------------------
-
-
-def examples_to_inspect(
-    task: Task, source: str, seed: int = 0, *, forms: bool = True
-) -> LoadedExamples:
-    """The examples of `task` in `source`, at least one, original files and releases included.
-
-    Without `forms` every row is one example, as it is written. DataError when nothing in it can be
-    used as this task, ConfigError for a `synth:` without a count or a task that makes no rows.
-    """
-    try:
-        loaded = _read_source(task, source, seed, forms)
-    except DataError as error:
-        raise chats_for_rows(task, Path(source)) or error from None
-    if not loaded.examples:
-        others = ", ".join(f"{name} ({n} rows)" for name, n in loaded.skipped.items())
-        first = f"{loaded.bad[0].source}: {loaded.bad[0].why.rstrip('.')}" if loaded.bad else ""
-        raise DataError(
-            f"No row of '{source}' can be used as a row of '{task.name}'.",
-            f"{first or f'They belong to {others}'}.",
-            f"See: soul data check {source}" if loaded.bad else "Name the task of these rows.",
-        )
-    return loaded
-
-
-def _read_source(task: Task, source: str, seed: int, forms: bool) -> LoadedExamples:
-    if source.startswith(MADE):
-        return to_examples(task, made_rows(task, source, seed, "test"), forms=forms)
-    path = Path(source)
-    if path.is_dir():
-        whole = is_release(task, path)
-        return _load_original(task, path, forms) if whole else _load_released(task, source, forms)
-    original = bool(task.spec.importer)
-    if path.suffix.lower() not in ROW_SUFFIXES and original:
-        return _load_original(task, path, forms)
-    try:
-        rows, bad = read_rows(path)
-        return to_examples(task, rows, bad=bad, forms=forms)
-    except DataError:  # no list of rows, or rows of other columns: the importer may know it
-        if not original:
-            raise
-        return _load_original(task, path, forms)
-
-
-def _load_released(task: Task, folder: str, forms: bool) -> LoadedExamples:
-    names = task.spec.files.eval
-    paths = released_files(task.name, names, folder)
-    if not paths:
-        raise DataError(
-            f"There are no rows of the task '{task.name}' in '{folder}'.",
-            f"Rows were looked for: {search_note(names, folder)}.",
-            "Name a file, or the folder that holds the released ones.",
-        )
-    rows, bad = _rows_of(task, paths)
-    return to_examples(task, rows, bad=bad, forms=forms)
-
-
-def _load_original(task: Task, path: Path, forms: bool) -> LoadedExamples:
-    imported = import_rows(task, path)
-    if not imported.rows and imported.bad:
-        raise DataError(
-            f"No record of '{path}' can be a row of '{task.name}'.",
-            f"{imported.bad[0].source}: {imported.bad[0].why.rstrip('.')}.",
-            f"To see all: soul data import {task.name} {path}",
-        )
-    rows = [RawRow(row, f"{path.name}, record {i}") for i, row in enumerate(imported.rows, 1)]
-    return to_examples(task, rows, bad=imported.bad, forms=forms)
-
-
-# -- rows, one by one ------------------------------------------------------------------------------
-
-
-def to_examples(
-    task: Task,
-    rows: Iterable[RawRow],
-    *,
-    split: str = "test",
-    bad: Iterable[BadRow] = (),
-    forms: bool = True,
-) -> LoadedExamples:
-    """Rows as examples, in their order. ColumnsError when every row lacks required columns;
-    OriginalFile when one is marked as a record of the original release.
-
-    Without `forms` a row that is played in several forms is one example, as it is written.
-    """
-    task_marks = sources(task)
-    by_id: dict[str, Example] = {}
-    broken = list(bad)
-    skipped: Counter[str] = Counter()
-    shapes: list[ColumnsError] = []
-    own: list[RawRow] = []
-    duplicates = 0
-    for row in rows:
-        mark = str(row.fields.get("data_source") or task.name)
-        if mark not in task_marks:
-            skipped[mark] += 1
-            continue
-        own.append(row)
-        try:
-            for example in _examples(task, row, split, forms):
-                duplicates += example.id in by_id
-                by_id.setdefault(example.id, example)
-        except DataError as error:
-            shapes += [error] if isinstance(error, ColumnsError) else []
-            broken.append(BadRow(row.source, _why(error, row.source)))
-    if own and len(shapes) == len(own):
-        raise shapes[0]
-    refuse_original_rows(task, own)
-    return LoadedExamples(
-        examples=tuple(task.with_baselines(tuple(by_id.values()))), bad=tuple(broken),
-        duplicates=duplicates, skipped=dict(skipped),
-    )  # fmt: skip
-
-
-def sources(task: Task) -> frozenset[str]:
-    """The `data_source` values that mark rows of `task`."""
-    return frozenset((task.name, *task.spec.files.data_source))
-
-
-def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example, ...]:
-    examples = (
-        task.examples(row.fields, source=row.source, split=split)
-        if forms
-        else (task.example(row.fields, source=row.source, split=split),)
-    )
-    for name, column in task.spec.columns.items():
-        if column.required and _is_blank(examples[0].fields.get(name)):
-            raise DataError(
-                f"{row.source}: the required column '{name}' is blank.",
-                "A row without it cannot be played or scored.",
-                "Fill it in, or leave the row out.",
-            )
-    return examples
-
-
-def _is_blank(value: Any) -> bool:
-    """Whether a value is white space alone. An empty list or object is a value: a task that cannot
-    play one says so itself."""
-    return isinstance(value, str) and not value.strip()
-
-
-def _why(error: DataError, source: str) -> str:
-    return f"{error.what.removeprefix(f'{source}: ').removeprefix('row: ')} {error.why}"
-
-
-def _unusable(task: Task, paths: Sequence[Path], loaded: LoadedExamples) -> DataError:
-    names = ", ".join(f"'{path}'" for path in paths) or "no file"
-    if loaded.bad:
-        first = "; ".join(f"{b.source}: {b.why.rstrip('.')}" for b in loaded.bad[:3])
-        kind = "Some" if loaded.examples else "All"
-        return DataError(
-            f"{kind} rows of {names} are bad ({len(loaded.bad)}).",
-            f"{first}.",
-            f"Mend them; to see all: soul data check FILE --task {task.name}",
-        )
-    others = ", ".join(f"{name} ({n})" for name, n in loaded.skipped.items())
-    return DataError(
-        f"No row of {names} belongs to task '{task.name}'.",
-        f"Their data_source says: {others or 'nothing'}.",
-        f"Name the right task, or set data_source to '{sorted(sources(task))[0]}' in the rows.",
-    )
-
-
-def rows_with_tasks(
-    rows: Sequence[RawRow], names: dict[str, str], task: str | None
-) -> tuple[list[tuple[str, RawRow]], list[BadRow]]:
-    """(task, row) in the order of the rows, and the rows that belong to no known task.
-
-    `names`: data_source → task. `task` is for rows that do not say where they belong.
-    """
-    pairs: list[tuple[str, RawRow]] = []
-    bad: list[BadRow] = []
-    for row in rows:
-        mark = str(row.fields.get("data_source") or "")
-        owner = names.get(mark) if mark else task
-        if owner is None:
-            why = f"unknown data_source '{mark}'" if mark else "it has no data_source; give --task"
-            bad.append(BadRow(row.source, why))
-        else:
-            pairs.append((owner, row))
-    return pairs, bad

@@ -15,6 +15,7 @@ all tasks (`eval/drafted_rows.py`). Templates lie in `prompts/drafting/`.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,16 +149,12 @@ def make_rows(
 
 
 def split_seed(seed: int, split: Split) -> int:
-    """The seed of a split: training rows come from even seeds, test rows from odd ones.
-
-    So rows that are generated for a run and for its evaluation never are the same stories.
-    """
+    """The seed of a split: even for training rows, odd for test rows, so that none are the same."""
     return 2 * seed + (split == "test")
 
 
 def made_rows(task: Task, source: str, seed: int, split: Split) -> list[RawRow]:
-    """The rows that `synth:N` stands for on a command line, from `seed`, or `synth:N@SEED`, from a
-    seed of its own; ConfigError when N is no count or SEED no whole number."""
+    """The rows of `synth:N` (from `seed`) or `synth:N@SEED`; ConfigError for other texts."""
     number, at, own_seed = source.removeprefix(MADE).partition("@")
     if not number.isdecimal() or not int(number) or (at and not _WHOLE.fullmatch(own_seed)):
         raise ConfigError(
@@ -236,8 +233,7 @@ def drafts_from(task: Task, path: Path, options: Mapping[str, str] | None = None
 def draft_question(
     prompt: str, shape: type[S], problem: Callable[[S], str] = lambda draft: ""
 ) -> JudgeQuestion[S]:
-    """A question to the drafter. A draft of which `problem` says something is asked for once more,
-    as one that cannot be read is."""
+    """A question to the drafter, asked once more if the draft cannot be read or has a `problem`."""
     asked_for = question("draft", prompt, shape, role="drafter")
 
     def read(text: str) -> S:
@@ -254,11 +250,22 @@ def review_question(prompt: str, shape: type[Review]) -> JudgeQuestion[Any]:
     return question("filter", prompt, shape, role="filter")
 
 
+def draft_problem(
+    what: str, text: str, lengths: range, originals: Sequence[str], most_shared: int
+) -> str:
+    """What is wrong with a drafted text that describes a person, in words for its author: its
+    length, or `most_shared` words in a row of the person's own."""
+    count = len(text.split())
+    if count not in lengths:
+        return f"the {what} has {count} words, not {lengths.start} to {lengths.stop - 1}"
+    echo = quotation(text, originals, most_shared)
+    return f"the {what} repeats the person's own words: “{echo}”" if echo else ""
+
+
 def quotation(text: str, originals: Sequence[str], words: int) -> str:
     """The first run of `words` words of `text` that stands in one of `originals`; empty for none.
 
-    Case and punctuation do not count. An original that is shorter counts whole, from half as many
-    words on.
+    Case and punctuation do not count. A shorter original counts whole, from half the words on.
     """
     tokens = words_only(text.casefold()).split()
     for original in originals:
@@ -271,3 +278,27 @@ def quotation(text: str, originals: Sequence[str], words: int) -> str:
             if (run := tuple(tokens[i : i + size])) in runs:
                 return " ".join(run)
     return ""
+
+
+# -- slots of a template ---------------------------------------------------------------------------
+
+
+def draw_slots(rng: random.Random, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a template's slots, drawn in the order in which a table of texts lists them.
+
+    [cello, loom]                  one of them
+    {sample: 2, of: [a, b, c]}     several, none twice
+    {from: 20, to: 90, times: 10}  a number from 200 to 890
+    {share: 0.85, of: price}       a part of another slot, rounded; not drawn
+    """
+    values: dict[str, Any] = {}
+    for name, how in declared.items():
+        if not isinstance(how, Mapping):
+            values[name] = rng.choice(how)
+        elif "sample" in how:
+            values[name] = rng.sample(how["of"], how["sample"])
+        elif "share" in how:
+            values[name] = round(values[how["of"]] * how["share"])
+        else:
+            values[name] = rng.randrange(how["from"], how["to"]) * how.get("times", 1)
+    return values

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from jinja2 import (
@@ -34,6 +34,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.tasks.kit.user_code import BUILTIN
+from soulkit.types import Feedback, Segment
 
 MARK = "[...]"
 """Stands where words were left out."""
@@ -227,6 +228,15 @@ class PromptFolder:
                 f"Jinja says: {error.message}.",
                 "Name the reader in the column's audience, or take the value out of the template.",
             ) from error
+
+    def opening(
+        self, name: str, feedback: Feedback | None, values: Mapping[str, Any],
+        role: Literal["system", "user"] = "system",
+    ) -> Segment:  # fmt: skip
+        """Template `name` as a message, with its feedback slot full and empty."""
+        bare = self.render(name, feedback=None, **values)
+        text = bare if feedback is None else self.render(name, feedback=feedback.text, **values)
+        return Segment(role, text, bare=bare)
 
     def hashes(self, *names: str) -> dict[str, str]:
         """Template name → first 12 hex digits of the SHA-256 of its source."""

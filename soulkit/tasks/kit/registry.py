@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -39,7 +39,9 @@ from soulkit.tasks.kit.user_code import (
     Hook,
     installed_task,
     installed_tasks,
+    load_declared,
     note_shadowed,
+    unloadable,
 )
 from soulkit.types import Protocol
 
@@ -88,13 +90,13 @@ class Registry:
         self, name: str, protocol: Protocol = "paper", *, training: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> Task:  # fmt: skip
-        """The live task: its class from `module` (RowsOnly without one), made with its spec.
+        """The live task, of the class that its declaration names (RowsOnly without one).
 
-        `training`: with the word budgets and default players of training; `options` replace those
-        of the task that have their name.
+        `training`: with the word budgets and default players of training. `options` replace the
+        task's options of the same name.
         """
         spec = self.spec(name).played(training=training, options=options or {})
-        shared = self._sharing(spec) or spec
+        shared = self._built_in(spec) or spec
         module, home = shared.module or shared.binder, shared.home
         if protocol == "reference" and spec.reference:
             module, home = spec.reference, spec.home
@@ -103,16 +105,11 @@ class Registry:
         cls = _load_class(name, module, home)
         return cls(name, spec, protocol=protocol, folder=spec.home.folder)
 
-    def _sharing(self, spec: TaskSpec) -> TaskSpec | None:
-        """The built-in task whose class another declaration names, as `soulkit.tasks.…:Class`.
-
-        The module is not looked at: it was another one before each benchmark had a folder.
-        """
-        module, _, cls = (spec.module or spec.binder).partition(":")
-        if spec.home.builtin_task or not module.startswith("soulkit.tasks."):
-            return None
-        built_in = (other for other in self.specs.values() if other.home.builtin_task)
-        return next((o for o in built_in if cls == (o.module or o.binder).partition(":")[2]), None)
+    def _built_in(self, spec: TaskSpec) -> TaskSpec | None:
+        """The built-in task whose class a user's declaration names, as `soulkit.tasks.…:Class`."""
+        named = spec.module or spec.binder
+        tasks = (task for task in self.specs.values() if task.home.builtin_task)
+        return next((t for t in tasks if named == f"{t.home.package}.{t.module or t.binder}"), None)
 
     def hook(self, name: str, key: HookKey) -> Hook | None:
         """The function that a task's declaration names under `key`, None where it names none."""
@@ -127,16 +124,17 @@ class Registry:
         unplayable = [name for name in names if self.spec(name).rows_only]
         if not unplayable:
             return
-        near = names if len(unplayable) < len(names) else tuple(self.specs)
-        able = [name for name in near if not self.specs[name].rows_only]
-        raise cannot_play(unplayable, able, suite)
+        others = names if len(unplayable) < len(names) else tuple(self.specs)
+        playable = [name for name in others if not self.specs[name].rows_only]
+        raise cannot_play(unplayable, playable, suite)
 
     def refuse_evaluation_only(self, names: Collection[str]) -> None:
         """ConfigError when `names` hold tasks that may be evaluated and never trained on."""
         marked = [name for name in names if self.spec(name).evaluation_only]
         if marked:
-            able = [name for name in names if name not in marked]
-            raise not_for_training(f"the task{'s' * (len(marked) > 1)} {', '.join(marked)}", able)
+            trainable = [name for name in names if name not in marked]
+            tasks = f"the task{'s' * (len(marked) > 1)} {', '.join(marked)}"
+            raise not_for_training(tasks, trainable)
 
     def suite(self, name: str) -> tuple[str, ...]:
         """The tasks of a suite; ConfigError when there is none of that name."""
@@ -169,14 +167,14 @@ class NotForTraining(ConfigError):
     """Training on tasks or rows that are for evaluation only."""
 
 
-def not_for_training(what: str, able: Sequence[str] = ()) -> NotForTraining:
-    """The error of tasks or rows that are marked evaluation-only; `able`: what may be trained."""
-    rest = f"Train on what is left: --task {','.join(able)}" if able else LEAVE_OUT
+def not_for_training(marked: str, trainable: Sequence[str] = ()) -> NotForTraining:
+    """The error of tasks or rows that are marked evaluation-only, and what may be trained on."""
+    way_out = f"Train on what is left: --task {','.join(trainable)}" if trainable else LEAVE_OUT
     return NotForTraining(
-        f"Training was asked for on {what}, marked evaluation-only.",
+        f"Training was asked for on {marked}, marked evaluation-only.",
         "Their terms or their purpose forbid training on them, and a model that was "
         "trained on them could not be measured with them.",
-        f"{rest}; measure with: soul eval",
+        f"{way_out}; measure with: soul eval",
     )
 
 
@@ -187,25 +185,15 @@ def _load_class(task: str, module: str, home: Home) -> type[Task]:
         from soulkit.tasks.kit.loading import RowsOnly
 
         return RowsOnly
-    try:
-        cls = home.load(module)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise _unloadable(task, module, home, f"Python says: {error}.") from error
+    cls = load_declared(task, "module", module, home)
+    why = ""
     if not (inspect.isclass(cls) and issubclass(cls, Task)):
-        name = module.partition(":")[2]
-        raise _unloadable(task, module, home, f"'{name}' is no class derived from Task.")
-    if inspect.isabstract(cls):
-        lacking = ", ".join(sorted(cls.__abstractmethods__))
-        raise _unloadable(task, module, home, f"The class does not define: {lacking}.")
-    return cls
-
-
-def _unloadable(task: str, module: str, home: Home, why: str) -> ConfigError:
-    return ConfigError(
-        f"The class of task '{task}'{home.origin} cannot be loaded from '{module}'.",
-        why,
-        "Write module as 'file:Class', with file.py beside the tasks file; see docs/tasks.md.",
-    )
+        why = f"'{module.partition(':')[2]}' is no class derived from Task."
+    elif inspect.isabstract(cls):
+        why = f"The class does not define: {', '.join(sorted(cls.__abstractmethods__))}."
+    if why:
+        raise unloadable(task, "module", module, home, why)
+    return cast("type[Task]", cls)
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -217,19 +205,25 @@ def builtin_file() -> Path:
     return packaged if packaged.exists() else packaged.parents[1] / "tasks.yaml"
 
 
-def read_file(path: Path) -> RegistryFile:
+@cache
+def builtin_declarations() -> RegistryFile:
+    """The built-in tasks file."""
+    return read_file(builtin_file(), loader=once_loader(fast=True))
+
+
+def read_file(path: Path, *, loader: Any = None) -> RegistryFile:
     """Parse and validate one tasks file; ConfigError names the place and the nearest known key."""
     try:
         text = path.read_text(encoding="utf-8")
         # A SafeLoader underneath: it builds plain values only.
-        raw = yaml.load(text, Loader=once_loader())
+        raw = yaml.load(text, Loader=loader or once_loader())
     except FileNotFoundError as error:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",
             "--tasks names a YAML file that declares your own tasks.",
             "Check the path; docs/authoring.md shows a complete example.",
         ) from error
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"The tasks file '{path}' cannot be read as YAML.",
             " ".join(str(error).split()),
@@ -290,16 +284,16 @@ def _fields_at(loc: Sequence[int | str]) -> list[str]:
 @cache
 def load_registry(*extra: Path) -> Registry:
     """The built-in tasks with those of `extra` files added; a name declared twice is an error."""
-    specs: dict[str, TaskSpec] = {}
-    suites: dict[str, Suite] = {}
-    for path in (builtin_file(), *extra):
+    built_in = builtin_declarations()
+    specs = {n: spec.at(Home.builtin(spec.folder or n)) for n, spec in built_in.tasks.items()}
+    suites = dict(built_in.suites)
+    for path in extra:
         parsed = read_file(path)
         _refuse_second(path, "task", parsed.tasks, specs)
         _refuse_second(path, "suite", parsed.suites, suites)
-        beside = Home(path.resolve().parent) if path in extra else None
-        for name, spec in parsed.tasks.items():
-            specs[name] = spec.at(beside or Home.builtin(spec.folder or name))
-        suites.update(parsed.suites)
+        home = Home(path.resolve().parent)
+        specs |= {name: spec.at(home) for name, spec in parsed.tasks.items()}
+        suites |= parsed.suites
     check_suites(specs, suites, installed_tasks)
     return Registry(specs=specs, suites=suites)
 

@@ -57,10 +57,9 @@ CALL = "group_rewards"
 
 
 def with_group_rewards(tasks: Mapping[str, Task], records: Iterable[Record]) -> list[Record]:
-    """The records of training steps, row by row with what their tasks make of the group.
+    """The records of training steps, with what their tasks make of the rollouts of each row.
 
-    Rows stay in the order in which they first come, and their rollouts in theirs. A row waits for
-    its own rollouts, never for those of another.
+    Rows and rollouts stay in their order.
     """
     rows: dict[tuple[str, int, str], list[Record]] = defaultdict(list)
     for record in records:
@@ -72,12 +71,12 @@ def with_group_rewards(tasks: Mapping[str, Task], records: Iterable[Record]) -> 
 
 
 def _rewarded(task: Task, group: Sequence[Record]) -> Sequence[Record]:
-    """What a task makes of the rollouts of a row; unscored, all of them, where its code breaks."""
+    """The rollouts of a row with the rewards of their group; all unscored where the task breaks."""
     try:
         with task_code(task, CALL):
             rewarded = task.group_rewards(group)
-        many = rewarded if isinstance(rewarded, Sequence) else ()
-        if [r.key for r in group] != [getattr(r, "key", None) for r in many]:
+        returned = rewarded if isinstance(rewarded, Sequence) else ()
+        if [r.key for r in group] != [getattr(r, "key", None) for r in returned]:
             raise bad_return(
                 task, CALL, "did not give back the records that it got, in their order"
             )

@@ -20,12 +20,18 @@ from typing import Any
 from soulkit.data.contamination import RenamedRows, find_renamed
 from soulkit.data.files import BadRow, RawRow, read_rows, write_objects
 from soulkit.data.rows import HUMAN, content_hash
-from soulkit.errors import DataError, did_you_mean
+from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import named_options, plain
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.importing import chats_for_rows, explaining_originals
-from soulkit.tasks.kit.loading import LoadedExamples, row_texts, sources, to_examples
+from soulkit.tasks.kit.loading import (
+    LoadedExamples,
+    row_texts,
+    rows_with_tasks,
+    sources,
+    to_examples,
+)
 from soulkit.tasks.kit.registry import Registry
 from soulkit.types import Example
 
@@ -112,8 +118,7 @@ class RowCheck:
 def check_row_file(
     registry: Registry, path: Path, task: str | None
 ) -> tuple[list[RowCheck], list[BadRow]]:
-    """The check of a file by task, and the rows that belong to none; all are rows of `task`, where
-    one is named. OriginalFile for a file that is the original release's."""
+    """The check of a file by task (or of `task` alone), and the rows that belong to none."""
     live = None if task is None else registry.task(task)
     if path.is_dir() and (chats := chats_for_rows(live, path)):
         raise chats
@@ -121,12 +126,10 @@ def check_row_file(
         with explaining_originals(live, path):
             return [check_rows(live, *read_rows(path))], []
     rows, bad = read_rows(path)
-    names = registry.by_source()
-    if not any(str(row.fields.get("data_source", "")) in names for row in rows) and (
-        chats := chats_for_rows(None, path)
-    ):
-        raise chats
-    groups, strays = rows_by_task(rows, names)
+    try:
+        groups, strays = rows_by_task(rows, registry.by_source())
+    except DataError as error:
+        raise chats_for_rows(None, path) or error from None
     checks = []
     for name, group in groups.items():
         live = registry.task(name)
@@ -175,21 +178,16 @@ def rows_by_task(
 
     `names`: data_source → task. DataError when no row says where it belongs.
     """
-    groups: dict[str, list[RawRow]] = {}
-    bad: list[BadRow] = []
-    for row in rows:
-        mark = str(row.fields.get("data_source", ""))
-        if mark in names:
-            groups.setdefault(names[mark], []).append(row)
-        else:
-            why = f"unknown data_source '{mark}'. {did_you_mean(mark, names)}" if mark else ""
-            bad.append(BadRow(row.source, why or "it has no data_source"))
-    if not groups:
+    pairs, bad = rows_with_tasks(rows, names)
+    if not pairs:
         raise DataError(
             "The rows do not say which task they belong to.",
             f"{bad[0].source}: {bad[0].why}" if bad else "There is no row that could be read.",
             "Name the task with --task.",
         )
+    groups: dict[str, list[RawRow]] = {}
+    for name, row in pairs:
+        groups.setdefault(name, []).append(row)
     return groups, bad
 
 
@@ -235,6 +233,7 @@ def word_counts(values: Sequence[int], budget: int | None) -> WordCounts:
     return WordCounts(rank(0.5), rank(0.95), values[-1], over)
 
 
+ONLY_GOLD = "of all options only the gold stands in the text"
 NOTABLE = 0.01
 """A bias is pointed out when chance would show it in fewer than this share of files."""
 
@@ -309,7 +308,8 @@ def audit_rows(task: Task, loaded: LoadedExamples) -> RowAudit:
     lettered = [view for _, view in option_views if view.letters and view.letter]
     favourite, position = _position_bias(lettered)
     prompts = {e.id: _first_prompts(task, e) for e in examples}
-    texts_by_id = {e.id: prompts[e.id] or _read_by_actors(task, e) for e in examples}
+    seen = {e.id: {seat: e.visible(seat) for seat in task.acted_seats(e)} for e in examples}
+    texts_by_id = {e.id: prompts[e.id] or content_hash("", seen[e.id]) for e in examples}
     exposed = {e.id: _exposed_options(prompts[e.id], view) for e, view in option_views}
     golds = {e.id: plain(view.gold) for e, view in option_views}
     leaks = [e for e, _ in option_views if exposed[e.id] == {golds[e.id]}]
@@ -325,7 +325,7 @@ def audit_rows(task: Task, loaded: LoadedExamples) -> RowAudit:
         longest=_length_bias([view for _, view in option_views]),
         gold_in_prompt=sum(golds[key] in options for key, options in exposed.items()),
         remarks=(
-            *(AuditRemark(e.source, "leak", _leak_detail(task, e)) for e in leaks),
+            *(AuditRemark(e.source, "leak", f"{ONLY_GOLD}: {task.gold_text(e)}") for e in leaks),
             *_contradictions(task, examples, texts_by_id),
             *_twin_options(option_views),
         ),
@@ -353,10 +353,7 @@ def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
 
 
 def _length_bias(views: Sequence[LeakView]) -> Bias | None:
-    """How often the gold alone is the longest option; None where options have no lengths to tell.
-
-    A row in which the longest options are equally long can have no such gold, and does not count.
-    """
+    """How often the gold alone is the longest option, of rows that have one longest option."""
     hits, chances = 0, []
     for view in views:
         lengths = sorted((len(plain(option)) for option in view.options), reverse=True)
@@ -389,21 +386,17 @@ def upper_tail(hits: int, n: int, chance: float) -> float:
 
 
 def _exposed_options(prompt: str, view: LeakView) -> frozenset[str]:
-    """The options, in their plain form, that the prompt has outside its list of options.
-
-    Numbers, single letters and formulas are never among them: without their signs they may stand
-    anywhere and mean anything.
-    """
+    """The plain options that the prompt has outside its list; no numbers, letters or formulas."""
     rest = without_options(prompt, view.options)
     near = [option for option in view.options if plain(option) in rest]
     return named_options(rest, [o for o in near if _WORDS.search(o) and not _FORMULA.search(o)])
 
 
 def without_options(prompt: str, options: Sequence[str]) -> str:
-    """The plain words of a prompt without its list of options, be it on one line or on several.
+    """The plain words of a prompt without its list of options.
 
-    A list is all options in their order with at most their letters between them, or whole lines
-    that hold nothing but one option and its letter. What is in neither form stays.
+    A list is all options in order with at most their letters between them, or whole lines that
+    hold nothing but an option and its letter.
     """
     every = [plain(option) for option in options]
     gap = r"(?: option| choice)?(?: \w{1,2})? "
@@ -422,10 +415,6 @@ def _plain_lines(text: str) -> str:
     return "\n".join(line for line in map(plain, text.splitlines()) if line)
 
 
-def _leak_detail(task: Task, example: Example) -> str:
-    return f"of all options only the gold stands in the text: {task.gold_text(example)}"
-
-
 # -- rows that cannot all be right ---------------------------------------------------------------
 
 
@@ -433,11 +422,6 @@ def _first_prompts(task: Task, example: Example) -> str:
     """All that the actor reads before its first turn, in whichever seat."""
     contexts = task.previews(example).values()
     return "\n".join(segment.text for context in contexts for segment in context)
-
-
-def _read_by_actors(task: Task, example: Example) -> str:
-    """What the actor's seats may see, for rows of which there is no prompt."""
-    return content_hash("", {seat: example.visible(seat) for seat in task.acted_seats(example)})
 
 
 def _contradictions(

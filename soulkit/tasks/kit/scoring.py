@@ -126,10 +126,9 @@ def with_declared_means(
 
 
 def with_means(declared: Parts, metrics: Metrics, origin: str = "") -> dict[str, BatchMetric]:
-    """`metrics` with the declared means.
+    """`metrics` with the declared means; an inner mean of which no part has rows is left out.
 
-    What `metrics` says of a mean is kept as far as it goes (what it counts, its scale); otherwise
-    it counts what its parts count. An inner mean of which no part has any row is left out.
+    What `metrics` itself says of a mean (what it counts, its scale) is kept.
     """
     made = dict(metrics)
     inner = {name for parts in declared.values() for name in parts.values()}
@@ -161,18 +160,18 @@ def _mean(
     parts: Mapping[str, str], made: Metrics, frame: BatchMetric | None, origin: str
 ) -> BatchMetric:
     found = {label: made.get(name) for label, name in parts.items()}
-    there = {label: part for label, part in found.items() if part is not None and part.n}
+    with_rows = {label: part for label, part in found.items() if part is not None and part.n}
     # Rows of one's own have the parts that they have; nothing of the others is missing.
-    counted = there if origin else found
+    counted = with_rows if origin else found
     missing: dict[str, str] = {}
     for label, part in counted.items():
         if (why := why_missing(part)) is not None:
             missing[label] = why
         elif part is not None:
             missing |= {f"{label}/{inner}": why for inner, why in part.missing}
-    values = [part.value for part in there.values() if part.value is not None]
+    values = [part.value for part in with_rows.values() if part.value is not None]
     return replace(
-        _counted(frame, list(there.values())),
+        _counted(frame, list(with_rows.values())),
         value=fmean(values) if values else None,
         parts=tuple((label, parts[label]) for label in counted),
         missing=tuple(missing.items()),
@@ -210,8 +209,7 @@ def _mean_end(ends: Sequence[float | None]) -> float | None:
 
 
 def origins_of(records: Sequence[Record]) -> list[str]:
-    """The files of somebody's own that the rows of the drafts were made of; one is empty where
-    some rows are of none."""
+    """The users' files that the rows of the drafts were made of; empty for rows of none."""
     return sorted({record.origin for record in drafts(records)})
 
 
@@ -226,14 +224,12 @@ def of_one_origin(name: str, origin: str) -> str:
 
 
 def without_origin(name: str, origin: str) -> str:
-    """The headline of which `name` is that over the rows of one of several origins; otherwise the
-    name as it is."""
+    """The headline of which `name` is the one over a single origin; other names as they are."""
     return name.removesuffix(of_one_origin("", origin)) if origin else name
 
 
 def without_origins(records: Sequence[Record]) -> list[Record]:
-    """The records as if their rows had no origin, where there are several: training has no
-    published figures beside it, and needs one number of all its rows."""
+    """The records without origins where there are several: training needs one number of all."""
     if len(origins_of(records)) < 2:
         return list(records)
     return [replace(record, origin="") for record in records]
@@ -243,24 +239,22 @@ def without_origins(records: Sequence[Record]) -> list[Record]:
 
 
 def shared_parts(name: str, sides: Sequence[Metrics]) -> dict[str, dict[str, str]]:
-    """The parts of the mean `name`, and of its inner means, that have a number on every side; empty
-    for a number that has no parts."""
+    """The parts of the mean `name`, and of its inner means, with a number on every side."""
     first = sides[0].get(name)
     if first is None or not first.parts or first.over:
         return {}
     kept: dict[str, dict[str, str]] = {name: {}}
     for label, part in first.parts:
         inner = shared_parts(part, sides)
-        whole = all((one := side.get(part)) and one.value is not None for side in sides)
-        if inner.get(part) if inner else whole:
+        on_all_sides = all(part in side and side[part].value is not None for side in sides)
+        if inner.get(part) if inner else on_all_sides:
             kept[name][label] = part
             kept |= inner
     return kept
 
 
 def value_over(name: str, metrics: Metrics, kept: Kept) -> float | None:
-    """The number `name`, a mean over those of its parts that are kept; None where one of them has
-    no number here."""
+    """The number `name` as a mean over its kept parts; None where one of them has no number."""
     if name not in kept:
         return metrics[name].value if name in metrics else None
     values = [value_over(part, metrics, kept) for part in kept[name].values()]
@@ -287,10 +281,9 @@ def mean_of(
 def as_batch_metrics(
     metrics: Mapping[str, Any], records: Sequence[Record]
 ) -> dict[str, BatchMetric]:
-    """What a task's `summarise` made of `records`; plain numbers, as tasks once returned, are over
-    all their episodes and have no known scale.
+    """What `summarise` returned, as metrics; plain numbers count all episodes, on no known scale.
 
-    What is no finite number has no value, and no unit scored.
+    A number that is not finite has no value and no scored unit.
     """
     main = drafts(records)
     scored = sum(record.score.scored for record in main)
@@ -299,13 +292,13 @@ def as_batch_metrics(
         else BatchMetric(value=metric, n=len(main), n_scored=scored)
         for name, metric in metrics.items()
     }  # fmt: skip
-    return {name: _of_finite(one) for name, one in numbers.items()}
-
-
-def _of_finite(metric: BatchMetric) -> BatchMetric:
-    value = finite_or_none(metric.value)
-    lost = value is None and metric.value is not None
-    return replace(metric, value=value, n_scored=0 if lost else metric.n_scored)
+    finite = {name: finite_or_none(metric.value) for name, metric in numbers.items()}
+    return {
+        name: replace(metric, value=finite[name])
+        if finite[name] is not None or metric.value is None
+        else replace(metric, value=None, n_scored=0)
+        for name, metric in numbers.items()
+    }
 
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -321,10 +314,7 @@ def row_plays(records: Sequence[Record]) -> dict[str, list[list[Record]]]:
 
 
 def row_values(records: Sequence[Record]) -> dict[str, float | None]:
-    """Row → the mean over its forms, and over its plays of which no form is unscored.
-
-    None: there is no such play. What an order leaves unread would else lean to the other orders.
-    """
+    """Row → the mean over its forms, and over those plays in which every form is scored."""
     return {row: _row_value(plays) for row, plays in row_plays(records).items()}
 
 

@@ -63,30 +63,47 @@ class GoldLines:
 
 
 class _ScriptedModel:
-    """Takes every seat: the actor says the gold's lines, a judge what the task has scripted."""
+    """Fills every role. A judge gives the task's scripted verdicts; the rest is answered by the
+    lines of `gold` and by REPLY, or not at all (`silent`)."""
 
     name = "script"
 
-    def __init__(self, task: Task, gold: Episode | None) -> None:
-        self.task, self.recital, self.last = task, GoldLines(gold), REPLY
+    def __init__(
+        self, task: Task | None, gold: Episode | None = None, *, perfect: bool, silent: bool
+    ) -> None:
+        self.task, self.perfect, self.silent = task, perfect, silent
+        self.gold, self.last = GoldLines(gold), REPLY
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
+        verdict = None
+        if call.role == "judge" and self.task is not None:
+            verdict = self.task.scripted_verdict(sampling.form, self.perfect)
+        if self.silent and verdict is None:
+            raise ProviderError(f"the score needs a model in the role '{call.role}'")
         if call.role == "actor":
-            self.last = self.recital.line(call) or self.last
+            self.last = self.gold.line(call) or self.last
             return Completion(text=self.last)
-        if call.role == "judge":
-            return Completion(text=self.task.scripted_verdict(sampling.form, perfect=True) or "")
-        return Completion(text=REPLY)
+        return Completion(text=(verdict or "") if call.role == "judge" else REPLY)
 
     async def close(self) -> None:
         """There is nothing to close."""
 
 
-def _cast(task: Task, gold: Episode | None) -> Cast:
-    player = Player(_ScriptedModel(task, gold))
+def _cast_of(model: _ScriptedModel) -> Cast:
+    player = Player(model)
     return Cast(actor=player, partner=player, environment=player, judges=(player,), coach=player)
+
+
+def scripted_cast(task: Task, gold: Episode | None) -> Cast:
+    """Players that answer every question of `task`, the actor with the lines of `gold`."""
+    return _cast_of(_ScriptedModel(task, gold, perfect=True, silent=False))
+
+
+def silent_cast(task: Task | None = None, perfect: bool = True) -> Cast:
+    """Players that answer nothing but questions to a judge whose verdicts `task` has scripted."""
+    return _cast_of(_ScriptedModel(task, perfect=perfect, silent=True))
 
 
 # -- what breaks ---------------------------------------------------------------------------------
@@ -103,7 +120,7 @@ async def broken_prompts(task: Task, example: Example) -> list[str]:
 async def _judged(task: Task, example: Example) -> None:
     gold = task.gold(example) if task.calls(example).get("judge") else None
     if gold is not None:
-        await task.score(example, gold, _cast(task, gold))
+        await task.score(example, gold, scripted_cast(task, gold))
 
 
 def _openings(task: Task, example: Example) -> Iterator[Callable[[], Any]]:
@@ -123,7 +140,7 @@ async def broken_feedback(
         lambda: task.leak_view(example),
     ]
     if {"partner", "environment"} & set(task.calls(example)):
-        steps.append(lambda: task.play(example, _cast(task, task.gold(example)), Rollout()))
+        steps.append(lambda: task.play(example, scripted_cast(task, task.gold(example)), Rollout()))
     if asks_coach(task) and draft is not None and not has_no_coach_prompt(task, example, draft):
         steps.append(lambda: _critique(task, example, draft, score))
     if "symbolic" in task.spec.feedback.coaches:
@@ -140,13 +157,13 @@ async def _control(
     episode = task.gold(example) if control.per == "row" else draft
     if episode is None and control.per == "episode":
         return None
-    return await task.controlled(control.name, example, episode, _cast(task, None))
+    return await task.controlled(control.name, example, episode, scripted_cast(task, None))
 
 
 def _critique(
     task: Task, example: Example, draft: Episode, score: Score | None
 ) -> Awaitable[Feedback | None]:
-    cast = _cast(task, None)
+    cast = scripted_cast(task, None)
     return task.critique(example, draft, score or _lowest(task), cast, Rollout())
 
 
@@ -207,8 +224,7 @@ def has_no_coach_prompt(task: Task, example: Example, draft: Episode) -> bool:
 
 
 def hides_gold(task: Task, example: Example) -> bool:
-    """Whether a row has a gold that the actor does not see, in one of its seats at least, so that
-    feedback could tell it."""
+    """Whether feedback could tell the actor a gold that it does not see in one of its seats."""
     views = [example.visible(seat) for seat in task.acted_seats(example)]
     golds = [name for name in task.gold_fields if not name.startswith(HUMAN)]
     rows_golds = [name for name in golds if example.fields.get(name) is not None]
@@ -287,28 +303,6 @@ class SelfCheck:
         return not (self.gold_fails or self.breaks)
 
 
-class _NoModel:
-    """Takes every seat and answers nobody, but for the verdicts that a task has scripted: what else
-    needs it stays unscored."""
-
-    name = "none"
-
-    def __init__(self, task: Task | None, perfect: bool) -> None:
-        self.task, self.perfect = task, perfect
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        if call.role == "judge" and self.task is not None:
-            verdict = self.task.scripted_verdict(sampling.form, self.perfect)
-            if verdict is not None:
-                return Completion(text=verdict)
-        raise ProviderError(f"the score needs a model in the role '{call.role}'")
-
-    async def close(self) -> None:
-        """There is nothing to close."""
-
-
 def check_task(task: Task, loaded: LoadedExamples, data: str = "") -> SelfCheck:
     """Play gold and wrong answers of every example through the task's own `score`.
 
@@ -330,34 +324,29 @@ def check_task(task: Task, loaded: LoadedExamples, data: str = "") -> SelfCheck:
         feedback_texts=len(set(rehearsed.feedback)),
         bad=loaded.bad,
         rows_only=rows_only,
-        **{kind: tuple(several) for kind, several in findings.items()},
+        **{kind: tuple(rows) for kind, rows in findings.items()},
     )
 
 
 def with_unused_prompts(checks: Sequence[SelfCheck], registry: Registry) -> list[SelfCheck]:
     """The checks, with a warning for each prompt that no row of any task of its folder needed.
 
-    Tasks may share a folder: where one of them was not checked, nobody knows.
+    Prompts of a folder with unchecked tasks are left out.
     """
     unrendered = {check.task: check.unrendered for check in checks}
     warned = []
     for check in checks:
-        beside = _housemates(check.task, registry)
+        folder = registry.spec(check.task).home.folder
+        sharing = [name for name, spec in registry.specs.items()
+                   if spec.home.folder == folder and not spec.rows_only]  # fmt: skip
         unused = tuple(
             f"the prompt '{name}' was never rendered: no row here needs it, or nothing does"
             for name in check.unrendered
             if not check.breaks  # what broke kept others from being rendered
-            and ("/" in name or all(name in unrendered.get(task, ()) for task in beside))
+            and ("/" in name or all(name in unrendered.get(task, ()) for task in sharing))
         )
         warned.append(replace(check, warnings=(*check.warnings, *unused)))
     return warned
-
-
-def _housemates(task: str, registry: Registry) -> list[str]:
-    """The playable tasks that live in the folder of `task`, itself included."""
-    folder = registry.spec(task).home.folder
-    specs = registry.specs.items()
-    return [name for name, spec in specs if spec.home.folder == folder and not spec.rows_only]
 
 
 _CheckOutcome = tuple[str, Finding | None]
@@ -403,7 +392,7 @@ class _Rehearsed:
 
     def breaks(self) -> tuple[Finding, ...]:
         return tuple(
-            _finding(rows[0], None, f"{problem} ({_rows(rows)})")
+            _finding(rows[0], None, f"{problem} ({len(rows)} row{'s' * (len(rows) > 1)})")
             for problem, rows in self.problems.items()
         )
 
@@ -414,12 +403,9 @@ class _Rehearsed:
             NO_COACH: self.uncoached > 0,
             NO_LEAK_CHECK: guards and 0 < self.hidden == self.unguarded,
             NO_SYMBOLIC: 0 < self.rows == self.silent,
-            self._alike(): self._rules_coach(),
+            ALIKE.format(n=len(set(self.feedback)), of=len(self.feedback)): self._rules_coach(),
         }
         return tuple(text for text, applies in missing.items() if applies)
-
-    def _alike(self) -> str:
-        return ALIKE.format(n=len(set(self.feedback)), of=len(self.feedback))
 
     def _rules_coach(self) -> bool:
         """Whether rules coach where nobody is named, and say nearly the same of every draft."""
@@ -427,10 +413,6 @@ class _Rehearsed:
         default = self.task.spec.players.under(self.task.protocol, "coach") or "symbolic"
         alike = share is not None and share < LEAST_DISTINCT
         return alike and default == "symbolic" and not self.judged
-
-
-def _rows(rows: Sequence[Example]) -> str:
-    return "1 row" if len(rows) == 1 else f"{len(rows)} rows"
 
 
 async def _findings(
@@ -456,7 +438,8 @@ def _gold(task: Task, example: Example, outcome: Played) -> _CheckOutcome:
     if played is None:
         return "no_gold", _finding(example, None, "the task has no scripted gold for it")
     if score is None or score.value is None:
-        return "unscored", _finding(example, played, _needs(score))
+        needs = f"{score.reason}: {score.words}" if score else "its score needs a model"
+        return "unscored", _finding(example, played, needs)
     if score.value < task.spec.metric.high - _CLOSE:
         return "gold_fails", _finding(example, played, _scored(task, score))
     return "", None
@@ -493,15 +476,6 @@ async def scripted_play(
         return episode, None, ""
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a row breaks is the finding
         return episode, None, error_words(error)
-
-
-def silent_cast(task: Task | None = None, perfect: bool = True) -> Cast:
-    silent = Player(_NoModel(task, perfect))
-    return Cast(actor=silent, partner=silent, environment=silent, judges=(silent,), coach=silent)
-
-
-def _needs(score: Score | None) -> str:
-    return f"{score.reason}: {score.words}" if score is not None else "its score needs a model"
 
 
 def _scored(task: Task, score: Score) -> str:

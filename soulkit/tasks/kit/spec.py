@@ -40,10 +40,12 @@ from soulkit.tasks.kit.user_code import Home, Hook, hook
 from soulkit.types import Protocol, Role
 
 
-class DefaultPlayer(BaseModel):
-    """A model, and how long it thinks."""
-
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DefaultPlayer(Strict):
+    """A model, and how long it thinks."""
 
     model: str = Field(min_length=1)
     effort: str = ""
@@ -53,10 +55,8 @@ class DefaultPlayer(BaseModel):
         return f"{self.model} {self.effort}".strip()
 
 
-class RoleDefaults(BaseModel):
+class RoleDefaults(Strict):
     """Role → who fills it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     judge: DefaultPlayer | None = None
     auditor: DefaultPlayer | None = None
@@ -101,10 +101,8 @@ def _words(defaults: RoleDefaults) -> str:
     return ", ".join(f"{role} {who}" for role, who in players.items() if who)
 
 
-class Suite(BaseModel):
+class Suite(Strict):
     """A named selection of tasks; a member is a task, or a group of tasks that counts as one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str = ""
     members: tuple[str, ...] = ()
@@ -166,8 +164,7 @@ class Suite(BaseModel):
 def check_suites(
     tasks: Collection[str], suites: Mapping[str, Suite], offered: Callable[[], Collection[str]]
 ) -> None:
-    """ConfigError for a suite that lists neither a declared nor an installed task, or whose
-    group is called like one. `offered` looks at what is installed, only where it has to."""
+    """ConfigError for a suite with an unknown task, or with a group that is called like a task."""
     for name, suite in suites.items():
         for group in suite.groups:
             if group in tasks:
@@ -218,10 +215,6 @@ def protocol_named(text: str) -> Protocol:
             f"Known: {', '.join(PROTOCOLS)}. {did_you_mean(text, PROTOCOLS)}",
         )
     return protocol
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Metric(Strict):
@@ -346,19 +339,6 @@ class TaskSpec(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_once_written(cls, entry: Any) -> Any:
-        """Declarations from before `rows` was called `binder`, and `synth` named a function."""
-        if not isinstance(entry, Mapping):
-            return entry
-        current = {key: value for key, value in entry.items() if key != "rows"}
-        if "rows" in entry:
-            current.setdefault("binder", entry["rows"])
-        if isinstance(current.get("synth"), bool):
-            del current["synth"]
-        return current
-
-    @model_validator(mode="before")
-    @classmethod
     def _with_bookkeeping(cls, entry: Any) -> Any:
         columns = entry.get("columns") if isinstance(entry, Mapping) else None
         if not isinstance(columns, Mapping):
@@ -378,8 +358,8 @@ class TaskSpec(Strict):
         return housed
 
     def played(self, *, training: bool, options: Mapping[str, Any]) -> Self:
-        """The same declaration as a run plays it: in training with the word budgets and default
-        players of training, and with those of the `options` that the task has and the run sets."""
+        """The declaration as a run plays it: with the budgets and players of training, and with the
+        run's `options` that the task has."""
         budgets = {
             name: column.model_copy(update={"max_words": column.train_words})
             for name, column in self.columns.items() if training and column.train_words
@@ -423,8 +403,7 @@ class TaskSpec(Strict):
 
 
 def option_value(name: str, value: Any, usual: Any) -> Any:
-    """An option as the command line gives it, of the kind that its usual value is of; ConfigError
-    where it cannot be."""
+    """An option from the command line, of the type of its usual value; else ConfigError."""
     kind = type(usual)
     if not isinstance(value, str) or kind not in _KINDS:
         return value
@@ -463,24 +442,25 @@ def _check_names(used: Iterable[str], declared: Iterable[str], where: str) -> No
 
 
 def cannot_play(
-    names: Sequence[str], able: Sequence[str] = (), suite: str | None = None
+    names: Sequence[str], playable: Sequence[str] = (), suite: str | None = None
 ) -> ConfigError:
-    """The error of rows-only tasks that are to be played; `able`: what can be played instead."""
+    """The error of rows-only tasks that are to be played, and what can be played instead."""
     listed = ", ".join(names)
-    one = f"The task '{listed}' cannot be played by this version."
-    several = f"{len(names)} tasks cannot be played by this version: {listed}."
-    what = one if len(names) == 1 else several
-    return ConfigError(
-        f"Of the suite '{suite}', {what[0].lower()}{what[1:]}" if suite else what,
+    what = f"The task '{listed}' cannot be played by this version."
+    why = (
         "Its rows can be read and checked (soul data), and tasks.yaml names no class that plays it."
-        if len(names) == 1
-        else "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
-        "them; leaving them out silently would change what is measured.",
-        f"{'Play the rest with --playable, or name' if suite else 'Name'} tasks that it can play: "
-        f"--task {','.join(able)}"
-        if able
-        else "See which can: soul tasks list",
     )
+    if len(names) > 1:
+        what = f"{len(names)} tasks cannot be played by this version: {listed}."
+        why = (
+            "Their rows can be read and checked (soul data), and tasks.yaml names no class for "
+            "them; leaving them out silently would change what is measured."
+        )
+    if suite:
+        what = f"Of the suite '{suite}', {what[0].lower()}{what[1:]}"
+    name = "Play the rest with --playable, or name" if suite else "Name"
+    tasks = f"{name} tasks that it can play: --task {','.join(playable)}"
+    return ConfigError(what, why, tasks if playable else "See which can: soul tasks list")
 
 
 class RegistryFile(Strict):

@@ -44,6 +44,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from soulkit.api_keys import printable
 from soulkit.errors import ConfigError, SoulError, TaskError, UserError, did_you_mean
 from soulkit.text import one_line
@@ -93,8 +95,8 @@ class Home:
     def load(self, reference: str) -> Any:
         """The object that `module:attribute` names.
 
-        Raises what Python raises: ImportError, AttributeError, SyntaxError, ValueError. What else
-        a module raises while it is imported is an ImportError here.
+        Raises ImportError, AttributeError, SyntaxError or ValueError; anything else that a module
+        raises becomes an ImportError.
         """
         module, _, attribute = reference.partition(":")
         try:
@@ -107,18 +109,18 @@ class Home:
     def _module(self, name: str) -> ModuleType:
         file = self.folder.joinpath(*name.split(".")).with_suffix(".py")
         if not file.is_file():
-            self._beside()
+            self._add_to_path()
             return importlib.import_module(name)
         if self.package:
             return importlib.import_module(f"{self.package}.{name}")
-        self._beside()
+        self._add_to_path()
         # A name of its own: two users' files may both be called my_task.py, or random.py.
         mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
         unique = f"soulkit_user_{mark}.{name}"
         return sys.modules.get(unique) or _execute(unique, file)
 
-    def _beside(self) -> None:
-        """What a user's file imports from beside it is found, too."""
+    def _add_to_path(self) -> None:
+        """Let a user's file import what lies next to it."""
         if not self.package and self.folder != BUILTIN and str(self.folder) not in sys.path:
             sys.path.append(str(self.folder))
 
@@ -139,7 +141,7 @@ def _execute(unique: str, file: Path) -> ModuleType:
 
 COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json", "--drafter",
                  "--filter", "--max-cost")  # fmt: skip
-"""What the commands that call hooks take themselves: for slips of the pen."""
+"""Options of the commands that call hooks, for a suggestion where an option is misspelt."""
 TASK_KEYWORD = "task"
 """The keyword that a function gets the name of the task by."""
 
@@ -171,22 +173,15 @@ class HookOption:
 
     def read(self, text: str, task: str) -> Any:
         """The value that `text` stands for; ConfigError when it is none."""
-        if self.choices:
-            return text if text in self.choices else self._refuse(text, task, self.choices)
-        for kind in _kinds(self.kind):
-            if kind in (int, float, Path, str):
-                try:
-                    return kind(text)
-                except ValueError:
-                    self._refuse(text, task, (f"{kind.__name__} values",))
-        return text
-
-    def _refuse(self, text: str, task: str, allowed: tuple[str, ...]) -> None:
-        raise ConfigError(
-            f"'{self.flag} {text}' does not fit the task '{task}'.",
-            f"Allowed: {', '.join(allowed)}.",
-            f"Mend {self.flag}, or leave it out.",
-        )
+        try:
+            return TypeAdapter(self.kind).validate_strings(text)
+        except ValidationError as error:
+            kinds = [f"{kind.__name__} values" for kind in _kinds(self.kind) if not self.choices]
+            raise ConfigError(
+                f"'{self.flag} {text}' does not fit the task '{task}'.",
+                f"Allowed: {', '.join(self.choices or kinds)}.",
+                f"Mend {self.flag}, or leave it out.",
+            ) from error
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
@@ -223,22 +218,15 @@ class Hook:
         self, *values: Any, options: Mapping[str, str] | None = None, **keywords: Any
     ) -> Any:
         """Call the function with options as the command line gives them, by flag or by name."""
-        keywords |= {
-            o.name: o.read(text, self.task) for o, text in self._chosen_options(options or {})
-        }
-        if TASK_KEYWORD in inspect.signature(self.function).parameters:
-            keywords[TASK_KEYWORD] = self.task
-        return self.function(*values, **keywords)
-
-    def _chosen_options(self, options: Mapping[str, str]) -> list[tuple[HookOption, str]]:
         declared = self.options
-        chosen: list[tuple[HookOption, str]] = []
-        for flag, text in options.items():
+        for flag, text in (options or {}).items():
             name = flag.lstrip("-").replace("-", "_")
             if name not in declared:
                 raise self._no_option(flag, declared)
-            chosen.append((declared[name], text))
-        return chosen
+            keywords[name] = declared[name].read(text, self.task)
+        if TASK_KEYWORD in inspect.signature(self.function).parameters:
+            keywords[TASK_KEYWORD] = self.task
+        return self.function(*values, **keywords)
 
     def _no_option(self, flag: str, options: Mapping[str, HookOption]) -> ConfigError:
         flags = [option.flag for option in options.values()]
@@ -253,20 +241,27 @@ class Hook:
 
 def hook(task: str, key: str, reference: str, home: Home) -> Hook:
     """The function that `key: reference` of a declaration names; ConfigError when there is none."""
-    try:
-        function = home.load(reference)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise _unloadable(task, key, reference, home, f"Python says: {error}.") from error
+    function = load_declared(task, key, reference, home)
     if not callable(function):
-        raise _unloadable(task, key, reference, home, "It is no function.")
+        raise unloadable(task, key, reference, home, "It is no function.")
     return Hook(task, function)
 
 
-def _unloadable(task: str, key: str, reference: str, home: Home, why: str) -> ConfigError:
+def load_declared(task: str, key: str, reference: str, home: Home) -> Any:
+    """What `key: reference` of a declaration names; ConfigError when it cannot be imported."""
+    try:
+        return home.load(reference)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise unloadable(task, key, reference, home, f"Python says: {error}.") from error
+
+
+def unloadable(task: str, key: str, reference: str, home: Home, why: str) -> ConfigError:
+    """The error of a name in a declaration that leads to nothing that can be used."""
+    kind = "Class" if key == "module" else "function"
     return ConfigError(
         f"'{key}: {reference}' of the task '{task}'{home.origin} cannot be loaded.",
         why,
-        f"Write {key} as 'file:function', with file.py in the task's folder; see docs/tasks.md.",
+        f"Write {key} as 'file:{kind}', with file.py in the task's folder; see docs/tasks.md.",
     )
 
 
@@ -329,15 +324,15 @@ def _offers(path: tuple[str, ...]) -> Mapping[str, tuple[InstalledTask, ...]]:
 
 def installed_task(task: str) -> InstalledTask | None:
     """Who offers a task; ConfigError when several do, as nobody could tell which one is meant."""
-    several = installed_tasks().get(task, ())
-    if len(several) > 1:
-        names = ", ".join(f"'{offer.distribution}'" for offer in several)
+    offers = installed_tasks().get(task, ())
+    if len(offers) > 1:
+        names = ", ".join(f"'{offer.distribution}'" for offer in offers)
         raise ConfigError(
             f"Several installed distributions offer a task '{task}': {names}.",
             "Which of them is meant cannot be told from the name.",
             "Uninstall all but one.",
         )
-    return several[0] if several else None
+    return offers[0] if offers else None
 
 
 def note_shadowed(task: str, where: str) -> None:
@@ -355,7 +350,7 @@ T = TypeVar("T")
 PACKAGE = Path(__file__).parents[2]
 KIT = frozenset({"tasks", "judge", "metrics", "data", "text.py", "types.py", "errors.py"})
 """Parts of soulkit that a task is made of: pure, but for the models that they are handed."""
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 LONGEST = 400
 """Characters of an error's own words that are kept."""
 
@@ -365,8 +360,10 @@ _logged: set[str] = set()
 
 @contextmanager
 def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
-    """Within it the code of `task` runs, in its method `call`. Raises TaskError for what that
-    raises, SystemExit included; each place is said once, on stderr."""
+    """Run code of `task`, in its method `call`; what it raises becomes a TaskError, SystemExit too.
+
+    Each place is logged once.
+    """
     try:
         yield
     except SoulError:
@@ -375,14 +372,24 @@ def task_code(task: DeclaredTask, call: str) -> Iterator[None]:
         first = _first(error)
         if isinstance(first, SoulError):
             raise first from None
-        place = _place(task, first)
+        frames = traceback.extract_tb(first.__traceback__)
+        place = _place(task, list(dropwhile(_is_caller, frames)))
         if place is None:
             raise
         raise _as_error(task, call, f"{error_words(first)} ({place})", place, first) from error
 
 
+def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead: T) -> T:
+    """What `function` returns, or `instead` where the code of `task` breaks, which is logged."""
+    try:
+        with task_code(task, call):
+            return function()
+    except TaskError:
+        return instead
+
+
 def error_words(error: BaseException) -> str:
-    """`ValueError: no tag`, on one line; of an error that cannot be told, its kind alone."""
+    """`ValueError: no tag`, on one line; only the kind of an error that cannot be printed."""
     try:
         words = str(error)
     except Exception:  # noqa: BLE001 - an error of a user's own, with a fault in its words
@@ -391,15 +398,17 @@ def error_words(error: BaseException) -> str:
 
 
 def broken_task(error: BaseException) -> UserError | None:
-    """What ended a command within the code of a user's task, where no row could be left out for it:
-    with file and line. None for what did not come of one."""
+    """The error of a command that ended in the code of a user's task; None for other errors."""
     first = _first(error)
-    frames = traceback.extract_tb(first.__traceback__)
-    inside = [i for i, frame in enumerate(frames) if _is_infrastructure(_part(frame.filename))]
-    start = inside[-1] + 1 if inside else 0  # whoever called the task, or broke when it asked
-    task = _task_in(first, start)
-    place = None if task is None else _place_in(task, frames[start:])
-    if task is None or place is None:
+    frames = list(traceback.walk_tb(first.__traceback__))
+    last = max((i for i, (f, _) in enumerate(frames) if _owner(f.f_code.co_filename) == "soulkit"),
+               default=-1)  # fmt: skip
+    callers = (frame.f_locals.get("self") for frame, _ in reversed(frames[last + 1 :]))
+    task: DeclaredTask | None = next((one for one in callers if _is_task(one)), None)
+    if task is None or task.spec.home.builtin_task:
+        return None
+    place = _place(task, traceback.extract_tb(first.__traceback__)[last + 1 :])
+    if place is None:
         return None
     return UserError(
         f"The task '{task.name}' broke: {error_words(first)} ({place}).",
@@ -409,25 +418,18 @@ def broken_task(error: BaseException) -> UserError | None:
     )
 
 
-def _task_in(error: BaseException, start: int) -> DeclaredTask | None:
-    """The user's task whose method was called last before `error`, from frame `start` on."""
-    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    tasks = (one for one in reversed(callers[start:]) if _is_task(one))
-    task = next(tasks, None)
-    return None if task is None or task.spec.home.builtin_task else task
-
-
 def _is_task(value: object) -> bool:
     return isinstance(getattr(getattr(value, "spec", None), "home", None), Home)
 
 
-def or_default(task: DeclaredTask, call: str, function: Callable[[], T], instead: T) -> T:
-    """What `function` gives, or `instead` where the code of `task` breaks, which is said."""
-    try:
-        with task_code(task, call):
-            return function()
-    except TaskError:
-        return instead
+def _first(error: BaseException) -> BaseException:
+    """An error, or the first one of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+# -- what methods return ---------------------------------------------------------------------------
 
 
 def checked_episode(task: DeclaredTask, episode: object) -> Episode:
@@ -439,15 +441,13 @@ def checked_episode(task: DeclaredTask, episode: object) -> Episode:
 
 def checked_feedback(task: DeclaredTask, feedback: object) -> Feedback | None:
     """TaskError for a critique that gave back neither Feedback with a text nor None."""
-    if feedback is None:
-        return None
-    if isinstance(feedback, Feedback):
-        text: object = feedback.text
-        if isinstance(text, str):
-            return feedback
+    if not isinstance(feedback, Feedback | None):
+        raise bad_return(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
+    text: object = "" if feedback is None else feedback.text
+    if not isinstance(text, str):
         kind = type(text).__name__
         raise bad_return(task, "critique", f"gave feedback whose text is of type {kind}")
-    raise bad_return(task, "critique", f"gave back {type(feedback).__name__}, no Feedback")
+    return feedback
 
 
 def as_mapping(task: DeclaredTask, call: str, numbers: object) -> Mapping[str, Any]:
@@ -460,27 +460,23 @@ def as_mapping(task: DeclaredTask, call: str, numbers: object) -> Mapping[str, A
 def checked_score(task: DeclaredTask, score: object, call: str = "score") -> Score:
     """The score, of plain finite numbers; a metric that is not finite is undefined (None).
 
-    TaskError for what is no Score, and for a value or reward that is not a finite number.
+    TaskError for anything but a Score, and for a value or reward that is not finite.
     """
     if not isinstance(score, Score):
         raise bad_return(task, call, f"gave back {type(score).__name__}, no Score")
-    many: object = score.metrics
-    if not isinstance(many, Mapping):
-        kind = type(many).__name__
+    metrics: object = score.metrics
+    if not isinstance(metrics, Mapping):
+        kind = type(metrics).__name__
         raise bad_return(task, call, f"gave metrics of type {kind}, which are no dict")
     for name in ("value", "reward"):
         number = getattr(score, name)
         if number is not None and finite_or_none(number) is None:
             raise bad_return(task, call, f"gave a {name} of {number!r}, which is no finite number")
-    metrics = {
-        name: None if number is None else finite_or_none(number)
-        for name, number in score.metrics.items()
-    }
     return replace(
         score,
         value=finite_or_none(score.value),
         reward=finite_or_none(score.reward),
-        metrics=metrics,
+        metrics={name: finite_or_none(number) for name, number in metrics.items()},
     )
 
 
@@ -497,64 +493,51 @@ def finite_or_none(number: Any) -> float | None:
     return plain if math.isfinite(plain) else None
 
 
-def _first(error: BaseException) -> BaseException:
-    """An error, or the first one that a group of tasks put together."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def bad_return(task: DeclaredTask, call: str, what: str) -> TaskError:
+    """The error of a method that gave back what it may not."""
+    place = _defined(task, call)
+    return _as_error(task, call, f"{call}() {what} ({place})", place, None)
 
 
-# --- where it broke -------------------------------------------------------------------------------
+# -- where it broke --------------------------------------------------------------------------------
 
 
-def _place(task: DeclaredTask, error: BaseException) -> str | None:
-    """`file:line, in function` of the task's code that an error comes of; None where it does not
-    come of the task."""
-    # The first frames are those of whoever called the task.
-    return _place_in(task, list(dropwhile(_calls, traceback.extract_tb(error.__traceback__))))
-
-
-def _place_in(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str | None:
-    parts = [_part(frame.filename) for frame in frames]
-    if any(_is_infrastructure(part) for part in parts):
-        return None
-    own = [i for i, part in enumerate(parts) if not part or _is_benchmark(part)]
-    # What the kit makes of what it was handed is the fault of whoever wrote the task, unless the
-    # task is one of ours.
-    ours = task.spec.home.builtin_task
-    if not own and frames and not ours:
-        kind, last = type(task).__qualname__, frames[-1]
-        return f"soulkit/{parts[-1]}:{last.lineno}, in {last.name}, on what {kind} gave it"
-    if not own or (ours and any(parts[own[-1] + 1 :])):
-        return None
-    written = [i for i in own if not _is_library(frames[i].filename, task)]
-    frame = frames[(written or own)[-1]]
-    return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
-
-
-def _part(file: str) -> str:
-    """Where in soulkit a file stands (`tasks/kit/base.py`); empty outside it."""
+def _owner(file: str) -> str:
+    """Whose code a file is: of a `task` (or a library that it calls), the `kit`, or `soulkit`."""
     path = Path(file)
-    return path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else ""
+    if not path.is_relative_to(PACKAGE):
+        return "task"
+    room, *inside = path.relative_to(PACKAGE).parts
+    if room not in KIT:
+        return "soulkit"
+    return "task" if room == "tasks" and len(inside) > 1 and inside[0] != "kit" else "kit"
 
 
-def _is_infrastructure(part: str) -> bool:
-    return bool(part) and part.split("/")[0] not in KIT
+def _is_caller(frame: traceback.FrameSummary) -> bool:
+    return frame.filename == __file__ or _owner(frame.filename) == "soulkit"
 
 
-def _calls(frame: traceback.FrameSummary) -> bool:
-    part = _part(frame.filename)
-    return part == "tasks/kit/user_code.py" or _is_infrastructure(part)
+def _place(task: DeclaredTask, frames: Sequence[traceback.FrameSummary]) -> str | None:
+    """`file:line, in function` of the task's code that an error comes from; None: of soulkit.
 
-
-def _is_benchmark(part: str) -> bool:
-    return part.count("/") > 1 and part.startswith("tasks/") and part.split("/")[1] != "kit"
+    What breaks in the kit on values from a user's task is the task's.
+    """
+    owners = [_owner(frame.filename) for frame in frames]
+    own = [frame for frame, owner in zip(frames, owners, strict=True) if owner == "task"]
+    ours = task.spec.home.builtin_task
+    if not frames or "soulkit" in owners or (ours and owners[-1] == "kit"):
+        return None
+    if not own:
+        kind, last = type(task).__qualname__, frames[-1]
+        part = Path(last.filename).relative_to(PACKAGE).as_posix()
+        return f"soulkit/{part}:{last.lineno}, in {last.name}, on what {kind} gave it"
+    frame = [f for f in own if not _is_library(f.filename, task)] or own
+    return f"{_shown(frame[-1].filename)}:{frame[-1].lineno}, in {frame[-1].name}"
 
 
 def _is_library(file: str, task: DeclaredTask) -> bool:
-    if Path(file).is_relative_to(task.spec.home.folder) or _is_benchmark(_part(file)):
-        return False
-    return file.startswith(LIBRARIES) or file.startswith("<frozen")
+    at_home = Path(file).is_relative_to(task.spec.home.folder)
+    return file.startswith(LIBRARIES) and not at_home and not Path(file).is_relative_to(PACKAGE)
 
 
 def _shown(file: str) -> str:
@@ -563,32 +546,19 @@ def _shown(file: str) -> str:
     return path.relative_to(here).as_posix() if path.is_relative_to(here) else file
 
 
-def bad_return(task: DeclaredTask, call: str, what: str) -> TaskError:
-    """The error of a method that gave back what it may not."""
-    place = _defined(task, call)
-    return _as_error(task, call, f"{call}() {what} ({place})", place, None)
-
-
 def _defined(task: DeclaredTask, call: str) -> str:
-    """Where the task's class says what `call` does, in its own code or in a part that it calls."""
+    """Where the task's class defines `call`, itself or in a part that it calls."""
     for name in (call, "grade", "parse"):
-        code = getattr(inspect.unwrap(getattr(type(task), name, _nothing)), "__code__", None)
-        if code is None or code is _nothing.__code__:
-            continue
-        part = _part(code.co_filename)
-        if not part or _is_benchmark(part):
+        code = getattr(inspect.unwrap(getattr(type(task), name, _defined)), "__code__", None)
+        if code is not None and _owner(code.co_filename) == "task":
             return f"{_shown(code.co_filename)}:{code.co_firstlineno}, in {name}"
     return f"in {type(task).__qualname__}"
-
-
-def _nothing() -> None:
-    """Stands for a method that there is not."""
 
 
 def _as_error(
     task: DeclaredTask, call: str, words: str, place: str, error: BaseException | None
 ) -> TaskError:
-    """The TaskError of these words; each place is said once, with --debug as a traceback."""
+    """The TaskError of these words; each place is logged once, with --debug as a traceback."""
     if place not in _logged:
         _logged.add(place)
         trace = error if _log.isEnabledFor(logging.DEBUG) else None

@@ -6,19 +6,16 @@ Example row: {"character_name": "Odile Marchetti", "book": "Nine Winters of Glas
 "Options": ["Yes", "No", "Half of them", "Next year"], "Correct Answer": "B"}}. The question may
 also be JSON in a string, or lie flat in columns of its own.
 
-Memories are long (thousands of words): of `input_text` the last words stay, as many as its budget
-has, the same for every model and for drafts and refined replies alike; the instructions are never
-cut. Training has a smaller budget than evaluation. The tag `memory` says whether a row was cut.
+Memories are long: of `input_text` the last words stay, as many as its budget has. Training has a
+smaller budget than evaluation. The tag `memory` says whether a row was cut.
 
 `reference` plays every row and reads a reply with the published ladder of eight steps, the last of
 which takes the first of the characters A to D anywhere in it. `paper` wants the tag; a reply that
-is nothing but a letter, or breaks off inside the tag, is salvaged, and prose is never searched for
-letters.
+is nothing but a letter, or breaks off inside the tag, is salvaged.
 
-Made rows have invented people whose remembered deeds show what drives them. The memory of a `plain`
-row shows one drive three times, among deeds that show nothing. In a `changed` row it shows another
-drive first, then a turning point, then the one that counts now. The four options are what four
-drives would do in one situation.
+Made rows have invented people whose remembered deeds show what drives them: one drive three times
+(`plain`), or another drive, a turning point, and then the one that counts now (`changed`). The four
+options are what four drives would do in one situation.
 """
 
 from __future__ import annotations
@@ -204,10 +201,10 @@ def rows(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
-    who = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
+    people = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
         "town": rng.choice(_TOWNS)
     }
-    full = f"{who['n']} {rng.choice(_LAST)}"
+    full = f"{people['n']} {rng.choice(_LAST)}"
     situation = rng.choice(TEXTS["situations"])
     drive, *others = rng.sample(sorted(TEXTS["drives"]), 4)
     changed = index % 3 == 2
@@ -216,11 +213,11 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     return {
         "character_name": full,
         "book": rng.choice(TEXTS["books"]),
-        "input_text": _memory(rng, {**who, "full": full}, drive, others[0] if changed else ""),
+        "input_text": _memory(rng, {**people, "full": full}, drive, others[0] if changed else ""),
         "Multiple Choice Question": {
-            "Scenario": situation["scene"].format(**who),
-            "Question": rng.choice(ASKED).format(**who),
-            "Options": [situation["acts"][option].format(**who) for option in options],
+            "Scenario": situation["scene"].format(**people),
+            "Question": rng.choice(ASKED).format(**people),
+            "Options": [situation["acts"][option].format(**people) for option in options],
             "Correct Answer": "ABCD"[options.index(drive)],
         },
         "kind": "changed" if changed else "plain",
@@ -228,7 +225,7 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     }
 
 
-def _memory(rng: random.Random, who: dict[str, str], drive: str, former: str) -> str:
+def _memory(rng: random.Random, people: dict[str, str], drive: str, former: str) -> str:
     """The life so far: deeds of the former drive and a turning point first, where there is one."""
     quiet = rng.sample(TEXTS["quiet"], 4)
     parts = [f"{{full}} is a {rng.choice(_JOBS)} from {{town}}. {{f}} is an old friend."]
@@ -238,4 +235,4 @@ def _memory(rng: random.Random, who: dict[str, str], drive: str, former: str) ->
         parts += ["This is told of the early years.", *early, rng.choice(TEXTS["turns"])]
     late = [*rng.sample(TEXTS["drives"][drive], 3), *quiet]
     rng.shuffle(late)
-    return " ".join([*parts, *late]).format(**who)
+    return " ".join([*parts, *late]).format(**people)

@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
-from soulkit.judge.leaks import LeakView, echoes_private
-from soulkit.judge.quoting import fence
-from soulkit.tasks.kit.choice import first_safe_lesson
+from soulkit.judge.leaks import LeakView
+from soulkit.tasks.kit.coaching import fenced_remarks, first_safe_lesson, without_secrets
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.mirrorbench.conversations import ASSISTANT
 from soulkit.types import Line, Verdict
 
+TEXTS = Texts(__file__)
 LONG_MESSAGE = 60
 """Mean words of a message above which hardly anybody at a keyboard writes."""
 LEFT_OUT = "(something is left out here)"
 """What a coach reads where an assistant repeated the real user."""
 LONGEST_REMARK = 4_000
 """Characters of a judge's remark that a coach hears; it was asked for two or three sentences."""
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _LAYOUT = re.compile(r"^[^\S\n]*+(?:[-*#]|\d++[.)])\s|\*\*", re.MULTILINE)
 _SERVICE = re.compile(
     r"\b(?:certainly|delighted|happy to help|as an ai|comprehensive|let me know if|feel free)\b",
     re.IGNORECASE,
-)
-_GENERAL = (
-    "Write as somebody types who wants something: say what you are after, leave the rest unsaid,",
-    "and answer the assistant's questions with as few words as they need.",
 )
 
 
@@ -50,9 +46,11 @@ def remarks(verdicts: Sequence[Verdict]) -> list[str]:
 
 def notes(verdicts: Sequence[Verdict], view: LeakView) -> str:
     """The judges' remarks for a coach, fenced, without sentences that repeat the real user."""
-    texts = [_without_echoes(remark[:LONGEST_REMARK], view) for remark in remarks(verdicts)]
-    lines = [text for text in texts if text]
-    return fence("\n".join(lines), "remarks") if lines else ""
+    hidden = _hiding(view, view.public)
+    return fenced_remarks(
+        text for remark in remarks(verdicts)
+        if (text := without_secrets(remark[:LONGEST_REMARK], hidden))
+    )  # fmt: skip
 
 
 def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
@@ -62,67 +60,56 @@ def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
     shown: list[Line] = []
     for line in lines:
         if line.seat == ASSISTANT:
-            text = _without_echoes(line.text, replace(view, public=public))
-            whole = text.split() == line.text.split()
-            shown.append(line if whole else Line(ASSISTANT, f"{text} {LEFT_OUT}".strip()))
+            text = without_secrets(line.text, _hiding(view, public))
+            complete = text == without_secrets(line.text, LeakView())
+            shown.append(line if complete else Line(ASSISTANT, f"{text} {LEFT_OUT}".strip()))
         else:
             public = f"{public}\n{line.text}"
             shown.append(line)
     return shown
 
 
-def _without_echoes(text: str, view: LeakView) -> str:
-    """The sentences of a text that repeat nothing of the real user's."""
-    public = f"{view.question}\n{view.public}"
-    return " ".join(
-        sentence for sentence in _SENTENCE.split(text)
-        if sentence and not echoes_private(sentence, view.reference, public)
-    )  # fmt: skip
+def _hiding(view: LeakView, public: str) -> LeakView:
+    """What no sentence may repeat: the real user's words, held as strictly as a secret."""
+    return LeakView(question=view.question, private=(view.reference,), public=public)
 
 
 def lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
     """What rules can say about these messages, or in general (None); the fullest safe version."""
     seen = list(_seen(texts)) if texts is not None else []
-    return first_safe_lesson(((*seen, *_GENERAL), seen, _GENERAL), view)
+    general: Sequence[str] = TEXTS["lessons"]
+    return first_safe_lesson(((*seen, *general), seen, general), view)
 
 
 def _seen(texts: Sequence[str]) -> Iterator[str]:
+    remarks: Mapping[str, str] = TEXTS["remarks"]
     written = [text for text in texts if text]
     if len(written) < len(texts):
-        yield "In some turns you wrote nothing at all: a person would have answered."
+        yield remarks["silent"]
     if not written:
         return
     words = fmean(len(text.split()) for text in written)
     if words > LONG_MESSAGE:
-        yield f"Your messages run to {words:.0f} words; hardly anybody types that much."
+        yield remarks["long"].format(words=words)
     if any(map(_LAYOUT.search, written)):
-        yield "Leave out lists, headings and bold type."
+        yield remarks["layout"]
     if any(map(_SERVICE.search, written)):
-        yield "You talk like the assistant; the one who asks has no service to offer."
+        yield remarks["service"]
     if len(set(written)) < len(written):
-        yield "Do not send the same message twice."
-
-
-HELPFUL = (
-    "Certainly! I would be delighted to provide a comprehensive overview of my request:\n\n"
-    "1. **Context**: my goal as a user.\n2. **Details**: all relevant aspects.\n\n"
-    "Please let me know if you need any further clarification!"
-)
+        yield remarks["twice"]
 
 
 def user_verdict(form: str, perfect: bool) -> str | None:
     """The reply of a judge that is asked for `form`: the simulated user is a person, or is none."""
-    why, yes = "as scripted", "YES" if perfect else "NO"
-    wins = {"Preference1": "A", "Preference2": "B"}
-    loses = {"Preference1": "B", "Preference2": "A"}
     if form == "":
         return "- as scripted"
-    if form in ("Similarity", "LooseSimilarity"):
-        return json.dumps({"reasoning": why, "score": 1.0 if perfect else 0.0})
-    if form in wins:
-        return json.dumps({"reasoning": why, "verdict": (wins if perfect else loses)[form]})
-    if form == "Rubric":
-        return json.dumps({"reasoning": why, "verdict": yes})
-    if form == "Revision":
-        return json.dumps({"critique": why, "explanation": why, "verdict": yes})
-    return None
+    why, yes, similar = "as scripted", "YES" if perfect else "NO", float(perfect)
+    verdicts: dict[str, dict[str, Any]] = {
+        "Similarity": {"reasoning": why, "score": similar},
+        "LooseSimilarity": {"reasoning": why, "score": similar},
+        "Preference1": {"reasoning": why, "verdict": "A" if perfect else "B"},
+        "Preference2": {"reasoning": why, "verdict": "B" if perfect else "A"},
+        "Rubric": {"reasoning": why, "verdict": yes},
+        "Revision": {"critique": why, "explanation": why, "verdict": yes},
+    }
+    return json.dumps(verdicts[form]) if form in verdicts else None

@@ -41,7 +41,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from soulkit.data.chats import Chat, ChatMessage, alternate, blank_message, conversation, read_chats
+from soulkit.data.chats import Chat, ChatMessage, alternate, conversation, read_chats
 from soulkit.data.files import (
     BadRow,
     RawRow,
@@ -55,7 +55,14 @@ from soulkit.data.literals import structure
 from soulkit.errors import DataError
 from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import VerdictShape
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, rows_of_records, wrong_shape
+from soulkit.tasks.kit.importing import (
+    BadRecord,
+    Imported,
+    need,
+    rows_of_records,
+    without_blanks,
+    wrong_shape,
+)
 from soulkit.tasks.kit.made_rows import (
     VOICES,
     Drafts,
@@ -63,8 +70,8 @@ from soulkit.tasks.kit.made_rows import (
     Row,
     Sketch,
     Voice,
+    draft_problem,
     draft_question,
-    quotation,
     review_question,
 )
 from soulkit.tasks.kit.prompting import PromptFolder, Texts
@@ -72,9 +79,6 @@ from soulkit.tasks.mirrorbench.conversations import subset_of
 from soulkit.types import Line
 
 TEXTS = Texts(__file__)
-
-_JOBS = ("baker", "bus driver", "dentist", "florist", "plumber", "translator", "welder", "gardener")
-REMARKS = ("Thanks, that helps.", "I see.", "That is more than I knew.", "Good, that is clear now.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +107,14 @@ def _made_row(i: int, seed: int) -> Row:
     subset = list(_MAKERS)[i % len(_MAKERS)]
     subject = rng.choice(sorted(TEXTS["subjects"]))
     aim, *others = rng.sample(TEXTS["subjects"][subject], len(TEXTS["subjects"][subject]))
-    who = f"A {rng.choice(_JOBS)} of {rng.randint(19, 88)}"
+    person = f"A {rng.choice(TEXTS['jobs'])} of {rng.randint(19, 88)}"
     number = 9000 + sorted(TEXTS["subjects"]).index(subject)
-    wish = Wish(number, subject, aim, tuple(others), who, rng.choice(VOICES), rng)
+    wish = Wish(number, subject, aim, tuple(others), person, rng.choice(VOICES), rng)
     key, metadata, turns = _MAKERS[subset](wish, i)
     named = {} if i % 5 == 4 else {"dataset": subset}
     return {
-        "task_description": f"{who} turns to an assistant about {subject} and wants to know {aim}. "
-        f"This person {wish.voice.trait}.",
+        "task_description": f"{person} turns to an assistant about {subject} and wants to know "
+        f"{aim}. This person {wish.voice.trait}.",
         "turns": turns,
         **named,
         "conversation_id": key,
@@ -128,7 +132,9 @@ def _made_clariq(wish: Wish, i: int) -> _Recording:
     for place, other in enumerate(wish.others):
         turns.append(_clarification(other))
         last = place == len(wish.others) - 1
-        turns.append(wish.user(f"No, just {wish.aim}." if last else _refusal(wish)))
+        turns.append(
+            wish.user(f"No, just {wish.aim}." if last else wish.rng.choice(TEXTS["refusals"]))
+        )
     about = {"topic_id": str(wish.number), "facet": _question(wish.aim),
              "clarification_pairs": len(wish.others)}  # fmt: skip
     return f"clariq-{wish.number}-{i}", about, turns
@@ -151,7 +157,7 @@ def _made_arena(wish: Wish, i: int) -> _Recording:
 def _made_oasst(wish: Wish, i: int) -> _Recording:
     turns = _open_talk(wish, wish.rng.choice((1, 2, 3)))
     if wish.rng.random() < 0.35:
-        turns.append(wish.user(wish.rng.choice(REMARKS)))
+        turns.append(wish.user(wish.rng.choice(TEXTS["thanks"])))
     user_turns = sum(turn["role"] == "user" for turn in turns)
     key = str(UUID(int=wish.rng.getrandbits(128), version=4))
     return key, {"num_user_turns": user_turns, "num_turns": len(turns)}, turns
@@ -172,24 +178,13 @@ def _open_talk(wish: Wish, rounds: int) -> list[ChatMessage]:
     for place, facet in enumerate(facets):
         lead = "Can you tell me" if place == 0 else wish.rng.choice(("And", "Next question:"))
         turns.append(wish.user(f"{lead} {facet}? It is about {wish.subject}."))
-        turns.append({"role": "assistant", "content": _answer(wish, facet)})
+        answer = f"As for {facet}: it depends on the case, so {wish.rng.choice(TEXTS['tips'])}."
+        turns.append({"role": "assistant", "content": answer})
     return turns
 
 
 def _clarification(facet: str) -> ChatMessage:
     return {"role": "assistant", "content": f"are you asking {facet}"}
-
-
-def _refusal(wish: Wish) -> str:
-    return wish.rng.choice(
-        ("No.", "No, that is not it.", "Not now, thanks.", "No, something else.")
-    )
-
-
-def _answer(wish: Wish, facet: str) -> str:
-    tip = wish.rng.choice(("start small and note what changes", "ask somebody nearby who does it",
-                           "compare two sources first", "give it a week"))  # fmt: skip
-    return f"As for {facet}: it depends on the case, so {tip}."
 
 
 def _question(facet: str) -> str:
@@ -205,6 +200,8 @@ def _examples(wish: Wish, subset: str) -> list[Row]:
         for n, name in enumerate(others)
     ]  # fmt: skip
 
+
+# -- imported ------------------------------------------------------------------------------------
 
 LICENCES = {
     "chatbot_arena": "MirrorBench: Apache-2.0; prompts CC-BY-4.0, model outputs CC-BY-NC-4.0",
@@ -249,14 +246,6 @@ def _maker(path: Path, raw: Sequence[RawRow]) -> Callable[[RawRow], Row]:
                       "questions alone hold none.")  # fmt: skip
 
 
-def _without_blanks(messages: list[ChatMessage]) -> list[ChatMessage]:
-    place = blank_message(messages)
-    if place is not None:
-        raise BadRecord(f"message {place} of its conversation ({messages[place - 1]['role']}) is "
-                        "blank")  # fmt: skip
-    return messages
-
-
 def _mirror(record: RawRow) -> Row:
     (description,) = need(record, "task_description")
     try:
@@ -269,7 +258,7 @@ def _mirror(record: RawRow) -> Row:
     row = _columns(record, "dataset", "conversation_id")
     return {
         "task_description": description.strip(),
-        "turns": _without_blanks(turns),
+        "turns": without_blanks(turns),
         "few_shot_user_examples": record.fields.get("few_shot_user_examples", examples),
         **row,
         "metadata": metadata,
@@ -291,7 +280,7 @@ def _clariq_rounds(record: RawRow) -> Row:
     number = record.fields.get("Unnamed: 0", record.source.rpartition(":")[2])
     return {
         "task_description": ASKING_FIRST.format(aim=_sentence(facet)),
-        "turns": _without_blanks(alternate([request, *answers], questions)),
+        "turns": without_blanks(alternate([request, *answers], questions)),
         "dataset": "clariq",
         "conversation_id": f"clariq-{number}",
         "metadata": {**_columns(record, "topic_id", "facet_id", "facet"), "language": "en",
@@ -397,6 +386,8 @@ def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
     return notes
 
 
+# -- drafted -------------------------------------------------------------------------------------
+
 MOST_SHARED_WORDS = 8
 """Words in a row that a description may not share with a message of the person."""
 WORDS = range(15, 161)
@@ -486,6 +477,11 @@ def _sketch(recording: Recording, prompts: PromptFolder) -> Sketch:
     aim = fence(recording.aim, "aim") if recording.aim else ""
     draft_prompt, filter_prompt = DRAFT_PROMPTS
 
+    def problem(draft: Description) -> str:
+        originals = [turn["content"] for turn in recording.turns if turn["role"] == "user"]
+        text = draft.task_description
+        return draft_problem("description", text, WORDS, originals, MOST_SHARED_WORDS)
+
     def review(draft: Description) -> Any:
         described = fence(draft.task_description, "description")
         prompt = prompts.render(filter_prompt, material=shown, description=described)
@@ -502,23 +498,9 @@ def _sketch(recording: Recording, prompts: PromptFolder) -> Sketch:
         draft=draft_question(
             prompts.render(draft_prompt, material=shown, aim=aim),
             Description,
-            _description_problem([t["content"] for t in recording.turns if t["role"] == "user"]),
+            problem,
         ),
         review=review,
         rows=rows,
         published=recording.published,
     )
-
-
-def _description_problem(originals: list[str]) -> Callable[[Description], str]:
-    """What is wrong with a description, in words for its author."""
-
-    def problem(draft: Description) -> str:
-        count = len(draft.task_description.split())
-        if count not in WORDS:
-            return f"the description has {count} words, not {WORDS.start} to {WORDS.stop - 1}"
-        if echo := quotation(draft.task_description, originals, MOST_SHARED_WORDS):
-            return f"the description repeats the person's own words: “{echo}”"
-        return ""
-
-    return problem

@@ -138,7 +138,11 @@ def _questions(
                                     fenced(pair.simulated, "simulated"))]  # fmt: skip
     if part == "pairwise":
         ordered = pair_questions(cast, episode, lambda first: _preference(prompts, pair, first))
-        return [_named(one, place) for place, one in enumerate(ordered, 1)]
+        # A form has the name of its order: scripted judges of self-checks see nothing but that.
+        return [
+            replace(one, form=Form(f"Preference{place}", one.form.schema if one.form else ""))
+            for place, one in enumerate(ordered, 1)
+        ]
     conversation = fenced(pair.simulated, "conversation")
     if part == "rnr":
         return [question("rnr", prompts.render("judge_rnr", conversation=conversation), Rubric)]
@@ -158,18 +162,11 @@ def fenced(lines: Sequence[Line], mark: str) -> str:
 
 
 def _preference(prompts: PromptFolder, pair: Pair, first: bool) -> str:
-    one, two = (pair.simulated, pair.real) if first else (pair.real, pair.simulated)
+    user_a, user_b = (pair.simulated, pair.real) if first else (pair.real, pair.simulated)
     return prompts.render(
         "judge_pairwise", task_description=pair.description,
-        a=fenced(one, "conversation"), b=fenced(two, "conversation"),
+        a=fenced(user_a, "conversation"), b=fenced(user_b, "conversation"),
     )  # fmt: skip
-
-
-def _named(one: JudgeQuestion[Any], place: int) -> JudgeQuestion[Any]:
-    """The question of an order, whose form has a name of its own: scripted judges of self-checks
-    see nothing but that."""
-    schema = one.form.schema if one.form is not None else ""
-    return replace(one, form=Form(f"Preference{place}", schema))
 
 
 def _critique(prompt: str) -> JudgeQuestion[str]:
@@ -198,13 +195,11 @@ def _revision(prompts: PromptFolder, pair: Pair) -> Callable[[str], JudgeQuestio
     return decide
 
 
-def _guarded(one: JudgeQuestion[Any]) -> JudgeQuestion[Any]:
+def _guarded(judge_question: JudgeQuestion[Any]) -> JudgeQuestion[Any]:
     """The question, which words that pose as an answer to any of the four spoil."""
-    return replace(one, forgery=_forges_any)
-
-
-def _forges_any(words: str) -> bool:
-    return any(guard.forgery(words) for guard in _GUARDS)
+    return replace(
+        judge_question, forgery=lambda words: any(guard.forgery(words) for guard in _GUARDS)
+    )
 
 
 _GUARDS = tuple(question("guard", "", shape) for shape in SHAPES)
@@ -231,10 +226,10 @@ def calibrated_metrics(
     """`human_human/gteval` …, the anchors, and `calibrated/gteval` …, the scores between them."""
     metrics: dict[str, BatchMetric] = {}
     for name, parts in ASKED.items():
-        of_control = [one for one in controls if one.name == name]
+        of_control = [control for control in controls if control.name == name]
         for part in parts if of_control else ():
             metrics[f"{name}/{part}"] = mean_of(
-                [one.score.metrics.get(part) for one in of_control], UNIT
+                [control.score.metrics.get(part) for control in of_control], UNIT
             )
     for part in COMPARING:
         human, proxy = metrics.get(f"{HUMAN}/{part}"), metrics.get(f"{PROXY}/{part}")
@@ -247,7 +242,7 @@ def _calibrated(
     records: Sequence[Record], part: str, human: float | None, proxy: float | None
 ) -> BatchMetric:
     main = drafts(records)
-    scores = [value for one in main if (value := one.score.metrics.get(part)) is not None]
+    scores = [value for record in main if (value := record.score.metrics.get(part)) is not None]
     value = None
     if human is not None and proxy is not None and scores and human - proxy >= LEAST_GAP:
         value = fmean(between_anchors(score, human, proxy) for score in scores)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from soulkit.data.chats import ChatMessage
@@ -33,7 +32,6 @@ from soulkit.tasks.kit.dialogue import (
     with_reply_limit,
 )
 from soulkit.tasks.kit.prompting import first_words
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.mirrorbench import coach
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
@@ -53,7 +51,6 @@ from soulkit.types import (
     Example,
     Feedback,
     Line,
-    Protocol,
     Score,
     Segment,
 )
@@ -78,15 +75,12 @@ class MirrorBenchReference(MirrorBench):
     judge_calls = 1
     pair_calls = 0
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
-        folder: Path | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.most = int(spec.options["reference_messages"])
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        super().keep_options(options)
+        self.most = int(options["reference_messages"])
         if self.most < 1:
             raise ConfigError(
-                f"The task '{name}' cannot play {self.most} messages of a conversation.",
+                f"The task '{self.name}' cannot play {self.most} messages of a conversation.",
                 "The option reference_messages says how many of the first ones are played.",
                 "Give a number from 1 on; the published code has 10.",
             )

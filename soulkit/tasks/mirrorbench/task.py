@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from soulkit.data.chats import ChatMessage, conversation
@@ -30,8 +29,7 @@ from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Control, Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, others_view, partner_reply, play_out
-from soulkit.tasks.kit.scoring import actor_status, macro
-from soulkit.tasks.kit.spec import TaskSpec
+from soulkit.tasks.kit.scoring import macro
 from soulkit.tasks.mirrorbench import coach, questions
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
@@ -64,7 +62,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Record,
     Role,
     Score,
@@ -92,10 +89,7 @@ class MirrorBench(Task):
     """Of one judge on one episode."""
     pair_calls = CALLS["pairwise"]
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
         self.live = self.assistant() == "live"
 
     def assistant(self) -> str:
@@ -150,10 +144,7 @@ class MirrorBench(Task):
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The user's opening, feedback at its end."""
         view = {"task_description": example.visible(seat)["task_description"]}
-        bare = self.prompts.render("user", feedback=None, **view)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment("system", self.prompts.render("user", feedback=feedback.text, **view), bare)
+        return self.prompts.opening("user", feedback, view)
 
     def talk(self, example: Example, feedback: Feedback | None) -> Conversation:
         """The user's side before the first message."""
@@ -271,20 +262,16 @@ class MirrorBench(Task):
         return await judge_users(self.prompts, self.pair(example, episode), episode, cast, PARTS)
 
     def _silent(self, episode: Episode, metrics: Mapping[str, float | None]) -> Score:
-        """The score of a user who never said anything: no judge has anything to look at."""
-        low, final = self.spec.metric.low, episode.final
-        status = actor_status(final, "empty", self.strict_endings) if final else "empty"
-        return Score(
-            value=low, reward=low, metrics={**dict.fromkeys(PARTS, low), **metrics}, status=status,
-            words="The user never wrote anything.", protocol=self.protocol,
-            prompts=self.prompts.hashes(*self.templates),
-        )  # fmt: skip
+        values = dict.fromkeys(PARTS, self.spec.metric.low)
+        hashes = self.prompts.hashes(*self.templates)
+        words = "The user never wrote anything."
+        return self.silent_score(episode, words, {**values, **metrics}, hashes)
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`macro_subset`, the mean of the subsets' means, and mean z-scores in each subset."""
         by_subset = macro(records, "subset")
-        whole = {} if by_subset is None else {"macro_subset": by_subset}
-        return {**whole, **subset_means(records)}
+        macro_mean = {} if by_subset is None else {"macro_subset": by_subset}
+        return {**macro_mean, **subset_means(records)}
 
     # -- controls ---------------------------------------------------------------------------------
 
@@ -351,7 +338,7 @@ class MirrorBench(Task):
 
     def wrong(self, example: Example) -> Episode:
         """A user who talks like an assistant."""
-        return self.scripted(example, (coach.HELPFUL,) * self._count(example))
+        return self.scripted(example, (coach.TEXTS["helpful"],) * self._count(example))
 
     def canary(self, example: Example, text: str) -> Episode:
         """A user whose every message is `text`."""

@@ -2,18 +2,17 @@
 
 One row per question and labelled wrong option. `train.csv` (or JSON lines with its columns) holds
 questions, four options, the right letter and a misconception id for most wrong options;
-`misconception_mapping.csv`, looked for beside it, holds the names. Ids are printed as `1672` or
-`1672.0`.
+`misconception_mapping.csv`, looked for beside it, holds the names.
 
     {"QuestionId": "0", "CorrectAnswer": "A", ..., "MisconceptionDId": "1672"}
     → {"id": "0_D", "TargetOption": "D", "MisconceptionId": 1672, "MisconceptionName": ..., ...}
 
-Two wrong options of a question may carry the same misconception; no reader can tell which of them
-is meant. `rivals` counts the others, and such rows stay, as in the published set.
+Two wrong options of a question may carry the same misconception; `rivals` counts the others, and
+such rows stay, as in the published set.
 
 Every made problem has one right result and three wrong ones, each computed by a rule that some
-students follow. One of the three rules is named, and its result is the target, so a row is solved
-by following the rule. Numbers are drawn again until the four results differ.
+students follow. One of the rules is named, and its result is the target. Numbers are drawn again
+until the four results differ.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
     raw, bad = read_rows(path)
     if not any("QuestionText" in r.fields and any(x in r.fields for x in _LABELS) for r in raw):
         raise wrong_shape(path, _WANTED, "Give train.csv of the Eedi competition.")
-    beside = names or path.with_name(NAMES_FILE)
-    if names is None and not beside.is_file():
+    mapping = names or path.with_name(NAMES_FILE)
+    if names is None and not mapping.is_file():
         raise DataError(
             f"There is no '{NAMES_FILE}' beside '{path}'.",
             "The questions carry numbers of misconceptions; their names stand in that file.",
             "Put it there, or name it: soul data build mistakes FILE --names MAPPING",
         )
-    pairs = wrong_options(raw, read_names(beside), path.name)
+    pairs = wrong_options(raw, read_names(mapping), path.name)
     return Imported(rows=pairs.rows, bad=(*bad, *pairs.bad), notes=pairs.notes)
 
 
@@ -108,11 +107,11 @@ def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
             raise BadRecord(f"its {column} {label!r:.20} is no number")
         if number is not None and letter != right:
             labels[letter] = number
-    about = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}
+    subject = {k: raw.fields[k] for k in ("SubjectName", "ConstructName") if raw.fields.get(k)}
     texts = {f"Answer{x}Text": a.strip() for x, a in zip(_LETTERS, answers, strict=True)}
     key = str(raw.fields.get("QuestionId", raw.source))
     return {
-        "id": key, "QuestionText": text.strip(), **texts, "CorrectAnswer": right, **about,
+        "id": key, "QuestionText": text.strip(), **texts, "CorrectAnswer": right, **subject,
     }, labels  # fmt: skip
 
 

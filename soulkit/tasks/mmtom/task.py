@@ -3,11 +3,10 @@
 Example row: {"question": "The flat has ... Olga opens the oven, shuts it and heads for the shelf.
 Question: Suppose Olga wants the salmon. Which is likelier? (a) To her mind it lies on the shelf.
 (b) To her mind it does not lie there. Answer with a or b.", "answer": "a", "question_type": 1.1,
-"episode": 7}. Scene, question and options are one text. Types that begin with 1 ask for a belief,
-those that begin with 2 for a goal. `reference` takes any gold, and one exact form of an answer.
+"episode": 7}. Types that begin with 1 ask for a belief, those that begin with 2 for a goal.
+`reference` takes any gold, and one exact form of an answer.
 
-Made rows: one person, one flat, what is where, what the person does, two statements. The reader
-sees everything, the person only what lies in containers that they opened. Types take turns:
+Made rows: the reader sees everything, the person only what lies in containers that they opened.
 
 * 1.1 the person walks straight to where the thing is; 1.2 passes it by and walks to an empty place;
   1.3 has looked into a place in vain and walks on: what do they believe?
@@ -143,7 +142,7 @@ REQUEST = "Please respond with either a or b."
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    who: str
+    person: str
     rooms: tuple[str, ...]
     boxes: tuple[str, ...]
     """Containers of the flat; the first two get the first two things unless a type says else."""
@@ -195,48 +194,50 @@ def _one(thing: str | None) -> str:
 
 def _belief(scene: _Scene, kind: float) -> tuple[str, str, str, str]:
     """What happens, the question, the statement that fits, the one that does not."""
-    who, (here, there, _), (p, q, r, _) = scene.who, scene.rooms, scene.boxes
+    person, (first_room, second_room, _), (p, q, r, _) = scene.person, scene.rooms, scene.boxes
     thing = scene.things[0]
     contents = {p: thing, r: scene.things[1]}
-    start = f"{who} is in the {here} and has not opened anything yet."
+    start = f"{person} is in the {first_room} and has not opened anything yet."
     if kind == 1.1:
-        acts = f"{who} goes to the {there} and walks straight up to the {p}."
+        acts = f"{person} goes to the {second_room} and walks straight up to the {p}."
         inside, place = True, p
     elif kind == 1.2:
         acts = (
-            f"{who} goes to the {there}, stops in front of the {p}, leaves it closed, and walks on "
-            f"to the {q}."
+            f"{person} goes to the {second_room}, stops in front of the {p}, leaves it closed, "
+            f"and walks on to the {q}."
         )
         inside, place = False, p
     else:
         acts = (
-            f"{who} goes to the {there}, opens the {q}, looks in, closes it, and walks on to the "
-            f"{r}."
+            f"{person} goes to the {second_room}, opens the {q}, looks in, closes it, "
+            f"and walks on to the {r}."
         )
         inside, place = False, q
-    question = f"If {who} has been looking for {_one(thing)}, which of the two is more likely?"
-    believes = f"{who} believes that the {thing} is in the {place}."
-    doubts = f"{who} believes that the {thing} is not in the {place}."
+    question = f"If {person} has been looking for {_one(thing)}, which of the two is more likely?"
+    believes = f"{person} believes that the {thing} is in the {place}."
+    doubts = f"{person} believes that the {thing} is not in the {place}."
     right, wrong = (believes, doubts) if inside else (doubts, believes)
     return f"{_flat(scene, contents)} {start} {acts}", question, right, wrong
 
 
 def _goal(scene: _Scene, kind: float) -> tuple[str, str, str, str]:
-    who, (here, there, _), (p, q, r, s) = scene.who, scene.rooms, scene.boxes
+    person, (first_room, second_room, _), (p, q, r, s) = scene.person, scene.rooms, scene.boxes
     left, goal, third = scene.things
     contents = {p: left, q: goal}
-    looks = f"{who} goes to the {there}, opens the {p}, sees what is in it, closes it again"
+    looks = (
+        f"{person} goes to the {second_room}, opens the {p}, sees what is in it, closes it again"
+    )
     if kind == 2.1:
         acts = f"{looks}, and walks to the {q}."
     elif kind == 2.2:
-        acts = f"{looks}, and walks to the {s}, which {who} has never opened."
+        acts = f"{looks}, and walks to the {s}, which {person} has never opened."
     elif kind == 2.3:
         contents[r] = third
         acts = f"{looks}, opens the {r} and closes that as well, and walks to the {q}."
     else:
         acts = f"{looks}, opens the {q} and takes out what is in it."
-    start = f"{who} is in the {here} and has not opened anything yet."
+    start = f"{person} is in the {first_room} and has not opened anything yet."
     question = "Which of the two is more likely?"
-    right = f"{who} has been looking for {_one(goal)}."
-    wrong = f"{who} has been looking for {_one(left)}."
+    right = f"{person} has been looking for {_one(goal)}."
+    wrong = f"{person} has been looking for {_one(left)}."
     return f"{_flat(scene, contents)} {start} {acts}", question, right, wrong

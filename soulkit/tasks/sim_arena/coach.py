@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-from soulkit.judge.leaks import echoes_reference, grams, tokens
+from soulkit.judge.leaks import LeakView, grams, tokens
+from soulkit.tasks.kit.coaching import remarks_without_secrets
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.sim_arena.judging import mean_words
 from soulkit.tasks.sim_arena.play import Utterance
 from soulkit.types import Score
 
+TEXTS = Texts(__file__)
 FAR = 2.0
 """So many times as long is another manner."""
 COPIED = 8
@@ -27,28 +30,15 @@ RUBRIC = (
     "document rating",
 )  # fmt: skip
 """Words of the rubric that nobody in a chat would use."""
-_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
+_CAPITAL, _WORD_SIGN = re.compile(r"\W*[A-Z]"), re.compile(r"\w")
 
 
-def style_notes(score: Score, messages: Sequence[str], public: str) -> str:
-    """What the judges saw, without the sentences that repeat something of `messages`."""
-    lines = []
-    for title, text in _remarks(score):
-        sentences = [s for s in _SENTENCE.split(text) if s and not _echoes(s, messages, public)]
-        if sentences:
-            lines.append(f"{title}: {' '.join(sentences)}")
-    return "\n".join(dict.fromkeys(lines))
+def style_notes(score: Score, view: LeakView) -> str:
+    """What the judges saw, fenced, without the sentences that repeat something of the person's."""
+    return remarks_without_secrets(_judges_remarks(score), replace(view, private=()), ends=".!?;")
 
 
-def _echoes(sentence: str, messages: Sequence[str], public: str) -> bool:
-    """Whether it repeats a message, a short one whole or a good part of a long one, or a run that
-    goes over several."""
-    return any(
-        echoes_reference(sentence, text, public) for text in (*messages, "\n".join(messages))
-    )
-
-
-def _remarks(score: Score) -> Iterator[tuple[str, str]]:
+def _judges_remarks(score: Score) -> Iterator[tuple[str, str]]:
     """(what it is about, what a judge wrote about it)."""
     titles = {"writing_style": "manner of writing", "interaction_style": "manner of dealing"}
     for verdict in score.verdicts:
@@ -66,53 +56,42 @@ def draft_remarks(
     turns: Sequence[Utterance], human: Sequence[str], shown: str, most_turns: int
 ) -> list[str]:
     """What rules can tell from a draft; `shown` is what the person has before them."""
-    messages = [turn.text for turn in turns if turn.text]
-    texts = list(_form(turns))
+    texts: Mapping[str, str] = TEXTS["remarks"]
+    return [texts[name] for name in _remarks(turns, human, shown, most_turns)]
+
+
+def _remarks(
+    turns: Sequence[Utterance], human: Sequence[str], shown: str, most_turns: int
+) -> Iterator[str]:
+    statuses, messages = {turn.status for turn in turns}, [turn.text for turn in turns if turn.text]
+    if "salvaged" in statuses:
+        yield "form"
+    if "empty" in statuses:
+        yield "empty_turn"
     if not messages:
-        return [*texts, "Nothing was said before it was over: ask what this person would ask."]
-    texts += _length(messages, human)
-    texts += _marks(messages, human)
-    texts += _copies(messages, shown)
-    if len(set(messages)) < len(messages):
-        texts.append("The same message came twice: bring something new each time.")
-    return [*texts, *_end(turns, len(messages), len(human), most_turns)]
-
-
-def playing_advice() -> str:
-    """What can be said before anything was played."""
-    return (
-        "Write as this one person does, not as an assistant would: one thought a message, in the "
-        "person's own spelling and tone, no summary of what was said and no flourish. React to "
-        "the last reply as somebody does who does not see the end yet, and stop as soon as the "
-        "matter is settled."
-    )
-
-
-def _form(turns: Sequence[Utterance]) -> Iterator[str]:
-    if any(turn.status == "salvaged" for turn in turns):
-        yield "Some turns were not in the form that is asked for: the tag first, then the message."
-    if any(turn.status == "empty" for turn in turns):
-        yield "A turn held nothing: every turn is a message, or the phrase that ends the chat."
-
-
-def _length(messages: Sequence[str], human: Sequence[str]) -> Iterator[str]:
+        yield "silent"
+        return
     ratio = mean_words(messages) / max(mean_words(human), 1.0)
-    if ratio > FAR:
-        yield "Your messages are far longer than this person's: cut them down to what they need."
-    elif ratio < 1 / FAR:
-        yield "Your messages are far shorter than this person's: say more in each of them."
-
-
-def _marks(messages: Sequence[str], human: Sequence[str]) -> Iterator[str]:
-    """On capitals at the beginning and marks at the end, where the two differ in most messages."""
-    for has, more, less in _HABITS:
+    if ratio > FAR or ratio < 1 / FAR:
+        yield "long" if ratio > FAR else "short"
+    for habit, has in (("capitals", _begins_large), ("marks", _ends_marked)):
         gap = _share(has, messages) - _share(has, human)
         if abs(gap) > 0.5:
-            yield more if gap > 0 else less
+            yield f"less_{habit}" if gap > 0 else f"more_{habit}"
+    runs = grams(tokens(shown), COPIED)
+    if any(runs & grams(tokens(message), COPIED) for message in messages):
+        yield "copied"
+    if len(set(messages)) < len(messages):
+        yield "twice"
+    ended = any(turn.ended for turn in turns)
+    if ended and FAR * len(messages) < len(human):
+        yield "ended_early"
+    elif not ended and len(messages) >= most_turns > len(human):
+        yield "no_end"
 
 
 def _begins_large(text: str) -> bool:
-    return _LARGE.match(text) is not None
+    return _CAPITAL.match(text) is not None
 
 
 def _ends_marked(text: str) -> bool:
@@ -122,48 +101,11 @@ def _ends_marked(text: str) -> bool:
     return any(mark in behind for mark in ".!?")
 
 
-_LARGE, _WORD_SIGN = re.compile(r"\W*[A-Z]"), re.compile(r"\w")
-_HABITS: tuple[tuple[Callable[[str], bool], str, str], ...] = (
-    (
-        _begins_large,
-        "This person seldom begins a message with a capital letter.",
-        "This person begins messages with a capital letter.",
-    ),
-    (
-        _ends_marked,
-        "This person seldom ends a message with a full stop or another mark.",
-        "This person ends messages with a mark.",
-    ),
-)
-
-
 def _share(has: Callable[[str], bool], texts: Sequence[str]) -> float:
     return sum(map(has, texts)) / max(len(texts), 1)
 
 
-def _copies(messages: Sequence[str], shown: str) -> Iterator[str]:
-    runs = grams(tokens(shown), COPIED)
-    if any(runs & grams(tokens(message), COPIED) for message in messages):
-        yield "A message copied what lies before both of you: ask about it instead."
-
-
-def _end(turns: Sequence[Utterance], count: int, human: int, most_turns: int) -> Iterator[str]:
-    ended = any(turn.ended for turn in turns)
-    if ended and FAR * count < human:
-        yield "You were content far sooner than this person: stay, and follow it up."
-    elif not ended and count >= most_turns > human:
-        yield "You never ended the chat: this person stops once the matter is settled."
-
-
 def mark_lines(metrics: Mapping[str, float | None]) -> list[str]:
     """The numbers of a draft in words, as the coach's template shows them."""
-    entries = {
-        "style/writing": "the manner of writing: {:.1f} on a scale from 1 to 5",
-        "style/interaction": "the manner of dealing with the other side: {:.1f} from 1 to 5",
-        "features/met": "traits of the person that showed: {:.0%}",
-        "features/writing": "traits of writing that showed: {:.0%}",
-        "features/interaction": "traits of behaviour that showed: {:.0%}",
-        "document/rating": "the document that came of it: {:.1f} on a scale from 1 to 10",
-    }
-    numbers: dict[str, Any] = {name: metrics.get(name) for name in entries}
-    return [entries[name].format(value) for name, value in numbers.items() if value is not None]
+    numbers = {name: metrics.get(name) for name in TEXTS["marks"]}
+    return [TEXTS["marks"][name].format(n) for name, n in numbers.items() if n is not None]

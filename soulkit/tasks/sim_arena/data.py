@@ -34,102 +34,60 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.chats import ChatMessage, alternate, blank_message
+from soulkit.data.chats import ChatMessage, alternate
 from soulkit.data.files import RawRow, parse_row_json, read_bytes, unreadable_file
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
-from soulkit.tasks.kit.made_rows import FAMILY_NAMES, FIRST_NAMES, VOICES, Feature, Row, Voice
+from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need, without_blanks
+from soulkit.tasks.kit.made_rows import FAMILY_NAMES, FIRST_NAMES, VOICES, Row, Voice
 from soulkit.tasks.kit.prompting import Texts
 
-GRADES = ("grade 6", "grade 7", "grade 8", "grade 9", "grade 10", "evening school")
-_THINGS = ("pens", "ferry tickets", "bolts", "postcards", "lemons", "tram tickets")
+TEXTS = Texts(__file__)
+_FEATURE_KEYS = ("Feature Name", "Feature Question", "Feature Question Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """A problem with its steps; a step is what the tutor asks and the right short answer."""
+# -- made lessons --------------------------------------------------------------------------------
 
-    subject: str
-    level: str
-    text: str
-    topic: str
-    steps: tuple[tuple[str, str], ...]
-
-    @property
-    def answer(self) -> str:
-        return self.steps[-1][1]
+_Numbers = tuple[dict[str, Any], tuple[int, ...]]
+"""(the values in a problem's text, the right answer of each step)."""
 
 
-def _prices(rng: random.Random) -> _Problem:
+def _prices(rng: random.Random) -> _Numbers:
     many, price, more = rng.randint(3, 9), rng.randint(2, 12), rng.randint(2, 8)
-    thing, total = rng.choice(_THINGS), many * price
-    text = (f"{many} {thing} cost {total} coins in all. How many coins do {many + more} {thing} "
-            "cost at the same price?")  # fmt: skip
-    return _Problem("Prealgebra", "Level 2", text, "unit prices", (
-        (f"What does one of the {thing} cost?", str(price)),
-        ("Now multiply by the new number. What do you get?", str(price * (many + more))),
-    ))  # fmt: skip
+    thing, wanted = rng.choice(TEXTS["things"]), many + more
+    values = {"many": many, "thing": thing, "total": many * price, "wanted": wanted}
+    return values, (price, price * wanted)
 
 
-def _equation(rng: random.Random) -> _Problem:
+def _equation(rng: random.Random) -> _Numbers:
     factor, root, add = rng.randint(2, 9), rng.randint(2, 15), rng.randint(1, 20)
-    right = factor * root + add
-    text = f"Find x if {factor}x + {add} = {right}."
-    return _Problem("Algebra", "Level 3", text, "linear equations", (
-        (f"What is {right} minus {add}?", str(right - add)),
-        (f"Which number times {factor} gives that?", str(root)),
-    ))  # fmt: skip
+    return {"factor": factor, "add": add, "right": factor * root + add}, (factor * root, root)
 
 
-def _rectangle(rng: random.Random) -> _Problem:
+def _rectangle(rng: random.Random) -> _Numbers:
     short, longer = rng.randint(2, 9), rng.randint(1, 9)
-    long = short + longer
-    text = (f"A garden is {longer} metres longer than it is wide. Its fence is "
-            f"{2 * (short + long)} metres long. What is its area in square metres?")  # fmt: skip
-    return _Problem("Geometry", "Level 4", text, "perimeter and area", (
-        ("Length and width together make half of the fence. How much is that?", str(short + long)),
-        (f"They differ by {longer}. How wide is the garden?", str(short)),
-        ("So what is width times length?", str(short * long)),
-    ))  # fmt: skip
+    half = 2 * short + longer
+    return {"longer": longer, "fence": 2 * half}, (half, short, short * (short + longer))
 
 
-def _choices(rng: random.Random) -> _Problem:
+def _choices(rng: random.Random) -> _Numbers:
     caps, scarves, gloves = (rng.randint(2, 7) for _ in range(3))
-    text = (f"Mira owns {caps} caps, {scarves} scarves and {gloves} pairs of gloves. In how many "
-            "ways can she wear one of each?")  # fmt: skip
-    return _Problem("Counting & Probability", "Level 3", text, "counting by multiplying", (
-        ("How many ways are there for cap and scarf alone?", str(caps * scarves)),
-        ("And with the gloves?", str(caps * scarves * gloves)),
-    ))  # fmt: skip
+    values = {"caps": caps, "scarves": scarves, "gloves": gloves}
+    return values, (caps * scarves, caps * scarves * gloves)
 
 
-def _remainder(rng: random.Random) -> _Problem:
+def _remainder(rng: random.Random) -> _Numbers:
     by, rest, times = rng.randint(5, 12), rng.randint(1, 4), rng.randint(7, 60)
     number, add = by * times + rest, rng.randint(3, 30)
-    text = f"What is the remainder when {number} + {add} is divided by {by}?"
-    return _Problem("Number Theory", "Level 4", text, "remainders", (
-        (f"What remains of {number} when it is divided by {by}?", str(rest)),
-        (f"Add {add} to that and divide by {by}. What remains?", str((rest + add) % by)),
-    ))  # fmt: skip
+    return {"number": number, "add": add, "by": by}, (rest, (rest + add) % by)
 
 
-PROBLEMS: tuple[Callable[[random.Random], _Problem], ...] = (
-    _prices, _equation, _rectangle, _choices, _remainder,
+_PROBLEMS: tuple[tuple[str, Callable[[random.Random], _Numbers]], ...] = (
+    ("prices", _prices), ("equation", _equation), ("rectangle", _rectangle),
+    ("choices", _choices), ("remainder", _remainder),
 )  # fmt: skip
-_OPENERS = {
-    "lost": "I do not understand this problem at all. Where do I begin?",
-    "start": "I understand the question but do not know how to start. Can you give me a hint?",
-    "method": "Is this about {topic}? I am not sure which step comes first.",
-}
-STUCK = {
-    "lost": "is lost and does not see what the problem asks",
-    "start": "understands the question and does not know where to start",
-    "method": "guesses the right method and doubts it",
-}
 
 
 def lesson_rows(n: int, seed: int) -> list[Row]:
@@ -139,43 +97,49 @@ def lesson_rows(n: int, seed: int) -> list[Row]:
 
 def _lesson_row(i: int, seed: int) -> Row:
     rng = random.Random(f"sim_math/{seed}/{i}")
-    problem = PROBLEMS[i % len(PROBLEMS)](rng)
-    voice, stuck, slips = rng.choice(VOICES), rng.choice(sorted(STUCK)), rng.random() < 0.5
-    grade, who = rng.choice(GRADES), f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}"
-    messages, replies = _lesson_messages(problem, voice, stuck, slips)
-    profile = [f"{who}, {grade}", f"This student {STUCK[stuck]}",
-               f"{problem.topic.capitalize()}: partly understood", f"This student {voice.trait}",
+    name, draw_numbers = _PROBLEMS[i % len(_PROBLEMS)]
+    problem, (values, answers) = TEXTS["problems"][name], draw_numbers(rng)
+    voice, place, slips = rng.choice(VOICES), rng.choice(sorted(TEXTS["stuck"])), rng.random() < 0.5
+    grade, student = (
+        rng.choice(TEXTS["grades"]),
+        f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}",
+    )
+    stuck = TEXTS["stuck"][place]
+    steps = [(step.format(**values), answer)
+             for step, answer in zip(problem["steps"], answers, strict=True)]  # fmt: skip
+    messages, replies = _lesson_talk(stuck["opener"].format(**problem), steps, slips)
+    messages = [voice.write(message) for message in messages]
+    profile = [f"{student}, {grade}", f"This student {stuck['profile']}",
+               f"{problem['topic'].capitalize()}: partly understood", f"This student {voice.trait}",
                "Makes a slip in the first step" if slips else "Computes carefully"]  # fmt: skip
     packed = {
         "id": f"sm{seed}-{i}",
-        "problem": problem.text,
-        "correct_answer": problem.answer,
+        "problem": problem["text"].format(**values),
+        "correct_answer": str(answers[-1]),
         "user_profile_text": "\n".join(f"- {line}" for line in profile),
         "human_user_queries": messages,
         "human_public_conversation": alternate(messages, replies),
-        **_lesson_features(i, slips, stuck),
-        "level": problem.level,
-        "subject": problem.subject,
+        **_lesson_features(i, slips, place),
+        "level": problem["level"],
+        "subject": problem["subject"],
     }
     return {"raw": json.dumps(packed), "index": i}
 
 
-def _lesson_messages(
-    problem: _Problem, voice: Voice, stuck: str, slips: bool
+def _lesson_talk(
+    opener: str, steps: Sequence[tuple[str, int]], slips: bool
 ) -> tuple[list[str], list[str]]:
     """What the student says and what the tutor replies; the student thanks at the end."""
-    messages = [voice.write(_OPENERS[stuck].format(topic=problem.topic))]
-    replies = [f"Let us go step by step. {problem.steps[0][0]}"]
-    for place, (_, right) in enumerate(problem.steps):
+    messages, replies = [opener], [f"Let us go step by step. {steps[0][0]}"]
+    for place, (_, right) in enumerate(steps):
         if slips and place == 0:
-            messages.append(voice.write(f"I think it is {int(right) + 1}."))
-            replies.append(f"Not quite, look again. {problem.steps[0][0]}")
-            messages.append(voice.write(f"Oh, I see my mistake. It is {right}."))
+            messages += [f"I think it is {right + 1}.", f"Oh, I see my mistake. It is {right}."]
+            replies.append(f"Not quite, look again. {steps[0][0]}")
         else:
-            messages.append(voice.write(f"I get {right}."))
-        rest = problem.steps[place + 1 :]
+            messages.append(f"I get {right}.")
+        rest = steps[place + 1 :]
         replies.append(f"Right. {rest[0][0]}" if rest else "Yes, that is the answer.")
-    return [*messages, voice.write("Thanks, now I understand it.")], [*replies, "You are welcome."]
+    return [*messages, "Thanks, now I understand it."], [*replies, "You are welcome."]
 
 
 def _lesson_features(i: int, slips: bool, stuck: str) -> Row:
@@ -189,34 +153,13 @@ def _lesson_features(i: int, slips: bool, stuck: str) -> Row:
     )  # fmt: skip
     if i % 3 == 0:
         return {}
-    listed = [
-        {"Feature Name": name, "Feature Question": question,
-         **({"Feature Question Answer": answer} if i % 3 == 1 else {})}
-        for name, question, answer in entries
-    ]  # fmt: skip
+    shown = _FEATURE_KEYS[: 3 if i % 3 == 1 else 2]
+    listed = [dict(zip(shown, entry, strict=False)) for entry in entries]
     empty = [{"Feature Name": "Topic Coherence", "Feature Question": ""}] if i % 3 == 2 else []
     return {"target_interaction_style_features": [*listed, *empty]}
 
 
-@dataclass(frozen=True, slots=True)
-class Commission:
-    """A kind of document: what it is for, and what its writer has to say, question by question."""
-
-    kind: str
-    intent: str
-    """With a place for where it plays, or whom it is for."""
-    notes: tuple[tuple[str, tuple[str, ...]], ...]
-    """(question, possible answers); an answer is a sentence."""
-
-
-TEXTS = Texts(__file__)
-
-TONES = ("warmer", "shorter", "more formal", "funnier", "simpler")
-
-
-@cache
-def commissions() -> tuple[Commission, ...]:
-    return tuple(Commission(**item) for item in TEXTS["plans"])
+# -- made documents ------------------------------------------------------------------------------
 
 
 def document_rows(n: int, seed: int) -> list[Row]:
@@ -226,21 +169,22 @@ def document_rows(n: int, seed: int) -> list[Row]:
 
 def _document_row(i: int, seed: int) -> Row:
     rng = random.Random(f"sim_doc/{seed}/{i}")
-    commission = commissions()[i % len(commissions())]
-    voice, tone = rng.choice(VOICES), rng.choice(TONES)
-    intent = commission.intent.format(x=rng.choice(TEXTS["where"][commission.kind]))
-    who = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}"
+    plans = TEXTS["plans"]
+    plan = plans[i % len(plans)]
+    voice, tone = rng.choice(VOICES), rng.choice(TEXTS["tones"])
+    intent = plan["intent"].format(x=rng.choice(TEXTS["where"][plan["kind"]]))
+    writer = f"{rng.choice(FIRST_NAMES)} {rng.choice(FAMILY_NAMES)}"
     # By the round, not by the row: else a kind of row would always be the same kind of document.
-    full = (i // len(commissions()) + i) % 3
-    notes = [(question, rng.choice(answers)) for question, answers in commission.notes]
+    full = (i // len(plans) + i) % 3
+    notes = [(question, rng.choice(answers)) for question, answers in plan["notes"]]
     messages = [voice.write(text) for text in _writer_messages(intent, notes, tone)]
     packed = {
         "id": f"sd{seed}-{i}",
-        "document_type": commission.kind,
-        "intent": f"{intent} It is by {who}.",
+        "document_type": plan["kind"],
+        "intent": f"{intent} It is by {writer}.",
         "human_user_queries": messages,
         "human_public_conversation": alternate(messages, _drafts(notes, tone)),
-        **(_background(who, notes, voice, tone) if full != 2 else {}),
+        **(_background(writer, notes, voice, tone) if full != 2 else {}),
         **(_document_features(voice, tone) if full == 0 else {}),
     }
     return {"raw": json.dumps(packed), "index": i}
@@ -263,9 +207,9 @@ def _drafts(notes: list[tuple[str, str]], tone: str) -> list[str]:
     return [*drafts, f"Here it is again, {tone}. {drafts[-1]}", "You are welcome."]
 
 
-def _background(who: str, notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
+def _background(writer: str, notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
     """What the writer has in mind, who they are, and what they like."""
-    profile = (who, f"This person {voice.trait}", "Tells things one message at a time")
+    profile = (writer, f"This person {voice.trait}", "Tells things one message at a time")
     return {
         "pre_writing_materials_text": "\n".join(f"- {q}\n  {a}" for q, a in notes),
         "user_profile_text": "\n".join(f"- {line}" for line in profile),
@@ -281,16 +225,14 @@ def _document_features(voice: Voice, tone: str) -> Row:
          f"Only that it becomes {tone}."),
     )  # fmt: skip
     return {
-        "target_writing_style_features": [_feature_entry(one) for one in voice.features],
-        "target_interaction_style_features": [_feature_entry(one) for one in interaction],
+        f"target_{style}_style_features": [
+            dict(zip(_FEATURE_KEYS, e, strict=True)) for e in entries
+        ]
+        for style, entries in (("writing", voice.features), ("interaction", interaction))
     }
 
 
-def _feature_entry(one: Feature) -> dict[str, str]:
-    return dict(
-        zip(("Feature Name", "Feature Question", "Feature Question Answer"), one, strict=True)
-    )
-
+# -- imported ------------------------------------------------------------------------------------
 
 Table = Mapping[str, Any]
 """Key of a record → what a file beside the annotations says of it; empty without the file."""
@@ -307,14 +249,6 @@ _FILES = {
                    "document_background_sample.json"),
 }  # fmt: skip
 _PROFILES = "user_simulator_profiles"
-_SCHOOL = {
-    "k-5": "elementary school",
-    "6-8": "middle school",
-    "9-12": "high school",
-    "undergrad": "university, undergraduate",
-    "grad": "university, graduate",
-    "research": "does research",
-}
 _TALK = ("user_queries", "ai_responses")
 
 
@@ -337,11 +271,13 @@ def import_documents(path: Path) -> Imported:
 def _imported(
     path: Path, columns: Sequence[str], make: Callable[[RawRow], Row], tables: Mapping[str, Table]
 ) -> Imported:
-    raw, bad = records_with(path, columns, "Give a file of annotations of SimulatorArena.")
-    rows = rows_of_records(raw, bad, lambda record, index: {**make(record), "index": index})
     absent = [_FILES[name][0] for name, table in tables.items() if not table]
-    notes = (f"Not found beside it, and so not part of the rows: {', '.join(absent)}.",)
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=notes if absent else ())
+    notes = [f"Not found beside it, and so not part of the rows: {', '.join(absent)}."]
+    return import_records(
+        path, lambda record, index: make(record), fields=columns,
+        way_out="Give a file of annotations of SimulatorArena.", licence=LICENCE,
+        notes=lambda rows, bad: notes if absent else (),
+    )  # fmt: skip
 
 
 def _table(path: Path, kind: str, name: str) -> Table:
@@ -375,16 +311,11 @@ def _recorded_talk(record: RawRow, turns: int | None = None) -> tuple[list[str],
     if len(replies) not in (len(queries), len(queries) - 1):
         raise BadRecord(f"its {len(queries)} messages and {len(replies)} replies do not alternate")
     queries, replies = queries[:turns], replies[:turns]
-    for who, texts in (("user", queries), ("assistant", replies)):
+    for role, texts in (("user", queries), ("assistant", replies)):
         odd = next((n for n, text in enumerate(texts, 1) if not isinstance(text, str)), None)
         if odd is not None:
-            raise BadRecord(f"message {odd} of its {who} is no text (an upload, or a lost reply)")
-    messages = alternate(queries, replies)
-    place = blank_message(messages)
-    if place is not None:
-        raise BadRecord(f"message {place} of its conversation ({messages[place - 1]['role']}) is "
-                        "blank")  # fmt: skip
-    return list(queries), messages
+            raise BadRecord(f"message {odd} of its {role} is no text (an upload, or a lost reply)")
+    return list(queries), without_blanks(alternate(queries, replies))
 
 
 # -- lessons -------------------------------------------------------------------------------------
@@ -456,7 +387,7 @@ def boxed(solution: Any) -> str | None:
 
 def _student(fields: Row, knowledge: Any) -> list[str]:
     """Lines on schooling, on where the student is stuck, and on what they know."""
-    school = _SCHOOL.get(str(fields.get("math_expertise")))
+    school = TEXTS["schooling"].get(str(fields.get("math_expertise")))
     lines = [f"Schooling: {school}"] if school else []
     why = str(fields.get("why_ask_tutor") or "").strip()
     lines += [f"Says of the problem: “{why}”"] if why else []
@@ -523,12 +454,8 @@ def _joined(answer: Any) -> str:
 
 def _styles(tables: Mapping[str, Table], key: str) -> dict[str, list[Row]]:
     """`writing` and `interaction` → the features of one record, where a file tells them."""
-    listed = {name: tables[name].get(key) for name in ("writing", "interaction")}
-    return {
-        name: list(features)
-        for name, features in listed.items()
-        if isinstance(features, list) and features
-    }
+    listed = {name: _listed(tables[name].get(key)) for name in ("writing", "interaction")}
+    return {name: features for name, features in listed.items() if features}
 
 
 def _style_lines(styles: Mapping[str, list[Row]]) -> list[str]:

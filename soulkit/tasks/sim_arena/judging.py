@@ -11,9 +11,6 @@ question gives it (case and white space apart). Rows are read into one spelling:
 
     [{"Feature Name": "Message Length", "Feature Question Answer": "Short."}, {"Feature Name": "x"}]
     → [{"Feature Name": "Message Length", "Feature Question Answer": "Short."}]
-
-Judges of style look at the benchmark's names of features, by task; the features that a row's person
-showed are the row's own.
 """
 
 from __future__ import annotations
@@ -31,37 +28,6 @@ from soulkit.errors import DataError
 from soulkit.judge.panel import Combine, Opinion, agreement, pooled, readable
 from soulkit.judge.structured import VerdictShape
 from soulkit.types import Line
-
-MATH_WRITING = (
-    "Frequency of Grammatical Errors", "Sentence Complexity", "Spelling Consistency",
-    "Punctuation and Capitalization Usage", "Range and Formality of Vocabulary",
-    "Repetitive or Filler Words", "Ambiguous or Clear Language", "Reading Level",
-    "Use of Mathematical Symbols and Notation", "Sentence Fragmentation", "Use of Conjunctions",
-    "Use of Slang, Contractions, or Emojis",
-)  # fmt: skip
-MATH_INTERACTION = (
-    "Message Length", "Answer Thoroughness", "Clarification Seeking", "Feedback Style",
-    "Topic Coherence", "Contextual Reference", "Implementation of Feedback", "Confidence Level",
-    "Emotional Expression", "Real-Time Thought Expression", "Error Handling",
-    "Structured Problem-Solving", "Problem-Solving Engagement", "Seeking Guidance",
-    "Incremental Learning", "Depth of Inquiry", "Meta-Cognitive Awareness",
-)  # fmt: skip
-DOC_WRITING = (
-    "Frequency of Grammatical Errors", "Sentence Complexity", "Spelling Consistency",
-    "Punctuation Usage", "Capitalization Patterns", "Range of Words", "Repetitive or Filler Words",
-    "Level of Formality", "Use of Slang, Contractions, or Emojis", "Ambiguous or Clear Language",
-    "Fragmentation of Sentences", "Complexity of Requests", "Clause Variety",
-    "Politeness Frequency", "Sentence Initiation Variety",
-)  # fmt: skip
-DOC_INTERACTION = (
-    "Message Length", "Answer Thoroughness", "Information and Clarification Seeking",
-    "Acknowledgment and Feedback Style", "Context and Coherence",
-    "Adaptability and Feedback Implementation", "Emotional Expression",
-    "Persistence and Redundancy in Feedback", "Personalization and Creative Engagement",
-    "Iterative and Incremental Refinement", "Specificity and Goal Orientation in Feedback",
-    "Balance of Instruction and Inquiry", "Structured and Methodical Feedback",
-)  # fmt: skip
-
 
 NAME, ANSWER, QUESTION = "Feature Name", "Feature Question Answer", "Feature Question"
 WRITING, INTERACTION = "target_writing_style_features", "target_interaction_style_features"
@@ -238,12 +204,12 @@ def fulfilment_shape(labels: tuple[str, ...]) -> type[VerdictShape]:
     """The shape of a verdict that names each of `labels` once."""
     allowed: Any = Literal.__getitem__(labels)
     name: Any = Annotated[allowed, BeforeValidator(partial(_as_called, labels))]
-    one = create_model("FeatureVerdict", __base__=FeatureVerdict, feature_name=(name, ...))
-    every = Annotated[
-        list[one],  # type: ignore[valid-type]
+    verdict = create_model("FeatureVerdict", __base__=FeatureVerdict, feature_name=(name, ...))
+    verdicts = Annotated[
+        list[verdict],  # type: ignore[valid-type]
         Field(min_length=len(labels), max_length=len(labels)),
     ]
-    return create_model("Fulfilment", __base__=_EachOnce, results=(every, ...))
+    return create_model("Fulfilment", __base__=_EachOnce, results=(verdicts, ...))
 
 
 @lru_cache(maxsize=512)
@@ -251,11 +217,11 @@ def loose_fulfilment(labels: tuple[str, ...]) -> type[VerdictShape]:
     """Verdicts in a row, as many as the judge gives and under whatever names (`reference`); the
     form alone tells it what the features are called."""
     hint = Field(json_schema_extra={"enum": list(labels)} if labels else None)
-    one = create_model(
+    verdict = create_model(
         "FeatureVerdict", __base__=FeatureVerdict, feature_name=(Annotated[str, hint], ...)
     )
-    every = list[one]  # type: ignore[valid-type]
-    return create_model("LooseFulfilment", __base__=VerdictShape, results=(every, ...))
+    verdicts = list[verdict]  # type: ignore[valid-type]
+    return create_model("LooseFulfilment", __base__=VerdictShape, results=(verdicts, ...))
 
 
 def _as_called(labels: tuple[str, ...], name: Any) -> Any:

@@ -25,20 +25,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, repeat
 from typing import Any
 
 from soulkit.data.literals import structure
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.kit.base import Rollout, Task
+from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import (
     Conversation,
+    DialogueTask,
     cut_note,
     others_view,
     partner_reply,
     partner_words,
     play_out,
 )
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.sim_arena.judging import (
     LIKERT,
     MATCH,
@@ -100,28 +103,8 @@ def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     )
 
 
-UNLIKE = (
-    "Greetings. I require comprehensive assistance with the matter at hand, if you would be so "
-    "kind as to furnish it in full detail.",
-    "I appreciate your exceptionally thorough elaboration. Kindly elaborate further.",
-    "I appreciate your exceptionally thorough elaboration. Kindly elaborate further.",
-)
-"""A person that nobody is: an assistant's own manner in the user's place."""
-NEUTRAL = (
-    "All right. What would you do first?",
-    "I see. Go on from there.",
-    "Yes, that is one way. What comes next?",
-    "Let us look at it once more.",
-    "Good. Is anything still open?",
-)
-"""An assistant that says nothing in particular; the last line again and again."""
-NEUTRAL_DOCUMENT = "This is the document, as far as we have come with it."
+TEXTS = Texts(__file__)
 CANARY_TURNS = 2
-
-
-def neutral(count: int) -> list[str]:
-    """So many lines of an assistant that says nothing in particular."""
-    return [NEUTRAL[min(index, len(NEUTRAL) - 1)] for index in range(count)]
 
 
 def scripted_answer(form: Form | None, perfect: bool) -> str | None:
@@ -163,11 +146,12 @@ def _enumerations(node: Any) -> Iterator[Sequence[str]]:
 ENDED = "terminated"
 
 
-class PlayedPerson(Task):
+class PlayedPerson(DialogueTask):
     """A task in which the actor plays a person who talks to an assistant."""
 
     tags_asked: tuple[str, ...]
     """The tags of a message; the first is that of the first message."""
+    default_turns = 8
 
     # -- rows ---------------------------------------------------------------------------------
 
@@ -177,28 +161,12 @@ class PlayedPerson(Task):
         opened = {k: structure(v) if kinds[k].type == "any" else v for k, v in fields.items()}
         return read_arena_row(opened)
 
-    @property
-    def most_turns(self) -> int:
-        """Messages of the person at most: the option `max_turns`."""
-        return int(self.spec.options.get("max_turns", 8))
-
-    def partner_seat(self, example: Example) -> str:
-        return next(seat for seat, role in example.seats.items() if role == "partner")
-
     # -- prompts ------------------------------------------------------------------------------
 
     def view(self, example: Example, reader: str) -> dict[str, Any]:
         """What a reader may see, within its word budgets."""
         view, _ = self.within_budget(example.visible(reader))
         return view
-
-    def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The actor's brief, feedback at its end."""
-        view = self.view(example, seat)
-        bare = self.prompts.render(seat, feedback=None, **view)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment("system", self.prompts.render(seat, feedback=feedback.text, **view), bare)
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
         return tuple(self.conversation(example, None).context)
@@ -302,16 +270,16 @@ class PlayedPerson(Task):
         answers = [line.text for line in lines if line.seat == seat and line.text.strip()]
         messages = [self.tagged(t, i) for i, t in enumerate(human_messages(example.fields))]
         replies = [*messages, PHRASE][: self.most_turns]
-        return self.scripted(example, replies, answers, feedback, "gold")
+        return self.scripted_talk(example, replies, answers, feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
         """A person that nobody is."""
-        messages = [self.tagged(text, i) for i, text in enumerate(UNLIKE)]
-        return self.scripted(example, [*messages, PHRASE])
+        messages = [self.tagged(text, i) for i, text in enumerate(TEXTS["unlike"])]
+        return self.scripted_talk(example, [*messages, PHRASE])
 
     def canary(self, example: Example, text: str) -> Episode:
         """A conversation in which every message of the person is `text`."""
-        return self.scripted(example, [self.tagged(text, i) for i in range(CANARY_TURNS)])
+        return self.scripted_talk(example, [self.tagged(text, i) for i in range(CANARY_TURNS)])
 
     def tagged(self, text: str, index: int) -> str:
         """A message in the form that is asked for."""
@@ -321,14 +289,15 @@ class PlayedPerson(Task):
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
         return scripted_answer(form, perfect)
 
-    def scripted(
+    def scripted_talk(
         self, example: Example, replies: Sequence[str], answers: Sequence[str] = (),
         feedback: Feedback | None = None, kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
         """The episode in which the actor says `replies` and the assistant `answers`, then nothing
         in particular."""
         talk, stop = self.conversation(example, feedback), "max_turns"
-        partner_lines = [*answers, *neutral(len(replies))]
+        neutral = TEXTS["neutral"]
+        partner_lines = chain(answers, neutral, repeat(neutral[-1]))
         for reply, answer in zip(replies[: self.most_turns], partner_lines, strict=False):
             talk.take(Completion(text=reply))
             if end := self.take_turn(talk, reply):

@@ -130,8 +130,8 @@ class PublishedPerson(SimArena):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
         """None for a row that lacks a part: not even its own person could have the maximum."""
-        whole = self.tags(example.fields)["parts"] == "all"
-        return super().gold(example, feedback) if whole else None
+        complete = self.tags(example.fields)["parts"] == "all"
+        return super().gold(example, feedback) if complete else None
 
     # -- feedback -----------------------------------------------------------------------------
 

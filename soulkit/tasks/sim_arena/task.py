@@ -33,9 +33,8 @@ from soulkit.models.base import Cast, Panel
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import Conversation
-from soulkit.tasks.kit.loading import RowsOnly
-from soulkit.tasks.kit.scoring import actor_status, mean_of
-from soulkit.tasks.sim_arena import coach, judging, play
+from soulkit.tasks.kit.scoring import mean_of
+from soulkit.tasks.sim_arena import coach, judging
 from soulkit.tasks.sim_arena.judging import (
     DOCUMENT,
     FULFILMENT,
@@ -48,10 +47,9 @@ from soulkit.tasks.sim_arena.judging import (
     Target,
     human_lines,
     human_messages,
-    read_arena_row,
     targets,
 )
-from soulkit.tasks.sim_arena.play import PlayedPerson, Utterance
+from soulkit.tasks.sim_arena.play import TEXTS, PlayedPerson, Utterance
 from soulkit.types import (
     BatchMetric,
     Episode,
@@ -73,13 +71,6 @@ _TELLING = 2
 """An answer of so many signs can be told from an ordinary figure in an advice."""
 
 
-class SimArenaRows(RowsOnly):
-    """Binds rows of SimulatorArena; playing them is refused."""
-
-    def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return read_arena_row(super().prepare(fields))
-
-
 class SimArena(PlayedPerson):
     """What both tasks share; a subclass says who talks to whom, and about what."""
 
@@ -87,8 +78,8 @@ class SimArena(PlayedPerson):
     partner_name: str
     labels: ClassVar[Mapping[str, str]]
     """Seat → how a transcript names it."""
-    looks_at: ClassVar[Mapping[str, tuple[str, ...]]]
-    """Question on a style → what it looks at."""
+    looks_as: str
+    """The table of texts that lists what questions on style look at."""
     parts: tuple[str, ...]
     """The parts of the score of a row that has them all."""
     feature_metrics: ClassVar[Mapping[str, str]]
@@ -102,13 +93,19 @@ class SimArena(PlayedPerson):
     needs_all = True
     """Whether a question that nobody answered leaves the episode unscored."""
 
+    @property
+    def looks_at(self) -> Mapping[str, Sequence[str]]:
+        """Question on a style → the features that it looks at."""
+        looks_at: Mapping[str, Sequence[str]] = TEXTS["looks_at"][self.looks_as]
+        return looks_at
+
     # -- rows ---------------------------------------------------------------------------------
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """`parts` says whether a row has every part of the score."""
-        there = {target.column for target in targets(fields)}
-        whole = there == set(self.feature_metrics)
-        return {**super().tags(fields), "parts": "all" if whole else "some"}
+        columns = {target.column for target in targets(fields)}
+        complete = columns == set(self.feature_metrics)
+        return {**super().tags(fields), "parts": "all" if complete else "some"}
 
     def calls(self, example: Example) -> dict[Role, int]:
         questions = len(self.asked(example))
@@ -128,7 +125,9 @@ class SimArena(PlayedPerson):
         if not self.judges_silence and not any(turn.text for turn in turns):
             return self._silent(example, episode, turns)
         questions = self.questions(example, episode)
-        may_miss = () if self.needs_all else [one.purpose for one in questions]
+        may_miss = (
+            () if self.needs_all else [judge_question.purpose for judge_question in questions]
+        )
         replies = await ask_several(cast, questions, episode, may_miss)
         raw = judging.raw_numbers(replies, cast.panel.combine)
         shares = self.feature_shares(example, replies, cast.panel)
@@ -192,19 +191,10 @@ class SimArena(PlayedPerson):
         }
 
     def _silent(self, example: Example, episode: Episode, turns: Sequence[Utterance]) -> Score:
-        """The score of a person that never said anything: the actor's failure, and no judge's
-        business."""
-        status = "empty"
-        if episode.final is not None:
-            status = actor_status(episode.final, "empty", self.strict_endings)
-        low = self.spec.metric.low
         shown = {self.feature_metrics[t.column]: 0.0 for t in targets(example.fields)}
-        return Score(
-            value=low, reward=low, status=status,
-            metrics={**shown, **self._turn_metrics(example, turns)},
-            words="The person never said anything.", protocol=self.protocol,
-            prompts=self._hashes(example),
-        )  # fmt: skip
+        metrics = {**shown, **self._turn_metrics(example, turns)}
+        words = "The person never said anything."
+        return self.silent_score(episode, words, metrics, self._hashes(example))
 
     def _hashes(self, example: Example) -> dict[str, str]:
         actor, partner = self.acted_seat(example), self.partner_seat(example)
@@ -272,12 +262,11 @@ class SimArena(PlayedPerson):
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """The attempt, how it compared, and what the judges saw, less what repeats the person."""
-        notes = coach.style_notes(score, human_messages(example.fields), self._public(example))
         return {
             "person": self.person, "partner": self.partner_name,
             "brief": self.brief(example), "transcript": self.told(episode.transcript, "attempt"),
             "marks": coach.mark_lines(score.metrics),
-            "notes": fence(notes, "remarks") if notes else "",
+            "notes": coach.style_notes(score, self.leak_view(example)),
             "remarks": self._remarks(example, episode),
             "words": self.spec.feedback.max_words // 2,
         }  # fmt: skip
@@ -298,7 +287,7 @@ class SimArena(PlayedPerson):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the actor's own turns."""
         remarks = self._remarks(example, episode) if episode is not None else []
-        return " ".join([*remarks, coach.playing_advice()])
+        return " ".join([*remarks, coach.TEXTS["advice"]])
 
     def leak_view(self, example: Example) -> LeakView:
         """Neither the person's own sentences, nor the answer of the problem, nor rubric words."""
@@ -358,7 +347,7 @@ class SimMath(SimArena):
     tags_asked = ("Query", "Response")
     person, partner_name = "student", "an AI tutor"
     labels: ClassVar = {"student": "Student", "tutor": "AI Tutor"}
-    looks_at: ClassVar = {STYLES[0]: judging.MATH_WRITING, STYLES[1]: judging.MATH_INTERACTION}
+    looks_as = "sim_math"
     parts = (*STYLES, INTERACTION)
     feature_metrics: ClassVar = {INTERACTION: "features/met"}
     known_as: ClassVar = {"problem": "The problem", "user_profile_text": "Who the student is"}
@@ -370,7 +359,7 @@ class SimDoc(SimArena):
     tags_asked = ("Message",)
     person, partner_name = "person", "an AI writing assistant"
     labels: ClassVar = {"writer": "User", "assistant": "AI Writing Assistant"}
-    looks_at: ClassVar = {STYLES[0]: judging.DOC_WRITING, STYLES[1]: judging.DOC_INTERACTION}
+    looks_as = "sim_doc"
     parts = (DOCUMENT, *STYLES, WRITING, INTERACTION)
     feature_metrics: ClassVar = {WRITING: "features/writing", INTERACTION: "features/interaction"}
     known_as: ClassVar = {
@@ -407,7 +396,7 @@ class SimDoc(SimArena):
 
     def script_close(self, talk: Conversation) -> None:
         partner = [line.text for line in talk.lines if line.seat != talk.seat]
-        talk.notes[FINAL_DOCUMENT] = partner[-1] if partner else play.NEUTRAL_DOCUMENT
+        talk.notes[FINAL_DOCUMENT] = partner[-1] if partner else TEXTS["neutral_document"]
 
     def judge_prompt(self, name: str, example: Example, episode: Episode) -> str:
         if name != DOCUMENT:

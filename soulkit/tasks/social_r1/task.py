@@ -115,8 +115,8 @@ class SocialR1(WorkedTask):
             read_state(score), "That reading holds up.", "That reading does not hold up."
         )
         kind = str(example.fields.get("kind") or "")
-        about = TEXTS["about"].get(kind, _STEPS)
-        yield from (f"{lead} {text}".strip() for text in (about, _STEPS, _SHORT))
+        advice = TEXTS["about"].get(kind, _STEPS)
+        yield from (f"{lead} {text}".strip() for text in (advice, _STEPS, _SHORT))
         yield CLOSE
 
 

@@ -3,24 +3,18 @@
     "Only return an integer from 1 to 7, where 1 means Never and 7 means Always." → 1 to 7, ordinal
     "Only return 1 for Rent, 2 for Own, or 3 for Neither."                     → 1 to 3, categorical
 
-A scale whose every point has a name is read as a list of options, on which an answer is right or
-wrong and never near; a scale that names its ends alone is ordinal.
+A scale whose every point has a name is a list of options, on which an answer is right or wrong and
+never near; a scale that names its ends alone is ordinal.
 
-The instruction layout, as replications of SOCRATES write it:
+    {"input": "Demographics: Age: 74; ... Scenario: ... Only return an integer from 1 to 5, ...",
+     "output": "Response: 2", "study_id": "yuazs", "condition_num": 1}
 
-    {"instruction": "...", "input": "Demographics: Age: 74; ... Scenario: You read ... Only
-     return an integer from 1 to 5, ...", "output": "Response: 2", "study_id": "yuazs",
-     "condition_num": 1}
+In the instruction layout the scale stands only in the scenario's words. Records that state none,
+and those whose recorded answer is off it, are bad rows. Everybody in a study and condition meets
+the same question, so the place of a record in the file is kept as its index.
 
-The scale stands only in the scenario's words. Records that state none (amounts of money), and those
-whose recorded answer is off the scale they state, are bad rows with the reason: their value could
-not be told. Everybody in a study and condition meets the same question, so the place of a record in
-the file is kept as its index.
-
-Made rows are invented studies, each with conditions, outcomes and respondents. A respondent has an
-earlier answer and a way of taking in what they read; a condition pushes up, down or not at all. So
-the answer follows from the row: earlier answer, plus the push if the respondent is one who is
-moved, never past the ends. Respondents of one study share its texts.
+Made rows are invented studies. A respondent has an earlier answer and a way of taking in what they
+read; a condition pushes up, down or not at all. So the answer follows from the row.
 """
 
 from __future__ import annotations

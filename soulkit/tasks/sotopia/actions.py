@@ -286,8 +286,8 @@ def _from_prose(reply: str, name: str, objects: Scan | None = None) -> Action:
         pieces.append(reply[end : span.start])
         end = span.end
     rest = _FENCE.sub("", " ".join([*pieces, reply[end:]])).strip()
-    for who in (name, name.partition(" ")[0]):  # as in the script of a play
-        rest = rest.removeprefix(f"{who}:").strip() if who else rest
+    for speaker in (name, name.partition(" ")[0]):  # as in the script of a play
+        rest = rest.removeprefix(f"{speaker}:").strip() if speaker else rest
     action = parse_line(name, rest)
     text = _bare(action.argument) if action.kind == SPEAK else action.argument
     if action.kind in KINDS_WITH_TEXT and not text:
@@ -337,8 +337,8 @@ def parse_json(text: str) -> Any:
 
 
 def _escaped(string: re.Match[str]) -> str:
-    whole = string.group(0)
-    return whole.replace("\n", "\\\\n") if string.group(1) else whole
+    text = string.group(0)
+    return text.replace("\n", "\\\\n") if string.group(1) else text
 
 
 _BOTTOMLESS = 100

@@ -13,40 +13,32 @@ every scene, and verdicts. Their lines name no goal and no secret, so they fit a
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from soulkit.judge.leaks import content, echoes_private, tokens
-from soulkit.tasks.sotopia.actions import GESTURE, LEAVE, NONE, SPEAK, Action
+from soulkit.judge.leaks import LeakView, content, tokens
+from soulkit.tasks.kit.coaching import (
+    first_verdict,
+    longest_text,
+    remarks_without_secrets,
+    repeated_texts,
+)
+from soulkit.tasks.kit.prompting import Texts
+from soulkit.tasks.sotopia.actions import LEAVE, NONE, SPEAK, Action
 from soulkit.tasks.sotopia.scores import DIMENSIONS
 from soulkit.types import Score
 
-TITLES = {
-    "believability": (
-        "coming across as this person",
-        "whether a real person, and this one, speaks",
-    ),
-    "relationship": ("how the two get on", "whether they part on better or worse terms"),
-    "knowledge": ("finding out", "what was learned that matters and was not known before"),
-    "secret": ("keeping to oneself", "what should have stayed hidden and came out"),
-    "social_rules": ("decency", "whether laws, promises and good manners were kept"),
-    "financial_and_material_benefits": ("gains and losses", "what was won or lost in things"),
-    "goal": ("getting what one came for", "how much of the goal was reached"),
-}
-"""Dimension → what it is called before players, and what it asks."""
-
+TEXTS = Texts(__file__)
 RUBRIC = (
     "believability", "social rules", "financial and material benefits", "risk level",
     "relationship score", "knowledge score", "goal completion",
 )  # fmt: skip
 """Words of the rubric that nobody in a scene would use."""
-
 LONG_LINE = 120
 """Words above which one turn is a speech."""
 EARLY = 4
-"""Whoever leaves with fewer turns than this has hardly begun."""
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+"""A player who leaves with fewer turns than this has hardly begun."""
+CANARY_TURNS = 4
 
 
 def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
@@ -56,7 +48,7 @@ def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
         raw = metrics.get(name)
         if raw is None:
             continue
-        title, asks = TITLES[name]
+        title, asks = TEXTS["titles"][name]
         entries.append(
             {"title": title, "asks": asks, "importance": dimension.importance,
              "score": f"{raw:g}", "low": dimension.low, "high": dimension.high,
@@ -65,46 +57,59 @@ def marks(metrics: Mapping[str, float | None]) -> list[dict[str, Any]]:
     return entries
 
 
-def reasonings(score: Score) -> dict[str, str]:
-    """Dimension → what the first judge that could be read wrote about it."""
-    for verdict in score.verdicts:
-        if verdict.purpose == "score" and verdict.said:
-            return {name: str(verdict.said[name]["reasoning"]) for name in DIMENSIONS}
-    return {}
-
-
-def judge_notes(score: Score, private: Sequence[str], public: str) -> str:
-    """The judge's reasoning for a coach, without the sentences that echo a private text."""
-    lines = []
-    for name, reasoning in reasonings(score).items():
-        sentences = [sentence for sentence in _SENTENCE.split(reasoning)
-                if not any(echoes_private(sentence, text, public) for text in private)]  # fmt: skip
-        if any(sentences):
-            lines.append(f"{TITLES[name][0]}: {' '.join(sentences)}")
-    return "\n".join(lines)
+def judge_notes(score: Score, view: LeakView) -> str:
+    """The reasoning of the first readable judge, fenced, without what echoes a private text."""
+    said = first_verdict(score, "score")
+    reasons = [(TEXTS["titles"][name][0], str(said[name]["reasoning"]))
+               for name in DIMENSIONS if name in said]  # fmt: skip
+    return remarks_without_secrets(reasons, view)
 
 
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def turn_remarks(acts: Sequence[Action], goal: str, turns: int) -> list[str]:
+def lesson(acts: Sequence[Action], goal: str, turns: int) -> str:
     """What rules can tell from the player's own actions; `turns` is how many the scene allows."""
-    spoken = [act.argument for act in acts if act.kind == SPEAK]
-    texts = [*_form(acts), *_length(spoken), *_repeats(spoken), *_end(acts, turns)]
-    if any(act.kind != NONE for act in acts):
-        texts += _goal([act.argument for act in acts], goal)
-    return texts
+    remarks = [*_remarks(acts, turns), *_goal_missed(acts, goal)]
+    return " ".join([*remarks, advice("" if remarks else goal)])
 
 
 def advice(goal: str) -> str:
     """What can be said before anything was played."""
     opening = f"You came for this: {_brief(goal)} " if goal.strip() else ""
-    return (
-        f"{opening}Bring it up within your first turns, in your own way, and ask what stands in "
-        "the way before you offer anything. Give a reason with every wish, answer what was just "
-        "said, keep to yourself what is nobody's business, and settle something definite before "
-        "you part. One JSON object a turn, a few sentences in it, never the same line twice."
-    )
+    return f"{opening}{TEXTS['advice']}"
+
+
+def _remark(name: str, **values: Any) -> str:
+    text: str = TEXTS["remarks"][name]
+    return text.format(**values)
+
+
+def _remarks(acts: Sequence[Action], turns: int) -> Iterator[str]:
+    """On form, length, repetitions, and how the player's part ended."""
+    if unread := sum(act.status in ("empty", "malformed") for act in acts):
+        yield _remark("unread", n=unread, turns=len(acts))
+    if loose := sum(act.status == "salvaged" for act in acts):
+        yield _remark("loose", n=loose, turns=len(acts))
+    speeches = [act.argument for act in acts if act.kind == SPEAK]
+    _, longest = longest_text(speeches)
+    if longest > LONG_LINE:
+        yield _remark("long", words=longest)
+    if repeated := repeated_texts(speeches):
+        yield _remark("repeated", start=" ".join(speeches[repeated[0]].split()[:12]))
+    real_acts = [act for act in acts if act.kind != NONE]
+    if acts and acts[-1].kind == LEAVE and len(real_acts) < EARLY:
+        yield _remark("left_early")
+    elif len(acts) >= turns // 2 and real_acts and real_acts[-1].kind != LEAVE:
+        yield _remark("no_end")
+
+
+def _goal_missed(acts: Sequence[Action], goal: str) -> Iterator[str]:
+    goal_words = content(tokens(goal))
+    raised = goal_words & content(tokens("\n".join(act.argument for act in acts)))
+    silent = all(act.kind == NONE for act in acts)
+    if not silent and goal_words and len(raised) < min(2, len(goal_words)):
+        yield _remark("goal_missed", goal=_brief(goal))
 
 
 def _brief(goal: str) -> str:
@@ -112,94 +117,12 @@ def _brief(goal: str) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def _form(acts: Sequence[Action]) -> list[str]:
-    silent = sum(act.status in ("empty", "malformed") for act in acts)
-    loose = sum(act.status == "salvaged" for act in acts)
-    texts = []
-    if silent:
-        texts.append(
-            f"In {silent} of your {len(acts)} turns nothing could be read, so you did nothing "
-            "there: say something in every turn."
-        )
-    if loose:
-        texts.append(
-            f"{loose} of your {len(acts)} turns were not the JSON object that was asked for: write "
-            'it alone, {"action_type": "speak", "argument": "..."}.'
-        )
-    return texts
+# -- scripts -------------------------------------------------------------------------------------
 
 
-def _length(spoken: Sequence[str]) -> list[str]:
-    longest = max((len(text.split()) for text in spoken), default=0)
-    if longest <= LONG_LINE:
-        return []
-    return [f"One of your turns runs to {longest} words: nobody talks that long. Make one point."]
-
-
-def _repeats(spoken: Sequence[str]) -> list[str]:
-    seen = [" ".join(tokens(text)) for text in spoken]
-    doubled = next(
-        (text for text, key in zip(spoken, seen, strict=True) if seen.count(key) > 1), ""
-    )
-    if not doubled.strip():
-        return []
-    start = " ".join(doubled.split()[:12])
-    return [f"You said the same thing more than once (“{start} …”): bring something new each time."]
-
-
-def _end(acts: Sequence[Action], turns: int) -> list[str]:
-    real_acts = [act for act in acts if act.kind != NONE]
-    if acts and acts[-1].kind == LEAVE and len(real_acts) < EARLY:
-        return ["You left before much could happen: stay, and try another way before you give up."]
-    if len(acts) >= turns // 2 and real_acts and real_acts[-1].kind != LEAVE:
-        return ["You ran out of turns: come to a proposal earlier, and bring it to a close."]
-    return []
-
-
-def _goal(speeches: Sequence[str], goal: str) -> list[str]:
-    goal_words = content(tokens(goal))
-    raised = goal_words & content(tokens("\n".join(speeches)))
-    if not goal_words or len(raised) >= min(2, len(goal_words)):
-        return []
-    return [f"Hardly a word of what you came for was raised: {_brief(goal)} Lead the talk there."]
-
-
-COMPETENT = tuple(
-    action.json()
-    for action in (
-        Action(SPEAK, "Good to see you. How have you been, and what is on your mind?"),
-        Action(SPEAK, "Thank you for telling me. There is something I hope for today, and I would "
-               "like to hear first what would make it hard for you."),
-        Action(GESTURE, "leans forward and nods slowly, listening"),
-        Action(SPEAK, "Then let us each give a little: you get what matters most to you, I get "
-               "what matters most to me, and we write down when and how."),
-        Action(SPEAK, "We agree, then. I will keep my part of it by the end of the week."),
-        Action(LEAVE),
-    )
-)  # fmt: skip
-RUDE = tuple(
-    action.json()
-    for action in (
-        Action(SPEAK, "I have no time for this, so just do as I say."),
-        Action(SPEAK, "You never listen, and nobody likes you for it."),
-        Action("action", "shoves the chair aside"),
-        Action(LEAVE),
-    )
-)
-NEUTRAL = (
-    "Hello. I am glad that we talk.",
-    "I see. Tell me more about what you have in mind.",
-    "That is one way to look at it. I would have to think about it.",
-    "I understand what you say. It is not easy for me either.",
-    "Perhaps we can find something that works for both of us.",
-    "All right. Is there anything else?",
-    "I will keep it in mind.",
-    "Let me think about that for a moment.",
-    "Fine by me.",
-    "It was good to talk about it.",
-)
-"""A partner that says nothing in particular, ten turns long."""
-CANARY_TURNS = 4
+def scripted_replies(player: str) -> tuple[str, ...]:
+    """The replies of the `competent` player, or of the `rude` one."""
+    return tuple(Action(kind, text).json() for kind, text in TEXTS[player])
 
 
 def scripted_ratings(form: str, perfect: bool) -> str | None:

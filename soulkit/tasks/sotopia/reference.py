@@ -9,7 +9,6 @@ be judged. The coach reads what belongs to either side.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from soulkit.judge.coach import RISKS
@@ -17,7 +16,6 @@ from soulkit.judge.leaks import LeakView
 from soulkit.models.base import Player
 from soulkit.tasks.kit.dialogue import LEAST_TOKENS, episode_tokens_left, with_reply_limit
 from soulkit.tasks.kit.prompting import first_words
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
 from soulkit.tasks.sotopia.scores import (
     LooseRatings,
@@ -26,7 +24,7 @@ from soulkit.tasks.sotopia.scores import (
     reference_reward,
 )
 from soulkit.tasks.sotopia.task import SEATS, Scene, Sotopia
-from soulkit.types import Episode, Example, Line, Protocol, Score, Segment, Turn
+from soulkit.types import Episode, Example, Line, Score, Segment
 
 _THINKING = ("<think>", "<seed:think>")
 
@@ -77,12 +75,9 @@ class SotopiaReference(Sotopia):
     scene = ReferenceScene
     judges_silence = True
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "reference",
-        folder: Path | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.leave_from = int(spec.options["leave_from"])
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        super().keep_options(options)
+        self.leave_from = int(options["leave_from"])
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Any `eval_position` that is not agent1 is agent2, and names may be alike."""
@@ -101,10 +96,10 @@ class SotopiaReference(Sotopia):
         self, raw: Mapping[str, float], risk: str, episode: Episode, acts: Sequence[Action]
     ) -> tuple[float, float, dict[str, float | None], str]:
         _, _, metrics, _ = super()._numbers(raw, risk, episode, acts)
-        turns = (turn for trace in episode.traces for turn in trace.turns)
+        replies = (t.completion.text.strip() for trace in episode.traces for t in trace.turns)
         share, reward = reference_reward(
             raw, risk, is_train=True, kind=episode.kind,
-            thought_aloud=any(map(_thinks_aloud, turns)),
+            thought_aloud=any(reply.startswith(_THINKING) for reply in replies),
         )  # fmt: skip
         flags = {f"hack_{level}": float(risk == level) for level in RISKS}
         return average(raw) / 10, reward, {**metrics, **flags, "weighted_in_training": share}, "ok"
@@ -124,9 +119,5 @@ class SotopiaReference(Sotopia):
         mean = score.metrics.get("eval_avg")
         return mean is not None and mean <= 4 and score.metrics.get("hack_low") == 1.0
 
-    def _hidden(self, secret: LeakView) -> Sequence[str]:
-        return ()
-
-
-def _thinks_aloud(turn: Turn) -> bool:
-    return turn.completion.text.strip().startswith(_THINKING)
+    def hidden_from_coach(self, example: Example) -> LeakView:
+        return LeakView()

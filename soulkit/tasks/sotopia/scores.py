@@ -88,7 +88,13 @@ class _Any(VerdictShape):
     score: int
 
 
-class Ratings(VerdictShape):
+class _Rated(VerdictShape):
+    def raw(self) -> dict[str, int]:
+        """Dimension → score, moved into its range."""
+        return {name: d.clamped(getattr(self, name).score) for name, d in DIMENSIONS.items()}
+
+
+class Ratings(_Rated):
     """A judge's seven scores, each within its range."""
 
     believability: _Gain
@@ -99,11 +105,8 @@ class Ratings(VerdictShape):
     financial_and_material_benefits: _Change
     goal: _Gain
 
-    def raw(self) -> dict[str, int]:
-        return raw_of(self)
 
-
-class LooseRatings(VerdictShape):
+class LooseRatings(_Rated):
     """The same under `reference`, where a score outside its range is moved to its end."""
 
     believability: _Any
@@ -113,14 +116,6 @@ class LooseRatings(VerdictShape):
     social_rules: _Any
     financial_and_material_benefits: _Any
     goal: _Any
-
-    def raw(self) -> dict[str, int]:
-        return raw_of(self)
-
-
-def raw_of(ratings: Ratings | LooseRatings) -> dict[str, int]:
-    """Dimension → score, moved into its range."""
-    return {name: d.clamped(getattr(ratings, name).score) for name, d in DIMENSIONS.items()}
 
 
 # -- the reference -------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError, UnreadableVerdict, did_you_mean
@@ -46,10 +45,7 @@ from soulkit.tasks.kit.dialogue import (
     partner_reply,
     play_out,
 )
-from soulkit.tasks.kit.scoring import actor_status
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.sotopia import coach
-from soulkit.tasks.sotopia import coach as coaching
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
     MAX_CHARS,
@@ -75,7 +71,6 @@ from soulkit.types import (
     Feedback,
     Kind,
     Line,
-    Protocol,
     Role,
     Score,
     Segment,
@@ -140,10 +135,16 @@ class Scene:
 
         def read(reply: str) -> Action | None:
             action = self._read(seat, reply, context)
-            return action if action is not None and self._usable(action) else None
+            usable = action is not None and action.status in READABLE
+            return action if usable and not leaves_at_once(action) else None
+
+        def leaves_at_once(action: Action | None) -> bool:
+            """Before the actor's first turn, so that there is nothing to rate."""
+            return action is not None and action.kind == LEAVE and not self.talk.turns
 
         def trouble(reply: str) -> str:
-            return self._trouble(self._read(seat, reply, context))
+            at_once = leaves_at_once(self._read(seat, reply, context))
+            return "left before the actor's first turn" if at_once else "said nothing usable"
 
         call = self.rollout.call("partner", self.example, index)
         action, usage = await partner_reply(
@@ -159,16 +160,6 @@ class Scene:
         self.talk.hear(line, self.task.public_line(self.example, seat, action))
         return action
 
-    def _usable(self, action: Action) -> bool:
-        """A partner that leaves before the actor's first turn leaves nothing to rate."""
-        at_once = action.kind == LEAVE and not self.talk.turns
-        return action.status in READABLE and not at_once
-
-    def _trouble(self, action: Action | None) -> str:
-        if action is not None and action.kind == LEAVE:
-            return "left before the actor's first turn"
-        return "said nothing usable"
-
     def _read(self, seat: str, reply: str, context: Sequence[Segment]) -> Action | None:
         """What was done; None where falling silent ends the scene."""
         name = self.task.names(self.example)[seat]
@@ -179,10 +170,12 @@ class Scene:
         opening = (self.task.slot(self.example, seat, None), Segment("user", START))
         lines = [
             Line(
-                who,
-                action.json() if who == seat else self.task.public_line(self.example, who, action),
+                speaker,
+                action.json()
+                if speaker == seat
+                else self.task.public_line(self.example, speaker, action),
             )
-            for who, action in self.done
+            for speaker, action in self.done
         ]
         return others_view(seat, opening, lines)
 
@@ -195,7 +188,7 @@ class Scene:
     def _stale(self, seat: str) -> bool:
         """Whether more than `stale_turns` turns in a row, of all or of this seat, did nothing."""
         everybody = [action.kind for _, action in self.done]
-        seat_kinds = [action.kind for who, action in self.done if who == seat]
+        seat_kinds = [action.kind for speaker, action in self.done if speaker == seat]
         limit = self.task.stale_turns + 1
         return any(kinds[-limit:] == [NONE] * limit for kinds in (everybody, seat_kinds))
 
@@ -214,13 +207,10 @@ class Sotopia(Task):
     leave_from = 0
     """The first turn at which leaving counts."""
 
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.max_turns = int(spec.options[f"{protocol}_turns"])
-        self.stale_turns = int(spec.options["stale_turns"])
-        self.hack_penalty = penalty_of(name, spec.options)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        self.max_turns = int(options[f"{self.protocol}_turns"])
+        self.stale_turns = int(options["stale_turns"])
+        self.hack_penalty = penalty_of(self.name, options)
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -234,7 +224,7 @@ class Sotopia(Task):
                 "It says which of the two characters the actor plays.",
                 "Write agent1 or agent2.",
             )
-        if _alike(fields["agent1_name"], fields["agent2_name"]):
+        if fields["agent1_name"].split() == fields["agent2_name"].split():
             raise DataError(
                 f"Both characters of the row are called '{fields['agent1_name']}'.",
                 "What happens is told by name, so that no judge could tell the two apart.",
@@ -279,31 +269,26 @@ class Sotopia(Task):
     ) -> tuple[dict[str, Any], dict[str, int]]:
         """(what `reader` may see of the scene from the side of `seat`, words cut by field)."""
         fields, cuts = self.within_budget(example.visible(reader))
-        names, other = self.names(example), _other(seat)
+        names, other_seat = self.names(example), SEATS[1 - SEATS.index(seat)]
 
         def placed(name: str) -> str:
             text = str(fields.get(name) or "")
             return with_names(text, names["agent1"], names["agent2"], self.protocol)
 
         return {
-            "name": names[seat], "other": names[other], "scenario": placed("scenario"),
+            "name": names[seat], "other": names[other_seat], "scenario": placed("scenario"),
             "relationship": str(fields.get("relationship") or ""),
             "background": str(fields.get(f"{seat}_background") or ""),
             "goal": placed(f"{seat}_goal"),
-            "other_background": str(fields.get(f"{other}_background") or ""),
-            "other_goal": placed(f"{other}_goal"),
+            "other_background": str(fields.get(f"{other_seat}_background") or ""),
+            "other_goal": placed(f"{other_seat}_goal"),
         }, cuts  # fmt: skip
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
         """The opening of either seat, feedback at its end."""
         view, _ = self.view(example, seat, seat)
         fields = {name: text for name, text in view.items() if not name.startswith("other_")}
-        bare = self.prompts.render("character", feedback=None, **fields)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        return Segment(
-            "system", self.prompts.render("character", feedback=feedback.text, **fields), bare
-        )
+        return self.prompts.opening("character", feedback, fields)
 
     def line(self, example: Example, seat: str, action: Action) -> Line:
         """An action as it is recorded."""
@@ -400,7 +385,11 @@ class Sotopia(Task):
         if lines := self._audited(example, episode):
             prompt = self.audit_prompt(example, lines)
             questions.append(question("audit", prompt, Audit, beside=(shape,), role="auditor"))
-        may_miss = [one.purpose for one in questions if one.role == "auditor"]
+        may_miss = [
+            judge_question.purpose
+            for judge_question in questions
+            if judge_question.role == "auditor"
+        ]
         may_miss = [] if self.value_needs_audit else may_miss
         replies = await ask_several(cast, questions, episode, may_miss)
         return replies["score"], replies.get("audit", [])
@@ -435,19 +424,11 @@ class Sotopia(Task):
         return [self._retold(example, line) for line in lines if line.text != silent]
 
     def _silent(self, episode: Episode, acts: Sequence[Action]) -> Score:
-        """The score of an actor that did nothing: its own failure, and no judge's business."""
-        final = episode.final
         parsed = "malformed" if any(act.status == "malformed" for act in acts) else "empty"
-        status = actor_status(final, parsed, self.strict_endings) if final is not None else "empty"
-        low = self.spec.metric.low
-        nothing: dict[str, float | None] = dict.fromkeys(
-            (*DIMENSIONS, "eval_avg", "weighted", "hacked")
-        )
-        return Score(
-            value=low, reward=low, metrics={**nothing, "turns": float(len(acts))},
-            status=status,
-            words="The character never said or did anything.", protocol=self.protocol,
-            prompts=self._hashes(),
+        nothing = dict.fromkeys((*DIMENSIONS, "eval_avg", "weighted", "hacked"))
+        return self.silent_score(
+            episode, "The character never said or did anything.",
+            {**nothing, "turns": float(len(acts))}, self._hashes(), parsed,
         )  # fmt: skip
 
     def _hashes(self) -> dict[str, str]:
@@ -458,38 +439,35 @@ class Sotopia(Task):
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """The scene from the actor's side, the ratings, and what the judge said about them."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
-        secret = self.leak_view(example)
-        notes = coaching.judge_notes(score, self._hidden(secret), secret.public)
         return {
             **view, "transcript": self._fenced(example, episode),
-            "marks": coaching.marks(score.metrics),
-            "notes": fence(notes, "remarks") if notes else "",
+            "marks": coach.marks(score.metrics),
+            "notes": coach.judge_notes(score, self.hidden_from_coach(example)),
             "words": int(self.spec.options["coach_words"]),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
-    def _hidden(self, secret: LeakView) -> Sequence[str]:
-        """Texts that no remark of the judge may bring to the coach."""
-        return secret.private
+    def hidden_from_coach(self, example: Example) -> LeakView:
+        """What no remark of the judge may bring to the coach."""
+        return self.leak_view(example)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the actor's own turns; what the other side wants plays no part."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
-            return coaching.advice(view["goal"])
-        remarks = coaching.turn_remarks(self.acts(example, episode), view["goal"], self.max_turns)
-        return " ".join([*remarks, coaching.advice("" if remarks else view["goal"])])
+            return coach.advice(view["goal"])
+        return coach.lesson(self.acts(example, episode), view["goal"], self.max_turns)
 
     def leak_view(self, example: Example) -> LeakView:
         """The partner's private texts must not reach the actor, nor words of the rubric."""
         seat = self.acted_seat(example)
         view, _ = self.view(example, seat, "judge")
         private = (view["other_goal"], view["other_background"])
-        seen = ("name", "other", "scenario", "relationship", "background", "goal")
+        visible = ("name", "other", "scenario", "relationship", "background", "goal")
         return LeakView(
             private=tuple(text for text in private if text.strip()),
-            rubric=coaching.RUBRIC,
-            public="\n".join(view[name] for name in seen),
+            rubric=coach.RUBRIC,
+            public="\n".join(view[name] for name in visible),
         )
 
     # -- scripts ----------------------------------------------------------------------------------
@@ -498,11 +476,11 @@ class Sotopia(Task):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A competent scene: takes an interest, proposes, settles, leaves."""
-        return self.scripted(example, coach.COMPETENT, feedback, "gold")
+        return self.scripted(example, coach.scripted_replies("competent"), feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
         """A scene in which the character is rude and leaves with nothing."""
-        return self.scripted(example, coach.RUDE)
+        return self.scripted(example, coach.scripted_replies("rude"))
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every line of the actor is `text`, in the form that is asked for."""
@@ -518,7 +496,7 @@ class Sotopia(Task):
     ) -> Episode:  # fmt: skip
         """The episode in which the actor's replies are `actor_replies`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
-        partner_lines, stop = iter(coach.NEUTRAL), "max_turns"
+        partner_lines, stop = iter(coach.TEXTS["neutral"]), "max_turns"
         replies = iter(actor_replies)
         for index in range(min(2 * len(actor_replies), self.max_turns)):
             seat = SEATS[index % 2]
@@ -556,10 +534,6 @@ def penalty_of(task: str, options: Mapping[str, Any]) -> str:
     return str(penalty)
 
 
-def _alike(one: str, other: str) -> bool:
-    return one.split() == other.split()
-
-
 def _raw(dimension: str, ratings: Any) -> float:
     return float(ratings.raw()[dimension])
 
@@ -567,10 +541,6 @@ def _raw(dimension: str, ratings: Any) -> float:
 def _agreed(values: Sequence[float | None]) -> float | None:
     """The number that comes out whatever an auditor would have said; None where that decides it."""
     return values[0] if len(set(values)) == 1 else None
-
-
-def _other(seat: str) -> str:
-    return SEATS[1 - SEATS.index(seat)]
 
 
 def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:

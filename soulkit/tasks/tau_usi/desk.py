@@ -14,19 +14,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from soulkit.tasks.kit.prompting import Texts
 
 DOMAIN: Final = "tool_library"
 TEXTS = Texts(__file__)
-RULES = """Rules of the desk of the tool library:
-- Find the customer by full name and member number before you speak about loans.
-- A loan may be extended once, by seven days, unless somebody else has reserved the tool.
-- A loan is ended when the customer says that the tool has been brought back.
-- Say what you are about to change, and change it once the customer has agreed.
-- Hand over to a colleague only what these rules say nothing about.
-- Do not speak about the loans of others, and do not make up rules."""
 
 
 @dataclass
@@ -68,18 +62,18 @@ class Desk:
 
     def meta(self) -> dict[str, Any]:
         """What a runtime says of a fresh environment."""
-        return {"instruction": self.instruction, "wiki": RULES, "tools_info": TOOLS}
+        return {"instruction": self.instruction, "wiki": TEXTS["rules"], "tools_info": desk_tools()}
 
     def step(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What a tool answers; mistakes are answered in words, as a service does."""
         self.calls.append(name)
         if name == "find_member":
             named = (str(arguments.get("name")).lower(), str(arguments.get("member")))
-            here = named == (self.name.lower(), self.member)
-            return f"member {self.member}: {self.name}" if here else "no such member"
+            matches = named == (self.name.lower(), self.member)
+            return f"member {self.member}: {self.name}" if matches else "no such member"
         if name == "list_loans":
-            here = str(arguments.get("member")) == self.member
-            return "\n".join(loan.shown() for loan in self.loans) if here else "no such member"
+            matches = str(arguments.get("member")) == self.member
+            return "\n".join(loan.shown() for loan in self.loans) if matches else "no such member"
         if name == "transfer_to_colleague":
             return "the customer was handed over"
         loan = next((x for x in self.loans if x.number == str(arguments.get("loan"))), None)
@@ -138,32 +132,20 @@ def _instruction(
     items = {loan.number: loan.item for loan in loans}
     parts = [f"You are {name}, and your member number at the tool library is {member}."]
     for wish in wishes:
-        item = items[wish.loan]
-        if wish.tool == "extend_loan":
-            parts.append(
-                f"You have the {item} at home and want to keep it for another week, because "
-                f"{rng.choice(TEXTS['reasons']['extend'])}."
-            )
-        else:
-            parts.append(
-                f"You brought the {item} back this morning and want it off your list, because "
-                f"{rng.choice(TEXTS['reasons']['end'])}."
-            )
+        reason = rng.choice(TEXTS["reasons"][wish.tool])
+        parts.append(TEXTS["wishes"][wish.tool].format(item=items[wish.loan], reason=reason))
     parts.append("You do not know the numbers of your loans. If the rules say no, you accept it.")
     return " ".join(parts)
 
 
-def _tool(name: str, description: str, /, **parameters: str) -> dict[str, Any]:
+@cache
+def desk_tools() -> tuple[dict[str, Any], ...]:
+    """What the agent may call, declared as a runtime declares it."""
+    return tuple(_declared(name, *about) for name, about in TEXTS["calls"].items())
+
+
+def _declared(name: str, description: str, parameters: Mapping[str, str]) -> dict[str, Any]:
     texts = {key: {"type": "string", "description": text} for key, text in parameters.items()}
     schema = {"type": "object", "properties": texts, "required": list(texts)}
     declared = {"name": name, "description": description, "parameters": schema}
     return {"type": "function", "function": declared}
-
-
-TOOLS = (
-    _tool("find_member", "Look a member up.", name="full name", member="member number"),
-    _tool("list_loans", "The tools that a member has at home.", member="member number"),
-    _tool("extend_loan", "Let a loan run seven days longer.", loan="loan number"),
-    _tool("end_loan", "Take a loan off the list.", loan="loan number"),
-    _tool("transfer_to_colleague", "Hand the customer over.", summary="what it is about"),
-)

@@ -115,7 +115,9 @@ def _listed(lowered: Sequence[str], lexicons: Lexicons) -> dict[str, float | Non
         pattern = lexicons.get(name)
         return None if pattern is None else fmean(hit(pattern, turn) for turn in lowered)
 
-    rates = {name: share(name, _inside) for name in RATES}
+    rates = {
+        name: share(name, lambda pattern, turn: pattern.search(turn) is not None) for name in RATES
+    }
     confused, ids = lexicons.get("id_confuse_rate"), lexicons.get("id_density")
     return {
         **rates,
@@ -124,10 +126,6 @@ def _listed(lowered: Sequence[str], lexicons: Lexicons) -> dict[str, float | Non
         "id_density": ids and fmean(sum(1 for _ in ids.finditer(turn)) for turn in lowered),
         **_question_rates(lowered, lexicons),
     }  # fmt: skip
-
-
-def _inside(pattern: re.Pattern[str], turn: str) -> bool:
-    return pattern.search(turn) is not None
 
 
 def _question_rates(lowered: Sequence[str], lexicons: Lexicons) -> dict[str, float | None]:
@@ -198,16 +196,6 @@ SURVEY: Mapping[str, Mapping[str, int]] = {
     "reuse": {"Absolutely no": 1, "No": 2, "Maybe": 3, "Yes": 4, "Absolutely yes": 5},
 }  # fmt: skip
 """Question → option → its place, in the order of the form."""
-ASKED: Mapping[str, str] = {
-    "task_success": "Did you get what you came for?",
-    "efficiency": "How efficient was the agent?",
-    "question_amount_preference": "How many questions did the agent ask you?",
-    "answer_effort_time": "How much effort and time did your answers take?",
-    "human_like": "Did the agent come across as a person?",
-    "interaction_flow": "How smoothly did the conversation go?",
-    "overall_score": "How do you rate the agent all in all?",
-    "reuse": "Would you use this service again?",
-}
 
 
 def ordinal(question: str, answer: Any) -> float | None:
@@ -413,14 +401,10 @@ def simulation_index(
             shared |= ids
     if not parts:
         return None
-    values = [_mean_of_terms(dimensions, ece, survey) for dimensions, ece in parts]
+    evaluation = [] if survey is None else [survey]
+    values = [fmean([*scores.values(), 100 * (1 - ece), *evaluation]) for scores, ece in parts]
     return SimulationIndex(
         usi=fmean(values), spread=pstdev(values),
         dimensions={d: fmean(one[d] for one, _ in parts) for d in DIMENSIONS},
         ece=fmean(ece for _, ece in parts), survey=survey, tasks=len(shared),
     )  # fmt: skip
-
-
-def _mean_of_terms(dimensions: Mapping[str, float], ece: float, survey: float | None) -> float:
-    terms = [*dimensions.values(), 100 * (1 - ece)]
-    return fmean(terms if survey is None else [*terms, survey])

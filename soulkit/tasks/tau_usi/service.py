@@ -190,7 +190,9 @@ class RuntimeServer:
             ):
                 received = await transport.post(client, f"{url}{path}", {}, body, MAX_BYTES)
         except (TimeoutError, errors.HTTPError) as error:
-            self._refuse_strange(error)
+            if isinstance(error, errors.ConnectError) and not self._reached:
+                # Nothing listens and nothing ever did: there is nobody to wait for.
+                raise PartnerError(f"nobody answers as the service at {self.url}") from error
             raise Unreached(clean_detail(f"{type(error).__name__} at {path}")) from error
         except transport.TooLong as error:
             raise Refused(f"the answer to {path} is longer than {MAX_BYTES} bytes") from error
@@ -200,13 +202,6 @@ class RuntimeServer:
         if received.status != 200:
             raise Refused(f"HTTP {received.status} at {path}: {clean_detail(received.text)}")
         return _object(received.text, path)
-
-    def _refuse_strange(self, error: Exception) -> None:
-        """PartnerError where nothing listens and nothing ever did: there is nobody to wait for."""
-        import httpx2 as errors
-
-        if isinstance(error, errors.ConnectError) and not self._reached:
-            raise PartnerError(f"nobody answers as the service at {self.url}") from error
 
     async def wait(self, error: Unreached) -> None:
         """Pause before the next attempt; PartnerError once the server has been away too long."""
@@ -313,7 +308,12 @@ class RuntimeService:
     async def _kept(self, path: str, call: Mapping[str, Any], ask: Any) -> str:
         """The text that `path` answers with, from the ledger where it stands there."""
         self._asked += 1
-        content = {"path": path, "params": self.params, "call": call, "after": self._history()}
+        content = {
+            "path": path,
+            "params": self.params,
+            "call": call,
+            "after": self._past.hexdigest(),
+        }
         messages = [{"role": "user", "content": json.dumps(content, sort_keys=True)}]
         url = checked_url(self.server.url)
         name, request = f"runtime {url}", request_of(url, messages, _SAMPLING)
@@ -328,10 +328,6 @@ class RuntimeService:
             seconds = time.perf_counter() - started
             self.ledger.store(key, _entry(name, numbered, text, seconds), request)
         return text
-
-    def _history(self) -> str:
-        """What led here, in short: another history is another question."""
-        return self._past.hexdigest()
 
     # -- the network --
 
@@ -368,7 +364,9 @@ class RuntimeService:
 
     async def _send(self, path: str, call: Mapping[str, Any] | None) -> str:
         body = {"runtime_id": self.runtime_id}
-        reply = await self.server.ask(path, body if call is None else _with_call(body, call))
+        if call is not None:
+            body["params"] = json.dumps(dict(call), sort_keys=True)
+        reply = await self.server.ask(path, body)
         field_name = path.removeprefix("/") if call is None else "result"
         if reply.get(field_name) is None:
             raise PartnerError(f"the answer of the service to {path} has no '{field_name}'")
@@ -377,8 +375,8 @@ class RuntimeService:
     async def _restore(self) -> None:
         """A fresh environment in the state of the lost one; PartnerError when it is another."""
         await self._create()
-        for call, before in self._steps:
-            if await self._send("/step", call) != before:
+        for call, answer in self._steps:
+            if await self._send("/step", call) != answer:
                 raise PartnerError(f"'{call['name']}' answered otherwise when it was replayed")
 
     async def _exists(self) -> bool:
@@ -387,10 +385,6 @@ class RuntimeService:
         except (Unreached, Refused):
             return False
         return bool(reply.get("exists", True))
-
-
-def _with_call(body: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
-    return {**body, "params": json.dumps(dict(call), sort_keys=True)}
 
 
 def _entry(name: str, call: Call, text: str, seconds: float) -> LedgerEntry:

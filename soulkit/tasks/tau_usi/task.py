@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError
@@ -31,10 +30,8 @@ from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, play_out
-from soulkit.tasks.kit.spec import TaskSpec
-from soulkit.tasks.tau_usi.desk import DOMAIN, Desk, DeskWish, desk
+from soulkit.tasks.tau_usi.desk import DOMAIN, TEXTS, Desk, DeskWish, desk
 from soulkit.tasks.tau_usi.index import (
-    ASKED,
     STOP,
     SURVEY,
     MeasuredTalk,
@@ -49,7 +46,6 @@ from soulkit.tasks.tau_usi.index import (
 )
 from soulkit.tasks.tau_usi.people import (
     HUB,
-    People,
     check_files,
     file_hashes,
     missing_files,
@@ -74,7 +70,6 @@ from soulkit.types import (
     Example,
     Feedback,
     Line,
-    Protocol,
     Record,
     Role,
     Score,
@@ -128,17 +123,14 @@ UNIT = "tasks"
 
 
 class TauUSI(Task):
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.max_turns = int(spec.options["max_turns"])
-        self.tool_rounds = int(spec.options["tool_rounds"])
-        wait_s = float(spec.options["runtime_wait_s"])
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        self.max_turns = int(options["max_turns"])
+        self.tool_rounds = int(options["tool_rounds"])
+        wait_s = float(options["runtime_wait_s"])
         for option in ("max_turns", "tool_rounds", "usual_turns", "usual_rounds"):
-            refuse_below(option, spec.options[option], 1)
+            refuse_below(option, options[option], 1)
         refuse_below("runtime_wait_s", wait_s, 0)
-        self.server = RuntimeServer(str(spec.options["runtime_url"]), wait_s)
+        self.server = RuntimeServer(str(options["runtime_url"]), wait_s)
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -169,7 +161,7 @@ class TauUSI(Task):
         """The files that the options name can be read and are about tasks of these rows, and a
         runtime answers if one is needed."""
         check_files(self.spec.options)
-        if (people := self._people()) is not None:
+        if (people := read_human_data(self.spec.options)) is not None:
             named = {str(example.fields[INSTANCE]): MeasuredTalk({}, None) for example in examples}
             require_shared_tasks(people, split_runs(named), self.name)
         if any(example.fields["env_name"] != DOMAIN for example in examples):
@@ -207,18 +199,18 @@ class TauUSI(Task):
 
     def _opening(self, instruction: str, feedback: Feedback | None = None) -> Segment:
         fields = {"instruction": instruction, "stop": STOP}
-        bare = self.prompts.render("customer", feedback=None, **fields)
-        if feedback is None:
-            return Segment("system", bare, bare=bare)
-        text = self.prompts.render("customer", feedback=feedback.text, **fields)
-        return Segment("system", text, bare=bare)
+        return self.prompts.opening("customer", feedback, fields)
 
     def _brief(self, meta: Meta) -> str:
         return self.prompts.render("agent", wiki=meta.wiki, tools=tool_lines(meta))
 
     def _form(self, again: bool = False) -> str:
         questions = [
-            {"key": key, "text": ASKED[key], "options": " | ".join(f'"{o}"' for o in options)}
+            {
+                "key": key,
+                "text": TEXTS["survey"][key],
+                "options": " | ".join(f'"{o}"' for o in options),
+            }
             for key, options in SURVEY.items()
         ]
         return self.prompts.render("survey", questions=questions, again=again)
@@ -261,7 +253,7 @@ class TauUSI(Task):
         stop = "max_turns"
         for turn in range(self.max_turns):
             reply = await talk.speak(cast.actor, rollout.call("actor", example, turn))
-            words = spoken_words(reply.text)
+            words = spoken(reply.text, "paper")
             talk.record(Line(CUSTOMER, words))
             if not words or STOP in words:
                 stop = "stop" if words else "empty"
@@ -289,7 +281,7 @@ class TauUSI(Task):
             talk.notify(self._form(again=bool(attempt)))
             call = rollout.call("actor", example, self.max_turns + attempt, purpose="survey")
             reply = await talk.speak(cast.actor, call)
-            talk.record(Line(FORM, spoken_words(reply.text)))
+            talk.record(Line(FORM, spoken(reply.text, "paper")))
             if answers := read_answers(reply.text):
                 return answers
         return {}
@@ -299,11 +291,13 @@ class TauUSI(Task):
             return unscored(episode.failure, self.protocol)
         turns = customer_turns(episode)
         reward = float(episode.notes[REWARD])
+        path = self.spec.options.get("lexicons")
+        lexicons = read_lexicons(str(path)) if path else {}
         value = float(reward > 0) if turns else self.spec.metric.low
         return Score(
             value=value, reward=value, status="ok" if turns else "empty", protocol=self.protocol,
             metrics={
-                **talk_features(turns, self._lexicons()), **self._answered(episode),
+                **talk_features(turns, lexicons), **_answered(episode),
                 "turns": float(len(turns)), "tool_calls": float(episode.notes["tool_calls"]),
                 "format_errors": float(episode.notes["format_errors"]),
             },
@@ -312,18 +306,6 @@ class TauUSI(Task):
                 **file_hashes(self.spec.options),
             },
         )  # fmt: skip
-
-    def _answered(self, episode: Episode) -> dict[str, float | None]:
-        answers = episode.notes.get(ANSWERS) or {}
-        places = {f"survey/{q}": ordinal(q, answers.get(q)) for q in SURVEY}
-        return {**places, "survey/answered": float(len(answers) / len(SURVEY))}
-
-    def _lexicons(self) -> Mapping[str, Any]:
-        path = self.spec.options.get("lexicons")
-        return read_lexicons(str(path)) if path else {}
-
-    def _people(self) -> People | None:
-        return read_human_data(self.spec.options)
 
     # -- over the batch ---------------------------------------------------------------------------
 
@@ -334,12 +316,12 @@ class TauUSI(Task):
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """The index with its parts; nothing where what it needs is missing."""
-        people = self._people()
+        people = read_human_data(self.spec.options)
         if people is None:
             return {}
-        every = set().union(*people.batches) if people.batches else set()
+        instances = set().union(*people.batches) if people.batches else set()
         result = simulation_index(_runs(records), people.batches, people.difficulty, people.survey)
-        return {} if result is None else _metrics(result, len(every))
+        return {} if result is None else _metrics(result, len(instances))
 
     # -- scripts ----------------------------------------------------------------------------------
 
@@ -380,15 +362,16 @@ def refuse_below(option: str, value: float, least: int) -> None:
         )
 
 
-def spoken_words(text: str) -> str:
-    """What a customer's reply says aloud."""
-    return spoken(text, "paper")
-
-
 def customer_turns(episode: Episode) -> list[str]:
     """What the customer said, without bare stop marks and silent turns."""
     lines = [line.text for line in episode.transcript if line.seat == CUSTOMER]
     return [text for text in lines if text.strip() and is_customer_message(text)]
+
+
+def _answered(episode: Episode) -> dict[str, float | None]:
+    answers = episode.notes.get(ANSWERS) or {}
+    places = {f"survey/{q}": ordinal(q, answers.get(q)) for q in SURVEY}
+    return {**places, "survey/answered": float(len(answers) / len(SURVEY))}
 
 
 def _runs(records: Sequence[Record]) -> list[Talks]:

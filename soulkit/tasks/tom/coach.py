@@ -27,7 +27,7 @@ from soulkit.tasks.tom.events import (
     read_question,
     solve,
 )
-from soulkit.tasks.tom.sentences import events_of_row, literal, rules_of
+from soulkit.tasks.tom.sentences import events_of_row, joined_names, literal, rules_of
 
 TEXTS = Texts(__file__)
 
@@ -89,8 +89,8 @@ def _two_room_fact(case: _Case) -> str:
         return _fact(name, x=question.chain[0])
     x, y = question.chain
     name = "both_saw" if together else "met_again" if after else "parted"
-    absent = [who for who in question.chain if who not in beliefs.witnesses[move]]
-    return _fact(name, x=x, y=y, z=_listed(tuple(absent or question.chain)))
+    absent = [thinker for thinker in question.chain if thinker not in beliefs.witnesses[move]]
+    return _fact(name, x=x, y=y, z=joined_names(tuple(absent or question.chain)))
 
 
 def _chapter_fact(case: _Case) -> str:
@@ -98,14 +98,16 @@ def _chapter_fact(case: _Case) -> str:
     if not question.chain:
         moves = _moves(case)
         name = "last_move" if moves else "no_move"
-        return _fact(name, obj=obj, n=(moves or _placings(case))[-1] + 1)
+        placed = next(i for i, thing, _ in case.beliefs.places if thing == obj)
+        last = moves[-1] if moves else placed
+        return _fact(name, obj=obj, n=last + 1)
     fact = case.beliefs.last_fact(question.chain, obj)
     if fact is None:
         raise AssertionError("a belief without the fact that settles it")
     if fact.chain:
         return _trust_reason(case, fact)
     name = "last_saw" if question.order == 1 else "last_saw_together"
-    text = _fact(name, x=_listed(question.chain), obj=obj, n=fact.event + 1)
+    text = _fact(name, x=joined_names(question.chain), obj=obj, n=fact.event + 1)
     return " ".join([text, *_talk_without_effect(case, fact)])
 
 
@@ -165,16 +167,13 @@ def _mistake(case: _Case, answer: str | None) -> str:
         return "took_end" if question.kind == "memory" else "took_reality"
     if question.order > 1 and is_at(beliefs.answer(question.chain[1:], obj)):
         return "stopped_early"
-    if any(_talks_of(e, obj) and is_at(_claimed_place(e)) for e in case.story.events):
+    talk = (e for e in case.story.events if isinstance(e, PublicClaim | PrivateTell))
+    if any(e.obj == obj and is_at(e.container) for e in talk):
         return "took_talk"
     if is_at(beliefs.start(obj)):
         return "took_start"
     held = any(o == obj and is_at(c) for _, o, c in beliefs.places)
     return "other_moment" if held else "never"
-
-
-def _claimed_place(event: object) -> str | None:
-    return event.container if isinstance(event, PublicClaim | PrivateTell) else None
 
 
 def _talks_of(event: object, obj: str) -> bool:
@@ -184,15 +183,6 @@ def _talks_of(event: object, obj: str) -> bool:
 def _moves(case: _Case) -> list[int]:
     obj = case.question.obj
     return [i for i, e in enumerate(case.story.events) if isinstance(e, Move) and e.obj == obj]
-
-
-def _placings(case: _Case) -> list[int]:
-    return [i for i, obj, _ in case.beliefs.places if obj == case.question.obj][:1]
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _candidates(row: Mapping[str, Any], story: Story) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ Event = (
     Enter | Exit | Place | Move | Stay | PublicClaim | PrivateTell | Noise | ContainerRoom
 )  # fmt: skip
 
-_TAGS: dict[str, type[Any]] = {
+EVENT_TYPES: dict[str, type[Any]] = {
     "enter": Enter,
     "exit": Exit,
     "place": Place,
@@ -114,7 +114,8 @@ _TAGS: dict[str, type[Any]] = {
     "noise": Noise,
     "room": ContainerRoom,
 }
-_NAMES = {cls: tag for tag, cls in _TAGS.items()}
+"""Tag of an event, as rows have it → its type."""
+_NAMES = {cls: tag for tag, cls in EVENT_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +152,11 @@ def decode(rows: Sequence[Sequence[Any]]) -> tuple[Event, ...]:
 
 def agents(events: Sequence[Event]) -> tuple[str, ...]:
     """Everybody who ever enters a room, in order of appearance."""
-    seen: dict[str, None] = {}
+    names: dict[str, None] = {}
     for event in events:
         if isinstance(event, Enter):
-            seen.update(dict.fromkeys(event.group))
-    return tuple(seen)
+            names.update(dict.fromkeys(event.group))
+    return tuple(names)
 
 
 def object_rooms(events: Sequence[Event]) -> dict[str, str]:
@@ -175,14 +176,14 @@ def witnesses(events: Sequence[Event]) -> tuple[frozenset[str], ...]:
     everybody = frozenset(agents(events))
     rooms = object_rooms(events)
     place: dict[str, str] = {}
-    seen = []
+    observers = []
     for event in events:
         if isinstance(event, Enter):
             place.update(dict.fromkeys(event.group, event.room))
-        seen.append(_observers(event, place, rooms, everybody))
+        observers.append(_observers(event, place, rooms, everybody))
         if isinstance(event, Exit):
             place.pop(event.agent, None)
-    return tuple(seen)
+    return tuple(observers)
 
 
 def _observers(
@@ -232,7 +233,7 @@ def _plain(value: Any) -> Any:
 
 
 def _decode_one(row: Sequence[Any]) -> Event:
-    cls = _TAGS.get(str(row[0])) if row else None
+    cls = EVENT_TYPES.get(str(row[0])) if row else None
     if cls is None or len(row) != len(fields(cls)) + 1:
         raise ValueError(f"no event looks like {row!r}")
     values = [tuple(v) if isinstance(v, list) else v for v in row[1:]]

@@ -20,11 +20,13 @@ import random
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, islice
 from typing import Literal
 
 from soulkit.errors import ConfigError
 from soulkit.tasks.kit.made_rows import Row
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.tom.events import (
     BeliefTracker,
     ContainerRoom,
@@ -46,14 +48,12 @@ from soulkit.tasks.tom.sentences import (
     ATTITUDES,
     FIRST,
     MEMORY,
-    PLAIN,
     REALITY,
     SECOND,
     SIGHTS,
     THINGS,
     nested_question,
     numbered,
-    paraphrase,
     render_events,
 )
 
@@ -76,71 +76,27 @@ class World:
     """Whether people come back and a third one passes through a ToMi-like story."""
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_NAMES = _words(
-    "Brigid Otto Tamsin Ravi Ingrid Kofi Yara Bjorn Mei Pablo Zelda Dmitri Anouk Tariq Freya Hugo "
-    "Priya Soren Leila Marek Nadia Oskar Petra Quentin Rosa Stefan Thea Umar Vera Wanda Xavi "
-    "Yusuf Zora Ines Jorge Klara Luca Mirko Noor Opal"
-)
-_ROOMS = _words(
-    "loft greenhouse library studio barn gallery bakery gym tower vault stable nursery "
-    "observatory museum boathouse cabin courtyard laboratory foundry theater tent tavern dairy "
-    "chapel"
-)
-_CONTAINERS = _words(
-    "urn jar trunk sack tin hamper locker barrel bowl cabinet satchel kettle vase pouch teapot tray"
-)
-OBJECTS = _words(
-    "ladle kite drum lamp candle compass medal flute marble brush hammer coin ring map puzzle doll "
-    "ribbon whistle mirror clock spoon fork pen stamp feather shell rope button needle badge lens "
-    "magnet ticket crayon eraser ball mask trumpet novel diary wallet comb thimble lantern nail "
-    "bead bell chisel"
-)
-TINTED = tuple(
-    f"{tint}_{kind}"
-    for tint in ("amber", "teal", "ivory")
-    for kind in ("urn", "jar", "trunk", "sack", "tin", "hamper", "locker", "barrel")
-)
+TEXTS = Texts(__file__)
 WAITING = "foyer"
 
-LARGE = World(_NAMES, _ROOMS, _CONTAINERS, OBJECTS)
-SMALL = World(
-    _NAMES[:12], _ROOMS[:8], _CONTAINERS[:12], OBJECTS[:20],
-    states_rooms=False, noise=0, numbered=False, eventful=False,
-)  # fmt: skip
-CHAPTERS = World(_NAMES, _ROOMS, TINTED, OBJECTS)
+
+@cache
+def world_of(size: Literal["large", "small", "chapters"]) -> World:
+    """The world of two-room stories, their small one, or that of chapters."""
+    words = {kind: tuple(text.split()) for kind, text in TEXTS["words"].items()}
+    names, rooms, containers, objects, tints = words.values()
+    if size == "small":
+        return World(
+            names[:12], rooms[:8], containers[:12], objects[:20],
+            states_rooms=False, noise=0, numbered=False, eventful=False,
+        )  # fmt: skip
+    tinted = tuple(f"{tint}_{kind}" for tint in tints for kind in containers[:8])
+    return World(names, rooms, tinted if size == "chapters" else containers, objects)
 
 
 StoryType = Literal["true_belief", "false_belief", "second_order_false_belief"]
 STORY_TYPES: tuple[StoryType, ...] = ("true_belief", "false_belief", "second_order_false_belief")
 
-Message = tuple[int, int | None, str]
-"""Speaker, hearer (None: everybody, 0: somebody who was not there), and what is said: one of two
-random containers (`one`, `two`) or the truth (`true`). People count from 1, as
-they leave."""
-
-TALKS: dict[int, tuple[tuple[Message, Message] | tuple[Message], ...]] = {
-    5: (
-        ((3, None, "one"), (5, 3, "two")),
-        ((4, None, "one"), (5, 1, "true")),
-        ((3, 1, "one"),),
-    ),
-    4: (
-        ((2, None, "one"), (4, 3, "two")),
-        ((3, None, "one"), (1, 4, "two")),
-        ((1, None, "one"), (4, 0, "true")),
-        ((2, 3, "one"), (4, 0, "true")),
-    ),
-    3: (
-        ((2, None, "one"), (3, 2, "two")),
-        ((3, None, "one"), (1, 3, "two")),
-        ((1, None, "one"), (3, 0, "true")),
-        ((2, 3, "one"), (3, 0, "true")),
-    ),
-}
 CHAPTER_SIZES: dict[int, tuple[tuple[int, bool], ...]] = {
     1: ((5, True),),
     2: ((5, False), (3, True)),
@@ -193,8 +149,12 @@ def _draw_two_room(rng: random.Random, world: World) -> TwoRoomPlan:
     if world.states_rooms:
         events = _with_rooms(events, room)
     if world.eventful:
-        _insert_third(rng, events, third, rng.choice((room, other)))
-    _insert_noise(rng, events, (mover, absentee, third), world)
+        place = rng.choice((room, other))
+        passing: tuple[Event, ...] = (Enter((third,), place), Exit(third, place))
+        _insert(rng, events, passing[: rng.choice((0, 1, 2))])
+    for _ in range(rng.randint(0, world.noise)):
+        verb, thing = rng.choice(ATTITUDES), rng.choice(world.objects)
+        _insert(rng, events, (Noise(rng.choice((mover, absentee, third)), verb, thing),))
     return TwoRoomPlan(tuple(events), mover, absentee, obj, (start, target), story_type)
 
 
@@ -231,19 +191,6 @@ def _with_rooms(events: list[Event], room: str) -> list[Event]:
     return all_events
 
 
-def _insert_third(rng: random.Random, events: list[Event], who: str, room: str) -> None:
-    steps: tuple[Event, ...] = (Enter((who,), room), Exit(who, room))
-    _insert(rng, events, steps[: rng.choice((0, 1, 2))])
-
-
-def _insert_noise(
-    rng: random.Random, events: list[Event], people: tuple[str, ...], world: World
-) -> None:
-    for _ in range(rng.randint(0, world.noise)):
-        verb, thing = rng.choice(ATTITUDES), rng.choice(world.objects)
-        _insert(rng, events, (Noise(rng.choice(people), verb, thing),))
-
-
 def _insert(rng: random.Random, events: list[Event], new: tuple[Event, ...]) -> None:
     """Put events in, in their order, never between a container and the room it stands in."""
     free = [i for i in range(len(events) + 1) if i == len(events) or _may_precede(events[i])]
@@ -258,10 +205,11 @@ def _may_precede(event: Event) -> bool:
 
 def chapter_plan(rng: random.Random, length: int, talk: bool) -> ChapterPlan:
     """A story of `length` chapters (1 to 3), with or without talk."""
-    people = tuple(rng.sample(CHAPTERS.names, 5))
-    rooms = rng.sample(CHAPTERS.rooms, 3)
-    objects = rng.sample(CHAPTERS.objects, 6)
-    containers = rng.sample(CHAPTERS.containers, 15)
+    world = world_of("chapters")
+    people = tuple(rng.sample(world.names, 5))
+    rooms = rng.sample(world.rooms, 3)
+    objects = rng.sample(world.objects, 6)
+    containers = rng.sample(world.containers, 15)
     scene = _Scene(people, {r: containers[5 * i : 5 * i + 5] for i, r in enumerate(rooms)}, {})
     for index, room in enumerate(rooms):
         for obj, container in zip(objects[2 * index :], scene.stands[room][:2], strict=False):
@@ -308,10 +256,10 @@ def _talk(
     rng: random.Random, scene: _Scene, here: tuple[str, ...], obj: str, room: str
 ) -> list[Event]:
     one, two = rng.sample(scene.stands[room], 2)
-    claims = {"one": one, "two": two, "true": scene.where[obj]}
+    claims = {"one": one, "two": two, "true_one": scene.where[obj]}
     outside = [p for p in scene.people if p not in here]
     events: list[Event] = []
-    for speaker, hearer, what in rng.choice(TALKS[len(here)]):
+    for speaker, hearer, what in rng.choice(TEXTS["talks"][len(here)]):
         name = here[speaker - 1]
         if hearer is None:
             events.append(PublicClaim(name, obj, claims[what]))
@@ -389,11 +337,11 @@ def rows_for_stories(task: StoryTask, stories: int) -> int:
     return stories * _ROWS_PER_KIND[task]
 
 
-def _endless(task: StoryTask, seed: int, world: str) -> Iterator[Row]:
+def _endless(task: StoryTask, seed: int, world: Literal["large", "small"]) -> Iterator[Row]:
     for index in count():
         rng = random.Random(f"{task}/{world}/{seed}/{index}")
         story_id = f"{task}-{world}-{seed}-{index}"
-        yield from _MAKERS[task](rng, index, story_id, SMALL if world == "small" else LARGE)
+        yield from _MAKERS[task](rng, index, story_id, world_of(world))
 
 
 def _tomi_rows(rng: random.Random, index: int, story_id: str, world: World) -> Iterator[Row]:
@@ -401,7 +349,7 @@ def _tomi_rows(rng: random.Random, index: int, story_id: str, world: World) -> I
     types = STORY_TYPES if world.eventful else STORY_TYPES[:2]
     plan = two_room_plan(rng, world, types[index % len(types)])
     beliefs = BeliefTracker("tomi").run(plan.events)
-    lines = render_events(plan.events, PLAIN, rng)
+    lines = render_events(plan.events, "plain", rng)
     story = numbered(lines) if world.numbered else "\n".join(lines)
     for question, text in _two_room_questions(plan):
         answer = _certain(solve(beliefs, question))
@@ -426,7 +374,7 @@ def _paratomi_rows(rng: random.Random, index: int, story_id: str, world: World) 
     kind, raw = _question_type(plan, question, answer)
     cands = _mentioned(plan)
     yield {
-        "story": render_events(plan.events, paraphrase(), rng),
+        "story": render_events(plan.events, "paraphrase", rng),
         "question": text,
         "correct_answer": answer,
         "cands": rng.sample(cands, len(cands)),
@@ -444,7 +392,7 @@ def _hitom_rows(rng: random.Random, index: int, story_id: str, world: World) -> 
     length, talk = 1 + index % 3, index // 3 % 2 == 1
     plan = chapter_plan(rng, length, talk)
     beliefs = BeliefTracker("hitom").run(plan.events)
-    story = numbered(render_events(plan.events, PLAIN, rng))
+    story = numbered(render_events(plan.events, "plain", rng))
     chain = tuple(rng.sample(plan.people, 4))
     for order in range(5):
         thinkers = chain[4 - order :]

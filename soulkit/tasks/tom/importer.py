@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from soulkit.data.files import BadRow, RawRow, check_file, empty_file, read_rows, text_lines
 from soulkit.data.literals import join_sentences, literal_list, parse_candidates, parse_choices
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, need, rows_of_records, wrong_shape
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.tom.events import ContainerRoom, Enter, Move, Place, Story, read_question
 from soulkit.tasks.tom.sentences import read_paraphrase, read_sentences, story_lines
@@ -218,12 +218,7 @@ def _from_records(path: Path, fields: Sequence[str], make: Callable[[RawRow], Ro
     raw, bad = read_rows(path)
     if raw and not any(all(name in row.fields for name in fields) for row in raw):
         raise wrong_shape(path, fields, "See the formats of the task: soul tasks show NAME")
-    rows = []
-    for row in raw:
-        try:
-            rows.append(make(row) | _origin(row.source))
-        except BadRecord as error:
-            bad.append(BadRow(row.source, str(error)))
+    rows = rows_of_records(raw, bad, lambda row, _: make(row) | _origin(row.source))
     return Imported(rows=tuple(rows), bad=tuple(bad))
 
 
@@ -286,7 +281,8 @@ def _paratomi_from_block(block: Block) -> Row:
     if block.story_type:
         row["story_type"] = block.story_type
     if story is not None:
-        row["cands"] = sorted({_prose(place) for place in _containers(story) | _rooms(story)})
+        rooms = {e.room for e in story.events if isinstance(e, Enter | ContainerRoom)}
+        row["cands"] = sorted({_prose(place) for place in _containers(story) | rooms})
     return row
 
 
@@ -331,10 +327,6 @@ def _containers(story: Story) -> set[str]:
     return {e.container for e in story.events if isinstance(e, Place | Move)}
 
 
-def _rooms(story: Story) -> set[str]:
-    return {e.room for e in story.events if isinstance(e, Enter | ContainerRoom)}
-
-
 def _prose(text: str) -> str:
     return " ".join(text.replace("_", " ").split())
 
@@ -361,17 +353,15 @@ def import_hitom(path: Path, *, half: Half = "cotp") -> Imported:
     raw, bad = read_rows(path)
     if not any(all(name in row.fields for name in _HITOM_COLUMNS) for row in raw):
         raise wrong_shape(path, _HITOM_COLUMNS, "Give Hi-ToM_data.json of the Hi-ToM release.")
-    rows: list[dict[str, Any]] = []
-    halves: list[str] = []
-    for row in raw:
-        try:
-            rows.append(_hitom_row(row))
-            halves.append(str(row.fields.get("prompting_type", "")).lower())
-        except BadRecord as error:
-            bad.append(BadRow(row.source, str(error)))
-    chosen_rows = [r for r, h in zip(rows, halves, strict=True) if half == "all" or h in (half, "")]
+    made = rows_of_records(raw, bad, lambda row, _: (_hitom_row(row), _half(row)))
+    rows, halves = [row for row, _ in made], [name for _, name in made]
+    chosen_rows = [row for row, name in made if half == "all" or name in (half, "")]
     notes = _hitom_notes(rows, halves, half, len(chosen_rows))
     return Imported(rows=tuple(chosen_rows), bad=tuple(bad), notes=notes)
+
+
+def _half(raw: RawRow) -> str:
+    return str(raw.fields.get("prompting_type", "")).lower()
 
 
 def _hitom_row(raw: RawRow) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Stories as text: sentences written from events, read back into events, and the published files.
+"""Stories as text: sentences written from events, and read back into events.
 
 Writing: each style maps an event type to templates. The plain style has one template per type,
-built so that it can be read back; `paraphrase()` has several, some with the container or the room
+built so that it can be read back; paraphrases have several, some with the container or the room
 as the subject.
 
 Reading is exact. A story with one sentence that fits no form is no story (None), because a guess
@@ -14,31 +14,21 @@ decide. A sentence without people tells where something is, a person with the ob
 noun moves it, a person with one noun arrives, leaves, or only has an opinion. Happenings are in the
 past tense and opinions in the present; that and the preposition decide the last case. A trace,
 where there is one, must agree event by event.
-
-An item of a published file is one question: the story as events (None when a sentence cannot be
-read), what is asked, and the gold label of the file. Labels are kept as they are; `audit.py` says
-which ones the tracker disputes. Files that are missing or of another shape raise DataError with
-the line.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
-import io
-import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import zip_longest
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from soulkit.errors import DataError
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.tom.events import (
+    EVENT_TYPES,
     ContainerRoom,
     Enter,
     Event,
@@ -48,7 +38,6 @@ from soulkit.tasks.tom.events import (
     Place,
     PrivateTell,
     PublicClaim,
-    Question,
     Rules,
     Stay,
     Story,
@@ -58,23 +47,12 @@ from soulkit.tasks.tom.events import (
 )
 
 TEXTS = Texts(__file__)
-Templates = Mapping[type[Any], Sequence[str]]
+Style = Literal["plain", "paraphrase"]
 
 ATTITUDES = ("enjoys", "fears", "admires", "avoids")
 SIGHTS = ("heard", "lost", "drew", "bought")
 THINGS = ("owl", "drone", "violin", "parade", "button", "ticket", "comb", "wallet")
 
-PLAIN: Templates = {
-    Enter: ("{group} came into the {room}.",),
-    Exit: ("{agent} went out of the {room}.",),
-    Place: ("The {obj} lay in the {container}.",),
-    Move: ("{agent} put the {obj} into the {container}.",),
-    Stay: ("{agent} waited in the {room} and touched nothing.",),
-    PublicClaim: ("{agent} told everyone that the {obj} was in the {container}.",),
-    PrivateTell: ("{agent} whispered to {hearer} that the {obj} was in the {container}.",),
-    Noise: ("{agent} {verb} the {thing}.",),
-    ContainerRoom: ("The {container} stood in the {room}.",),
-}
 STARTED_THERE = "{group} began the day in the {room}."
 
 MEMORY = "Where was the {obj} at first?"
@@ -85,28 +63,26 @@ NESTED = ("Where does {} believe", " {} believes", " the {obj} is?")
 
 
 @cache
-def paraphrase() -> Templates:
-    """Several templates for each type of event that is paraphrased."""
-    kinds = {"enter": Enter, "exit": Exit, "place": Place, "move": Move, "noise": Noise,
-             "container_room": ContainerRoom}  # fmt: skip
-    return {kinds[name]: texts for name, texts in TEXTS["paraphrase"].items()}
+def templates(style: Style) -> Mapping[type[Any], Sequence[str]]:
+    """The sentences for each type of event that the style knows."""
+    return {EVENT_TYPES[name]: texts for name, texts in TEXTS[style].items()}
 
 
-def render_events(events: Sequence[Event], templates: Templates, rng: random.Random) -> list[str]:
+def render_events(events: Sequence[Event], style: Style, rng: random.Random) -> list[str]:
     """One sentence per event; the rng picks among templates, so one template needs no luck."""
-    return [sentence(event, templates, rng) for event in events]
+    return [sentence(event, style, rng) for event in events]
 
 
-def sentence(event: Event, templates: Templates, rng: random.Random) -> str:
-    if isinstance(event, Enter) and event.already and templates is PLAIN:
+def sentence(event: Event, style: Style, rng: random.Random) -> str:
+    if isinstance(event, Enter) and event.already and style == "plain":
         return STARTED_THERE.format(**template_values(event))
-    return rng.choice(templates[type(event)]).format(**template_values(event))
+    return rng.choice(templates(style)[type(event)]).format(**template_values(event))
 
 
 def template_values(event: Event) -> dict[str, str]:
     """The fields of an event as template values."""
     values = {name: getattr(event, name) for name in type(event).__slots__}
-    return {k: _joined_names(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}
+    return {k: joined_names(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}
 
 
 def numbered(lines: Sequence[str]) -> str:
@@ -123,7 +99,8 @@ def nested_question(chain: Sequence[str], obj: str) -> str:
     return head.format(chain[0]) + middle + tail.format(obj=obj)
 
 
-def _joined_names(names: tuple[str, ...]) -> str:
+def joined_names(names: tuple[str, ...]) -> str:
+    """`Ada`, `Ada and Ben`, `Ada, Ben and Cleo`."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -164,10 +141,13 @@ def _form(template: str, cls: type[Any]) -> tuple[re.Pattern[str], type[Any]]:
     return re.compile(pattern.replace("{verb}", f"(?P<verb>{_OWN_VERBS})")), cls
 
 
-_FORMS = [
-    *(_form(text, cls) for text, cls in _PUBLISHED),
-    *(_form(t.rstrip("."), cls) for cls, texts in PLAIN.items() for t in texts),
-]
+@cache
+def _forms() -> tuple[tuple[re.Pattern[str], type[Any]], ...]:
+    """What a sentence may be: the published ones, then the plain ones of made stories."""
+    plain = ((t.rstrip("."), cls) for cls, texts in templates("plain").items() for t in texts)
+    return tuple(_form(text, cls) for text, cls in (*_PUBLISHED, *plain))
+
+
 _STARTED, _ = _form(STARTED_THERE.rstrip("."), Enter)
 
 
@@ -204,7 +184,7 @@ def read_sentence(line: str, containers: set[str]) -> Event | None:
     for pattern in (_WAS_THERE, _STARTED):
         if match := pattern.fullmatch(line):
             return Enter(_names(match["group"]), match["room"], already=True)
-    for form, cls in _FORMS:
+    for form, cls in _forms():
         if match := form.fullmatch(line):
             return _build(cls, match.groupdict())
     return None
@@ -316,11 +296,11 @@ def _read_paraphrased(line: str, vocabulary: _Vocabulary) -> Event | None:
     if match := _HOUSES.fullmatch(line):
         return Enter((match[2],), vocabulary.room(match[1]), already=True)
     if match := _STEP.fullmatch(line):
-        who, verb, noun = match.groups()
+        person, verb, noun = match.groups()
         if _IS_THERE.fullmatch(verb):
-            return Enter((who,), vocabulary.room(noun), already=True)
+            return Enter((person,), vocabulary.room(noun), already=True)
         if not _PRESENT.match(verb):
-            return _step(who, verb, noun)
+            return _step(person, verb, noun)
     return _opinion(line)
 
 
@@ -336,10 +316,10 @@ def _statement(nouns: Sequence[str], vocabulary: _Vocabulary) -> Event | None:
     return ContainerRoom(*pairs.pop()) if len(pairs) == 1 else None
 
 
-def _step(who: str, verb: str, room: str) -> Event | None:
+def _step(person: str, verb: str, room: str) -> Event | None:
     if _LEFT.fullmatch(verb):
-        return Exit(who, room)
-    return Enter((who,), room) if _ARRIVED.fullmatch(verb) else None
+        return Exit(person, room)
+    return Enter((person,), room) if _ARRIVED.fullmatch(verb) else None
 
 
 def _opinion(line: str) -> Event | None:
@@ -379,23 +359,6 @@ def _spaced(event: Event) -> Event:
     return decode([[tag, *plain]])[0]
 
 
-_FIXED_TAGS = {"question_type": "question_type", "story_type": "story_type"}
-
-
-@dataclass(frozen=True, slots=True)
-class StoryItem:
-    """One question about one story, as a file has it."""
-
-    id: str
-    story: Story | None
-    question: Question | None
-    text: str
-    """The question as written."""
-    gold: str
-    tags: Mapping[str, str] = field(default_factory=dict)
-    """Question type, order, deception, length and the like, where the file has them."""
-
-
 def rules_of(task: str) -> Rules:
     """The tracker's rules for a story task."""
     return "hitom" if task == "hitom" else "tomi"
@@ -419,59 +382,6 @@ def events_of_row(task: str, row: Mapping[str, Any]) -> Story | None:
     return story
 
 
-def read_fixed_tomi(path: Path | str) -> Iterator[StoryItem]:
-    """Fixed ToMi: one JSON object a line."""
-    for number, line in enumerate(_open(path).splitlines(), 1):
-        if line.strip():
-            row = _json(line, f"{path}:{number}")
-            yield _item(f"{number - 1}", row, "answer", path, **_FIXED_TAGS)
-
-
-def read_tomi_txt(path: Path | str, trace: Path | str | None = None) -> Iterator[StoryItem]:
-    """ToMi as released: numbered blocks that end in `question TAB answer TAB 1`."""
-    for index, lines, text, gold, tags, _ in _blocks(path, trace):
-        yield StoryItem(str(index), read_sentences(lines), read_question(text), text, gold, tags)
-
-
-def read_paratomi_txt(path: Path | str, trace: Path | str | None) -> Iterator[StoryItem]:
-    """ParaToMi: the same blocks, paraphrased, whose events must agree with the trace."""
-    for index, lines, text, gold, tags, steps in _blocks(path, trace):
-        question = read_question(text)
-        story = read_paraphrase(lines, question.obj, trace=steps) if question else None
-        yield StoryItem(str(index), story, question, text, gold, tags)
-
-
-def read_percept_tomi(path: Path | str) -> Iterator[StoryItem]:
-    """Percept-ToMi: a CSV whose stories are list literals without numbers."""
-    for number, row in enumerate(csv.DictReader(io.StringIO(_open(path))), 2):
-        if "qType" not in row or "story" not in row:
-            raise _shape(f"{path}:{number}", "has no columns qType and story")
-        yield _item(row.get("index", ""), row, "answer", path, question_type="qType")
-
-
-def read_hitom_json(path: Path | str) -> Iterator[StoryItem]:
-    """Hi-ToM as released: `{"data": [...]}`; a JSON-lines copy is read too."""
-    names = {"order": "question_order", "deception": "deception", "length": "story_length"}
-    for index, row in enumerate(_hitom_rows(path), 1):
-        gold = "correct_answer" if "correct_answer" in row else "answer"
-        row_id = row.get("sample_id", row.get("index", index))
-        yield _item(str(row_id), row, gold, path, prompting_type="prompting_type", **names)
-
-
-def _item(id_: str, row: Mapping[str, Any], gold: str, path: Path | str, **tags: str) -> StoryItem:
-    missing = [name for name in ("story", "question", gold) if name not in row]
-    if missing:
-        raise _shape(f"{path}, row {id_}", f"has no {', '.join(missing)}")
-    text = str(row["question"])
-    tag_values = {name: str(row[column]) for name, column in tags.items() if column in row}
-    question = read_question(text)
-    if question is not None:
-        tag_values.setdefault("order", str(question.order))
-    return StoryItem(
-        id_, read_sentences(_lines(row["story"])), question, text, str(row[gold]), tag_values
-    )
-
-
 def _lines(story: Any) -> list[str]:
     if isinstance(story, str) and story.lstrip().startswith("["):
         story = literal(story) or story
@@ -488,73 +398,3 @@ def literal(value: Any) -> Any:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return None
-
-
-def _blocks(
-    path: Path | str, trace: Path | str | None
-) -> Iterator[tuple[int, list[str], str, str, dict[str, str], list[str] | None]]:
-    traces = _open(trace).splitlines() if trace is not None else None
-    blocks = list(_split(path))
-    if traces is not None and len(traces) != len(blocks):
-        raise _shape(str(trace), f"has {len(traces)} lines for {len(blocks)} questions")
-    for index, ((lines, text, gold), steps) in enumerate(zip_longest(blocks, traces or ())):
-        parts = steps.split(",") if steps else None
-        tags = {"question_type": parts[-2], "story_type": parts[-1]} if parts else {}
-        if (question := read_question(text)) is not None:
-            tags["order"] = str(question.order)
-        yield index, lines, text, gold, tags, parts[:-2] if parts else None
-
-
-def _split(path: Path | str) -> Iterator[tuple[list[str], str, str]]:
-    lines: list[str] = []
-    for number, line in enumerate(_open(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        body = line.split(" ", 1)[-1]
-        if "\t" not in body:
-            lines.append(body.strip())
-            continue
-        parts = body.split("\t")
-        if len(parts) < 2 or not lines:
-            raise _shape(f"{path}:{number}", "has a question without a story or an answer")
-        yield lines, parts[0].strip(), parts[1].strip()
-        lines = []
-
-
-def _hitom_rows(path: Path | str) -> Sequence[Mapping[str, Any]]:
-    text = _open(path)
-    if text.lstrip().startswith('{"data"') or text.lstrip().startswith("{\n"):
-        rows = _json(text, str(path)).get("data")
-    elif text.lstrip().startswith("["):
-        rows = _json(text, str(path))
-    else:
-        rows = [_json(x, f"{path}:{i}") for i, x in enumerate(text.splitlines(), 1) if x.strip()]
-    if not isinstance(rows, list):
-        raise _shape(str(path), "has no list of rows under 'data'")
-    return rows
-
-
-def _open(path: Path | str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"The story file {path} cannot be read: {error}.",
-            "Stories are read from a local file in UTF-8.",
-            "Check the path, or fetch the file again.",
-        ) from error
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _shape(where, f"is not JSON ({error.msg})") from error
-
-
-def _shape(where: str, what: str) -> DataError:
-    return DataError(
-        f"{where} {what}.",
-        "The file does not have the layout of the benchmark that it was read as.",
-        "Choose the reader that fits the file, or fetch the file again.",
-    )

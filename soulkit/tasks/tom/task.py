@@ -57,8 +57,8 @@ class PlaceTask(ChoiceTask):
 
     def _options(self, example: Example) -> tuple[str, ...]:
         """The candidates, the gold among them, each place once."""
-        every = {plain(c): c for c in (*example.fields["cands"], self.gold_text(example))}
-        return tuple(every.values())
+        places = {plain(c): c for c in (*example.fields["cands"], self.gold_text(example))}
+        return tuple(places.values())
 
     def gold_text(self, example: Example) -> str:
         return str(example.fields[self.answer_column])
@@ -168,8 +168,8 @@ class HiToM(ChoiceTask):
 def _joint(stories: Sequence[Mapping[int, float | None]], order: int) -> BatchMetric:
     """Over the plays of stories that asked every order up to `order`."""
     upto = range(order + 1)
-    whole = [story for story in stories if all(k in story for k in upto)]
-    return mean_of([_all_right([story[k] for k in upto]) for story in whole], "stories")
+    complete = [story for story in stories if all(k in story for k in upto)]
+    return mean_of([_all_right([story[k] for k in upto]) for story in complete], "stories")
 
 
 def _all_right(values: Sequence[float | None]) -> float | None:

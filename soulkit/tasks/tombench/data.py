@@ -1,14 +1,12 @@
 """ToMBench rows: imported from its files (one per subtask, in Chinese and English), or made.
 
-A record becomes two rows with one `story_id`, which names the Chinese story, so that neither
-languages nor questions of one story fall on two sides of a split. The header is bilingual and holds
-line breaks (`答案`, `ANSWER` on the next line). Two-option items have a bare NaN under C and D,
-which is read as absent. Some options repeat their own letter (`B. 图书馆`), and one answer reads
-`A. `: neither the letter nor the stop is part of the text.
+A record becomes two rows with one `story_id`, so that neither languages nor questions of one story
+fall on two sides of a split. The header is bilingual and holds line breaks (`答案`, `ANSWER` on the
+next line). Two-option items have a bare NaN under C and D. Some options repeat their own letter
+(`B. 图书馆`), and one answer reads `A. `: neither the letter nor the stop is part of the text.
 
-Of made rows, row 2k is a scene in English and row 2k + 1 the same scene in Chinese (with one
-`story_id`). Every gold follows by rule. Six kinds take turns, one for each group of abilities;
-options stand in an order of their own in each row.
+Of made rows, row 2k is a scene in English and row 2k + 1 the same scene in Chinese. Every gold
+follows by rule. Six kinds take turns, one for each group of abilities.
 """
 
 from __future__ import annotations
@@ -210,8 +208,8 @@ def _content(rng: random.Random) -> _Story:
         ),
         a=a, b=b, y=label, z=inside,
     )  # fmt: skip
-    who = b if asks_label else a
-    question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=who)
+    person = b if asks_label else a
+    question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=person)
     right, wrong = (label, inside) if asks_label else (inside, label)
     options = tuple((e.capitalize(), z) for e, z in (right, wrong, other, never))
     return _Story(story, question, options, "Belief: Content false beliefs", "False Belief Task")

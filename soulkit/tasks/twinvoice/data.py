@@ -1,20 +1,17 @@
 """TwinVoice's files (a dimension each, and each of another shape), and the people in them.
 
 * Dimension 1 (`social`): `anchor_post`, `choices`, `ground_truth_index`, `user_id`. Published
-  *result* files lack the history; without it nothing tells who the person is, so such records are
-  listed as bad, not made into rows.
+  *result* files lack the history, without which nothing tells who the person is: bad records.
 * Dimension 2 (`interpersonal`): `context`, `choices`, `answer_idx`, and a `history` of texts
   `Context:... UserReply:...`. Records whose distractors are placeholders are bad.
-* Dimension 3 (`narrative`): `mcq` with lettered options, beside a file of profiles. That is one
-  JSON object over many lines, also where it is called `profiles.jsonl`; a character's
-  `UtteranceHistory` holds the asked utterance itself, which is taken out of the row's history.
+* Dimension 3 (`narrative`): `mcq` with lettered options, beside a file of profiles (one JSON
+  object, also where it is called `profiles.jsonl`); a character's `UtteranceHistory` holds the
+  asked utterance itself, which is taken out of the row's history.
 
 What a model answered (`predicted_index`, `lmut_reply`, `reasoning`) is no part of a row.
 
-Rows can be drafted (rows.py) for people of whom something is recorded: recorded chats with a
-person's id (what the assistant said, and the person's answer to it; what opened a chat is history
-alone), rows with a `history` of texts `Context:... UserReply:...`, and dimension 3's profiles (a
-scene, and what the character said in it).
+Rows can be drafted (rows.py) for people in recorded chats with a person's id, in rows with a
+`history` as in dimension 2, and in dimension 3's profiles.
 """
 
 from __future__ import annotations
@@ -280,7 +277,7 @@ class Speaker:
 def read_people(path: Path) -> tuple[list[Speaker], list[BadRow]]:
     """The persons of a file; DataError when it is none of the kinds above."""
     if path.name in PROFILES:
-        return [_character(path, name, one) for name, one in profiles_in(path).items()], []
+        return [_character(path, name, profile) for name, profile in profiles_in(path).items()], []
     raw, bad = read_rows(path)
     if any(isinstance(record.fields.get("history"), list) for record in raw):
         return _correspondents(raw, bad), bad
@@ -327,11 +324,11 @@ def _chatters(chats: Iterable[Chat]) -> list[Speaker]:
             by_person.setdefault(chat.person, []).append(chat)
     return [
         Speaker(
-            key=person, dimension="interpersonal", source=several[0].source,
-            exchanges=tuple(one for chat in several for one in _in_chat(chat)),
-            licence=str(several[0].fields.get("licence") or UNKNOWN),
+            key=person, dimension="interpersonal", source=chats_of_person[0].source,
+            exchanges=tuple(exchange for chat in chats_of_person for exchange in _in_chat(chat)),
+            licence=str(chats_of_person[0].fields.get("licence") or UNKNOWN),
         )
-        for person, several in by_person.items()
+        for person, chats_of_person in by_person.items()
     ]  # fmt: skip
 
 

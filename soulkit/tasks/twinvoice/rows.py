@@ -1,20 +1,18 @@
 """Rows of `twinvoice` made here, and rows whose wrong options a model drafts.
 
 Made rows have invented people, each with one thing that gives them away. Six capabilities take
-turns (opinion, memory, reasoning, words, tone, syntax), and so do the three dimensions. In each row
-the history shows the trait several times, and the four reactions differ in that trait alone, so
-that the history settles the answer and the anchor does not.
+turns (opinion, memory, reasoning, words, tone, syntax), and so do the three dimensions. The history
+shows the trait several times, and the four reactions differ in that trait alone.
 
 Example: {"user_id": "p5-0", "dimension": "social", "capability": "words", "conversation_history":
-["Rain again, blimey.", ...], "anchor_post": "What do you think of the new tram?",
-"answer_choices": ["Blimey, the new tram came up.", ...], "answer_idx": 0}.
+["Rain again, blimey.", ...], "anchor_post": "What do you think of the new tram?", "answer_choices":
+["Blimey, the new tram came up.", ...], "answer_idx": 0}.
 
 Drafted rows: of a person's history (data.py) one exchange is taken out: what was said to them is
 the anchor, and what they said is the right answer. The drafter writes what three other people would
-have said, as alike as can be but for what the history tells about this person. The filter sees the
-whole and rejects rows that can be answered without the history, and those that cannot be answered
-with it. Rules look first: no reaction may be the person's own, and the right one may not stand out
-by its length, which a model that never read the history would find.
+have said. The filter sees the whole and rejects rows that can be answered without the history, and
+those that cannot be answered with it. Rules look first: no reaction may be the person's own, and
+the right one may not stand out by its length.
 """
 
 from __future__ import annotations
@@ -222,7 +220,7 @@ def reaction_drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -
     has a history that is long enough."""
     people, bad = read_people(path)
     places = [(person, _chosen(person, per_person)) for person in people]
-    sketches = [_sketch(person, place, prompts) for person, several in places for place in several]
+    sketches = [_sketch(person, place, prompts) for person, chosen in places for place in chosen]
     if not sketches:
         raise DataError(
             f"Nobody in '{path}' has said enough.",
@@ -230,7 +228,7 @@ def reaction_drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -
             f"{WORDS.start} to {WORDS.stop - 1} words to something that was said to them.",
             "Give more chats of each person, with the person's id in each record.",
         )
-    silent = sum(not several for _, several in places)
+    silent = sum(not chosen for _, chosen in places)
     notes = (f"{silent} of {len(people)} persons have said too little.",) if silent else ()
     return Drafts(
         sketches=tuple(sketches), bad=tuple(bad), prompts=prompts.hashes(*PROMPTS), notes=notes
@@ -260,10 +258,10 @@ def _history(person: Speaker, place: int) -> list[Exchange]:
     asked_about = person.exchanges[place]
     reply, anchor = _plain(asked_about.reply), _plain(asked_about.context)
     others = [
-        one
-        for i, one in enumerate(person.exchanges)
-        if i != place and one.reply and reply not in _plain(one.reply)
-        and reply not in _plain(one.context) and _plain(one.context) != anchor
+        exchange
+        for i, exchange in enumerate(person.exchanges)
+        if i != place and exchange.reply and reply not in _plain(exchange.reply)
+        and reply not in _plain(exchange.context) and _plain(exchange.context) != anchor
     ]  # fmt: skip
     return others[-SHOWN:]
 
@@ -277,18 +275,18 @@ def _plain(text: str) -> str:
     return words_only(text.casefold())
 
 
-def _written(person: Speaker, one: Exchange) -> str:
+def _written(person: Speaker, exchange: Exchange) -> str:
     """An entry of a history, as rows of its dimension have it."""
-    if not one.context:
-        return one.reply
+    if not exchange.context:
+        return exchange.reply
     if person.dimension == "narrative":
-        return f"Scene: {one.context}\n  Said: {one.reply}"
-    return f"Asked: {one.context} Replied: {one.reply}"
+        return f"Scene: {exchange.context}\n  Said: {exchange.reply}"
+    return f"Asked: {exchange.context} Replied: {exchange.reply}"
 
 
 def _sketch(person: Speaker, place: int, prompts: PromptFolder) -> Sketch:
     exchange, entries = person.exchanges[place], _history(person, place)
-    lines = [utterance(_written(person, one)) for one in entries]
+    lines = [utterance(_written(person, entry)) for entry in entries]
     values = {
         "history": fence("\n".join(lines), "history"),
         "anchor": fence(exchange.context, "anchor"),
@@ -322,7 +320,7 @@ def _drafted_row(person: Speaker, place: int, entries: Sequence[Exchange], draft
         "id": f"{person.key}/{place}",
         "user_id": person.key,
         "dimension": person.dimension,
-        "conversation_history": [_written(person, one) for one in entries],
+        "conversation_history": [_written(person, entry) for entry in entries],
         "anchor_post": person.exchanges[place].context,
         "answer_choices": choices,
         "answer_idx": answer,

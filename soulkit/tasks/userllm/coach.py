@@ -12,23 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.userllm.fields import CSQA, NQ, UserMessage
 from soulkit.tasks.userllm.metrics import choices_named
 from soulkit.types import Score
 
+TEXTS = Texts(__file__)
 TOO_MUCH = 0.3
 """A larger share of words from the intent is remarked on."""
-
-_GENERAL = {
-    CSQA: ("You are the one who asks.", "Say what you want to know in your own words and leave all "
-           "answering to the other side."),
-    NQ: ("Look at what the last reply is about.", "Where it is not what you came for, do not go "
-         "along with it."),
-    "first": ("Say it as you would to a friend: short, a little careless, in words that are not "
-              "those of your instructions.", "Keep something for later."),
-    "later": ("Compare what you wanted with the last answer before you write: is any of it open?",
-              "If you write on, be short and use words of your own."),
-}  # fmt: skip
 
 
 def message_notes(
@@ -83,12 +74,12 @@ def _prism_notes(score: Score) -> Iterator[str]:
 def lesson_choices(
     fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
 ) -> Iterator[tuple[str, ...]]:
-    """Lessons, the fullest first, for `safest` to choose from."""
+    """Lessons, the fullest first, for `first_safe_lesson` to choose from."""
     remarks = message_notes(fields, message, score)
     kind = fields["source"]
-    if kind not in _GENERAL:
+    if kind not in TEXTS["lessons"]:
         kind = "later" if fields["conversation_history"] else "first"
-    general = _GENERAL[kind]
+    general: tuple[str, ...] = TEXTS["lessons"][kind]
     yield (*remarks, *general)
     for note in remarks:
         yield (note,)

@@ -54,14 +54,14 @@ from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.errors import DataError
 from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import VerdictShape
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, need, rows_of_records, wrong_shape
 from soulkit.tasks.kit.made_rows import (
     Drafts,
     Review,
     Row,
     Sketch,
+    draft_problem,
     draft_question,
-    quotation,
     review_question,
 )
 from soulkit.tasks.kit.prompting import PromptFolder, Texts
@@ -70,13 +70,7 @@ from soulkit.tasks.userllm.fields import CSQA, NQ
 from soulkit.tasks.userllm.metrics import choices_named
 from soulkit.types import Line
 
-UNSURE = (
-    "I am not certain about this one. Which of them seems right to you?",
-    "Hmm, several of these could be meant, and I would not like to guess. What would you say?",
-    "That is a tricky one, and I do not know. Do you have an idea yourself?",
-    "I cannot tell for sure which one fits. Which way are you leaning?",
-    "Honestly, I am undecided between some of them. What do you think?",
-)
+TEXTS = Texts(__file__)
 
 
 def quiz_history(question: str, choices: Sequence[str]) -> str:
@@ -85,7 +79,9 @@ def quiz_history(question: str, choices: Sequence[str]) -> str:
         f"{chr(ord('A') + i)}) {_on_one_line(text)}" for i, text in enumerate(choices)
     )
     draw = int(hashlib.sha256(_on_one_line(question).casefold().encode()).hexdigest(), 16)
-    return f"<user>: {_on_one_line(question)} {listed}\n<assistant>: {UNSURE[draw % len(UNSURE)]}"
+    unsure: Sequence[str] = TEXTS["unsure"]
+    answer = unsure[draw % len(unsure)]
+    return f"<user>: {_on_one_line(question)} {listed}\n<assistant>: {answer}"
 
 
 def _on_one_line(text: str) -> str:
@@ -93,15 +89,9 @@ def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+# -- made ----------------------------------------------------------------------------------------
+
 PREAMBLE = "You are a user chatting with an assistant language model to: "
-
-TEXTS = Texts(__file__)
-
-STRAYING = (
-    "Nice question! How about we talk about {aside} instead?",
-    "Before that, let me tell you about {aside}. Would you like that?",
-    "I think {aside} would interest you more. Shall we?",
-)
 
 
 def rows(n: int, seed: int) -> list[Row]:
@@ -132,7 +122,7 @@ def _made_quiz(turn: int, rng: random.Random) -> Row:
 def _made_search(turn: int, rng: random.Random) -> Row:
     question, aside = rng.choice(TEXTS["searches"])
     query = question.format(place=_place(rng))
-    strayed = rng.choice(STRAYING).format(aside=aside)
+    strayed = rng.choice(TEXTS["straying"]).format(aside=aside)
     return {
         "source": "natural_questions",
         "intent": _introduced(query, turn),
@@ -186,12 +176,12 @@ def turn_names(chat: Chat, turns: Turns) -> list[str]:
     """The rows that a chat gives."""
     messages = chat.messages
     users = len(chat.user_messages)
-    there = {
+    available = {
         "first": messages[0]["role"] == "user",
         "second": users > 1 and len(messages) > 2 and messages[0]["role"] == "user",
         "end": len(messages) > 1 and messages[-1]["role"] == "assistant",
     }
-    return [name for name, is_there in there.items() if is_there and turns in ("all", name)]
+    return [name for name, is_there in available.items() if is_there and turns in ("all", name)]
 
 
 def rows_of_chat(chat: Chat, intent: str, turns: Turns) -> list[Row]:
@@ -227,26 +217,12 @@ def _prism_row(chat: Chat, intent: str, name: str, length: int) -> Row:
     }
 
 
+# -- imported ------------------------------------------------------------------------------------
+
 NQ_LICENCE = "NQ-open: Apache-2.0 (Natural Questions CC-BY-SA-3.0)"
 TEMPLATE = "the assistant's turn is a template of soulkit"
 CSQA_LICENCE = "MIT (CommonsenseQA)"
 NO_INTENT = "it does not say what its person was after; soul data build has a model draft it"
-BROADER = (
-    "Good question! Before I get to it, would you like an overview of the whole subject?",
-    "There is a lot to say about this field in general. Shall I begin with how it all started?",
-    "Many who ask this also want to know why it matters. Shall we talk about that first?",
-    "Let me propose something wider: how do people look at this today, compared with the past?",
-)
-OTHER = (
-    "I could tell you about {other} instead, which is just as interesting. How about that?",
-    "Have you ever thought about {other}? Let us look at that first.",
-    "Rather than that, may I show you something about {other}?",
-    "People often enjoy hearing about {other}. Shall we go there?",
-)
-ELSEWHERE = (
-    "famous shipwrecks", "how bread is made", "the history of chess", "animals of the deep sea",
-    "how bridges are built", "the planets", "old card games", "how glass is blown",
-)  # fmt: skip
 
 
 def import_userllm(path: Path, *, turns: Turns = "all") -> Imported:
@@ -255,12 +231,14 @@ def import_userllm(path: Path, *, turns: Turns = "all") -> Imported:
     raw, bad = read_rows(path)
     if not any(map(is_question, raw)):
         return _conversations(path, turns)
-    rows: list[Row] = []
-    for record in raw:
-        try:
-            rows.append((_maker(record) or _unknown)(record))
-        except BadRecord as error:
-            bad.append(BadRow(record.source, str(error)))
+
+    def row(record: RawRow, _: int) -> Row:
+        make = _maker(record)
+        if make is None:
+            raise BadRecord("it is neither a question with answers nor one with choices")
+        return make(record)
+
+    rows = rows_of_records(raw, bad, row)
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
 
 
@@ -303,10 +281,6 @@ def _maker(record: RawRow) -> Callable[[RawRow], Row] | None:
     if "choices" in fields or isinstance(fields.get("question"), Mapping):
         return _imported_quiz
     return _imported_search if "question" in fields and "answer" in fields else None
-
-
-def _unknown(record: RawRow) -> Row:
-    raise BadRecord("it is neither a question with answers nor one with choices")
 
 
 def _imported_search(record: RawRow) -> Row:
@@ -354,14 +328,16 @@ def _choice_texts(choices: Any) -> list[str]:
 
 def suggestion(question: str) -> str:
     """What the assistant proposes instead of answering: always the same for one question."""
+    wider: Sequence[str] = TEXTS["wider"]
     draw = int(hashlib.sha256(question.casefold().encode()).hexdigest(), 16)
-    draw, wider = divmod(draw, 2)
-    draw, index = divmod(draw, len(BROADER))
-    if wider:
-        return BROADER[index]
+    draw, is_wider = divmod(draw, 2)
+    draw, index = divmod(draw, len(wider))
+    if is_wider:
+        return wider[index]
     words = set(re.findall(r"\w+", question.casefold()))
-    others = [other for other in ELSEWHERE if not words.intersection(other.split()[-1:])]
-    return OTHER[index].format(other=others[draw % len(others)])
+    others = [other for other in TEXTS["elsewhere"] if not words.intersection(other.split()[-1:])]
+    text: str = TEXTS["other"][index]
+    return text.format(other=others[draw % len(others)])
 
 
 def _notes(rows: list[Row]) -> tuple[str, ...]:
@@ -374,6 +350,8 @@ def _notes(rows: list[Row]) -> tuple[str, ...]:
     }
     return tuple(f"{sources[name]} {note}" for name, note in notes.items() if sources[name])
 
+
+# -- drafted -------------------------------------------------------------------------------------
 
 MOST_SHARED_WORDS = 6
 """Words in a row that an intent may not share with its person."""
@@ -498,26 +476,21 @@ def _question_sketch(row: Row, source: str, prompts: PromptFolder) -> Sketch:
 def _with_draft(row: Row, draft: Intent) -> Row:
     """The row with what was drafted in place of the importer's."""
     origin = str(row["provenance"])
-    whole: Row = {**row, "intent": " ".join(draft.intent.split())}
+    drafted: Row = {**row, "intent": " ".join(draft.intent.split())}
     if isinstance(draft, SearchIntent):
-        whole["assistant_suggestion_turn"] = draft.suggestion.strip()
+        drafted["assistant_suggestion_turn"] = draft.suggestion.strip()
         origin = origin.partition(";")[0]  # no longer written from a template
-    return {**whole, "provenance": origin}
+    return {**drafted, "provenance": origin}
 
 
 def _intent_problem(originals: list[str], choices: tuple[str, ...] = ()) -> Callable[[Intent], str]:
     """What is wrong with an intent, in words for its author."""
 
     def problem(draft: Intent) -> str:
-        count = len(draft.intent.split())
-        if count not in INTENT_WORDS:
-            return (
-                f"the intent has {count} words, not {INTENT_WORDS.start} to {INTENT_WORDS.stop - 1}"
-            )
-        if echo := quotation(draft.intent, originals, MOST_SHARED_WORDS):
-            return f"the intent repeats the person's own words: “{echo}”"
-        if named := choices_named(choices, draft.intent, "paper"):
-            return f"the intent names a choice: “{named[0]}”"
-        return ""
+        text = draft.intent
+        if trouble := draft_problem("intent", text, INTENT_WORDS, originals, MOST_SHARED_WORDS):
+            return trouble
+        named = choices_named(choices, text, "paper")
+        return f"the intent names a choice: “{named[0]}”" if named else ""
 
     return problem

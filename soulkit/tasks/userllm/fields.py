@@ -154,7 +154,7 @@ def _tagged(text: str) -> tuple[dict[str, str], ...]:
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     pairs = [(mark.group(1), text[mark.end() : end].strip())
              for mark, end in zip(marks, ends, strict=True)]  # fmt: skip
-    return tuple(_turn(who, words) for who, words in pairs if words)
+    return tuple(_turn(speaker, words) for speaker, words in pairs if words)
 
 
 def _headless(text: str, marks: Sequence[re.Match[str]]) -> tuple[dict[str, str], ...]:
@@ -167,10 +167,12 @@ def _headless(text: str, marks: Sequence[re.Match[str]]) -> tuple[dict[str, str]
 def _message(item: Any) -> dict[str, str] | None:
     if not isinstance(item, Mapping):
         return None
-    who = next((item[k] for k in ("speaker", "role", "from") if isinstance(item.get(k), str)), None)
+    speaker = next(
+        (item[k] for k in ("speaker", "role", "from") if isinstance(item.get(k), str)), None
+    )
     text = next((item[k] for k in ("text", "content", "value") if isinstance(item.get(k), str)), "")
-    return None if who is None else _turn(who, text.strip())
+    return None if speaker is None else _turn(speaker, text.strip())
 
 
-def _turn(who: str, text: str) -> dict[str, str]:
-    return {"speaker": "user" if who.strip().lower() in _MINE else "assistant", "text": text}
+def _turn(speaker: str, text: str) -> dict[str, str]:
+    return {"speaker": "user" if speaker.strip().lower() in _MINE else "assistant", "text": text}

@@ -73,11 +73,8 @@ def _is_word(sign: str) -> bool:
     kind = unicodedata.category(sign)
     if kind[0] in "LM" or kind in ("Nd", "Nl", "Pc"):
         return True
-    return sign in _JOINERS or (kind == "So" and _within(sign, _CIRCLED))
-
-
-def _within(sign: str, ranges: Iterable[tuple[int, int]]) -> bool:
-    return any(low <= ord(sign) <= high for low, high in ranges)
+    circled = kind == "So" and any(low <= ord(sign) <= high for low, high in _CIRCLED)
+    return circled or sign in _JOINERS
 
 
 def _spaced(sign: str) -> str:
@@ -212,7 +209,9 @@ def paper_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
     by_source = {name: [r for r in main if r.tags.get("source") == name] for name in SOURCES}
     parts = _prism_parts(by_source[PRISM])
     heads = {
-        f"headline/{name}": _counted(rows) if name == PRISM else _mean_value(rows)
+        f"headline/{name}": _counted(rows)
+        if name == PRISM
+        else mean_of([r.score.value for r in rows], UNIT)
         for name, rows in by_source.items()
     }
     metrics = {"macro_source": _counted(main), **heads, **parts}
@@ -228,10 +227,6 @@ def published_batch(records: Sequence[Record]) -> dict[str, BatchMetric]:
     metrics = {"first_turn_diversity": diversity, **_ending(prism)}
     rows = {} if by_source is None else {"macro_source": by_source}
     return rows | {name: metric for name, metric in metrics.items() if metric.value is not None}
-
-
-def _mean_value(rows: Sequence[Record]) -> BatchMetric:
-    return mean_of([r.score.value for r in rows], UNIT)
 
 
 def _counted(rows: Sequence[Record]) -> BatchMetric:
@@ -320,7 +315,7 @@ def _due(record: Record) -> bool | None:
     """Whether the message should have ended the conversation; None where nobody knows."""
     if "last" in record.tags:
         return record.tags["last"] == "yes"
-    right = record.score.metrics.get("termination")  # of runs from before there was the tag
+    right = record.score.metrics.get("termination")  # a first message, under `reference`
     return None if right is None else message_of(record).ended == bool(right)
 
 

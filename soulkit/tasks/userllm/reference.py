@@ -49,10 +49,10 @@ class UserLLMReference(UserLLM):
             judgement = await ask(
                 example, episode, message.text if source == PRISM else message.output, cast
             )
-        label, verdicts, more = judgement
+        label, verdicts, metrics = judgement
         values = numbers(source, fields["intent"], message, last, choices, label)
         words, used = verdict_words(verdicts), self._templates(verdicts)
-        return self._scored(mean(values), {**values, **more}, verdicts, words, used)
+        return self._scored(mean(values), {**values, **metrics}, verdicts, words, used)
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Scores of single messages, averaged by source; what else the published code defines."""

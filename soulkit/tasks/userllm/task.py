@@ -21,7 +21,6 @@ models/detector.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from soulkit.data.literals import structure
@@ -33,11 +32,11 @@ from soulkit.judge.quoting import fence
 from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
-from soulkit.tasks.kit.choice import ChoiceTask, first_safe_lesson
+from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.prompting import keep_latest
 from soulkit.tasks.kit.scoring import actor_status, reply_failure
-from soulkit.tasks.kit.spec import TaskSpec
-from soulkit.tasks.userllm.coach import lesson_choices, message_notes
+from soulkit.tasks.userllm.coach import TEXTS, lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
     END,
@@ -66,7 +65,6 @@ from soulkit.types import (
     Episode,
     Example,
     Failure,
-    Protocol,
     Record,
     Role,
     Score,
@@ -77,32 +75,23 @@ from soulkit.types import (
 LABELS = {NQ: ("REFUSED", "ACCEPTED"), PRISM: ("HUMAN", "AI")}
 """Judged source → the right label and the other one."""
 PURPOSES = {NQ: "intent", PRISM: "detector"}
-SILENT = (
-    "hey, quick one, got a sec?",
-    "hi!! need a hand w smth",
-    "yo can u help me out real quick",
-    "ok so, bit lost here",
-)
-"""Messages that say hardly anything: scripted gold where the row has nothing better."""
 LabelScore = tuple[float, tuple[Verdict, ...], dict[str, float | None]]
 """What a judge or detector says in [0, 1], its verdicts, and further metrics."""
 
 
 class UserLLM(ChoiceTask):
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.detector = detector_of(name, spec.options)
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        self.detector = detector_of(self.name, options)
 
     # -- rows ---------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         conversation = read_conversation(fields["conversation_history"])
+        wishes = (turn["text"] for turn in conversation or () if turn["speaker"] == "user")
         read = {
             **fields,
             "source": read_source(fields["source"]),
-            "intent": extract_intent(fields) or _first_wish(conversation),
+            "intent": extract_intent(fields) or next(wishes, ""),
             "intent_summary": None,
             "opening_prompt": _stripped(fields["opening_prompt"]),
             "question": _stripped(fields["question"]),
@@ -331,7 +320,7 @@ class UserLLM(ChoiceTask):
         if source == NQ:
             return f"no, what i asked was: {fields['question'] or fields['intent']}"
         if source == CSQA:
-            texts = (fields["intent"], *SILENT)
+            texts = (fields["intent"], *TEXTS["silent"])
             quiet = (t for t in texts if not choices_named(choices, t, self.protocol))
             return next(quiet, "; ".join(choices))  # all of them: the question said again
         return self.gold_message(fields)
@@ -341,8 +330,10 @@ class UserLLM(ChoiceTask):
         if fields["is_last_turn"] and fields["conversation_history"]:
             return END
         opening = "" if fields["conversation_history"] else fields["opening_prompt"] or ""
-        messages = (t for t in (opening, *SILENT) if t and not intent_overlap(fields["intent"], t))
-        return next(messages, SILENT[0])
+        messages = (
+            t for t in (opening, *TEXTS["silent"]) if t and not intent_overlap(fields["intent"], t)
+        )
+        return next(messages, str(TEXTS["silent"][0]))
 
     def wrong_completion(self, example: Example) -> str | None:
         fields = example.fields
@@ -412,11 +403,6 @@ def verdict_words(verdicts: Sequence[Verdict]) -> str:
 
 def _stripped(value: Any) -> str | None:
     return None if value is None else str(value).strip() or None
-
-
-def _first_wish(conversation: Sequence[Mapping[str, str]] | None) -> str:
-    wishes = (turn["text"] for turn in conversation or () if turn["speaker"] == "user")
-    return next(wishes, "")
 
 
 def _checked(

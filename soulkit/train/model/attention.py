@@ -166,7 +166,7 @@ def flex_kernel(device: str) -> Callable[..., Any]:
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def forward(
+def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -206,6 +206,6 @@ def install_packed_attention(decoder: Any) -> None:
         return
     if chosen != "sdpa":
         raise UnpackableAttention(f"its attention is '{chosen}', not sdpa")
-    AttentionInterface.register(NAME, forward)
+    AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     decoder.config._attn_implementation = NAME

@@ -284,10 +284,10 @@ def _set_attention_apart(decoder: Any) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    from soulkit.train.model.attention import NAME, forward
+    from soulkit.train.model.attention import NAME, packed_attention
 
     if decoder.config._attn_implementation == NAME:
-        AttentionInterface.register(APART, torch.compiler.disable(forward))
+        AttentionInterface.register(APART, torch.compiler.disable(packed_attention))
         AttentionMaskInterface.register(APART, sdpa_mask)
         decoder.config._attn_implementation = APART
 

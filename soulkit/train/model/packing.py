@@ -92,7 +92,7 @@ class Trie:
         return seen
 
 
-def shared(a: Ids, b: Ids) -> int:
+def common_prefix(a: Ids, b: Ids) -> int:
     """Length of the common prefix."""
     short = min(len(a), len(b))
     unequal = np.flatnonzero(np.asarray(a[:short]) != np.asarray(b[:short]))
@@ -118,7 +118,7 @@ def build_trie(sequences: Sequence[Ids], pays: Pays | None = None) -> Trie:
     before: Ids = ()
     for index in order:
         now = sequences[index]
-        common = shared(before, now)
+        common = common_prefix(before, now)
         if pays is not None and not pays(common, len(now)):
             common = 0
         start = len(ids)
@@ -459,7 +459,7 @@ def in_tries(spans: Sequence[Span], budget: int, pays: Pays | None = None) -> It
 
 
 def _overlap(a: Span, b: Span, pays: Pays | None) -> int:
-    common = shared(a.ids, b.ids)
+    common = common_prefix(a.ids, b.ids)
     return common if pays is None or pays(common, len(b.ids)) else 0
 
 

@@ -8,7 +8,8 @@ a bias, positions of its own) shows up here, and such a model is refused.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +19,6 @@ from soulkit.train.model.attention import UnpackableAttention, install_packed_at
 from soulkit.train.model.packing import Costs, HeadShape, Pack, build_trie
 from soulkit.train.objectives.sequences import Span
 
-if TYPE_CHECKING:
-    from soulkit.train.model.policy import Policy
-
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest relative distance of the last hidden states, by the type of the weights."""
 
@@ -28,17 +26,20 @@ SHORTEST = 48
 """Tokens of the longest probe sequence where a model has no window."""
 
 
-def check_packing(policy: Policy) -> None:
-    """ModelLoadError when packed and plain hidden states of `policy` differ."""
-    others = unknown_layers(policy.decoder.config)
+def check_packing(
+    decoder: Any, states: Callable[[Pack], Tensor], shape: HeadShape, turn: int | None
+) -> None:
+    """ModelLoadError when packed and plain hidden states of `decoder` differ; `states` gives those
+    of a pack, [positions, width]."""
+    others = unknown_layers(decoder.config)
     if others:
         raise _refused(f"it has layers of another kind: {', '.join(others)}")
     try:
-        install_packed_attention(policy.decoder)
-        off = distance(policy)
+        install_packed_attention(decoder)
+        off = packing_distance(states, probe_spans(decoder, shape, turn))
     except (UnpackableAttention, TypeError, NotImplementedError) as error:
         raise _refused(str(error)) from error
-    dtype = next(policy.decoder.parameters()).dtype
+    dtype = next(decoder.parameters()).dtype
     if not off <= TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16]):
         raise _refused(f"its hidden states differ by {off:.2g} of their size")
 
@@ -53,29 +54,29 @@ def unknown_layers(config: Any) -> list[str]:
 
 
 @torch.no_grad()
-def distance(policy: Policy) -> float:
-    """Largest relative distance between packed and plain hidden states of the probe sequences."""
-    spans = probe_spans(policy)
+def packing_distance(states: Callable[[Pack], Tensor], spans: tuple[Span, ...]) -> float:
+    """Largest relative distance between packed and plain hidden states of `spans`."""
     trie = build_trie([span.ids for span in spans])
-    packed = policy.states(Pack(tuple(range(len(spans))), spans, trie))
+    packed = states(Pack(tuple(range(len(spans))), spans, trie))
     worst = 0.0
     for index, span in enumerate(spans):
-        plain = policy.states(Pack((index,), (span,)))
+        plain = states(Pack((index,), (span,)))
         worst = max(worst, _apart(packed[torch.from_numpy(trie.path(index))], plain))
     return worst
 
 
-def probe_spans(policy: Policy) -> tuple[Span, ...]:
+def probe_spans(decoder: Any, shape: HeadShape, turn: int | None) -> tuple[Span, ...]:
     """Two sequences that share most of a prefix longer than any window, and one of another root.
 
-    Windows that no sequence can outgrow do not count.
+    Windows that no sequence can outgrow do not count. `turn` is the length past which the model
+    reads positions in another way.
     """
-    windows = [w for w, _ in policy.shape.windows if w is not None] if policy.shape else []
-    limit = getattr(policy.decoder.config, "max_position_embeddings", None) or 1 << 20
-    limit = min(limit, policy.turn or limit)
+    windows = [w for w, _ in shape.windows if w is not None]
+    limit = getattr(decoder.config, "max_position_embeddings", None) or 1 << 20
+    limit = min(limit, turn or limit)
     length = min(max([SHORTEST, *(w + 16 for w in windows if w < limit)]), limit)
     random_ = random.Random(0)
-    words = policy.decoder.get_input_embeddings().weight.shape[0]
+    words = decoder.get_input_embeddings().weight.shape[0]
 
     def some(n: int, first: int) -> tuple[int, ...]:
         return (first, *(random_.randrange(words) for _ in range(n - 1)))

@@ -106,7 +106,7 @@ class Policy:
         self.shape: HeadShape | None = None
         if packing == "auto":
             self.shape = shape_of(self.decoder, self.kernel)
-            check_packing(self)
+            check_packing(self.decoder, self.states, self.shape, self.turn)
         fuse(self.decoder, fused_parts(fused))
 
     @property

@@ -113,9 +113,10 @@ def prepare_step(
     if needs_old(sequences, config):
         old, entropy = scores_of(policy, spans, budget, known)
     if old is not None and config.sampler_cap is not None:
-        ratios = sampler_ratios(
-            rewarded, old, _scored_twins(policy, rewarded, before, budget, known)
-        )
+        # Refined twins that are not trained are scored for their copies' sake.
+        twins = lost_twins(rewarded, before)
+        scored, _ = scores_of(policy, [twin.span for twin in twins], budget, known)
+        ratios = sampler_ratios(rewarded, old, list(zip(twins, scored, strict=True)))
         weights = capped_weights(ratios, old, config.sampler_cap)
         correction = correction_of(ratios, config.sampler_cap)
     if config.kl_coef > 0:
@@ -168,16 +169,6 @@ def token_advantages(
         [row[: len(o)] for row, o in zip(total, old, strict=True)],
         {"gap": float(gaps.mean()), **metrics},
     )
-
-
-def _scored_twins(
-    policy: Policy, sequences: Sequence[TrainSequence], before: Sequence[TrainSequence],
-    budget: int | None, known: Scores | None,
-) -> list[tuple[TrainSequence, Tensor]]:  # fmt: skip
-    """The refined twins that are not trained, with their old log-probs, for their copies' sake."""
-    twins = lost_twins(sequences, before)
-    scored, _ = scores_of(policy, [t.span for t in twins], budget, known)
-    return list(zip(twins, scored, strict=True))
 
 
 def sampler_ratios(

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from soulkit.errors import ConfigError
-from soulkit.eval.run.provenance import weights_hash
 from soulkit.models.local.loading import NOTE, adapter_folder, load_adapter
 from soulkit.models.local.sampler import LocalModel
+from soulkit.models.local.weights import weights_hash
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.packing import Pack
 from soulkit.train.model.policy import Policy

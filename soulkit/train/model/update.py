@@ -201,7 +201,7 @@ def _policy_term(share: Share) -> Tensor:
     advantages = share.flat(prepared.advantages)
     if advantages is None:
         advantages = share.per_token([s.advantage for s in share.sequences])
-    lost = clipped(scored, old, advantages, share.flat(prepared.weights), config)
+    lost = clipped_policy_loss(scored, old, advantages, share.flat(prepared.weights), config)
     loss = lost.loss
     base = share.flat(prepared.base)
     if base is not None:
@@ -212,7 +212,7 @@ def _policy_term(share: Share) -> Tensor:
     return loss
 
 
-def clipped(
+def clipped_policy_loss(
     scored: Scored, old: Tensor, advantages: Tensor, weights: Tensor | None, config: TrainConfig
 ) -> TokenLoss:
     """The clipped loss of algorithms §2, with the token's or the sequence's ratio."""

@@ -148,6 +148,16 @@ def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group=GROUP))
 
 
+@cache
+def built_in_settings() -> tuple[type[Settings], ...]:
+    """The settings of the built-in methods, less those that others inherit."""
+    kinds = dict.fromkeys(method_class(name).settings for name in built_in())
+    return tuple(
+        kind for kind in kinds
+        if not any(other is not kind and issubclass(other, kind) for other in kinds)
+    )  # fmt: skip
+
+
 def from_packages() -> dict[str, str]:
     """Name → sentence of the methods of installed packages, less those hidden by built-in ones."""
     return {

@@ -82,12 +82,9 @@ def ability_of(loop: Loop, say: Callable[[str], None]) -> AbilityTotals | None:
     if not loop.config.retention:
         return None
     folder = loop.run.path / FOLDER
-    before, after = (_records(folder / f"{moment}.jsonl") for moment in ("before", "after"))
+    files = (folder / f"{moment}.jsonl" for moment in ("before", "after"))
+    before, after = (load_records(file, light=True) if file.is_file() else [] for file in files)
     totals = ability_totals(before, after, [task for task, _ in general_rows()])
     for remark in totals.remarks():
         say(remark)
     return totals
-
-
-def _records(path: Path) -> list[Record]:
-    return load_records(path, light=True) if path.is_file() else []

@@ -113,16 +113,17 @@ class JudgeCanaries:
         value = means[label]
         if value is None:
             return []
-        first, drafts = self.first[label], _drafts_mean(records, task)
+        first = self.first[label]
+        drafts = _mean(r.score.reward for r in records if r.task == task and r.kind == "draft")
         metric = next(c.task.spec.metric for c in self.canaries if c.task.name == task)
-        why = reasons(value, first, drafts, self.margin * (metric.high - metric.low))
+        why = alarm_reasons(value, first, drafts, self.margin * (metric.high - metric.low))
         alarm = Alarm(
             canary=label, value=value, first=first, drafts=drafts, why=tuple(why), step=step
         )
         return [alarm] if why else []
 
 
-def reasons(value: float, first: float, drafts: float | None, allowed: float) -> list[str]:
+def alarm_reasons(value: float, first: float, drafts: float | None, allowed: float) -> list[str]:
     """Why a canary that scores `value` raises an alarm: `rose`, `above_drafts`, both or neither.
 
     `allowed` is how far it may rise above its `first` value, in points of the metric.
@@ -145,10 +146,6 @@ def canaries_of(pool: TaskRows) -> list[Canary]:
     if not canaries:
         raise _nobody_judges(list(rows))
     return canaries
-
-
-def _drafts_mean(records: Sequence[Record], task: str) -> float | None:
-    return _mean([r.score.reward for r in records if r.task == task and r.kind == "draft"])
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -125,7 +125,7 @@ class FeedbackOutcome:
         return ", ".join([parts[0] + kinds, *parts[1:]])
 
 
-def outcomes(
+def feedback_outcomes(
     records: Sequence[Record], read: Sequence[Record], tasks: Mapping[str, Task],
     policies: Mapping[str, FeedbackPolicy], refines: bool,
 ) -> dict[str, FeedbackOutcome]:  # fmt: skip
@@ -196,7 +196,7 @@ class FeedbackMonitor:
         knows the count of a run that is taken up."""
         if not objective.uses_feedback:
             return None
-        streak = newest(metrics).feedback.in_vain
+        streak = newest_rollout_line(metrics).feedback.in_vain
         policies = {name: feedback_policy(config, task=name) for name in tasks}
         return cls(objective.refines, policies, tasks, streak)
 
@@ -204,7 +204,7 @@ class FeedbackMonitor:
         self, counts: FeedbackCounts, records: Sequence[Record], read: Sequence[Record]
     ) -> FeedbackCounts:
         """The step's counts with what was gated, what was missing, and the steps in vain."""
-        ends = outcomes(records, read, self.tasks, self.policies, self.refines)
+        ends = feedback_outcomes(records, read, self.tasks, self.policies, self.refines)
         missing = any(one.missing for one in ends.values())
         if any(one.used for one in ends.values()):
             self.streak = 0
@@ -220,12 +220,12 @@ class FeedbackMonitor:
         return f"nothing was {verb}{where * (len(self.tasks) > 1)}: {outcome.sentence()}"
 
 
-def newest(metrics: Path) -> StepLine:
+def newest_rollout_line(metrics: Path) -> StepLine:
     """The line of a run's newest rollout step; empty before the first."""
     return next((line for line in reversed(read_step_lines(metrics)) if line.played), StepLine())
 
 
-def in_vain(method: str, line: StepLine) -> UserError | None:
+def feedback_in_vain(method: str, line: StepLine) -> UserError | None:
     """Why a run stops after the step of `line`; None while it may go on."""
     streak, missing = line.feedback.in_vain, line.feedback.missing
     if streak < STEPS_IN_VAIN or not missing:

@@ -53,7 +53,7 @@ def with_reward(record: Record) -> Record:
     return replace(record, score=lost)
 
 
-def silence(records: Sequence[Record]) -> CallError | None:
+def step_failure(records: Sequence[Record]) -> CallError | None:
     """Why a step has nothing to learn from, or has no feedback at all; None when it has.
 
     A run that went on would spend hours on a dead server, or be another method than was asked for.
@@ -77,7 +77,7 @@ def _of_reason(reason: str) -> type[CallError]:
     return TaskError if reason == TaskError.reason else ProviderError
 
 
-def engine_of(
+def task_engine(
     config: TrainConfig, cast: Cast, task: Task, feedback: FeedbackPolicy | None = None,
     temperature: float = 0.0,
 ) -> Engine:  # fmt: skip
@@ -100,7 +100,7 @@ async def played_greedily(
     jobs = [Job(task, example, 0, step) for task, example in rows]
     for jobs_of_task in jobs_by_task(jobs).values():
         task = jobs_of_task[0].task
-        engine = engine_of(config, cast, task)
+        engine = task_engine(config, cast, task)
         yield task, await engine.run(jobs_of_task, nobody_reads)
 
 
@@ -225,11 +225,7 @@ class Rollouts:
         policy = None
         if self.objective.uses_feedback:
             policy = feedback_policy(self.config, self.blind_reader, task.name)
-        return self.engine(task, policy, self.config.temperature)
-
-    def engine(self, task: Task, feedback: FeedbackPolicy | None, temperature: float) -> Engine:
-        """What plays the rollouts of one task."""
-        return engine_of(self.config, self.cast, task, feedback, temperature)
+        return task_engine(self.config, self.cast, task, policy, self.config.temperature)
 
     def shuffle_key(self, step: int) -> str:
         return f"{self.config.seed}/{step}"

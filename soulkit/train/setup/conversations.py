@@ -175,6 +175,18 @@ def _refuse_same_rows(
             )
 
 
+def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigError:
+    """The error of lessons that are longer than a model reads."""
+    preset = f" (preset {config.preset})" if config.preset else ""
+    return ConfigError(
+        f"Lessons of {tokens:,} tokens were asked for{preset}, and the context of "
+        f"'{config.model}' holds {context:,}.",
+        "Beyond it the model has no positions that mean anything.",
+        f"Write --lesson-tokens {context}: older turns then leave; or take a model with more "
+        "context.",
+    )
+
+
 # --- what is recorded -----------------------------------------------------------------------------
 
 

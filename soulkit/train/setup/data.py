@@ -11,7 +11,7 @@ and everything that makes, checks and counts such a run serves for both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from soulkit.data.corpora.source import Announcement
 from soulkit.data.rows import dev_split, first_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.eval.results.batch_statistics import parts_remark
 from soulkit.models.base import Cast, ChatModel, Player, Sampler, max_reply_tokens, min_reply_tokens
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.players import Players, cast_of
@@ -29,10 +28,9 @@ from soulkit.play.default_players import (
     training_player_remarks,
     with_default_players,
 )
-from soulkit.play.plan import Plan, Work
+from soulkit.play.plan import Work
 from soulkit.play.requirements import (
     MissingRequirement,
-    left_out_lines,
     missing_checkpoints,
     missing_engine,
     missing_keys,
@@ -59,10 +57,11 @@ from soulkit.train.config import (
 )
 from soulkit.train.objectives.base import Objective, make_objective, method_class
 from soulkit.train.objectives.sft import SftSettings
+from soulkit.train.planning import training_plan
 from soulkit.train.rollouts.canaries import canaries_of
-from soulkit.train.setup.conversations import Corpus, gather_corpus
+from soulkit.train.setup.conversations import gather_corpus
 from soulkit.train.setup.feedback_check import refuse_without_feedback
-from soulkit.train.setup.rows import TaskRows, mixture
+from soulkit.train.setup.rows import TaskRows, TrainingData, mixture, no_gold_words
 from soulkit.types import Example
 
 if TYPE_CHECKING:
@@ -124,49 +123,6 @@ class ServePlayer(Protocol):
     def __call__(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel: ...
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """What a run trains on."""
-
-    tasks: Mapping[str, Task]
-    pool: TaskRows
-    dev: TaskRows
-    config: TrainConfig
-    """The settings with everybody in their seats."""
-    objective: Objective | None = None
-    """The method, made once; None in supervised training."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Task of the suite → why it is not trained on here."""
-    corpus: Corpus | None = None
-    """The conversations that are learned in the place of tasks."""
-    measured: TrainingData | None = None
-    """What supervised training is measured on: rows, players and settings of a reinforcement."""
-    players: tuple[str, ...] = ()
-    """A line for each default player that differs from evaluation's."""
-    coaches: tuple[str, ...] = ()
-    """Lines on default coaches that are no model: a plan has them as well."""
-
-    def remarks(self) -> list[str]:
-        """Lines printed before the start: tasks left out, other players than in evaluation, rows
-        that are repeated, and headlines of which the dev rows lack a part."""
-        share = self.config.rows_per_task
-        lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
-        lines += self.measured.players if self.measured else ()
-        lines += self.coaches
-        lines += self.corpus.remarks() if self.corpus else []
-        for task in self.tasks.values():
-            held_out = [row for owner, row in self.dev if owner is task]
-            lines.append(parts_remark(task, held_out, dev=True))
-        for task in self.tasks.values() if share else ():
-            taken = [row.id for owner, row in self.pool if owner is task]
-            if (distinct := len(set(taken))) < len(taken):
-                lines.append(
-                    f"{task.name} has {distinct} training rows: they are repeated up to "
-                    f"{len(taken)}, so that the tasks keep their shares"
-                )
-        return [line for line in lines if line]
-
-
 def load_training_data(
     config: TrainConfig, *, asking: bool = False, say: Announcement | None = None
 ) -> TrainingData:
@@ -212,7 +168,7 @@ def load_training_data(
         _mixed(config, tasks, rows_by_task, objective), left_out=left_out, measured=measured,
         players=tuple(training_player_remarks(config, played, registry)), coaches=tuple(remarks),
     )  # fmt: skip
-    refuse_missing(gaps, lambda: _planned(material), config.suite)
+    refuse_missing(gaps, lambda: training_plan(material) if material.pool else None, config.suite)
     pool = material.pool
     if config.canary_every is not None:
         canaries_of(pool)
@@ -240,7 +196,6 @@ def refuse_unnamed_model(config: TrainConfig, tasks: Mapping[str, Task] | None =
 
 
 def _is_soul(task: Task, source: str) -> bool:
-    """Whether rows are made by the task, or a released file or a folder of such."""
     names = {*task.spec.files.train, *task.spec.files.eval}
     return source.startswith(MADE) or Path(source).is_dir() or Path(source).name in names
 
@@ -294,11 +249,7 @@ def _work(task: Task, config: TrainConfig, objective: Objective | None) -> Work:
     if objective is None and task.gold_is_script:
         raise NoRows(*_script_words(task.name))
     if objective is None and all(task.gold(row) is None for row in rows[:1]):
-        raise NoRows(
-            f"The task '{task.name}' has no gold episodes to imitate.",
-            "Supervised training needs the perfect answer of each row.",
-            "Train it with grpo or ditto, or define gold() in the task.",
-        )
+        raise NoRows(*no_gold_words(task.name))
     return Work(task, rows)
 
 
@@ -335,12 +286,6 @@ def recorded_training_data(config: TrainConfig) -> TrainingData:
         name: chosen_rows(training_rows(task, config), config, name) for name, task in tasks.items()
     }
     return _mixed(config, tasks, rows, None)
-
-
-def _planned(material: TrainingData) -> Plan | None:
-    from soulkit.train.planning import training_plan
-
-    return training_plan(material.config, material) if material.pool else None
 
 
 def rows_and_gaps(

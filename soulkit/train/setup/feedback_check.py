@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from soulkit.errors import ConfigError, UserError
 from soulkit.models.base import Cast, Player
+from soulkit.models.stand_ins import AnsweringModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.tasks.kit.base import Rollout, Task
@@ -93,7 +94,9 @@ async def gold_turns(
     played so."""
     rollout = Rollout(kind="refined" if feedback else "draft", feedback=feedback)
     try:
-        episode = await task.play(example, _reciters(task, example), rollout)
+        actor, other = Player(_reciter(task.gold(example))), Player(_reciter(None))
+        cast = Cast(actor=actor, partner=other, environment=other, judges=(other,), coach=other)
+        episode = await task.play(example, cast, rollout)
         episode = checked_episode(task, episode)
     except UserError:
         raise
@@ -102,27 +105,15 @@ async def gold_turns(
     return [(trace.seat, turn.context) for trace in episode.traces for turn in trace.turns]
 
 
-def _reciters(task: Task, example: Example) -> Cast:
-    actor, other = Player(_Reciter(task.gold(example))), Player(_Reciter(None))
-    return Cast(actor=actor, partner=other, environment=other, judges=(other,), coach=other)
+def _reciter(gold: Episode | None) -> AnsweringModel:
+    """Says the lines of `gold`, a turn each, and agrees when there are none left."""
+    lines = GoldLines(gold)
 
+    def answer(call: Call, sampling: Sampling) -> str:
+        line = lines.line(call)
+        return "Yes." if line is None else line
 
-class _Reciter:
-    """Says its lines, a turn each, and agrees when there are none left."""
-
-    name = "none"
-
-    def __init__(self, gold: Episode | None) -> None:
-        self.recital = GoldLines(gold)
-
-    async def complete(
-        self, context: Sequence[Segment], sampling: Sampling, call: Call
-    ) -> Completion:
-        line = self.recital.line(call)
-        return Completion(text="Yes." if line is None else line)
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+    return AnsweringModel("none", answer)
 
 
 ROWS = 500
@@ -308,7 +299,11 @@ def _shows(
 def _no_feedback(
     config: TrainConfig, obstacles: Mapping[str, NoFeedbackReason], mixed: bool
 ) -> NoFeedback:
-    coach = " and ".join(dict.fromkeys(_coach_name(config, name) for name in obstacles))
+    players = {name: config.cast_as("coach", name) for name in obstacles}
+    coach = " and ".join(dict.fromkeys(
+        who[0].written() if who else config.named("coach", name) or "symbolic"
+        for name, who in players.items()
+    ))  # fmt: skip
     whys = "; ".join(f"task '{name}': {one.why}" for name, one in obstacles.items())
     ways = list(dict.fromkeys(one.way for one in obstacles.values()))
     ways += [f"leave {', '.join(obstacles)} out of --task"] if mixed else []
@@ -322,23 +317,9 @@ def _no_feedback(
     )
 
 
-def _coach_name(config: TrainConfig, task: str) -> str:
-    players = config.cast_as("coach", task)
-    return players[0].written() if players else config.named("coach", task) or "symbolic"
-
-
 def _refuse_weightless(config: TrainConfig, objective: Objective, pool: TaskRows) -> None:
     """Settings under which the part that learns from feedback, or a teacher, is always 0."""
-    _refuse_one_outcome(config, objective)
-    # Rewards of the reference are not on the scale of the metric.
-    paper = config.protocol == "paper"
-    highs = {task.name: task.spec.metric.high for task, _ in pool} if paper else {}
-    if lines := method_class(config.method).futile(config, highs):
-        raise NoFeedback(*lines)
-
-
-def _refuse_one_outcome(config: TrainConfig, objective: Objective) -> None:
-    """The one outcome that is left has probability 1 for whoever reads: nothing differs."""
+    # The one outcome that is left has probability 1 for both: nothing differs.
     alone = config.divergence_top_k == 1 and config.divergence_tail == "renorm"
     if alone and objective.logits:
         raise NoFeedback(
@@ -347,6 +328,11 @@ def _refuse_one_outcome(config: TrainConfig, objective: Objective) -> None:
             "always 0, and nothing is learned from it.",
             "Leave out divergence_top_k, or add --set divergence_tail=bucket.",
         )
+    # Rewards of the reference are not on the scale of the metric.
+    paper = config.protocol == "paper"
+    highs = {task.name: task.spec.metric.high for task, _ in pool} if paper else {}
+    if lines := method_class(config.method).futile(config, highs):
+        raise NoFeedback(*lines)
 
 
 def zero_weight_remark(config: TrainConfig) -> str:

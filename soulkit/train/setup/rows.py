@@ -1,4 +1,4 @@
-"""Which rows a step plays: a mixture of tasks, shuffled per epoch; rows of general ability.
+"""What a run trains on, and which rows a step plays: a mixture of tasks, shuffled per epoch.
 
 Everything is drawn by (seed, step), so a resumed run plays the rows that an untouched one would.
 """
@@ -8,17 +8,65 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from soulkit.data.files import RawRow
 from soulkit.errors import DataError
+from soulkit.eval.results.batch_statistics import parts_remark
+from soulkit.play.requirements import left_out_lines
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
+from soulkit.train.objectives.base import Objective
+from soulkit.train.setup.conversations import Corpus
 from soulkit.types import Example
 
 TaskRows = list[tuple[Task, Example]]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run trains on."""
+
+    tasks: Mapping[str, Task]
+    pool: TaskRows
+    dev: TaskRows
+    config: TrainConfig
+    """The settings with everybody in their seats."""
+    objective: Objective | None = None
+    """The method, made once; None in supervised training."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Task of the suite → why it is not trained on here."""
+    corpus: Corpus | None = None
+    """The conversations that are learned in the place of tasks."""
+    measured: TrainingData | None = None
+    """What supervised training is measured on: rows, players and settings of a reinforcement."""
+    players: tuple[str, ...] = ()
+    """A line for each default player that differs from evaluation's."""
+    coaches: tuple[str, ...] = ()
+    """Lines on default coaches that are no model: a plan has them as well."""
+
+    def remarks(self) -> list[str]:
+        """Lines printed before the start: tasks left out, other players than in evaluation, rows
+        that are repeated, and headlines of which the dev rows lack a part."""
+        share = self.config.rows_per_task
+        lines = [*left_out_lines(self.config.suite, self.left_out), *self.players]
+        lines += self.measured.players if self.measured else ()
+        lines += self.coaches
+        lines += self.corpus.remarks() if self.corpus else []
+        for task in self.tasks.values():
+            held_out = [row for owner, row in self.dev if owner is task]
+            lines.append(parts_remark(task, held_out, dev=True))
+        for task in self.tasks.values() if share else ():
+            taken = [row.id for owner, row in self.pool if owner is task]
+            if (distinct := len(set(taken))) < len(taken):
+                lines.append(
+                    f"{task.name} has {distinct} training rows: they are repeated up to "
+                    f"{len(taken)}, so that the tasks keep their shares"
+                )
+        return [line for line in lines if line]
 
 
 def mixture(
@@ -59,6 +107,15 @@ def batch(pool: TaskRows, size: int, step: int, seed: int) -> TaskRows:
     return chosen
 
 
+def no_gold_words(task: str) -> tuple[str, str, str]:
+    """The error of a task that cannot be imitated."""
+    return (
+        f"The task '{task}' has no gold episodes to imitate.",
+        "Supervised training needs the perfect answer of each row.",
+        "Train it with grpo or ditto, or define gold() in the task.",
+    )
+
+
 GENERAL = "general"
 """The suite whose tasks stand for what a model can do beside what it is trained for."""
 
@@ -67,12 +124,12 @@ def general_rows() -> TaskRows:
     """Every row of the suite, each task's as many as it makes by itself."""
     registry = load_registry()
     tasks = [registry.task(name) for name in registry.suite(GENERAL)]
-    return [(task, example) for task in tasks for example in _rows_of(task)]
-
-
-def _rows_of(task: Task) -> Sequence[Example]:
-    made = enumerate(make_rows(task, None, seed=0), 1)
-    return to_examples(task, [RawRow(row, f"{GENERAL}:{i}") for i, row in made]).examples
+    pool: TaskRows = []
+    for task in tasks:
+        made = enumerate(make_rows(task, None, seed=0), 1)
+        rows = [RawRow(row, f"{GENERAL}:{i}") for i, row in made]
+        pool += [(task, example) for example in to_examples(task, rows).examples]
+    return pool
 
 
 def general_settings(config: TrainConfig) -> TrainConfig:

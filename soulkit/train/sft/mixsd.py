@@ -20,7 +20,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -237,19 +237,18 @@ class Writer:
         start, before = time.monotonic(), sum(p.place in on_disk for p in made)
         done = before
         with JsonlWriter(path) as lines:
-            for batch in _batches(made, self.sampler.batch_size):
+            size = self.sampler.batch_size
+            for batch in (made[start : start + size] for start in range(0, len(made), size)):
                 lost = [p for p in batch if p.place not in on_disk]
                 if not lost:
                     continue
-                records = {r["place"]: r for r in await self._batch(batch)}
+                written = await asyncio.gather(*(self._text(prompt) for prompt in batch))
+                records = {record["place"]: record for record in written}
                 lines.write_all(records[p.place] for p in lost)
                 on_disk.update((p.place, records[p.place]) for p in lost)
                 done += len(lost)
                 self.begin(_progress(done, before, len(made), time.monotonic() - start))
         return [on_disk[p.place] for p in made]
-
-    async def _batch(self, batch: Sequence[Prompt]) -> list[dict[str, Any]]:
-        return await asyncio.gather(*(self._text(prompt) for prompt in batch))
 
     async def _text(self, prompt: Prompt) -> dict[str, Any]:
         config = self.config
@@ -310,10 +309,6 @@ def _message(segment: Segment) -> dict[str, Any]:
     exact = {"token_ids": list(segment.token_ids)} if segment.token_ids else {}
     untrained = {"trained": False} if segment.role == "assistant" else {}
     return {"role": segment.role, "content": segment.text, **exact, **untrained}
-
-
-def _batches(made: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
-    yield from (made[start : start + size] for start in range(0, len(made), size))
 
 
 def _progress(done: int, before: int, total: int, seconds: float) -> str:

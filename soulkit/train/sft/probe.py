@@ -30,13 +30,8 @@ from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import DEV_EPISODES
 from soulkit.train.config import TINY
 from soulkit.train.rollouts.play import DevScores
-from soulkit.train.setup.data import (
-    ServePlayer,
-    TrainingData,
-    make_cast,
-    make_players,
-    probe_settings,
-)
+from soulkit.train.setup.data import ServePlayer, make_cast, make_players, probe_settings
+from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.checkpoint import replace_folder
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import read_step_lines

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from soulkit.data.corpora.lessons import Lesson
-from soulkit.errors import ConfigError
 from soulkit.eval.results.calls import calls_by_task
 from soulkit.eval.results.summary import Cell
 from soulkit.eval.results.warnings import with_calls
@@ -20,8 +19,9 @@ from soulkit.runs.records import newest_dev
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.setup.conversations import Corpus
-from soulkit.train.setup.data import ServePlayer, TrainingData
+from soulkit.train.setup.conversations import Corpus, beyond_context
+from soulkit.train.setup.data import ServePlayer
+from soulkit.train.setup.rows import TrainingData
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.mixsd import read_written
 from soulkit.train.sft.probe import Reinforce, make_measures
@@ -55,18 +55,6 @@ def encoder_for(policy: Policy, config: TrainConfig) -> LessonEncoder:
     return LessonEncoder(policy.renderer, policy.encode_reply, asked_for or context)
 
 
-def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigError:
-    """The error of lessons that are longer than a model reads."""
-    preset = f" (preset {config.preset})" if config.preset else ""
-    return ConfigError(
-        f"Lessons of {tokens:,} tokens were asked for{preset}, and the context of "
-        f"'{config.model}' holds {context:,}.",
-        "Beyond it the model has no positions that mean anything.",
-        f"Write --lesson-tokens {context}: older turns then leave; or take a model with more "
-        "context.",
-    )
-
-
 def check_corpus(config: TrainConfig, policy: Policy, corpus: Corpus) -> None:
     """DataError for a source, learned or measured, of which no lesson can be used."""
     encode = encoder_for(policy, config)
@@ -89,25 +77,25 @@ def corpus_texts(corpus: Corpus) -> list[str]:
     return sorted(texts)
 
 
-def supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validation]:
+def corpus_supervision(loop: Loop, corpus: Corpus) -> tuple[CorpusStep, Validation]:
     """What takes the steps of a run on conversations, and what measures it."""
     config, policy = loop.config, loop.policy
     encode = encoder_for(policy, config)
     step = CorpusStep(loop, corpus.stream, encode, corpus.held_out, Skips.of(loop.run.metrics))
     spans, counts = {}, {}
     for name, lessons in corpus.validation.items():
-        fitting = encoded(lessons, encode)
+        fitting = encode_lessons(lessons, encode)
         spans[name], counts[name] = [span for one in fitting for span in one], len(fitting)
     return step, Validation(config, policy, spans, counts)
 
 
-def encoded(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
+def encode_lessons(lessons: Sequence[Lesson], encode: LessonEncoder) -> list[list[Span]]:
     """The sequences of those lessons that fit, lesson by lesson."""
     several = [encode(lesson) for lesson in lessons]
     return [spans for spans in several if not isinstance(spans, str)]
 
 
-def unmeasured(corpus: Corpus, validation: Validation) -> list[str]:
+def unmeasured_conversations(corpus: Corpus, validation: Validation) -> list[str]:
     """What is said of validation conversations that cannot be measured."""
     lost = {name: len(some) - validation.lessons[name] for name, some in corpus.validation.items()}
     return [
@@ -127,13 +115,15 @@ def loss_cells(lines: Sequence[StepLine]) -> dict[str, dict[str, Cell]]:
     for line in lines:
         for name, loss in line.learned.losses.items():
             by_source.setdefault(name, []).append(loss)
-    cells = {}
-    for name, losses in sorted(by_source.items()):
-        last = losses[-LAST_STEPS:]
-        mean = estimate(last, range(len(last)))
-        cells[name] = {"loss": Cell(mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high,
-                                    n_scored=len(last), n=len(last))}  # fmt: skip
-    return cells
+    return {name: {"loss": _loss_cell(losses)} for name, losses in sorted(by_source.items())}
+
+
+def _loss_cell(losses: Sequence[float]) -> Cell:
+    last = losses[-LAST_STEPS:]
+    mean = estimate(last, range(len(last)))
+    return Cell(
+        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
+    )
 
 
 def lesson_totals(lines: Sequence[StepLine]) -> LessonCounts:
@@ -157,12 +147,6 @@ def validation_totals(
     return ValidationTotals.of([(line.step, line.valid) for line in measured], lessons)
 
 
-def rows_without_use(corpus: Corpus | None) -> dict[str, dict[str, int]]:
-    """Source → reason → rows that are no lesson, where there are any."""
-    unusable = corpus.stream.unusable if corpus else {}
-    return {source: reasons for source, reasons in unusable.items() if reasons}
-
-
 async def supervise(
     loop: Loop, material: TrainingData, show: Show, say: Callable[[str], None],
     reinforce: Reinforce, serve: ServePlayer | None = None,
@@ -172,8 +156,8 @@ async def supervise(
     stop_ended(loop)
     step: Callable[[int], Awaitable[StepLine]]
     if material.corpus is not None:
-        step, validate = supervision(loop, material.corpus)
-        for remark in unmeasured(material.corpus, validate):
+        step, validate = corpus_supervision(loop, material.corpus)
+        for remark in unmeasured_conversations(material.corpus, validate):
             say(remark)
     else:
         step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
@@ -228,7 +212,7 @@ async def note_players(
     write_provenance(loop.run, record)
     if loop.step < loop.config.steps:
         players.say = say
-        await players.roll_call.hold()
+        await players.preflight.hold()
 
 
 def supervised_summary(
@@ -238,11 +222,8 @@ def supervised_summary(
     conversations; what was measured on others of them stands beside it."""
     config, lines = loop.config, read_step_lines(loop.run.metrics)
     losses = [line.learned.loss for line in lines]
-    last = [loss for loss in losses if loss is not None][-LAST_STEPS:]
-    mean = estimate(last, range(len(last)))
-    cell = Cell(
-        mean=mean.mean, ci_low=mean.ci_low, ci_high=mean.ci_high, n_scored=len(last), n=len(last)
-    )
+    unusable = material.corpus.stream.unusable if material.corpus else {}
+    cell = _loss_cell([loss for loss in losses if loss is not None])
     return TrainSummary(
         command="train sft",
         model=config.model,
@@ -252,9 +233,9 @@ def supervised_summary(
         suite=config.suite or "",
         left_out=material.left_out,
         steps=loop.step,
-        summary_steps=len(last),
+        summary_steps=cell.n,
         validation=validation_totals(lines, validated),
         lessons=lesson_totals(lines),
-        unusable=rows_without_use(material.corpus),
+        unusable={source: dict(why) for source, why in unusable.items() if why},
         written=read_written(loop.run.path),
     )

@@ -18,8 +18,7 @@ from soulkit.errors import CallError, ModelLoadError
 from soulkit.models.base import Sampler
 from soulkit.runs.records import SAMPLED, SAMPLES, RecordWriter
 from soulkit.text import one_line
-from soulkit.train.setup.data import TrainingData
-from soulkit.train.setup.rows import TaskRows
+from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.train.state.loop import Loop
 from soulkit.types import Call, Episode, Failure, Line, Record, Sampling, Score, Segment, Usage
 
@@ -43,7 +42,7 @@ class HeldOut:
     wrote: str
 
 
-def held_out(material: TrainingData, count: int) -> list[HeldOut]:
+def held_out_conversations(material: TrainingData, count: int) -> list[HeldOut]:
     """The first `count` conversations that nothing is learned from, of every source in turn."""
     if material.corpus is None:
         return list(islice(_of_rows(material.dev), count))
@@ -85,7 +84,7 @@ class Samples:
         """None where nothing is held out, or nothing is measured on the way."""
         config = loop.config
         count = SHOWN if config.show_samples is None else config.show_samples
-        conversations = held_out(material, count) if config.eval_every else []
+        conversations = held_out_conversations(material, count) if config.eval_every else []
         if not conversations:
             return None
         sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)

@@ -36,7 +36,7 @@ from soulkit.train.model.update import NotFinite, take_step
 from soulkit.train.objectives.sequences import Span, gold_spans
 from soulkit.train.setup.conversations import lesson_print
 from soulkit.train.setup.feedback_check import lesson_feedback
-from soulkit.train.setup.rows import TaskRows, batch
+from soulkit.train.setup.rows import TaskRows, batch, no_gold_words
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import Learned, LessonCounts, StepLine
@@ -156,11 +156,7 @@ def perfect_spans(
     """The trained sequences of one perfect episode."""
     episode = task.gold(example, feedback)
     if episode is None:
-        raise ConfigError(
-            f"Task '{task.name}' has no gold episodes to imitate.",
-            "Supervised training needs the perfect answer of each row.",
-            "Train it with grpo or ditto, or define gold() in the task.",
-        )
+        raise ConfigError(*no_gold_words(task.name))
     return gold_spans(episode, policy.renderer, policy.encode_reply)
 
 
@@ -249,7 +245,6 @@ class LossSums:
 
 
 def _whole(span: Span) -> Span:
-    """Every token trained but the first, which nothing precedes."""
     return replace(span, trained=(False, *(True,) * (len(span.ids) - 1)))
 
 
@@ -289,7 +284,6 @@ class CorpusStep:
         learned = imitate(
             policy, self.loop.optimizer, batch.spans, config, self.skips, batch.sources
         )
-        learned = replace(learned, sequences=len(batch.spans))
         seconds = round(time.monotonic() - started, 3)
         return StepLine(step=step, learned=learned, lessons=batch.counts(), train_seconds=seconds)
 

@@ -126,7 +126,7 @@ def save_checkpoint(
     return final
 
 
-def replace_folder(final: Path, fill: Callable[[Path], None]) -> None:
+def replace_folder(final: Path, fill: Callable[[Path], object]) -> None:
     """Let `fill` write the folder aside, sync it, and put it in the place of `final`."""
     aside, old = (final.with_name(f".{final.name}.{kind}") for kind in ("part", "old"))
     for leftover in (aside, old):

@@ -31,8 +31,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of
 from soulkit.train.setup.conversations import corpus_prints
-from soulkit.train.setup.data import TrainingData
-from soulkit.train.setup.rows import TaskRows
+from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.types import Sampling
 
 MATERIAL = "material.json"

@@ -178,7 +178,6 @@ class Loop:
         self._forget_sampled()
 
     def _measure_base(self, validate: Validate) -> None:
-        """Note the losses before the first step."""
         self.begin("validation")
         self.metrics.write_all(dev_lines(StepLine(step=BASE, valid=validate(BASE))))
 

@@ -25,7 +25,6 @@ from soulkit.config import Settings
 from soulkit.data.corpora.settings import hub_address
 from soulkit.data.hub import RELEASES
 from soulkit.eval.results.cells import Cell, missing_parts_text
-from soulkit.eval.run.provenance import weights_hash
 from soulkit.metrics.intervals import estimate_text
 from soulkit.models.local.loading import (
     UNSTATED,
@@ -38,12 +37,13 @@ from soulkit.models.local.loading import (
     is_peft,
     model_place,
 )
+from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings
 from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.setup.conversations import Corpus, source_facts
-from soulkit.train.setup.data import TrainingData
+from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.summary import AbilityTotals, WrittenTotals
 from soulkit.version import __version__
 
@@ -118,7 +118,7 @@ def _front(config: TrainConfig, note: Mapping[str, Any]) -> Iterator[str]:
     front["tags"] = ["soulkit", "human-simulation", config.method, *lora, *config.tasks]
     if on_hub := [m["repo"] for one in config.corpora if (m := hub_address(one.path))]:
         front["datasets"] = list(dict.fromkeys(on_hub))
-    if any(_source(config, name) is None for name in config.tasks):
+    if any(config.data.get(name) is None for name in config.tasks):
         front["datasets"] = [RELEASES["train"]]
     yield "---"
     yield yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()
@@ -151,7 +151,9 @@ def _head(
     measured = "validation loss" if summary.get("best_valid") is not None else "dev score"
     selected = f"; best {measured} at step {best}" if best is not None else ""
     yield f"* step {step} of {config.steps}{selected}"
-    yield f"* seed {config.seed}, learning rate {config.lr:g}" + _rank(config, note)
+    fresh = note.get("kind") == "adapter" and not further
+    rank = f", LoRA rank {config.lora.r}, alpha {config.lora.alpha}" if fresh else ""
+    yield f"* seed {config.seed}, learning rate {config.lr:g}{rank}"
     yield f"* command: `{_command(config, base)}`\n"
 
 
@@ -163,17 +165,13 @@ def _teacher(teacher: Mapping[str, Any]) -> str:
     return f"{model} + `{_plain(str(adapter))}`" if adapter else model
 
 
-def _rank(config: TrainConfig, note: Mapping[str, Any]) -> str:
-    fresh = note.get("kind") == "adapter" and not note.get("adapter")
-    return f", LoRA rank {config.lora.r}, alpha {config.lora.alpha}" if fresh else ""
-
-
 def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
     """The settings that are not the defaults, without folders of this machine."""
     defaults, revision = type(config).defaults(), base.get("revision")
     hub = f"{base.get('model')}@{revision}" if revision else ""
     words = ["soul", "train", config.method, "--model", hub or _plain(config.model)]
-    words += ["--task", ",".join(_weighted(config))] if config.tasks else []
+    tasks = [t if ratio == 1 else f"{t}:{ratio:g}" for t, ratio in config.tasks.items()]
+    words += ["--task", ",".join(tasks)] if tasks else []
     for one in config.corpora:
         words += ["--data", _plain(one.path) + (f":{one.ratio:g}" if one.ratio != 1 else "")]
     words += ["--side", config.side] if config.side else []
@@ -182,15 +180,13 @@ def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
     for task, source in config.data.items():
         words += ["--data", f"{task}={_plain(source)}"]
     for name, value in config.resolved().items():
-        plain = isinstance(value, str | int | float) and not _is_path(value)
+        plain = isinstance(value, str | int | float) and not {"/", "\\"} & set(str(value))
         if name not in _ELSEWHERE and plain and value != defaults.get(name):
             words += ["--set", f"{name}={value}"]
-    return shlex.join([*words, *_players(config, ""), *_task_players(config)])
-
-
-def _task_players(config: TrainConfig) -> Iterator[str]:
-    for task, players in config.task_players.items():
-        yield from _players(players, f"{task}=")
+    players = [*_players(config, "")]
+    for task, named in config.task_players.items():
+        players += _players(named, f"{task}=")
+    return shlex.join([*words, *players])
 
 
 def _players(settings: Settings, task: str) -> Iterator[str]:
@@ -203,11 +199,6 @@ def _players(settings: Settings, task: str) -> Iterator[str]:
                 yield from (f"--{name.replace('_', '-')}", printable(f"{task}{player}"))
 
 
-def _weighted(config: TrainConfig) -> Iterator[str]:
-    for task, ratio in config.tasks.items():
-        yield task if ratio == 1 else f"{task}:{ratio:g}"
-
-
 def _data(config: TrainConfig, material: TrainingData, summary: Mapping[str, Any]) -> Iterator[str]:
     yield "## Data\n"
     if material.corpus is not None:
@@ -218,7 +209,7 @@ def _data(config: TrainConfig, material: TrainingData, summary: Mapping[str, Any
     tasks = summary.get("provenance", {}).get("tasks", {})
     for name, task in material.tasks.items():
         rows, dev = (tasks.get(name, {}).get(part) or {} for part in ("rows", "dev_rows"))
-        source = _source(config, name)
+        source = config.data.get(name)
         cells = [
             name, rows.get("n", "–"), f"`{rows.get('sha256', '–')}`", dev.get("n", 0),
             f"`{_plain(source)}`" if source else RELEASES["train"],
@@ -245,14 +236,10 @@ def _conversations(
     yield f"\n{total:,} conversations were learned from, {prompts}; the words of the side that is"
     yield "learned are the only ones with a loss. The hash is of the files. Their terms are not"
     yield "known here: whoever publishes this model has to know them.\n"
-    if written := WrittenTotals.from_json(summary.get("written")):
+    if "written" in summary:
+        written = WrittenTotals.from_json(summary["written"])
         yield "The rows' own answers were not learned: before it was trained the model wrote texts"
         yield f"about their facts itself, {written.words()}.\n"
-
-
-def _source(config: TrainConfig, task: str) -> str | None:
-    """Where the rows of a task came from; None for the released files."""
-    return config.data.get(task)
 
 
 def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -276,7 +263,8 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary.get("command") != "train sft":
         yield f"\nDrafts and refined rollouts are of the last {steps} of the run's {last} steps, on"
         yield "training rows; `dev` is greedy, on held-out rows, after the step it names."
-    if ability := AbilityTotals.from_json(summary.get("retention")):
+    if "retention" in summary:
+        ability = AbilityTotals.from_json(summary["retention"])
         lost = " This is a regression." if ability.regression else ""
         yield f"\nGeneral ability, before to after: {ability.words()}.{lost}"
     yield "\nFigures of a training run are no evaluation: `soul eval` makes one.\n"
@@ -347,9 +335,4 @@ def _licences(note: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """A name as it was typed; of an absolute folder its last part alone."""
     return Path(name).name if name.startswith(("/", "~")) or "\\" in name else name
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and ("/" in value or "\\" in value)

@@ -17,7 +17,7 @@ from soulkit.errors import RunStopped, UserError
 from soulkit.judge.coach import LEAST_DISTINCT
 from soulkit.play.costs import pays
 from soulkit.train.config import TrainConfig
-from soulkit.train.rollouts.feedback import in_vain, newest
+from soulkit.train.rollouts.feedback import feedback_in_vain, newest_rollout_line
 from soulkit.train.state.metrics import StepLine, read_step_lines
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _flat_for_too_long(config: TrainConfig, flat: int) -> RunStopped:
 
 def stop_after(loop: Loop, line: StepLine) -> None:
     """Raise why a run ends after the step of `line`, behind a checkpoint of that step."""
-    error = in_vain(loop.config.method, line) or too_many_skips(line)
+    error = feedback_in_vain(loop.config.method, line) or too_many_skips(line)
     if error is not None:
         loop.checkpoint()
         raise error
@@ -190,5 +190,5 @@ def stop_after(loop: Loop, line: StepLine) -> None:
 def stop_ended(loop: Loop) -> None:
     """Raise again what ended a run in its last step: there is none left to take."""
     if loop.step == loop.config.steps:
-        stop_after(loop, newest(loop.run.metrics))
+        stop_after(loop, newest_rollout_line(loop.run.metrics))
         stop_after(loop, newest_learned(loop.run.metrics))

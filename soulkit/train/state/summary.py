@@ -9,8 +9,8 @@ the rows it was moved by.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import DEV, Cell, Summary, headline, headline_shown, summarise
@@ -23,6 +23,7 @@ from soulkit.metrics.intervals import (
     number,
     signed,
 )
+from soulkit.runs.stored import form_of, read_value, sparse
 from soulkit.tasks.kit.base import Task
 from soulkit.train.state.metrics import (
     Alarm,
@@ -30,22 +31,36 @@ from soulkit.train.state.metrics import (
     LessonCounts,
     Rewards,
     StepLine,
-    alarms,
-    coaches,
-    counts,
-    finite,
-    members,
-    renamed,
-    text,
-    whole,
+    unfolded,
 )
 from soulkit.types import LeakCheck, Record
+
+
+class RunTotals:
+    """Totals of a run, as a member of its summary."""
+
+    __slots__ = ()
+    SPARSE: ClassVar[frozenset[str]] = frozenset()
+    """Members that are left out where they have their defaults."""
+
+    def to_json(self) -> dict[str, Any]:
+        kind: Any = type(self)
+        values, default = form_of(kind).dump_python(self, mode="json"), kind()
+        return {
+            name: value for name, value in values.items()
+            if name not in self.SPARSE or getattr(self, name) != getattr(default, name)
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Self:
+        return read_value(cls, line, "The summary")
+
 
 UNMEASURED = "its weights were never measured, and have moved on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbilityTotals:
+class AbilityTotals(RunTotals):
     """Of a whole run, over the rows of all tasks that stand for general ability."""
 
     before: Cell = field(default_factory=Cell)
@@ -65,22 +80,8 @@ class AbilityTotals:
         return self.ci_high is not None and self.ci_high < 0
 
     def to_json(self) -> dict[str, Any]:
-        line = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**line, "before": self.before.to_json(), "after": self.after.to_json()}
-
-    @classmethod
-    def from_json(cls, value: object) -> Self | None:
-        line = members(value)
-        if not line:
-            return None
-        return cls(
-            before=Cell.from_json(members(line.get("before"))),
-            after=Cell.from_json(members(line.get("after"))),
-            **{name: finite(line.get(name)) for name in ("difference", "ci_low", "ci_high", "p")},
-            n_shared=whole(line.get("n_shared")),
-            n_clusters=whole(line.get("n_clusters")),
-            method=text(line.get("method")),
-        )
+        cells = {"before": self.before.to_json(), "after": self.after.to_json()}
+        return {**RunTotals.to_json(self), **cells}
 
     def words(self) -> str:
         """`0.525 to 0.400 (40/40, 40/40 scored), −0.125 [−0.231, −0.019], 40 clusters`."""
@@ -152,14 +153,15 @@ def _values(records: Sequence[Record]) -> dict[Hashable, float | None]:
     return {record.example_id: record.score.value for record in records}
 
 
-LEAK_CHECKS: Mapping[str, LeakCheck] = {"off": "off", "log": "log", "drop": "drop"}
 LAST_STEPS = 10
 """Steps at the end of a training that its result is a mean over; the curves have all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedbackTotals:
+class FeedbackTotals(RunTotals):
     """Of a whole run."""
+
+    SPARSE = frozenset({"gated", "distinct", "leak_check"})
 
     drafts: int = 0
     coach_failures: int = 0
@@ -170,27 +172,12 @@ class FeedbackTotals:
     """Different texts in a step per draft that got feedback, the mean over all texts."""
     leak_check: LeakCheck = "drop"
 
-    def to_json(self) -> dict[str, Any]:
-        empty = {"gated": not self.gated, "distinct": self.distinct is None,
-                 "leak_check": self.leak_check == "drop"}  # fmt: skip
-        return {name: value for name, value in asdict(self).items() if not empty.get(name)}
-
-    @classmethod
-    def from_json(cls, value: object) -> Self:
-        line = members(value)
-        return cls(
-            drafts=whole(line.get("drafts")),
-            coach_failures=whole(line.get("coach_failures")),
-            coaches=coaches(line.get("coaches")),
-            gated=whole(line.get("gated")),
-            distinct=finite(line.get("distinct")),
-            leak_check=LEAK_CHECKS.get(text(line.get("leak_check")), "drop"),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryTotals:
+class CanaryTotals(RunTotals):
     """Of a whole run; canary → score."""
+
+    SPARSE = frozenset({"unscored"})
 
     first: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, float] = field(default_factory=dict)
@@ -199,26 +186,9 @@ class CanaryTotals:
     unscored: int = 0
     """Scorings without a verdict."""
 
-    def to_json(self) -> dict[str, Any]:
-        line = {**asdict(self), "newest": [asdict(alarm) for alarm in self.newest]}
-        return line if self.unscored else {n: line[n] for n in line if n != "unscored"}
-
-    @classmethod
-    def from_json(cls, value: object) -> Self | None:
-        line = members(value)
-        if not line:
-            return None
-        return cls(
-            first=_numbers(line.get("first")),
-            last=_numbers(line.get("last")),
-            alarms=whole(line.get("alarms")),
-            newest=alarms(line.get("newest")),
-            unscored=whole(line.get("unscored")),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class ValidationTotals:
+class ValidationTotals(RunTotals):
     """Losses on validation conversations by source, in nats per learned token."""
 
     steps: int = 0
@@ -244,17 +214,9 @@ class ValidationTotals:
             lowest |= {name: min(loss, lowest.get(name, loss)) for name, loss in losses.items()}
         return cls(measured[-1][0] + 1, first, last, lowest, lessons)
 
-    @classmethod
-    def from_json(cls, value: object) -> Self | None:
-        line = members(value)
-        if not line:
-            return None
-        first, last, lowest = (_numbers(line.get(name)) for name in ("first", "last", "lowest"))
-        return cls(whole(line.get("steps")), first, last, lowest, counts(line.get("lessons")))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenTotals:
+class WrittenTotals(RunTotals):
     """Texts that a model wrote itself, to learn them."""
 
     facts: int = 0
@@ -266,15 +228,6 @@ class WrittenTotals:
     """Of these, those that were drawn with the fact in view."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Reason → rows about which nothing was written, and texts that are not learned."""
-
-    @classmethod
-    def from_json(cls, value: object) -> Self | None:
-        line = members(value)
-        if not line:
-            return None
-        numbers = ("facts", "texts", "tokens", "tokens_by_expert")
-        left_out = counts(line.get("left_out"))
-        return cls(**{name: whole(line.get(name)) for name in numbers}, left_out=left_out)
 
     def words(self) -> str:
         """`12 about 3 facts, 0.52 of their tokens with the fact in view; 2 × the text is empty`."""
@@ -320,62 +273,21 @@ class TrainSummary(Summary):
     """What the model wrote itself, with the objective mixsd."""
 
     def to_json(self) -> dict[str, Any]:
-        line = {**Summary.to_json(self), "steps": self.steps, "summary_steps": self.summary_steps}
-        if self.rewards != Rewards():
-            line["rewards"] = _headline(self.rewards)
+        line = Summary.to_json(self)
+        for name, value in sparse(self, always=("steps", "summary_steps")).items():
+            if name not in Summary.__dataclass_fields__:
+                line[name] = value.to_json() if hasattr(value, "to_json") else value
         if self.feedback is not None:
-            line |= {"feedback": self.feedback.to_json(), "calls": dict(self.calls)}
-        if self.canaries is not None:
-            line["canaries"] = self.canaries.to_json()
-        if self.retention is not None:
-            line["retention"] = self.retention.to_json()
-        if self.probes:
-            line["probes"] = {step: dict(scores) for step, scores in self.probes.items()}
-        if self.validation is not None:
-            line["validation"] = asdict(self.validation)
-        if self.lessons != LessonCounts():
-            line["lessons"] = self.lessons.to_json()
-        if self.unusable:
-            line["unusable"] = {name: dict(reasons) for name, reasons in self.unusable.items()}
-        if self.written is not None:
-            line["written"] = asdict(self.written)
-        if self.dev_steps is not None:
-            line["dev_steps"] = self.dev_steps
-        if self.best_step is not None:
-            line["best_step"] = self.best_step
-            if self.best_valid is None:
-                line["best_dev"] = self.best_dev
-            else:
-                line["best_valid"] = self.best_valid
-            line["best_checkpoint"] = self.best_checkpoint
-        return line
+            line["calls"] = dict(self.calls)
+        return {**line, "rewards": _headline(self.rewards)} if "rewards" in line else line
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        base = Summary.from_json(line)
-        return cls(
-            **{name: getattr(base, name) for name in Summary.__dataclass_fields__},
-            steps=whole(line.get("steps")),
-            summary_steps=whole(line.get("summary_steps")),
-            rewards=Rewards.from_json(renamed(members(line.get("rewards")))),
-            feedback=FeedbackTotals.from_json(line["feedback"]) if "feedback" in line else None,
-            canaries=CanaryTotals.from_json(line.get("canaries")),
-            retention=AbilityTotals.from_json(line.get("retention")),
-            probes={
-                step: {name: finite(score) for name, score in members(scores).items()}
-                for step, scores in members(line.get("probes")).items()
-            },
-            calls=members(line.get("calls")),
-            dev_steps=whole(line["dev_steps"]) if "dev_steps" in line else None,
-            best_step=whole(line["best_step"]) if "best_step" in line else None,
-            best_dev=finite(line.get("best_dev")),
-            best_valid=finite(line.get("best_valid")),
-            best_checkpoint=text(line.get("best_checkpoint")),
-            validation=ValidationTotals.from_json(line.get("validation")),
-            lessons=LessonCounts.from_json(members(line.get("lessons"))),
-            unusable={n: counts(one) for n, one in members(line.get("unusable")).items()},
-            written=WrittenTotals.from_json(line.get("written")),
-        )
+        named = {
+            name: unfolded(kind, line[name])
+            for name, kind in (("rewards", Rewards), ("lessons", LessonCounts)) if name in line
+        }  # fmt: skip
+        return read_value(cls, {**line, **named}, "The summary")
 
 
 def _headline(rewards: Rewards) -> dict[str, Any]:
@@ -385,12 +297,6 @@ def _headline(rewards: Rewards) -> dict[str, Any]:
     by_task = tuple(f"{name}/" for name in numbers)
     names = {*numbers, "gap/loo_clusters"}
     return {name: line[name] for name in line if name in names or name.startswith(by_task)}
-
-
-def _numbers(value: object) -> dict[str, float]:
-    return {
-        name: number for name, one in members(value).items() if (number := finite(one)) is not None
-    }
 
 
 def feedback_totals(

@@ -36,7 +36,8 @@ from soulkit.models.vllm.settings import EngineChoice, interpreter, vllm_version
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
-from soulkit.train.setup.data import TrainingData, check_training_prompts
+from soulkit.train.setup.data import check_training_prompts
+from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.checkpoint import checkpoints, damage, read_position
 from soulkit.train.weights.push import (
     PUSHES,
@@ -235,7 +236,7 @@ def training_engine(
         run.path, terms, say=say, attached=choice.urls, attached_model=base, proof="pushes"
     )
     asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
-    left = not (asked and is_over(run, config))
+    left = not (asked and is_fully_played(run, config))
     return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)
 
 
@@ -276,7 +277,7 @@ def _name_of(trainer: torch.device) -> str:
     return f"cuda:{trainer.index or 0}" if trainer.type == "cuda" else ""
 
 
-def is_over(run: Run, config: TrainConfig) -> bool:
+def is_fully_played(run: Run, config: TrainConfig) -> bool:
     """Whether nothing of a run is left to play: its last step is taken and measured."""
     for path in reversed(checkpoints(run.checkpoints)):
         if not damage(path):

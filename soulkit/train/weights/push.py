@@ -36,16 +36,17 @@ from soulkit.models.local.journal import Journal, JournalKey
 from soulkit.models.local.loading import ADAPTER, save_adapter
 from soulkit.models.vllm.adapters import (
     AdapterNotServed,
+    Logprobs,
     NotArrived,
     prompt_logprobs,
     push_adapter,
     unload_adapter,
 )
+from soulkit.models.vllm.adapters import Distance as Distance
 from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.model import VllmModel
 from soulkit.models.vllm.replicas import Replicas
-from soulkit.models.vllm.weights_check import EXACT, GROSS, Logprobs
-from soulkit.models.vllm.weights_check import Distance as Distance
+from soulkit.models.vllm.weights_check import EXACT, GROSS
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import log_probs
 from soulkit.train.objectives.sequences import Span
@@ -234,7 +235,6 @@ class Pusher:
         return name
 
     async def _take_away(self, name: str) -> None:
-        """The name first, then its folder."""
         await unload_adapter(self.fleet, name)
         remove_folder(self.folder / name)
 

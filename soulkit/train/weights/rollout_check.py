@@ -30,7 +30,8 @@ import torch
 
 from soulkit.errors import UserError
 from soulkit.models.base import Sampler
-from soulkit.models.vllm.weights_check import EXACT, GROSS, Distance
+from soulkit.models.vllm.adapters import Distance
+from soulkit.models.vllm.weights_check import EXACT, GROSS
 from soulkit.runs.folder import note_start
 from soulkit.train.model.prepare import Scores, needs_old, scores_by_key
 from soulkit.train.objectives.sequences import Span, TrainSequence, emitted_spans
@@ -61,7 +62,7 @@ class CheckedRollouts:
 
     scores: Scores = field(default_factory=dict)
     gap: SamplerGap | None = None
-    travel: PushCost = field(default_factory=PushCost)
+    push: PushCost = field(default_factory=PushCost)
     seconds: float = 0.0
 
 
@@ -112,9 +113,9 @@ class RolloutCheck:
             gap = replace(gap, mean=whole.mean, largest=whole.largest)
             self.earlier.append(whole.mean)
         push_seconds, pusher.seconds = pusher.seconds, 0.0
-        proof = finite(pusher.distance and pusher.distance.largest)
-        travel = PushCost(push_seconds=round(push_seconds, 3), proof=proof)
-        return CheckedRollouts(scores, gap, travel, time.monotonic() - started)
+        proof = finite(pusher.distance.largest) if pusher.distance else None
+        push = PushCost(push_seconds=round(push_seconds, 3), proof=proof)
+        return CheckedRollouts(scores, gap, push, time.monotonic() - started)
 
     def _scores(self, records: Sequence[Record], sequences: Sequence[TrainSequence]) -> Scores:
         """Log-probs and entropies of every reply, and of what the update will ask for, in one pass

@@ -479,7 +479,7 @@ def test_a_key_that_is_revoked_while_a_batch_runs_stops_the_run(tmp_path: Path) 
             return (401, json.loads(revoked.raw or b"")) if server.batches else usual(body)
 
         server.complete = complete  # type: ignore[method-assign]
-        replies = ask(server, tmp_path, 4, roll_call=Preflight(said.append))
+        replies = ask(server, tmp_path, 4, preflight=Preflight(said.append))
     assert isinstance(replies[0], Completion) and said[0].startswith("answered: m at")
     assert all(isinstance(one, EndpointRefused) and "refuses the key" in str(one)
                for one in replies[1:])  # fmt: skip

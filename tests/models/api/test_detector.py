@@ -11,7 +11,7 @@ import pytest
 
 from soulkit.errors import ModelLoadError, UnreadableVerdict
 from soulkit.models.api.detector import Detector
-from soulkit.models.api.wire import parse_reply
+from soulkit.models.api.protocol import parse_reply
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.types import Call
 from tests.support.servers.detector_server import DetectorServer

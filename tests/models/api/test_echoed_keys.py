@@ -96,26 +96,6 @@ def test_a_reply_is_kept_without_the_key(form: str, key: str, tmp_path: Path) ->
         assert base64.b64encode(key.encode()).decode()[:16] not in content
 
 
-def test_an_older_ledger_that_holds_an_escaped_key_is_masked_when_it_is_read(
-    tmp_path: Path,
-) -> None:
-    import sqlite3
-
-    from soulkit.models.ledger.storage import seal
-
-    path = tmp_path / "ledger.sqlite"
-    with ScriptedServer(answer="well") as server:
-        with Ledger(path) as ledger:
-            ask(Endpoint(model="m", base_url=server.base_url, ledger=ledger))
-        raw = reply(f'"it is {in_json(KEY)}"').decode()
-        with sqlite3.connect(path) as db:
-            db.execute("UPDATE calls SET reply = ?, seal = ?", (raw, seal(raw)))
-        with Ledger(path, "replay") as ledger:
-            assert ask(Endpoint(model="m", base_url=server.base_url, ledger=ledger)).text == (
-                "it is [key]"
-            )
-
-
 ERRORS: dict[str, Callable[[str], Fault]] = {
     "escaped": lambda k: Fault(
         status=401, raw=f'{{"error": {{"message": "bad key {in_json(k)}"}}}}'.encode()

@@ -1,16 +1,22 @@
-"""Refusals, and what a server takes with HTTP 200 and does not follow."""
+"""Refusals, and what a server takes with HTTP 200 and does not follow.
+
+Forms on the wire: asked strictly, then as JSON, then not at all, and it is on record which.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from soulkit.errors import PartnerError, UnreadableVerdict
+from soulkit.errors import ContextOverflow, PartnerError, ProviderError, UnreadableVerdict
+from soulkit.judge.structured import VerdictShape, schema_form
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.wire import sent_seed
 from soulkit.models.base import Player
+from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Form, Role, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -120,3 +126,195 @@ def test_a_refusal_is_nobodys_words_but_the_actors(role: Role, error: type[Excep
     refusal = body(None, message={"refusal": "I will not."})
     with pytest.raises(error, match="m refused: I will not"):
         reply_to(Sampling(), refusal, Call(role=role, example_id="e1"))
+
+
+class Rating(VerdictShape):
+    reasoning: str
+    score: int
+
+
+class Label(VerdictShape):
+    label: str
+
+
+RATING, LABEL = Sampling(form=schema_form(Rating)), Sampling(form=schema_form(Label))
+ASKED = (Segment("user", "Answer as a JSON object."),)
+STRICT, LOOSE = ("form:json_schema",), ("form:json_object", "form:json_schema")
+JUDGED = Call(role="judge", example_id="e")
+Refusal = Fault | None
+
+
+def endpoint(server: ScriptedServer, **settings: Any) -> Endpoint:
+    return Endpoint(model="m", base_url=server.base_url, backoff_s=0.0, max_attempts=1, **settings)
+
+
+def ask(model: Endpoint, *samplings: Sampling) -> list[Completion]:
+    async def all_of_them() -> list[Completion]:
+        try:
+            return [await model.complete(ASKED, sampling, JUDGED) for sampling in samplings]
+        finally:
+            await model.close()
+
+    return asyncio.run(all_of_them())
+
+
+def kinds(server: ScriptedServer) -> list[str | None]:
+    """How each request asked for its form."""
+    return [body.get("response_format", {}).get("type") for body in server.requests]
+
+
+def refusing(*types: str, fault: Fault) -> Any:
+    """A script that refuses these kinds of response_format."""
+
+    def script(index: int, body: dict[str, Any]) -> Refusal:
+        return fault if body.get("response_format", {}).get("type") in types else None
+
+    return script
+
+
+NOT_SUPPORTED = Fault.status_error(400, "'response_format' is not supported by this model")
+SCHEMA_UNKNOWN = Fault.status_error(
+    400, "Invalid parameter: 'response_format' of type 'json_schema' is not supported"
+)
+
+
+def test_a_form_travels_as_a_strict_schema() -> None:
+    with ScriptedServer() as server:
+        got = ask(endpoint(server), RATING)
+    assert got[0].dropped == ()
+    sent = server.requests[0]["response_format"]
+    assert sent["type"] == "json_schema"
+    assert (sent["json_schema"]["name"], sent["json_schema"]["strict"]) == ("Rating", True)
+    assert sent["json_schema"]["schema"] == Rating.model_json_schema()
+
+
+def test_no_form_no_format() -> None:
+    with ScriptedServer() as server:
+        ask(endpoint(server), Sampling())
+    assert "response_format" not in server.requests[0]
+
+
+def test_names_of_schemas_are_made_fit() -> None:
+    with ScriptedServer() as server:
+        ask(endpoint(server), Sampling(form=Form("Été [x] " + "y" * 80, "{}")))
+    name = server.requests[0]["response_format"]["json_schema"]["name"]
+    assert len(name) == 64 and name.isascii() and " " not in name
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        SCHEMA_UNKNOWN,
+        Fault.status_error(400, "unknown", param="response_format.type", code="invalid_value"),
+        Fault.status_error(422, "json_schema: extra inputs are not permitted"),
+        Fault.status_error(404, "No endpoints found that support structured outputs"),
+        Fault.status_error(500, "This backend does not support json_schema"),
+        Fault.status_error(501, "guided_json is not supported"),
+        Fault(status=422, raw=b'{"detail":[{"loc":["body","response_format","json_schema"]}]}'),
+        Fault.reply({"error": {"message": "response_format is not supported", "code": 400}}),
+        Fault.reply({"error": {"message": "response_format is not supported", "code": "bad"}}),
+        Fault.reply({"error": "unsupported: json_schema"}),
+    ],
+    ids=lambda fault: str(fault.raw)[:60],
+)
+def test_a_server_that_knows_no_schemas_is_asked_for_json(fault: Fault) -> None:
+    with ScriptedServer(script=refusing("json_schema", fault=fault)) as server:
+        got = ask(endpoint(server), RATING, RATING)
+    assert [completion.dropped for completion in got] == [STRICT, STRICT]
+    assert kinds(server) == ["json_schema", "json_object", "json_object"]
+    assert all(completion.text for completion in got)
+
+
+def test_a_server_that_knows_no_form_is_asked_without_and_that_is_remembered() -> None:
+    script = refusing("json_schema", "json_object", fault=NOT_SUPPORTED)
+    with ScriptedServer(script=script) as server:
+        got = ask(endpoint(server), RATING, LABEL)
+    assert [completion.dropped for completion in got] == [LOOSE, LOOSE]
+    assert kinds(server) == ["json_schema", "json_object", None, None]
+
+
+def test_a_schema_that_cannot_be_held_is_given_up_for_itself_alone() -> None:
+    fault = Fault.status_error(400, "Invalid schema for response_format 'Rating': no such keyword")
+
+    def script(index: int, body: dict[str, Any]) -> Refusal:
+        return fault if "'Rating'" in str(body.get("response_format")) else None
+
+    with ScriptedServer(script=script) as server:
+        got = ask(endpoint(server), RATING, LABEL, RATING)
+    assert [completion.dropped for completion in got] == [STRICT, (), STRICT]
+    assert kinds(server) == ["json_schema", "json_object", "json_schema", "json_object"]
+
+
+def test_json_mode_that_misses_its_word() -> None:
+    word = Fault.status_error(
+        400, "'messages' must contain the word 'json' to use 'response_format' 'json_object'"
+    )
+
+    def script(index: int, body: dict[str, Any]) -> Refusal:
+        kind = body.get("response_format", {}).get("type")
+        return {"json_schema": SCHEMA_UNKNOWN, "json_object": word}.get(kind or "")
+
+    with ScriptedServer(script=script) as server:
+        assert ask(endpoint(server), RATING)[0].dropped == LOOSE
+
+
+def test_a_form_and_other_parameters_are_dropped_each_for_itself() -> None:
+    def script(index: int, body: dict[str, Any]) -> Refusal:
+        if body.get("response_format", {}).get("type") == "json_schema":
+            return SCHEMA_UNKNOWN
+        return Fault.status_error(400, "unsupported", param="seed") if "seed" in body else None
+
+    with ScriptedServer(script=script) as server:
+        got = ask(endpoint(server), Sampling(form=RATING.form, seed=1))
+    assert got[0].dropped == ("form:json_schema", "seed")
+    assert kinds(server)[-1] == "json_object"
+
+
+def test_other_refusals_are_not_mended_by_dropping_the_form() -> None:
+    faults = {
+        "seed": Fault.status_error(400, "unsupported value; response_format is fine", param="seed"),
+        "final": Fault.status_error(400, "temperature must be at most 2", param="temperature"),
+        "long": Fault.status_error(400, "response_format: maximum context length is 8192"),
+    }
+    with ScriptedServer(script={0: faults["seed"]}) as server:
+        got = ask(endpoint(server), Sampling(form=RATING.form, seed=1))
+    assert got[0].dropped == ("seed",)
+    with ScriptedServer(script={0: faults["final"]}) as server, pytest.raises(ProviderError):
+        ask(endpoint(server), RATING)
+    with ScriptedServer(script={0: faults["long"]}) as server, pytest.raises(ContextOverflow):
+        ask(endpoint(server), RATING)
+
+
+def test_a_server_that_always_complains_of_the_format_ends() -> None:
+    with (
+        ScriptedServer(script=lambda index, body: NOT_SUPPORTED) as server,
+        pytest.raises(ProviderError),
+    ):
+        ask(endpoint(server), RATING)
+    assert kinds(server) == ["json_schema", "json_object", None]
+
+
+def test_refusals_of_a_crowd_end_too() -> None:
+    script = refusing("json_schema", "json_object", fault=NOT_SUPPORTED)
+
+    async def crowd(model: Endpoint) -> list[Completion]:
+        calls = [Call(role="judge", example_id=f"e{i}") for i in range(40)]
+        try:
+            return await asyncio.gather(*(model.complete(ASKED, RATING, call) for call in calls))
+        finally:
+            await model.close()
+
+    with ScriptedServer(script=script) as server:
+        got = asyncio.run(crowd(endpoint(server, concurrency=8)))
+    assert {completion.dropped for completion in got} == {LOOSE}
+    assert len(server.requests) <= 40 + 2 * 8 + 2
+
+
+def test_what_was_dropped_is_known_again_from_the_ledger(tmp_path: Any) -> None:
+    script = refusing("json_schema", fault=SCHEMA_UNKNOWN)
+    with ScriptedServer(script=script) as server, Ledger(tmp_path / "ledger.sqlite") as ledger:
+        for _ in range(2):
+            got = ask(endpoint(server, ledger=ledger), RATING)
+            assert got[0].dropped == STRICT
+    assert len(server.requests) == 2
+    assert json.loads(json.dumps(got[0].dropped)) == ["form:json_schema"]

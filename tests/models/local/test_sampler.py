@@ -132,7 +132,7 @@ def test_draws_follow_the_distribution_and_top_p_cuts_its_tail() -> None:
     n = 4000
     uniform = torch.from_numpy(uniforms(0, CALL, n))[:, None]
     for top_p, want in ((1.0, probs), (0.8, torch.tensor([0, 0.5, 0, 0.35, 0]) / 0.85)):
-        draw = Draw(uniform, 1.0, top_p)
+        draw = Draw(uniform, Sampling(top_p=top_p))
         out = draw(torch.zeros(n, 1), probs.log().expand(n, 5).clone())
         assert (out.isfinite().sum(1) == 1).all()
         share = out.isfinite().float().mean(0)
@@ -144,7 +144,7 @@ def test_draws_follow_the_distribution_and_top_p_cuts_its_tail() -> None:
 def test_a_draw_is_the_inverse_of_the_cumulated_probabilities() -> None:
     probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
     for u, want in ((0.0, 1), (0.2499, 1), (0.2501, 3), (1 - 2**-53, 3)):
-        draw = Draw(torch.tensor([[u]], dtype=torch.float64), 1.0, 1.0)
+        draw = Draw(torch.tensor([[u]], dtype=torch.float64), Sampling())
         assert int(draw(torch.zeros(1, 1), probs.log().clone()).argmax()) == want
 
 

@@ -276,7 +276,7 @@ def test_the_actors_own_endpoint_is_shared_with_its_tightest_limits() -> None:
     assert table.partner is not None
     models = {id(player.model) for player in (table.actor, table.partner, *table.judges)}
     assert len(models) == 1 and isinstance(table.actor.model, Endpoint)
-    assert players._terms(settings.endpoint()) == {
+    assert players.limits_and_prices(settings.endpoint()) == {
         "requests_per_minute": 7.0, "tokens_per_minute": None, "price_in": 1.0, "price_out": 2.0
     }  # fmt: skip
     assert table.actor.model.price is not None and table.actor.model.price.reply == 2.0

@@ -14,10 +14,10 @@ import pytest
 from soulkit.errors import ModelLoadError
 from soulkit.models.vllm.adapters import (
     AdapterNotServed,
+    Distance,
     ServedAdapter,
     any_weight,
     entries_of,
-    largest_gap,
     prompt_logprobs,
     prove_adapter,
     push_adapter,
@@ -247,14 +247,13 @@ def test_log_probs_of_a_prompt_tell_pushed_weights_apart(tmp_path: Path) -> None
         before = run(lambda: prompt_logprobs(servers, "step-1", PROMPT))
         after = run(lambda: prompt_logprobs(servers, "step-2", PROMPT))
     assert before[one.url] == before[other.url] and len(before[one.url]) == len(PROMPT) - 1
-    assert largest_gap(before[one.url], after[one.url]) > 0.1
+    assert Distance.between([before[one.url]], [after[one.url]]).largest > 0.1
 
 
-def test_log_probs_that_are_no_numbers_are_infinitely_far_apart() -> None:
-    assert largest_gap((-1.0, -1.0), (float("nan"), -1.0)) == float("inf")
-    assert largest_gap((-1.0, -1.5), (-1.25, -1.5)) == 0.25
-    with pytest.raises(ValueError):
-        largest_gap((-1.0,), ())
+@pytest.mark.parametrize("other", [[(float("nan"), -1.0)], [(-1.0,)], []])
+def test_log_probs_that_cannot_be_compared_are_infinitely_far_apart(other: list[Any]) -> None:
+    assert Distance.between([(-1.0, -1.0)], other).largest == float("inf")
+    assert Distance.between([(-1.0, -1.5)], [(-1.25, -1.5)]) == Distance(0.25, 0.125)
 
 
 def test_a_server_that_was_started_anew_has_lost_the_adapter_and_is_dropped(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from soulkit.errors import ConfigError, ModelLoadError
 from soulkit.models.local.loading import adapter_hash
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import (
     ServerNeed,
     ServerTerms,
@@ -131,7 +132,7 @@ def test_flags_that_are_not_the_users_are_refused_before_any_start(
         },
     )  # fmt: skip
     with pytest.raises(ConfigError, match="port"):
-        config.check_players()
+        check_players(config)
     assert terms_of(config).python == str(tmp_path / "python")
     assert not (tmp_path / "starts").exists()
 

@@ -1,13 +1,7 @@
-"""AlignX: both orders of a row, what is shown of a person, and answers under `paper`.
-
-Importing AlignX: small files made here, and the real P-Soups where $SOULKIT_TEST_DATA has it.
-
-Conformance: AlignX's picks, sides and rewards, and where the paper protocol departs.
-"""
+"""AlignX: both orders of a row, what is shown of a person, answers, and imports."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -27,9 +21,7 @@ from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.types import Episode, Example, Failure, Feedback, Protocol, Record, Score, unscored
 from tests.support.evaluation import api
 from tests.support.evaluation import summary as totals
-from tests.support.letters import logged
 from tests.support.road import (
-    NO_ONE,
     batch_values,
     import_rows,
     importable,
@@ -38,7 +30,6 @@ from tests.support.road import (
     task_of,
 )
 from tests.support.servers import openai_server as scripted
-from tests.support.vectors import Vector, assert_matches, load_vectors
 
 SPLITS = tuple(f"alignx_{s}" for s in ("demo", "pair", "ugc", "arbitrary", "history16"))
 PAIR = {"prompt": "Cold soup?", "chosen": "Yes, at once.", "rejected": "It depends on the soup."}
@@ -59,16 +50,13 @@ def score(text: str, stop: str = "stop", **changes: Any) -> Score:
 # -- answers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", ["B", " B ", "b", "\n\tB\n"])
-def test_the_form_that_was_asked_for(inside: str) -> None:
+@pytest.mark.parametrize(
+    ("inside", "status"), [("b", "ok"), ("(B)", "salvaged"), ("Reply B", "salvaged"),
+                           ("**Response (B)**", "salvaged")],
+)  # fmt: skip
+def test_the_reply_may_be_named(inside: str, status: str) -> None:
     grade = score(f"I think so. <answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, "ok", "B")
-
-
-@pytest.mark.parametrize("inside", ["B.", "(B)", "**B**", "B. text", "Reply B", "**Response (B)**"])
-def test_what_can_be_read_all_the_same(inside: str) -> None:
-    grade = score(f"<answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, "salvaged", "B")
+    assert (grade.value, grade.status, grade.words) == (1.0, status, "B")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +64,6 @@ def test_what_can_be_read_all_the_same(inside: str) -> None:
     [
         ("It is B.", "stop", "no_tag"),
         ("<answer>C</answer>", "stop", "malformed"),
-        ("<answer>A/B</answer>", "stop", "malformed"),
-        ("<answer>Be it so</answer>", "stop", "malformed"),
         ("<answer>Reply A or B</answer>", "stop", "malformed"),
         ("", "stop", "empty"),
         ("They want", "length", "truncated"),
@@ -89,21 +75,9 @@ def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status:
     assert grade.metrics == {"picked_a": None}
 
 
-def test_the_last_tag_decides_and_thinking_does_not() -> None:
-    assert score("<answer>A</answer> no, <answer>B</answer>").value == 1
-    assert score("<answer>B</answer><think>or <answer>A</answer>").value == 1
-    assert score("<think><answer>B</answer>").status == "no_tag"
-
-
 def test_the_place_that_was_picked_is_a_metric() -> None:
     assert score("<answer>A</answer>").metrics == {"picked_a": 1.0}
     assert score("<answer>B</answer>").metrics == {"picked_a": 0.0}
-
-
-def test_what_broke_outside_the_actor_is_unscored() -> None:
-    task = task_of("alignx_demo")
-    broken = Episode(example_id="x", task=task.name, failure=Failure("provider_error"))
-    assert asyncio.run(task.score(task.example(ROW), broken, NO_ONE)).value is None
 
 
 # -- orders --------------------------------------------------------------------------------------
@@ -467,57 +441,3 @@ def test_p_soups(task: str, part: str, protocol: Protocol) -> None:
         if task == "alignx_demo":
             assert example.fields["ground_truth_persona"] not in live.preview(example)[0].text
         assert live.within_budget(example.visible("reader"))[1] == {}
-
-
-VECTOR_SPLITS = ("demo", "pair", "ugc", "arbitrary", "history16")
-
-QUIRKS = {
-    "first-tag-wins": "the last tag is the actor's final word",
-    "unclosed-think-kept": "thinking that was never closed is no answer",
-    "nested-think-tail-kept": "the tail of nested thinking is thinking",
-    "stray-think-close-kept": "what stands before a lone closing tag is thinking",
-    "think-tag-case-sensitive": "thinking may be tagged in capitals",
-}
-"""Quirk on which `paper` may depart from the published reading → why.
-
-It also reads tags that the reference does not: `<ANSWER>`, `a`, `A.`, `(A)`, `**A**`.
-"""
-
-
-def numbers(vector: Vector, protocol: str, split: str = "demo", **changes: Any) -> dict[str, Any]:
-    task = task_of(f"alignx_{split}", protocol)
-    output = vector.input["output_text"] or ""
-    example = task.example({**vector.input["row"], **changes})
-    score = score_text(task, example, output)
-    return {
-        "predicted": score.words or None,
-        "reward": score.reward,
-        "metrics": logged("alignx", vector, score),
-        "gold_letter": task.gold_letter(example),
-        "flip": example.fields["flip"],
-    }
-
-
-@pytest.mark.parametrize("vector", load_vectors("alignx.choice"))
-def test_reference(vector: Vector) -> None:
-    if vector.raises:
-        with pytest.raises(DataError):
-            numbers(vector, "reference")
-        return
-    for split in VECTOR_SPLITS:
-        assert_matches(numbers(vector, "reference", split), vector.expected)
-
-
-@pytest.mark.parametrize("vector", load_vectors("alignx.choice"))
-def test_paper_in_the_same_order(vector: Vector) -> None:
-    if vector.raises:
-        with pytest.raises(DataError):
-            numbers(vector, "paper")
-        return
-    actual = numbers(vector, "paper", flip=vector.expected["flip"])
-    departed = actual["predicted"] != vector.expected["predicted"]
-    if departed and not set(vector.quirks) & set(QUIRKS):
-        assert vector.expected["predicted"] is None, "without a quirk it only reads more"
-        assert "<answer>" in vector.input["output_text"].lower(), "and only from a tag"
-    if not departed:
-        assert_matches(actual, vector.expected)

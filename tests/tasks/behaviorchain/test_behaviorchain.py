@@ -1,10 +1,4 @@
-"""BehaviorChain under the paper protocol: forms of rows, nodes, and what whole chains earn.
-
-Conformance: BehaviorChain's answers and rewards in both protocols.
-
-A row without options cannot be answered: `paper` refuses it, where the reference pays for a letter
-that was never offered.
-"""
+"""BehaviorChain under the paper protocol: forms of rows, nodes, and what whole chains earn."""
 
 from __future__ import annotations
 
@@ -27,14 +21,10 @@ from soulkit.tasks.kit.loading import to_examples
 from soulkit.types import Record
 from tests.support.letters import (
     assert_lessons_keep_quiet,
-    assert_paper,
-    assert_reference,
-    reading,
     record,
     released,
 )
 from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
-from tests.support.vectors import Vector, load_vectors
 
 ROW: dict[str, Any] = {
     "persona_name": "Ilka",
@@ -159,29 +149,3 @@ def test_made_chains_stay_together_and_number_their_nodes() -> None:
 
 def test_lessons_give_nothing_away() -> None:
     assert_lessons_keep_quiet("behaviorchain", 60)
-
-
-VECTORS = load_vectors("behavior_chain.choice")
-
-
-def offers_nothing(vector: Vector) -> bool:
-    row = json.loads(vector.input["row"]["raw"])
-    return not (row.get("options_dict") or row.get("options"))
-
-
-@pytest.mark.parametrize("vector", VECTORS)
-def test_choice(vector: Vector) -> None:
-    if vector.raises:
-        with pytest.raises(DataError):
-            reading("behaviorchain", "reference", vector)
-        return
-    assert_reference(reading("behaviorchain", "reference", vector), vector, "behavior_chain")
-
-
-@pytest.mark.parametrize("vector", VECTORS)
-def test_paper(vector: Vector) -> None:
-    if vector.raises or offers_nothing(vector):
-        with pytest.raises(DataError):
-            reading("behaviorchain", "paper", vector)
-        return
-    assert_paper(reading("behaviorchain", "paper", vector), vector)

@@ -31,7 +31,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.ledger.storage import load_request
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.runs.records import RecordWriter, load_records
-from soulkit.tasks.coser.coach import HAPPENINGS, scripted_environment
+from soulkit.tasks.coser.coach import TEXTS, scripted_environment
 from soulkit.tasks.coser.scene import (
     END,
     ENVIRONMENT,
@@ -434,14 +434,6 @@ def test_older_and_newer_names_of_fields_are_read_alike() -> None:
     assert reference.visible("Jost")["plot_summary"].startswith("Lene admits")
 
 
-def test_feedback_stands_at_the_end_of_every_characters_opening() -> None:
-    row, feedback = scene_row(), Feedback(text="Listen more.", author="coach")
-    for seat in coser().acted_seats(row):
-        opening = coser().slot(row, seat, feedback)
-        assert opening.text.endswith("Listen more.") and "Listen more." not in str(opening.bare)
-        assert opening.text.startswith(str(opening.bare))
-
-
 @pytest.mark.parametrize(
     "options",
     [{"paper_rounds": 0}, {"reference_rounds": 33}, {"heard_words": 0}, {"line_words": -1}],
@@ -485,7 +477,7 @@ def test_a_scripted_partner_plays_the_surroundings_and_names_speakers(protocol: 
     counts = record.episode.notes["next_speaker"]
     assert counts["asked"] >= 5 and (protocol == "reference" or not counts["fallback"])
     happenings = {line.text for line in record.episode.transcript if line.seat == ENVIRONMENT}
-    assert happenings <= set(HAPPENINGS)
+    assert happenings <= set(TEXTS["happenings"])
 
 
 WEAK = dict.fromkeys(ASPECTS, 20)

@@ -6,7 +6,6 @@ Conformance: FANToM's answers, rewards and break-downs, and where `paper` depart
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.files import flatten
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.metrics.text import token_f1
@@ -25,7 +23,6 @@ from tests.support.letters import logged
 from tests.support.road import (
     NO_ONE,
     batch_values,
-    episode_of,
     score_text,
     synth,
     synth_examples,
@@ -245,28 +242,7 @@ def test_the_actor_is_not_told_the_type() -> None:
     assert "only the letter" in task_of("fantom").preview(example("choice"))[0].text
 
 
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-def test_gold_is_best_and_wrong_is_not(protocol: str) -> None:
-    task = task_of("fantom", protocol)
-    rows = synth("fantom", 300, 3)
-    if protocol == "reference":  # which cannot score beliefs in free words
-        rows = [r for r in rows if answer_form(r["question_type"], free=False)]
-    for one in (task.example(row) for row in rows):
-        best = asyncio.run(task.score(one, task.gold(one), NO_ONE))
-        assert (best.value, best.status) == (1, "ok"), one.fields
-        worse = asyncio.run(task.score(one, task.wrong(one), NO_ONE))
-        assert worse.value is not None and worse.value < 1 and worse.status == "ok", one.fields
-
-
-def test_one_row_in_many_dresses_is_one_example() -> None:
-    task = task_of("fantom")
-    for row in synth("fantom", 25, 1):
-        plain = task.example(row)
-        union = {**row, "story": None, "choices": None, "licence": None, "extra_info": None}
-        packed = {"data_source": "fantom", "extra_info": json.dumps(union)}
-        nested = {"data_source": "fantom", "extra_info": union}
-        for dress in (union, packed, nested):
-            assert task.example(flatten(dress)).id == plain.id
+def test_golds_may_be_lists() -> None:
     lists = {"correct_answer": ["Ben", "Cleo"], "wrong_answer": ["Ada"]}
     task = task_of("fantom")
     inside = "<answer>Ben, Cleo</answer>"
@@ -414,14 +390,6 @@ def test_advice_from_rules_gives_nothing_away() -> None:
 def test_what_advice_must_not_say(form: str, text: str, leak: str) -> None:
     view = task_of("fantom").leak_view(example(form))
     assert check_leak(Feedback(text=text, author="coach"), view).leak == leak
-
-
-def test_the_model_coach_reads_the_conversation_and_no_gold() -> None:
-    task = task_of("fantom")
-    one = example("names")
-    episode = episode_of(task, one, "I wonder.")
-    text = task.prompts.render("coach", **task.coach_view(one, episode, Score(value=0, reward=0)))
-    assert CONTEXT in text and "I wonder." in text and "['Ben'" not in text
 
 
 REPAIRED = {

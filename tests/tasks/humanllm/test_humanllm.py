@@ -1,7 +1,4 @@
-"""HumanLLM under the paper protocol; the reference protocol has its vectors.
-
-Conformance: HumanLLM's rankings, ranks and rewards, and where the paper protocol departs.
-"""
+"""HumanLLM under the paper protocol; the reference protocol has its vectors."""
 
 from __future__ import annotations
 
@@ -13,9 +10,7 @@ import pytest
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.types import Feedback, Score
-from tests.support.letters import logged
-from tests.support.road import score_text, synth, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.road import score_text, synth_examples, task_of
 from tests.tasks.humanllm.reference import reformat_history
 
 THINGS = [f"thing number {i}" for i in range(20)]
@@ -78,20 +73,6 @@ def test_what_is_no_ranking_of_five(inside: str) -> None:
     assert grade.metrics == {"hit@5": 0.0, "top1_acc": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "stop", "status"),
-    [("C,H,P,E,Q", "stop", "no_tag"), ("", "stop", "empty"), ("So", "length", "truncated")],
-)
-def test_the_actors_own_failures_score_the_minimum(text: str, stop: str, status: str) -> None:
-    grade = score(text, stop)
-    assert (grade.value, grade.status) == (0.0, status)
-
-
-def test_the_last_tag_decides_under_paper_and_the_first_under_reference() -> None:
-    text = "<answer>A,B,D,E,F</answer> no: <answer>C,A,B,D,E</answer>"
-    assert (score(text).value, score(text, protocol="reference").value) == (1.0, 0.0)
-
-
 def test_letters_beyond_the_candidates_rank_nothing() -> None:
     few = {"candidates": THINGS[:6]}
     assert score("<answer>C,A,B,D,F</answer>", **few).value == 1
@@ -130,15 +111,6 @@ def test_a_prompt_may_stand_in_a_conversation() -> None:
     for form in (conversation, json.dumps(conversation)):
         row = {**ROW, "prompt_text": None, "conversations": form}
         assert task.example(row).id == plain
-
-
-def test_json_strings_and_gaps_of_joined_files_change_nothing() -> None:
-    task = task_of("humanllm")
-    gaps = dict.fromkeys(("persona", "history", "conversations", "story", "choices"))
-    for row in synth("humanllm", 12, 4):
-        texts = {**row, "candidates": json.dumps(row["candidates"]), "answer_index": "%d"}
-        texts["answer_index"] = str(row["answer_index"])
-        assert task.example(texts) == task.example(row) == task.example({**gaps, **row})
 
 
 def test_history_and_candidates_are_shown_once_and_what_follows_them_is_dropped() -> None:
@@ -198,68 +170,8 @@ def test_feedback_names_nothing_on_offer_and_fits_the_draft() -> None:
         assert len(set(texts)) == 5
 
 
-def test_gold_and_wrong_answers_are_readable_rankings() -> None:
-    for protocol in ("paper", "reference"):
-        task = task_of("humanllm", protocol)
-        for example in synth_examples("humanllm", 30, protocol):
-            right = score_text(task, example, task.gold_completion(example))
-            wrong = score_text(task, example, task.wrong_completion(example))
-            assert (right.value, right.status, wrong.value, wrong.status) == (1, "ok", 0, "ok")
-
-
 def test_feedback_stands_after_everything_else() -> None:
     task = task_of("humanllm")
     segment = task.context(task.example(ROW), Feedback(text="Mind the days.", author="x"))[0]
     assert segment.bare and segment.text.startswith(segment.bare)
     assert segment.text.endswith("Mind the days.")
-
-
-QUIRKS = {
-    "first-tag-wins": "the last tag is the actor's final word",
-    "unclosed-think-kept": "thinking that was never closed is no answer",
-}
-"""Quirk on which `paper` may depart from the published reading → why.
-
-It also reads tags that the reference does not: `<ANSWER>`, blanks, semicolons, small, bold or wide
-letters.
-"""
-
-
-def numbers(vector: Vector, protocol: str) -> dict[str, Any]:
-    task = task_of("humanllm", protocol)
-    output = vector.input["output_text"] or ""
-    example = task.example(vector.input["row"])
-    score = score_text(task, example, output)
-    return {
-        "predicted": list(task.ranking(example, score.words)) or None,
-        "reward": score.reward,
-        "metrics": {
-            **logged("humanllm", vector, score),
-            **{f"humanllm/{name}": value for name, value in score.metrics.items()},
-        },
-        "rank": task.rank(example, score.words) or -1,
-    }
-
-
-@pytest.mark.parametrize("vector", load_vectors("humanllm.choice"))
-def test_reference(vector: Vector) -> None:
-    if vector.raises:
-        with pytest.raises(DataError):
-            numbers(vector, "reference")
-        return
-    assert_matches(numbers(vector, "reference"), vector.expected)
-
-
-@pytest.mark.parametrize("vector", load_vectors("humanllm.choice"))
-def test_paper(vector: Vector) -> None:
-    if vector.raises:
-        with pytest.raises(DataError):
-            numbers(vector, "paper")
-        return
-    actual = numbers(vector, "paper")
-    departed = actual["predicted"] != vector.expected["predicted"]
-    if departed and not set(vector.quirks) & set(QUIRKS):
-        assert vector.expected["predicted"] is None, "without a quirk it only reads more"
-        assert "<answer>" in vector.input["output_text"].lower(), "and only from a tag"
-    if not departed:
-        assert_matches(actual, vector.expected)

@@ -1,9 +1,4 @@
-"""Humanual under the paper protocol: rows, prompts, scores by judges over HTTP, both protocols.
-
-Humanual through the commands: replies at their limit, default players, three steps of Ditto.
-
-Conformance of Humanual: every line under `reference`, and where `paper` differs, why.
-"""
+"""Humanual: rows, prompts and scores by judges over HTTP, whole runs, both protocols."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The forty instructions: every gold keeps to its own, and one missed check costs the row.
-
-The checks of `instructions`, each with what it lets through and what it stops.
-"""
+"""The forty instructions and their checks: what each check lets through and what it stops."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from soulkit.eval.results.summary import summarise
 from soulkit.tasks.tom.task import ToMi
 from soulkit.types import Completion, Episode, Example, Record, Score
-from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
+from tests.support.road import ROLLOUT, batch_values, score_text, synth, synth_examples, task_of
 
 
 class Measured(ToMi):
@@ -82,3 +83,10 @@ def recorded(task: Any, example: Example, kind: Any, text: str) -> Record:
         episode=episode, score=score_text(task, example, text), cluster=example.cluster,
         tags=example.tags, gold=task.gold_text(example),
     )  # fmt: skip
+
+
+def test_every_random_choice_has_a_stream_of_its_own() -> None:
+    one, two = synth_examples("tomi", 2)
+    assert ROLLOUT.rng(one, "x").random() == ROLLOUT.rng(one, "x").random()
+    streams = {ROLLOUT.rng(e, p).random() for e in (one, two) for p in ("x", "y")}
+    assert len(streams | {replace(ROLLOUT, index=1).rng(one, "x").random()}) == 5

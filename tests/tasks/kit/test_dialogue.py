@@ -12,12 +12,20 @@ import pytest
 
 from soulkit.errors import CallError, ConfigError, PartnerError
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.base import Player
+from soulkit.models.base import Cast, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.stand_ins import Script, ScriptedModel
 from soulkit.tasks.kit.base import Rollout
-from soulkit.tasks.kit.dialogue import Conversation, Stage, partner_reply, partner_words
-from soulkit.types import Call, Completion, Episode, Example, Line, Sampling, Segment, Usage
+from soulkit.tasks.kit.dialogue import (
+    Conversation,
+    DialogueTask,
+    Stage,
+    partner_reply,
+    partner_words,
+)
+from soulkit.tasks.kit.spec import TaskSpec
+from soulkit.tasks.kit.user_code import Home
+from soulkit.types import Call, Completion, Episode, Example, Line, Sampling, Score, Segment, Usage
 from tests.support.road import played_by
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -167,3 +175,35 @@ def test_both_replies_are_set_aside_and_asked_for_anew(tmp_path: Path) -> None:
     with ScriptedServer(answer=lambda body: next(replies)) as server:
         outcomes = [play("record"), play("record"), play("replay")]
     assert outcomes == ["partner_error", "Rain.", "Rain."]
+
+
+class Talk(DialogueTask):
+    async def score(self, example: Example, episode: Episode, cast: Cast) -> Score:
+        raise AssertionError("nobody scores here")
+
+
+@pytest.mark.parametrize(("options", "turns"), [({}, 6), ({"max_turns": 2}, 2)])
+def test_two_seats_take_turns_until_the_limit(
+    options: dict[str, int], turns: int, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "ann.md").write_text("You are Ann.{{ feedback }}")
+    (tmp_path / "prompts" / "bo.md").write_text("You are Bo.")
+    spec = TaskSpec(title="Talk", summary="They talk.", columns={}, options=options,
+                    seats={"ann": "actor", "bo": "partner"}).at(Home(tmp_path))  # fmt: skip
+    task = Talk("talk", spec)
+    example = Example(id="e", task="talk", fields={}, audience={}, seats=spec.seats)
+
+    async def talk() -> Episode:
+        with played_by(lambda body: f"{len(body['messages'])} heard") as player:
+            return await task.play(example, Cast(actor=player, partner=player), ROLLOUT)
+
+    assert task.calls(example) == {"actor": turns, "partner": turns}
+    episode = asyncio.run(talk())
+    assert episode.stop == "max_turns" and len(episode.traces[0].turns) == turns
+    spoken = [(line.seat, line.text) for line in episode.transcript]
+    # Each sees its prompt and what was said; the partner's first line answers a start mark.
+    assert spoken == [
+        line for i in range(turns) for line in (("bo", f"{2 + 2 * i} heard"),
+                                                ("ann", f"{2 + 2 * i} heard"))
+    ]  # fmt: skip

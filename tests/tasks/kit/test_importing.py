@@ -23,21 +23,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.data.files import flatten, read_rows, write_rows
+from soulkit.data.files import RawRow, flatten, read_rows, write_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
-from soulkit.tasks.kit.importing import OriginalFile
+from soulkit.tasks.kit.importing import OriginalFile, WrongShape, import_records, mapped_columns
 from soulkit.tasks.kit.loading import examples_to_inspect, examples_to_play, load_examples
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import soul, three_lines
 from tests.support.road import import_rows, synth, task_of
+from tests.tasks.test_contract import ids_in, typed, wrapped
 from tests.tasks.tom.test_tom_importers import original
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -350,63 +349,6 @@ def test_an_unknown_importer_is_still_an_error() -> None:
 Row = dict[str, Any]
 
 SOUL = load_registry().suite("soul-27")
-WHOLE = ("behaviorchain", "sim_doc", "sim_math")
-"""Tasks whose rows are JSON text under `raw`."""
-
-
-def made(name: str, n: int = 12) -> list[Row]:
-    """Made rows whose columns have one type each, as the columns of a released file have."""
-    rows = [{k: v for k, v in row.items() if k not in ("events", "index")}
-            for row in synth(name, n, 3)]  # fmt: skip
-    for row in rows:
-        if name == "mirrorbench":
-            row["metadata"] = {k: str(v) for k, v in row["metadata"].items()}
-        if isinstance(row.get("choices"), dict):
-            row["choices"] = row["choices"]["text"]
-    return rows
-
-
-def wrapped(name: str, row: Row, index: int) -> Row:
-    info = {"raw": json.dumps(row)} if name in WHOLE and "raw" not in row else row
-    return {"prompt": [{"role": "user", "content": "x"}], "extra_info": {**info, "index": index},
-            "data_source": load_registry().spec(name).files.data_source[0]}  # fmt: skip
-
-
-def as_json(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
-
-
-def as_arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: as_arrays(v) for k, v in value.items()}
-    if not isinstance(value, list):
-        return value
-    array = np.empty(len(value), dtype=object)
-    array[:] = [as_arrays(item) for item in value]
-    return array
-
-
-def ids(name: str, path: Path) -> list[str]:
-    loaded = load_examples(task_of(name), [path])
-    assert not loaded.bad and not loaded.skipped
-    return sorted(example.id for example in loaded.examples)
-
-
-@pytest.mark.parametrize("name", SOUL)
-@pytest.mark.parametrize("shape", [lambda v: v, as_json, as_arrays], ids=["as is", "json", "numpy"])
-def test_a_row_is_the_same_example_whoever_wrote_the_file(
-    name: str, shape: Callable[[Any], Any], tmp_path: Path
-) -> None:
-    rows = made(name)
-    plain, released = tmp_path / "plain.jsonl", tmp_path / "released.parquet"
-    write_rows(plain, rows)
-    table = [
-        wrapped(name, {k: shape(v) for k, v in row.items()} if name not in WHOLE else row, i)
-        for i, row in enumerate(rows)
-    ]
-    # With the index that a data frame brings along.
-    pd.DataFrame(table, index=range(7, 7 + len(table))).to_parquet(released)
-    assert ids(name, released) == ids(name, plain)
 
 
 def test_files_joined_into_one_are_read_as_their_parts(tmp_path: Path) -> None:
@@ -415,23 +357,23 @@ def test_files_joined_into_one_are_read_as_their_parts(tmp_path: Path) -> None:
     # Made rows of the other two have columns of other types.
     names = [name for name in SOUL if name not in ("paratomi", "userllm")]
     parts = [
-        datasets.Dataset.from_list([wrapped(name, row, i) for i, row in enumerate(made(name, 3))])
+        datasets.Dataset.from_list([wrapped(name, row, i) for i, row in enumerate(typed(name, 3))])
         for name in names
     ]
     path = tmp_path / "joined.parquet"
     pq.write_table(datasets.concatenate_datasets(parts).data.table, path)
     for name in names:
         alone = tmp_path / f"{name}.jsonl"
-        write_rows(alone, made(name, 3))
+        write_rows(alone, typed(name, 3))
         loaded = load_examples(task_of(name), [path])
         assert not loaded.bad
-        assert sorted(e.id for e in loaded.examples) == ids(name, alone)
+        assert sorted(e.id for e in loaded.examples) == ids_in(name, alone)
 
 
 def test_what_was_packed_is_opened_and_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = released(tmp_path / "rows.parquet", "behaviorchain", made("behaviorchain", 2))
+    path = released(tmp_path / "rows.parquet", "behaviorchain", typed("behaviorchain", 2))
     assert cli.main(["data", "check", str(path), "--json"]) == 0
     (checked,) = json.loads(capsys.readouterr().out)["tasks"]
     assert checked["usable"] == 2 and checked["ignored"] == []
@@ -459,7 +401,7 @@ def test_texts_that_became_objects_or_lists_are_not_shown_as_words(
         rows = [
             {**row, column: {k: change(v) for k, v in row[column].items()}
              if isinstance(row[column], dict) else [change(v) for v in row[column]]}
-            for row in made(name, 3)
+            for row in typed(name, 3)
         ]  # fmt: skip
         path = released(tmp_path / f"{number}.parquet", name, rows)
         with pytest.raises(DataError, match=r"All rows .* bad \(3\)") as caught:
@@ -491,7 +433,7 @@ def test_the_options_of_a_question_are_texts_too() -> None:
 def test_a_required_column_that_holds_nothing_makes_a_bad_row(
     name: str, column: str, value: Any, tmp_path: Path
 ) -> None:
-    path, (good, other) = tmp_path / "rows.jsonl", made(name, 2)
+    path, (good, other) = tmp_path / "rows.jsonl", typed(name, 2)
     write_rows(path, [good, {**other, column: value}])
     (bad,) = load_examples(task_of(name), [path]).bad
     assert bad.source == "rows.jsonl:2" and column in bad.why and not bad.why.startswith("row:")
@@ -510,7 +452,7 @@ def test_a_scene_without_lines_or_people_is_a_bad_row(column: str, tmp_path: Pat
     ("name", "column"), [("mirrorbench", "conversation_id"), ("humanual_chat", "category")]
 )
 def test_bookkeeping_may_be_numbers(name: str, column: str, tmp_path: Path) -> None:
-    path = released(tmp_path / "a.parquet", name, [{**r, column: 7} for r in made(name, 3)])
+    path = released(tmp_path / "a.parquet", name, [{**r, column: 7} for r in typed(name, 3)])
     assert len(load_examples(task_of(name), [path], strict=True).examples) == 3
 
 
@@ -526,7 +468,7 @@ def test_a_gold_that_is_no_candidate_is_a_bad_row_of_paratomi() -> None:
 def test_an_enormous_value_is_shown_by_its_beginning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (row,) = made("paratomi", 1)
+    (row,) = typed("paratomi", 1)
     path = tmp_path / "rows.jsonl"
     write_rows(path, [{**row, "story": "Ada came. " * 50_000}], data_source="paratomi")
     assert cli.main(["data", "show", str(path)]) == 0
@@ -605,3 +547,39 @@ def test_more_rows_begin_with_fewer_and_letters_are_spread(name: str) -> None:
     golds = [task.gold_letter(task.example(row)) for row in rows]
     assert all(golds.count(letter) > 25 for letter in "ABCD")
     assert len({task.example(row).id for row in rows}) == 200
+
+
+def scene(record: RawRow, index: int) -> list[dict[str, Any]]:
+    row = mapped_columns(record, {"scene": "Text", "gold": "Answer"}, ["id", "lost"])
+    return [row, {**row, "index": 7}] if index else [row]
+
+
+def test_an_importer_says_what_a_record_becomes(tmp_path: Path) -> None:
+    path = jsonl(
+        tmp_path / "scenes.jsonl",
+        {"Text": "A door.", "Answer": "open", "id": 3}, {"Text": "A lamp.", "Answer": "off"},
+        {"Text": " ", "Answer": "on"}, {"Text": "A bell.", "Answer": 1},
+    )  # fmt: skip
+    imported = import_records(
+        path, scene, fields=("Text", "Answer"), way_out="Give scenes.", licence="CC0",
+        notes=lambda rows, bad: [f"{len(rows)} rows, {len(bad)} bad"],
+    )  # fmt: skip
+    common = {"provenance": "scenes.jsonl:1", "licence": "CC0"}
+    assert imported.rows == (
+        {"scene": "A door.", "gold": "open", "id": 3, "index": 0, **common},
+        {"scene": "A lamp.", "gold": "off", "index": 1, **common, "provenance": "scenes.jsonl:2"},
+        {"scene": "A lamp.", "gold": "off", "index": 7, **common, "provenance": "scenes.jsonl:2"},
+    )
+    assert [bad.source for bad in imported.bad] == ["scenes.jsonl:3", "scenes.jsonl:4"]
+    assert "'Answer'" in imported.bad[1].why and imported.notes == ("3 rows, 2 bad",)
+    with pytest.raises(WrongShape, match="original format") as caught:
+        import_records(path, scene, fields=("Text", "Name"), way_out="Give scenes.", licence="")
+    assert caught.value.why == "None of its records has Text, Name."
+
+
+def test_an_original_of_which_no_record_is_a_row_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "posts.json"
+    path.write_text(json.dumps({"p1": {"post": "Hello"}, "p2": {"post": "Bye"}}))
+    with pytest.raises(OriginalFile) as caught:
+        examples_to_play(task_of("humanual_book"), str(path))
+    assert "posts.json: p1: it is a post without anybody's reply" in caught.value.why

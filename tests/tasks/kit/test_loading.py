@@ -11,8 +11,10 @@ import pytest
 
 from soulkit.data.files import write_rows
 from soulkit.data.rows import first_rows, row_id
-from soulkit.tasks.kit.loading import examples_to_play
+from soulkit.errors import ConfigError
+from soulkit.tasks.kit.loading import RowsOnly, examples_to_play, passage_of
 from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.train.config import TrainConfig
 from soulkit.train.setup.data import load_training_data
 from tests.support.evaluation import FAST, soul, three_lines
@@ -47,6 +49,14 @@ def test_rows_that_name_one_form_are_rows_too(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", rows, data_source="alignx_demo")
     source = str(tmp_path / "rows.jsonl")
     assert len(examples_to_play(task_of("alignx_demo"), source, limit=6).examples) == 6
+
+
+def test_the_smallest_limit_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, synth("tomi", 5, 1))
+    assert len(examples_to_play(task_of("tomi"), str(path), limit=1).examples) == 1
+    with pytest.raises(ConfigError, match="A limit of 0 rows"):
+        examples_to_play(task_of("tomi"), str(path), limit=0)
 
 
 @pytest.mark.parametrize(("name", "protocol", "forms"), FORMS)
@@ -197,3 +207,17 @@ def test_nobody_is_a_gold_where_people_are_asked_for() -> None:
     row = next(r for r in synth("fantom", 60, 0) if r["question_type"].endswith(":list"))
     example = task.example({**row, "correct_answer": []})
     assert example.fields["correct_answer"] == []
+
+
+def test_a_passage_keeps_histories_and_golds_apart() -> None:
+    kinds = {"count": "int", "talk": "any", "silence": "any", "odd": "any", "text": "text"}
+    seen = {name: {"type": kind, "audience": ["reader"]} for name, kind in kinds.items()}
+    columns = {**seen, "answer": {"audience": ["gold"]}}
+    spec = TaskSpec.model_validate({"title": "T", "summary": "S", "seats": {"reader": "actor"},
+                                    "columns": columns})  # fmt: skip
+    messages = [{"role": "user", "content": "Where is it?"}, {"role": "bot", "content": "In here"}]
+    fields = {"count": 7, "talk": messages, "silence": [], "odd": [{"a": "b c"}, "d"],
+              "text": "Look here", "answer": "The box"}  # fmt: skip
+    passage = passage_of(RowsOnly("t", spec), RowsOnly("t", spec).example(fields))
+    talk, answer = (("where", "is", "it"), ("in", "here")), (("the", "box"),)
+    assert passage.recorded == (talk, answer)

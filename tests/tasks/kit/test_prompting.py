@@ -16,8 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.errors import ConfigError
-from soulkit.judge.leaks import LeakView
-from soulkit.tasks.kit.choice import first_safe_lesson
 from soulkit.tasks.kit.prompting import (
     NAME,
     PromptFolder,
@@ -73,6 +71,11 @@ def test_own_files_come_before_shared_ones(tmp_path: Path) -> None:
     shared = folder(tmp_path).hashes("coach")
     prompts = folder(tmp_path, coach="Be kind.")
     assert prompts.render("coach") == "Be kind." and prompts.hashes("coach") != shared
+    mine = [prompts.is_shared(name) for name in ("coach", "pairwise", "none")]
+    assert mine == [False, True, False]
+    assert prompts.sizes("co", "pair") == {"coach": 2}
+    assert prompts.unopened(tmp_path) == []
+    assert folder(tmp_path, judge="Who?").unopened(tmp_path) == ["mine/coach.md", "mine/judge.md"]
 
 
 def test_the_hash_follows_the_text(tmp_path: Path) -> None:
@@ -120,13 +123,6 @@ def test_line_breaks_survive_a_cut() -> None:
     assert last_words("a b", 2) == "a b" and last_words("a b", 0) == first_words("a", 0) == "[...]"
     assert keep_latest(["a b c", "d"], None) == (("a b c", "d"), 0)
     assert keep_latest(["a", "b c d"], 2) == (("b c [...]",), 2)
-
-
-def test_the_fullest_lesson_that_points_at_no_option_is_said() -> None:
-    view = LeakView("What to drink?", ("Tea, with honey", "Cold beer"), "Tea, with honey")
-    assert first_safe_lesson((("Think of honey.", "Ask."), ("", "Ask.")), view) == "Ask."
-    assert first_safe_lesson((("Ask.", "Then wait."),), view) == "Ask. Then wait."
-    assert first_safe_lesson((("Take the beer.",), ("",)), view) is None
 
 
 TABLES = "towns: [Tarn, Gelm]\nways:\n  kind: [[a, b]]\n"

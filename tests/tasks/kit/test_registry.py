@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from soulkit.cli import app as cli
+from soulkit.config import once_loader
 from soulkit.data.files import RawRow
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
@@ -24,6 +26,7 @@ from soulkit.tasks.kit.row_checks import audit_rows
 from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.tasks.kit.spec import READERS
 from soulkit.types import Episode
+from tests.support.evaluation import messages
 from tests.support.road import EVERY, NO_ONE, ROLLOUT, task_of
 
 TASK: dict[str, Any] = {
@@ -125,6 +128,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot be read" in error_of(tmp_path / "bytes.yaml")
 
 
+def test_a_nested_file_of_a_user_is_refused(tmp_path: Path) -> None:
+    """The fast loader of the built-in file would end the process here."""
+    assert "cannot be read" in error_of(write(tmp_path, "[" * 100_000))
+
+
+def test_both_loaders_read_the_same() -> None:
+    text = builtin_file().read_text(encoding="utf-8")
+    read = [yaml.load(text, Loader=once_loader(fast=fast)) for fast in (False, True)]
+    assert read[0] == read[1]
+    with pytest.raises(yaml.YAMLError, match="'a' stands here twice"):
+        yaml.load("a: 1\na: 2\n", Loader=once_loader(fast=True))
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing yet\n"])
 def test_an_empty_file_declares_nothing(tmp_path: Path, text: str) -> None:
     assert "is empty" in error_of(write(tmp_path, text))
@@ -196,6 +212,17 @@ def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
     assert marks == ["one", "two"]
 
 
+def test_a_file_imports_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "lamp_words.py").write_text("MARK = 'from beside'\n")
+    path = write(tmp_path, lights())
+    code = CLASS.format(mark=1).replace("mark = 1", "from lamp_words import MARK as mark")
+    (tmp_path / "lights.py").write_text(code)
+    assert load_registry(path).task("lights").mark == "from beside"
+
+
 def test_a_file_may_be_called_like_a_standard_module(tmp_path: Path) -> None:
     path = write(tmp_path, lights(module="random:Lights"))
     (tmp_path / "random.py").write_text(CLASS.format(mark="mine"))
@@ -233,23 +260,15 @@ def test_every_built_in_reference_class_stands_in_for_its_task() -> None:
         assert isinstance(reference, type(paper)) and type(reference) is not type(paper)
 
 
-@pytest.mark.parametrize("module", ["soulkit.tasks.userllm.task", "soulkit.tasks.userllm"])
-def test_a_declaration_of_ones_own_may_name_a_built_in_class(tmp_path: Path, module: str) -> None:
-    """Where the class stood before each benchmark had a folder, too; the protocols stay apart."""
+def test_a_declaration_of_ones_own_may_name_a_built_in_class(tmp_path: Path) -> None:
+    """The protocols stay apart."""
     raw = yaml.safe_load(builtin_file().read_text(encoding="utf-8"))["tasks"]["userllm"]
     entry = {key: raw[key] for key in ("title", "summary", "seats", "columns", "metric")}
-    entry["module"] = f"{module}:UserLLM"
+    entry["module"] = "soulkit.tasks.userllm.task:UserLLM"
     registry = load_registry(write(tmp_path, {"tasks": {"my_users": entry}}))
     for protocol in ("paper", "reference"):
         live = registry.task("my_users", protocol)
         assert type(live) is type(registry.task("userllm", protocol))
-
-
-def test_declarations_from_before_keys_were_renamed(tmp_path: Path) -> None:
-    raw = lights(module="", rows="soulkit.tasks.sim_arena:SimArenaRows", synth=True)
-    registry = load_registry(write(tmp_path, raw))
-    assert not registry.spec("lights").synth
-    assert type(registry.task("lights")).__name__ == "SimArenaRows"
 
 
 def test_a_class_without_a_file_has_no_prompts_beside_it(tmp_path: Path) -> None:
@@ -293,9 +312,9 @@ def lines(capsys: pytest.CaptureFixture[str]):
         assert cli.main([str(argument) for argument in arguments]) == 2
         output = capsys.readouterr()
         assert output.out == ""
-        messages = output.err.splitlines()
-        assert [line.partition(":")[0] for line in messages] == ["error", "why", "fix"]
-        return messages
+        told = messages(output.err)
+        assert [line.partition(":")[0] for line in told] == ["error", "why", "fix"]
+        return told
 
     return run
 

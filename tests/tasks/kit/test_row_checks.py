@@ -28,7 +28,8 @@ def loaded(*rows: dict[str, Any]) -> LoadedExamples:
 
 
 def test_the_tail_of_a_binomial() -> None:
-    assert upper_tail(0, 10, 0.3) == 1.0 and upper_tail(1, 10, 0.0) == 0.0
+    assert upper_tail(0, 10, 0.3) == upper_tail(3, 3, 1.0) == 1.0
+    assert upper_tail(1, 10, 0.0) == 0.0
     assert upper_tail(3, 3, 0.5) == pytest.approx(0.125)
     assert upper_tail(2, 3, 0.25) == pytest.approx(3 * 0.0625 * 0.75 + 0.015625)
     assert upper_tail(3000, 6000, 0.5) == pytest.approx(0.505, abs=0.001)
@@ -92,6 +93,8 @@ def test_an_option_of_several_lines_is_taken_out_as_a_whole() -> None:
     options = ("1. Run.\n2. Rest.", "What would you like?")
     prompt = f"Run or rest?\n### Reply A\n{options[1]}\n\n### Reply B\n{options[0]}\nChoose."
     assert without_options(prompt, options) == "run or rest reply a | reply b | choose"
+    inside = ("Go home", "Go home\nand sleep")  # the longer one first, or its second line stays
+    assert without_options("A. Go home\nOr\nB. Go home\nand sleep\n", inside) == "| or |"
 
 
 def test_an_option_that_is_quoted_elsewhere_stays() -> None:

@@ -27,7 +27,6 @@ from soulkit.tasks.kit.selfcheck import (
     NO_COACH,
     NO_LEAK_CHECK,
     NO_SYMBOLIC,
-    SelfCheck,
     check_task,
     silent_cast,
 )
@@ -103,20 +102,6 @@ def row(question: str, answer: str = "box") -> RawRow:
 
 def check(task: Any, *rows: RawRow) -> Any:
     return check_task(task, to_examples(task, rows))
-
-
-OUT_OF_REACH = {("sim_math", "reference"), ("sim_doc", "reference")}
-"""Some rows lack a part of the score, which counts 0 there: nobody could have the maximum."""
-
-
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-@pytest.mark.parametrize("name", makeable())
-def test_every_row_made_here_passes(name: str, protocol: str) -> None:
-    task = task_of(name, protocol)
-    report = check_task(task, examples_to_inspect(task, "synth:15", 5))
-    assert report.rows > 0
-    assert (report.gold_fails, report.wrong_passes, report.wrong_unread) == ((),) * 3
-    assert bool(report.no_gold) == ((name, protocol) in OUT_OF_REACH)
 
 
 def test_a_gold_that_its_scorer_refuses_is_named_with_its_row(registry: Any) -> None:
@@ -257,7 +242,7 @@ class Lab:
     """A new task that tests spoil, and what the check then says."""
 
     def __init__(self, folder: Path, kind: str, capfd: Any) -> None:
-        self.folder, self.capfd = folder, capfd
+        self.folder, self.capfd, self.rows = folder, capfd, 6
         assert soul("tasks", "new", "lab", "--kind", kind, "--out", folder) == 0
         capfd.readouterr()
 
@@ -278,7 +263,7 @@ class Lab:
 
     def run(self, *more: object) -> int:
         load_registry.cache_clear()  # the declaration may have been edited
-        tasks, rows = self.folder / "tasks.yaml", "lab=synth:6"
+        tasks, rows = self.folder / "tasks.yaml", f"lab=synth:{self.rows}"
         return soul("tasks", "check", "lab", "--tasks", tasks, "--data", rows, *more)
 
 
@@ -363,6 +348,7 @@ def test_a_coach_without_a_prompt(kind: str, lab: Any) -> None:
 @pytest.mark.parametrize("kind", ["choice", "dialogue"])
 def test_a_leak_check_that_is_off(kind: str, lab: Any) -> None:
     one = lab(kind)
+    one.rows = 1  # a single row shows it
     wrong = "def wrong_completion(self, example):\n        return '<answer>Z</answer>'\n\n"
     one.edit("task.py", lambda text: text.replace("def leak_view", f"{wrong}    def unused"))
     warned(one, NO_LEAK_CHECK)
@@ -371,15 +357,10 @@ def test_a_leak_check_that_is_off(kind: str, lab: Any) -> None:
     assert code == 0 and NO_LEAK_CHECK not in checked["warnings"]
 
 
-def test_nothing_to_give_away_needs_no_leak_check() -> None:
-    """The actor of the secret keeper sees all that its gold is made of."""
-    checked = check_built_in("secret_keeper")
-    assert checked.warnings == () and checked.breaks == ()
-
-
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_symbolic_feedback_that_is_missing(kind: str, lab: Any) -> None:
     one = lab(kind)
+    one.rows = 1
     one.edit("task.py", lambda text: text.replace("def explain", "def no_explain"))
     warned(one, NO_SYMBOLIC)
     one.edit("tasks.yaml", lambda text: text.replace("[symbolic, model]", "[model]"))
@@ -408,23 +389,6 @@ def test_a_prompt_of_another_task_of_the_folder_is_not_counted(lab: Any) -> None
     (one.folder / "prompts" / "other").mkdir()
     (one.folder / "prompts" / "hint.md").rename(one.folder / "prompts" / "other" / "hint.md")
     assert one.check("other", "--data", "other=synth:6")[1]["warnings"] == []
-
-
-# --- the built-in tasks ---------------------------------------------------------------------------
-
-
-def check_built_in(name: str) -> SelfCheck:
-    task = load_registry().task(name)
-    return check_task(task, examples_to_inspect(task, "synth:25"))
-
-
-BUILT_IN = [name for name, spec in load_registry().specs.items() if not spec.rows_only]
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_built_in_tasks_have_what_they_declare(name: str) -> None:
-    checked = check_built_in(name)
-    assert (checked.breaks, checked.warnings, checked.unrendered) == ((), (), ())
 
 
 FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")

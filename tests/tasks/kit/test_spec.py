@@ -11,16 +11,19 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from soulkit.cli import app as cli
 from soulkit.errors import ConfigError
 from soulkit.report.published import publications
 from soulkit.runs.folder import plain_config
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.kit.spec import option_value
+from soulkit.tasks.kit.spec import BOOKKEEPING, TaskSpec, option_value
 from soulkit.train.config import TrainConfig
 from tests.support.evaluation import api, records, soul, summary, three_lines, visitor
 from tests.support.servers.openai_server import ScriptedServer
+
+ROLES = ("judge", "auditor", "partner", "environment", "coach")
 
 ALIGNX = tuple(f"alignx_{part}" for part in ("demo", "pair", "ugc", "arbitrary", "history16"))
 
@@ -195,3 +198,21 @@ def test_training_takes_options_too_and_refuses_what_no_task_has(tmp_path: Any, 
     assert soul(*command, "--option", "max_turns=5") == 2
     what, _, fix = three_lines(capfd.readouterr().err)
     assert "max_turns" in what and "soul tasks show" in fix
+
+
+def test_what_a_declaration_leaves_out() -> None:
+    spec = TaskSpec(title="T", summary="S", seats={"a": "actor"}, columns={})
+    assert spec.rows_only and set(spec.columns) == set(BOOKKEEPING)
+    written = spec.model_dump(exclude={"title", "summary", "seats", "columns"})
+    assert {name: value for name, value in written.items() if value not in ("", (), {})} == {
+        "players": {**dict.fromkeys(ROLES), "training": dict.fromkeys(ROLES),
+                    "reference": dict.fromkeys(ROLES)},
+        "metric": {"name": "accuracy", "binary": True, "low": 0.0, "high": 1.0, "scales": {},
+                   "beside": (), "less_is_better": (), "headline": "", "parts": {}, "watched": ()},
+        "files": {"train": (), "eval": (), "data_source": ()},
+        "feedback": {"coaches": (), "below": 1.0, "until_step": None, "max_words": 120,
+                     "gold_in_reference": False, "kind": "coach"},
+        "evaluation_only": False,
+    }  # fmt: skip
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.title = "Another"

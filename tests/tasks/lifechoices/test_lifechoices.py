@@ -1,10 +1,4 @@
-"""LifeChoices under the paper protocol, and the published ladder step by step.
-
-Conformance: LifeChoices' answers and rewards; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not, or the reference found the
-letter on its ladder below the tag.
-"""
+"""LifeChoices under the paper protocol, and the published ladder step by step."""
 
 from __future__ import annotations
 
@@ -17,14 +11,11 @@ from hypothesis import strategies as st
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
-from soulkit.judge.verdict import spoken
 from soulkit.tasks.kit.base import READABLE
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.lifechoices.task import NESTED, climb
 from soulkit.types import Completion, Feedback, Score
-from tests.support.letters import THINKING, logged
-from tests.support.road import NO_ONE, episode_of, score_text, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.road import episode_of, score_text, synth_examples, task_of
 
 ASKED = {
     "Scenario": "The magistrate's men are at the landing.",
@@ -53,11 +44,6 @@ def score(text: str, stop: str = "stop") -> Score:
     ("text", "status"),
     [
         ("<answer>C</answer>", "ok"),
-        ("He hid one before. <answer>c</answer>", "ok"),
-        ("<answer>A</answer> no, <answer>C</answer>", "ok"),
-        ("maybe <answer>A</answer></think><answer>C</answer>", "ok"),
-        ("<answer>(C)</answer>", "salvaged"),
-        ("<answer>**C**</answer>", "salvaged"),
         ("<answer>C. Hide the boy in the boat</answer>", "salvaged"),
         ("c", "salvaged"),
         ("(C)", "salvaged"),
@@ -81,7 +67,6 @@ def test_ways_to_be_right(text: str, status: str) -> None:
         ("Final answer: **C**", "no_tag"),
         ("<answer>E</answer> so C", "malformed"),
         ("<answer>Hide the boy</answer>", "malformed"),
-        ("<answer></answer>", "malformed"),
         ("<think>I pick <answer>C</answer>", "no_tag"),
         ("  ", "empty"),
     ],
@@ -207,51 +192,3 @@ def test_lessons_fit_the_draft_and_the_row() -> None:
         assert "between the answer tags" in unread
         for text in (*texts.values(), unread):
             assert not check_leak(task.symbolic(text), task.leak_view(example)).leak
-
-
-def test_gold_under_both_protocols_on_made_rows() -> None:
-    import asyncio
-
-    for protocol in ("paper", "reference"):
-        task = task_of("lifechoices", protocol)
-        for example in synth_examples("lifechoices", 24, protocol):
-            assert asyncio.run(task.score(example, task.gold(example), NO_ONE)).value == 1
-            assert asyncio.run(task.score(example, task.wrong(example), NO_ONE)).value == 0
-
-
-DEPARTURES = {
-    **THINKING,
-    "first-abcd-character-fallback": "prose is not searched for letters",
-    "first-tag-wins": "the last tag decides",
-    "letter-taken-from-a-word": "prose is not searched for letters",
-}
-BAD_ROWS = ("gold missing", "fewer options")
-
-
-@pytest.mark.parametrize("vector", load_vectors("lifechoices.choice"))
-def test_reference(vector: Vector) -> None:
-    task = task_of("lifechoices", "reference")
-    output = vector.input["output_text"] or ""
-    example = task.example(vector.input["row"])
-    score = score_text(task, example, output)
-    actual = {"predicted": score.words or None, "reward": score.reward,
-              "metrics": logged("lifechoices", vector, score),
-              "correct_answer": task.gold_letter(example)}  # fmt: skip
-    assert_matches(actual, vector.expected)
-
-
-@pytest.mark.parametrize("vector", load_vectors("lifechoices.choice"))
-def test_paper(vector: Vector) -> None:
-    task, output = task_of("lifechoices"), vector.input["output_text"] or ""
-    if vector.note in BAD_ROWS:
-        with pytest.raises(DataError):
-            task.example(vector.input["row"])
-        return
-    score = score_text(task, task.example(vector.input["row"]), output)
-    below_the_tag = climb(spoken(output, "reference"))[1] == "salvaged"
-    if set(vector.quirks) & set(DEPARTURES) or below_the_tag:
-        return  # the paper reading of these has tests of its own
-    assert (score.words or None, score.value) == (
-        vector.expected["predicted"],
-        vector.expected["reward"],
-    )

@@ -351,7 +351,6 @@ REPAIRED = {
     "inverted-anchors-saturate": "anchors that do not stand apart calibrate nothing",
 }
 """Quirk → what soulkit does instead: in `paper`, and with failures of models in both protocols."""
-LEXICAL = {"mattr", "hdd", "yules_k", "episode_gaps"}
 FORMULAS = {
     "safe_z_score", "mean_and_stdev", "mean_stdev_ci", "derive_anchors", "rng_seed",
     "apply_linear_calibration", "aggregates", "extract_json", "gteval", "pairwise", "rnr", "ctr",

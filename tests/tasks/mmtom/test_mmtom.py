@@ -1,9 +1,4 @@
-"""MMToM under the paper protocol; the reference protocol has its vectors.
-
-Conformance: MMToM's answers, rewards and break-downs; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not.
-"""
+"""MMToM under the paper protocol; the reference protocol has its vectors."""
 
 from __future__ import annotations
 
@@ -15,10 +10,7 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.tasks.mmtom.task import statements_of
 from soulkit.types import Feedback, Score
-from tests.support.letters import THINKING, logged
 from tests.support.road import score_text, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
-from tests.tasks.mmtom.reference import reference_aggregates
 
 ROW: dict[str, Any] = {
     "question": "A hall. Ada walks to the oven.\nQuestion: Which is likely? (a) Ada wants a pan. "
@@ -35,28 +27,24 @@ def score(text: str, **changes: Any) -> Score:
 
 
 @pytest.mark.parametrize(
-    ("inside", "status"),
-    [("b", "ok"), ("B", "ok"), (" b ", "ok"), ("(b)", "salvaged"), ("b.", "salvaged"),
-     ("**B**", "salvaged"), ("b. Ada wants a cup", "salvaged")],
-)  # fmt: skip
-def test_ways_to_be_right(inside: str, status: str) -> None:
-    grade = score(f"<reasoning>a?</reasoning><answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, status, "b")
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [("It is b.", "no_tag"), ("(b)", "no_tag"), ("<answer>c</answer>", "malformed"),
-     ("<answer>a, b</answer>", "malformed"), ("<answer></answer>", "malformed"), ("", "empty"),
-     ("<think><answer>b</answer></think>", "no_tag"), ("<answer>a</answer>", "ok")],
-)  # fmt: skip
-def test_ways_to_be_wrong(text: str, status: str) -> None:
+    ("text", "value", "status"),
+    [
+        ("<reasoning>a?</reasoning><answer>b</answer>", 1, "ok"),
+        ("<answer>(B)</answer>", 1, "salvaged"),
+        ("<answer>b. Ada wants a cup</answer>", 1, "salvaged"),
+        ("<answer>a</answer>", 0, "ok"),
+        ("<answer>c</answer>", 0, "malformed"),
+        ("(b)", 0, "no_tag"),
+        ("", 0, "empty"),
+    ],
+)
+def test_what_decides(text: str, value: float, status: str) -> None:
     grade = score(text)
-    assert (grade.value, grade.status) == (0.0, status)
-
-
-def test_the_last_tag_decides() -> None:
-    assert score("<answer>a</answer> or rather <answer>b</answer>").value == 1
+    assert (grade.value, grade.status, grade.words) == (
+        value,
+        status,
+        "b" if value else grade.words,
+    )
 
 
 def test_a_gold_is_one_of_the_two_letters() -> None:
@@ -71,7 +59,7 @@ def test_the_two_statements_are_found() -> None:
         "a": "Ada wants a pan.",
         "b": "Ada wants a (small) cup.",
     }
-    assert statements_of("Where is the cup?") == {} and reference_aggregates([None]) == {}
+    assert statements_of("Where is the cup?") == {}
     assert task_of("mmtom").leak_view(task_of("mmtom").example(ROW)).letters == ("A", "B")
 
 
@@ -81,15 +69,6 @@ def test_break_downs_and_clusters() -> None:
     assert one.tags == {"type": "2.1"} and one.cluster == two.cluster and one.id != two.id
     other, stray = (task.example({**ROW, "episode": episode}) for episode in (4, None))
     assert len({one.cluster, other.cluster, stray.cluster}) == 3
-
-
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-def test_gold_is_right_and_the_other_letter_is_not(protocol: str) -> None:
-    task = task_of("mmtom", protocol)
-    for example in synth_examples("mmtom", 42, protocol):
-        assert score_text(task, example, task.gold_completion(example)).value == 1
-        wrong = "ab".replace(task.gold_text(example), "")
-        assert score_text(task, example, f"<answer>{wrong}</answer>").value == 0
 
 
 def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
@@ -105,46 +84,3 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
         view = task.leak_view(example)
         leak = Feedback(text=f"Surely {view.gold}", author="symbolic")
         assert check_leak(leak, view).leak == "gold_text"
-
-
-DEPARTURES = {
-    **THINKING,
-    "empty-gold-matches-empty-prediction": "a row without gold is a bad row",
-    "first-tag-wins": "the last tag decides",
-    "unicode-casefold-letter": "letters are normalised before they are read",
-}
-
-
-@pytest.mark.parametrize("vector", load_vectors("mmtom.choice"))
-def test_reference(vector: Vector) -> None:
-    task = task_of("mmtom", "reference")
-    output = vector.input["output_text"] or ""
-    score = score_text(task, task.example(vector.input["row"]), output)
-    actual = {
-        "predicted": score.words,
-        "reward": score.reward,
-        "metrics": logged("mmtom", vector, score),
-    }
-    assert_matches(actual, vector.expected)
-
-
-@pytest.mark.parametrize("vector", load_vectors("mmtom.choice"))
-def test_paper(vector: Vector) -> None:
-    task, row = task_of("mmtom"), vector.input["row"]
-    gold = str(row.get("answer") or "").strip().lower()
-    if gold.strip("(). ") not in ("a", "b"):
-        with pytest.raises(DataError):
-            task.example(row)
-        return
-    score = score_text(task, task.example(row), vector.input["output_text"] or "")
-    tidied = gold not in ("a", "b")
-    if set(vector.quirks) & set(DEPARTURES) or score.status == "salvaged" or tidied:
-        return  # the paper reading of these has tests of its own
-    assert (score.words, score.value) == (vector.expected["predicted"], vector.expected["reward"])
-
-
-@pytest.mark.parametrize(
-    "vector", load_vectors("mmtom.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
-def test_aggregates(vector: Vector) -> None:
-    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])

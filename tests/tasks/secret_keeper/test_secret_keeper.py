@@ -1,7 +1,4 @@
-"""The dialogue task, played over HTTP by a scripted visitor and scripted keepers.
-
-The scripted visitor as a server: what it says, to whom, and what it refuses.
-"""
+"""The dialogue task over HTTP: scripted keepers, and the scripted visitor as a server."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_turn_under_reference(vector: Vector) -> None:
     task: Any = arena(named(vector), "reference")
     example = task.example(released(base_row(vector)))
     replies = [vector.input["text"] or "", ""]
-    episode = task.scripted(example, replies, ["ok, here is a hint."])
+    episode = task.scripted_talk(example, replies, ["ok, here is a hint."])
     actual = {
         "public_conversation": public(episode, task),
         "termination_reason": STOPS[episode.stop],
@@ -167,7 +167,7 @@ def judged(vector: Vector, protocol: str) -> tuple[Score, Episode, set[str]]:
                 episode = await task.play(example, cast, Rollout())
             else:  # only its numbers are looked at
                 replies, answers = inputs["user_outputs"], inputs["assistant_outputs"]
-                episode = task.scripted(example, replies, answers)
+                episode = task.scripted_talk(example, replies, answers)
             return episode, await task.judged(example, episode, cast)
 
         episode, score = run(cast, road())

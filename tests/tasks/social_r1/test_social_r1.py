@@ -1,9 +1,4 @@
-"""Social-R1 under the paper protocol, and its worked examples; the reference has its vectors.
-
-Conformance: Social-R1's answers and rewards; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not.
-"""
+"""Social-R1 under the paper protocol, and its worked examples; the reference has its vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ from soulkit.models.base import Cast
 from soulkit.tasks.kit.choice import letter_of
 from soulkit.tasks.social_r1.task import SocialR1, leading_letter, split_prompt
 from soulkit.types import Score
-from tests.support.letters import THINKING, logged
 from tests.support.road import (
     NO_ONE,
     ROLLOUT,
@@ -29,7 +23,6 @@ from tests.support.road import (
     synth_examples,
     task_of,
 )
-from tests.support.vectors import Vector, assert_matches, load_vectors
 
 TEXT = (
     "Story: Noor stained Ben's coat.\nShe hung it back.\nQuestion: Why does she avoid him?\n"
@@ -51,37 +44,19 @@ def coached(kind: str) -> SocialR1:
 
 
 @pytest.mark.parametrize(
-    ("inside", "status"),
-    [("B", "ok"), (" b ", "ok"), ("B.", "salvaged"), ("(B)", "salvaged"), ("**B**", "salvaged"),
-     ("B. She is embarrassed", "salvaged")],
-)  # fmt: skip
-def test_ways_to_be_right(inside: str, status: str) -> None:
-    grade = score(f"Let me see. <answer>{inside}</answer>")
-    assert (grade.value, grade.status, grade.words) == (1.0, status, "B")
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "status"),
+    ("text", "stop", "value", "status"),
     [
-        ("<answer>B</answer> no: <answer>A</answer>", 0.0, "ok"),
-        ("<answer>A</answer> no: <answer>B</answer>", 1.0, "ok"),
-        ("<THINK><answer>A</answer></THINK><answer>B</answer>", 1.0, "ok"),
-        ("maybe <answer>A</answer></think><answer>B</answer>", 1.0, "ok"),
-        ("<think>x<think>y</think> <answer>A</answer></think><answer>B</answer>", 1.0, "ok"),
-        ("<think>still unsure <answer>B</answer>", 0.0, "no_tag"),
-        ("The answer is B", 0.0, "no_tag"),
-        ("<answer>\u212a</answer>", 0.0, "malformed"),
-        ("<answer>A and B</answer>", 0.0, "malformed"),
-        ("", 0.0, "empty"),
+        ("Let me see. <answer>B</answer>", "stop", 1.0, "ok"),
+        ("<answer>B. She is embarrassed</answer>", "stop", 1.0, "salvaged"),
+        ("<answer>A</answer>", "stop", 0.0, "ok"),
+        ("<answer>\u212a</answer>", "stop", 0.0, "malformed"),
+        ("The answer is B", "stop", 0.0, "no_tag"),
+        ("Noor feels", "length", 0.0, "truncated"),
     ],
 )
-def test_what_decides(text: str, value: float, status: str) -> None:
-    grade = score(text)
+def test_what_decides(text: str, stop: str, value: float, status: str) -> None:
+    grade = score(text, stop)
     assert (grade.value, grade.status) == (value, status)
-
-
-def test_an_answer_that_broke_off_is_truncated() -> None:
-    assert score("Noor feels", "length").status == "truncated"
 
 
 @pytest.mark.parametrize(
@@ -212,44 +187,3 @@ def test_the_other_kind_of_feedback_gives_nothing_away() -> None:
         for text in (task.explain(example, None, s) for s in scores):
             assert text
             assert not check_leak(task.symbolic(text), task.leak_view(example)).leak, text
-
-
-DEPARTURES = {
-    **THINKING,
-    "first-tag-wins": "the last tag decides",
-    "gold-first-character": "a gold is an option's letter or text, or the row is bad",
-    "unicode-casefold-letter": "the Kelvin sign and the long s are no letters of an option",
-    "gold-letter-not-trimmed": "`B.` is the letter B",
-}
-
-
-@pytest.mark.parametrize("vector", load_vectors("social_r1.choice"))
-def test_reference(vector: Vector) -> None:
-    task = task_of("social_r1", "reference")
-    if vector.raises:
-        with pytest.raises(DataError):
-            task.example(vector.input["row"])
-        return
-    output = vector.input["output_text"] or ""
-    example = task.example(vector.input["row"])
-    score = score_text(task, example, output)
-    actual = {"predicted": score.words or None, "reward": score.reward,
-              "metrics": logged("social_r1", vector, score),
-              "correct": task.gold_letter(example)}  # fmt: skip
-    assert_matches(actual, vector.expected)
-
-
-@pytest.mark.parametrize("vector", load_vectors("social_r1.choice"))
-def test_paper(vector: Vector) -> None:
-    task = task_of("social_r1")
-    if vector.raises:
-        with pytest.raises(DataError):
-            task.example(vector.input["row"])
-        return
-    score = score_text(task, task.example(vector.input["row"]), vector.input["output_text"] or "")
-    if set(vector.quirks) & set(DEPARTURES) or score.status == "salvaged":
-        return  # the paper reading of these has tests of its own
-    assert (score.words or None, score.value) == (
-        vector.expected["predicted"],
-        vector.expected["reward"],
-    )

@@ -1,17 +1,9 @@
-"""SocSci210: numbers read from answers, scales, rewritten requests, batch metrics, gold, leaks.
-
-SocSci210's instruction layout: small files written here, and the real sample where it lies.
-
-Conformance: SocSci210's answers and rewards; every vector in both protocols.
-
-`paper` gives the same value unless one of DEPARTURES says why not.
-"""
+"""SocSci210: numbers read from answers, scales, requests, batch metrics, leaks, and imports."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +18,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.socsci210.data import Scale, read_scale
 from soulkit.tasks.socsci210.task import asked_openly
 from soulkit.types import Episode, Failure, Feedback, Record, Score, unscored
-from tests.support.letters import THINKING, logged
 from tests.support.road import batch_values, import_rows, score_text, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
 
 ROW: dict[str, Any] = {
     "prompt_text": "A roofer, 40. How fair? Only return an integer from 1 to 7, nothing else.",
@@ -202,16 +192,6 @@ def test_rows_of_one_study_are_one_cluster_and_strays_stand_alone() -> None:
     assert len(set(alone)) == 2
 
 
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-def test_gold_is_best_and_a_wrong_answer_is_not(protocol: str) -> None:
-    task = task_of("socsci210", protocol)
-    for example in synth_examples("socsci210", 90, protocol):
-        assert score_text(task, example, task.gold_completion(example)).value == 1
-        low, high = int(example.fields["r_min"]), int(example.fields["r_max"])
-        for number in {low, high} - {example.fields["response"]}:
-            assert score_text(task, example, f"<answer>{number}</answer>").value < 1
-
-
 def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
     task = task_of("socsci210")
     for example in synth_examples("socsci210", 30):
@@ -293,62 +273,3 @@ def test_the_real_sample_imports_renders_and_passes_the_gold_check() -> None:
             answer, status = task.read(example, task.gold_completion(example))  # type: ignore[attr-defined]
             assert status == "ok"
             assert task.grade(example, answer) == 1  # type: ignore[attr-defined]
-
-
-DEPARTURES = {
-    **THINKING,
-    "first-tag-wins": "the last tag decides",
-    "gold-truncated": "a fraction is no point of a list of options: a bad row",
-    "out-of-range-clamped": "a number off the scale is no answer",
-    "unicode-casefold-letter": "letters are normalised before they are read",
-}
-
-
-def answer_of(score: Score) -> float | None:
-    return float(score.words) if score.words else None
-
-
-@pytest.mark.parametrize("vector", load_vectors("socsci210.choice"))
-def test_reference(vector: Vector) -> None:
-    task = task_of("socsci210", "reference")
-    if vector.raises:
-        bounds = [vector.input["row"].get(name, 0) for name in ("r_min", "r_max")]
-        if None in bounds:
-            pytest.skip("a bound that is null counts as absent: joined files are full of nulls")
-        with pytest.raises(DataError):
-            task.example(vector.input["row"])
-        return
-    output = vector.input["output_text"] or ""
-    score = score_text(task, task.example(vector.input["row"]), output)
-    actual = {
-        "predicted": answer_of(score),
-        "reward": score.reward,
-        "metrics": logged("socsci210", vector, score),
-    }
-    assert_matches({**actual, "is_exact": score.metrics["exact"] == 1}, vector.expected)
-
-
-def off_the_scale(task: Any, row: dict[str, Any]) -> bool:
-    fields = task_of("socsci210", "reference").example(row).fields
-    gold = float(fields["response"])
-    return not fields["r_min"] <= gold <= fields["r_max"]
-
-
-@pytest.mark.parametrize("vector", load_vectors("socsci210.choice"))
-def test_paper(vector: Vector) -> None:
-    task, row = task_of("socsci210"), vector.input["row"]
-    try:
-        example = task.example(row)
-    except DataError:
-        assert vector.raises or "gold-truncated" in vector.quirks or off_the_scale(task, row)
-        return
-    assert not vector.raises or None in (row.get("r_min", 0), row.get("r_max", 0))
-    output = vector.input["output_text"] or ""
-    score = score_text(task, example, output)
-    nested = re.search(r"<answer>\s*<answer>", output, re.IGNORECASE)
-    unstated = row.get("r_min") is None or row.get("r_max") is None
-    if set(vector.quirks) & set(DEPARTURES) or score.status == "salvaged" or nested or unstated:
-        return  # the paper reading of these has tests of its own
-    assert score.value == pytest.approx(vector.expected["reward"])
-    if score.status == "ok":
-        assert answer_of(score) == vector.expected["predicted"]

@@ -13,7 +13,7 @@ import pytest
 
 from soulkit.errors import PartnerError
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.tasks.tau_usi.desk import DOMAIN, TOOLS, desk
+from soulkit.tasks.tau_usi.desk import DOMAIN, desk, desk_tools
 from soulkit.tasks.tau_usi.service import (
     FormatError,
     MadeService,
@@ -36,11 +36,11 @@ NUMBERS = ({"name": "count", "parameters": {"properties": {"n": {"type": "intege
 
 def test_a_call_and_words_are_told_apart() -> None:
     text = f"I look.\n{call('find_member', name='Ada A', member='M1')}"
-    assert read_agent_message(text, TOOLS) == ToolCall(
+    assert read_agent_message(text, desk_tools()) == ToolCall(
         "find_member", {"name": "Ada A", "member": "M1"}
     )
-    assert read_agent_message(" Good day. ", TOOLS) == "Good day."
-    assert read_agent_message("<function=find_member></function>", TOOLS) == ToolCall(
+    assert read_agent_message(" Good day. ", desk_tools()) == "Good day."
+    assert read_agent_message("<function=find_member></function>", desk_tools()) == ToolCall(
         "find_member", {}
     )
 
@@ -60,7 +60,7 @@ def test_a_call_and_words_are_told_apart() -> None:
     ],
 )
 def test_what_looks_like_a_call_and_is_none_is_a_format_error(text: str) -> None:
-    act = read_agent_message(text, TOOLS)
+    act = read_agent_message(text, desk_tools())
     assert isinstance(act, FormatError) and act.why
 
 
@@ -69,7 +69,9 @@ def test_values_are_of_the_type_that_the_tool_declares() -> None:
     assert read_agent_message(call("count", n="many"), NUMBERS) == ToolCall("count", {"n": "many"})
     nested = ({"type": "function", "function": NUMBERS[0]},)
     assert read_agent_message(call("count", n="3"), nested) == ToolCall("count", {"n": 3})
-    assert read_agent_message(call("find_member", member="3"), TOOLS).arguments == {"member": "3"}  # type: ignore[union-attr]
+    assert read_agent_message(call("find_member", member="3"), desk_tools()).arguments == {
+        "member": "3"
+    }  # type: ignore[union-attr]
 
 
 def test_megabytes_of_openings_and_parameters_are_read_at_once() -> None:
@@ -125,7 +127,7 @@ def played(runtime: DeskRuntime, ledger: Ledger | None = None, **server: Any) ->
             {"env_name": "retail", "task_index": 0}, CALL, ledger,
         )  # fmt: skip
         meta = await service.open()
-        assert meta.wiki and len(meta.tools) == len(TOOLS)
+        assert meta.wiki and len(meta.tools) == len(desk_tools())
         place = desk(0)
         answers = [
             await service.step("find_member", {"name": place.name, "member": place.member}),

@@ -13,8 +13,9 @@ import json
 import os
 import random
 import re
+import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ from soulkit.data.files import RawRow, read_rows
 from soulkit.demo.scripted import write_stories
 from soulkit.demo.training import ON_THE_RESULTS, TEST_ROWS, TRAIN_ROWS
 from soulkit.errors import DataError
+from soulkit.tasks.kit.row_checks import Agreement, write_disputed
 from soulkit.tasks.kit.row_checks import LabelAudit as LabelAudit
-from soulkit.tasks.kit.row_checks import write_disputed
-from soulkit.tasks.tom.audit import audit_hitom, audit_paratomi, audit_tomi
+from soulkit.tasks.tom.audit import StoryItem, audit_items, audit_labels, items_of_rows
 from soulkit.tasks.tom.coach import explain
 from soulkit.tasks.tom.events import (
     BeliefTracker,
@@ -52,18 +53,12 @@ from soulkit.tasks.tom.events import (
     solve,
     witnesses,
 )
-from soulkit.tasks.tom.generate import SMALL, StoryTask, synth_rows
+from soulkit.tasks.tom.generate import StoryTask, synth_rows, world_of
 from soulkit.tasks.tom.sentences import (
-    PLAIN,
-    StoryItem,
     events_of_row,
     numbered,
-    read_fixed_tomi,
-    read_hitom_json,
     read_paraphrase,
-    read_percept_tomi,
     read_sentence,
-    read_tomi_txt,
     render_events,
     rules_of,
 )
@@ -336,15 +331,18 @@ def test_a_row_may_hold_its_story_as_a_list_literal() -> None:
     assert events_of_row("tomi", row) is None
 
 
-def test_broken_files_say_where(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        list(read_fixed_tomi(tmp_path / "none.jsonl"))
+def test_a_record_without_a_label_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"story": "x"}\n')
-    with pytest.raises(DataError, match="question, answer"):
-        list(read_fixed_tomi(tmp_path / "bad.jsonl"))
-    (tmp_path / "bad.txt").write_text("1 Where is the hat really?\tbox\t1\n")
-    with pytest.raises(DataError, match=r"bad\.txt:1"):
-        list(read_tomi_txt(tmp_path / "bad.txt"))
+    rows, _ = read_rows(tmp_path / "bad.jsonl")
+    with pytest.raises(DataError, match=r"bad\.jsonl:1 has no question, answer"):
+        list(items_of_rows(rows, "tomi"))
+
+
+def test_a_broken_block_is_no_judged_label(tmp_path: Path) -> None:
+    good = "1 Ann entered the den.\n2 The hat is in the box.\n3 Where is the hat really?\tbox\t1\n"
+    (tmp_path / "some.txt").write_text(f"{good}1 Where is the hat really?\tbox\t1\n")
+    report = audit_labels(tmp_path / "some.txt", (), task="tomi")
+    assert report.overall == Agreement(1, 1) and report.unread == ("some.txt:4",)
 
 
 def data(*parts: str) -> Path:
@@ -358,21 +356,24 @@ def data(*parts: str) -> Path:
     pytest.skip(missing)
 
 
+def records(task: str, name: str) -> Iterator[StoryItem]:
+    return items_of_rows(read_rows(data(task, name))[0], task)
+
+
 def numbers(report: LabelAudit) -> tuple[int, int]:
     assert report.unread == ()
     return report.overall.agreed, report.overall.total
 
 
 def test_fixed_tomi() -> None:
-    report = audit_tomi(data("tomi", "fixedtomi_test_balanced.jsonl"))
+    report = audit_items(records("tomi", "fixedtomi_test_balanced.jsonl"), "tomi")
     agreed, total = numbers(report)
     assert total == 1000 and agreed >= 999
 
 
 @pytest.mark.slow
 def test_tomi_test_split_disputes_only_second_order() -> None:
-    trace = data("tomi", "fb_all_test.trace")
-    report = audit_tomi(data("tomi", "fb_all_test.txt"), trace)
+    report = audit_labels(data("tomi", "fb_all_test.txt"), (), task="tomi")
     agreed, total = numbers(report)
     assert total == 5994 and agreed >= 5530
     assert {d.order for d in report.disputed} == {"2"}
@@ -380,20 +381,22 @@ def test_tomi_test_split_disputes_only_second_order() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("traced", [True, False])
-def test_paratomi(traced: bool) -> None:
-    trace = data("paratomi", "test.trace") if traced else None
-    agreed, total = numbers(audit_paratomi(data("paratomi", "test.txt"), trace))
+def test_paratomi(traced: bool, tmp_path: Path) -> None:
+    path = data("paratomi", "test.txt")
+    if not traced:
+        path = Path(shutil.copy(path, tmp_path))
+    agreed, total = numbers(audit_labels(path, (), task="paratomi"))
     assert total == 6004 and agreed >= 5997
 
 
 def test_percept_tomi() -> None:
-    agreed, total = numbers(audit_tomi(data("tomi", "Percept-ToMi.csv")))
+    agreed, total = numbers(audit_labels(data("tomi", "Percept-ToMi.csv"), (), task="tomi"))
     assert total == agreed == 600
 
 
 @pytest.mark.slow
 def test_hitom_halves(tmp_path: Path) -> None:
-    report = audit_hitom(data("hitom", "Hi-ToM_data.json"))
+    report = audit_labels(data("hitom", "Hi-ToM_data.json"), (), task="hitom")
     assert numbers(report) == (1053, 1200)
     assert report.by["prompting_type"]["CoTP"].agreed >= 583
     assert report.by["prompting_type"]["VP"].agreed == 470
@@ -406,7 +409,7 @@ def test_hitom_halves(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_disputed_paratomi_rows_are_the_known_ones() -> None:
-    report = audit_paratomi(data("paratomi", "test.txt"), data("paratomi", "test.trace"))
+    report = audit_labels(data("paratomi", "test.txt"), (), task="paratomi")
     audits = data("paratomi", "label_audit_test.jsonl").read_text().splitlines()
     assert {d.id for d in report.disputed} == {str(json.loads(k)["question_index"]) for k in audits}
 
@@ -422,9 +425,9 @@ def explained(task: str, items: Iterable[StoryItem]) -> Counter[bool]:
 
 @pytest.mark.slow
 def test_real_rows_are_explained() -> None:
-    fixed = explained("tomi", read_fixed_tomi(data("tomi", "fixedtomi_test_balanced.jsonl")))
-    percept = explained("paratomi", read_percept_tomi(data("tomi", "Percept-ToMi.csv")))
-    hitom = explained("hitom", read_hitom_json(data("hitom", "Hi-ToM_data.json")))
+    fixed = explained("tomi", records("tomi", "fixedtomi_test_balanced.jsonl"))
+    percept = explained("paratomi", records("tomi", "Percept-ToMi.csv"))
+    hitom = explained("hitom", records("hitom", "Hi-ToM_data.json"))
     assert (fixed[True], percept[True], hitom[True]) == (1000, 600, 1200)
 
 
@@ -450,7 +453,7 @@ def test_held_out_stories_of_the_demo_are_new_in_their_words_of_the_world_alone(
 ) -> None:
     """What README and the demo's page say of them; seed 0 is the one that README shows."""
     kinds = {word: kind for kind in ("names", "rooms", "containers", "objects")
-             for word in getattr(SMALL, kind)}  # fmt: skip
+             for word in getattr(world_of("small"), kind)}  # fmt: skip
 
     def form(row: RawRow) -> str:
         order: dict[str, str] = {}
@@ -476,13 +479,6 @@ def test_held_out_stories_of_the_demo_are_new_in_their_words_of_the_world_alone(
         (ROOT / "README.md").read_text("utf-8").split()
     )
     assert "nearly every held-out question" in " ".join(ON_THE_RESULTS)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_fewer_rows_are_a_prefix_and_seeds_differ(task: StoryTask) -> None:
-    assert rows(task, 40)[:17] == rows(task, 17)
-    assert rows(task, 10) != rows(task, 10, seed=1)
-    assert json.loads(json.dumps(rows(task, 5))) == rows(task, 5)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -577,7 +573,7 @@ def test_rows_are_endless_and_lazy() -> None:
 
 
 def round_trip(events: tuple[Event, ...]) -> None:
-    story = read_story(numbered(render_events(events, PLAIN, random.Random(0))))
+    story = read_story(numbered(render_events(events, "plain", random.Random(0))))
     assert story is not None
     assert story.events == events
 

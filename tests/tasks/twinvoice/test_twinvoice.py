@@ -1,11 +1,7 @@
-"""TwinVoice under the paper protocol: rows in every form, long histories, lessons, break-downs.
-
-Conformance: TwinVoice's answers, rewards and break-downs in both protocols.
-"""
+"""TwinVoice under the paper protocol: long histories, lessons, break-downs."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -14,15 +10,9 @@ from soulkit.errors import DataError
 from soulkit.tasks.twinvoice.task import DIMENSIONS, misfit
 from tests.support.letters import (
     assert_lessons_keep_quiet,
-    assert_paper,
-    assert_reference,
     draft_of,
-    reading,
-    released,
 )
-from tests.support.road import batch_values, score_text, synth, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
-from tests.tasks.twinvoice.reference import reference_aggregates
+from tests.support.road import batch_values, score_text, synth_examples, task_of
 
 ROW: dict[str, Any] = {
     "user_id": "u7",
@@ -34,28 +24,10 @@ ROW: dict[str, Any] = {
 }
 
 
-def test_every_made_row_has_one_id_in_every_form() -> None:
-    task = task_of("twinvoice")
-    union = dict.fromkeys(("story", "r_min", "history", "choices", "profile"))
-    for row in synth("twinvoice", 24, 5):
-        lists = ("conversation_history", "answer_choices")
-        texts = {**row, **{k: json.dumps(row[k]) for k in lists}}
-        short = {("history" if k == lists[0] else "choices" if k == lists[1] else k): v
-                 for k, v in row.items()}  # fmt: skip
-        ids = {task.example(r).id for r in (
-            row, released(row), released({**union, **row}), released(texts), released(short),
-            released({**row, "answer_idx": float(row["answer_idx"])}),
-        )}  # fmt: skip
-        assert len(ids) == 1
-    (packed,) = {task.example({**ROW, "choices": json.dumps(ROW["choices"])}).id}
-    assert packed == task.example(ROW).id
-
-
 @pytest.mark.parametrize(
     ("inside", "value", "status"),
-    [("B", 1, "ok"), ("b", 1, "ok"), ("(B)", 1, "salvaged"), ("**B**", 1, "salvaged"),
-     ("B. a miracle. sure.", 1, "salvaged"), ("A", 0, "ok"), ("E", 0, "malformed"),
-     ("a miracle. sure.", 0, "malformed"), ("B or C", 0, "malformed")],
+    [("B", 1, "ok"), ("B. a miracle. sure.", 1, "salvaged"), ("A", 0, "ok"),
+     ("E", 0, "malformed"), ("a miracle. sure.", 0, "malformed")],
 )  # fmt: skip
 def test_ways_to_answer(inside: str, value: float, status: str) -> None:
     task = task_of("twinvoice")
@@ -150,29 +122,4 @@ def test_break_downs_and_the_mean_over_dimensions() -> None:
                record("c", 1.0, dimension="narrative"), record("d", None, dimension="narrative"),
                record("e", 0.0, dimension="narrative", kind="refined")]  # fmt: skip
     assert batch_values(task, records) == {"macro_dimension": 0.75}
-    assert batch_values(task, []) == {} and reference_aggregates([None]) == {}
-
-
-@pytest.mark.parametrize("vector", load_vectors("twinvoice.choice"))
-def test_choice(vector: Vector) -> None:
-    if vector.raises:
-        with pytest.raises(DataError):
-            reading("twinvoice", "reference", vector)
-        return
-    assert_reference(reading("twinvoice", "reference", vector), vector, "twinvoice")
-
-
-@pytest.mark.parametrize("vector", load_vectors("twinvoice.choice"))
-def test_paper(vector: Vector) -> None:
-    if vector.raises or "negative-index-wraps" in vector.quirks:
-        with pytest.raises(DataError):
-            reading("twinvoice", "paper", vector)
-        return
-    assert_paper(reading("twinvoice", "paper", vector), vector)
-
-
-@pytest.mark.parametrize(
-    "vector", load_vectors("twinvoice.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
-def test_aggregates(vector: Vector) -> None:
-    assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])
+    assert batch_values(task, []) == {}

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from soulkit.tasks.userllm.metrics import _within, first_turn_diversity, termination_scores
+from soulkit.tasks.userllm.metrics import first_turn_diversity, termination_scores
 
 _CJK = ((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF))
 
@@ -17,13 +17,14 @@ def tokenize_fallback(text: str | None) -> list[str]:
     tokens: list[str] = []
     word = ""
     for sign in [*(text or "").lower(), " "]:
-        if (sign.isalnum() or sign == "_") and not _within(sign, _CJK):
+        ideograph = any(low <= ord(sign) <= high for low, high in _CJK)
+        if (sign.isalnum() or sign == "_") and not ideograph:
             word += sign
             continue
         if word:
             tokens.append(word)
             word = ""
-        if _within(sign, _CJK) or unicodedata.category(sign)[0] in "PS":
+        if ideograph or unicodedata.category(sign)[0] in "PS":
             tokens.append(sign)
     return tokens
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.files import RawRow, write_rows
+from soulkit.data.files import RawRow
 from soulkit.errors import DataError
-from soulkit.tasks.kit.loading import load_examples, to_examples
+from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.selfcheck import check_task
-from soulkit.tasks.userllm.data import BROADER, OTHER, suggestion
+from soulkit.tasks.userllm.data import TEXTS, suggestion
 from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM
 from tests.support.road import import_rows, synth, synth_examples, task_of
 
@@ -65,7 +65,7 @@ def test_what_strays_is_always_the_same_and_never_what_was_asked() -> None:
     questions = [f"what is number {i} about bread and chess" for i in range(200)]
     suggestions = {question: suggestion(question) for question in questions}
     assert suggestions == {q: suggestion(q.upper()) for q in questions}
-    assert len(set(suggestions.values())) > len(BROADER) + len(OTHER)
+    assert len(set(suggestions.values())) > len(TEXTS["wider"]) + len(TEXTS["other"])
     assert not any("chess" in text for text in suggestions.values())
 
 
@@ -102,28 +102,6 @@ def test_made_rows_are_seldom_the_same_in_one_seed_or_in_two() -> None:
     ids = [{e.id for e in synth_examples("userllm", 1000, seed=seed)} for seed in (0, 1)]
     assert all(len(unique_ids) >= 990 for unique_ids in ids)
     assert len(ids[0] & ids[1]) <= 10, "training and test rows are made from two seeds"
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_made_rows_come_back_from_a_file(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"rows.{suffix}"
-    # A column of a Parquet file has one type.
-    rows = [{**r, "choices": json.dumps(r["choices"]) if "choices" in r else None}
-            for r in synth("userllm", 40, 5)]  # fmt: skip
-    write_rows(path, rows)
-    loaded = load_examples(task_of("userllm"), [path])
-    assert not loaded.bad
-    assert {e.id for e in loaded.examples} == {e.id for e in synth_examples("userllm", 40)}
-
-
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-def test_what_rules_can_check_of_made_rows_is_right(protocol: str) -> None:
-    task = task_of("userllm", protocol)
-    raw = [RawRow(row, str(i)) for i, row in enumerate(synth("userllm", 60, 5))]
-    report = check_task(task, to_examples(task, raw))
-    assert not report.gold_fails and not report.wrong_passes and not report.wrong_unread
-    assert not report.no_gold and not report.no_wrong and not report.bad
-    assert 0 < len(report.unscored) < report.rows
 
 
 # -- real files ----------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_a_batch_without_ends_has_no_score_of_ending() -> None:
     assert "termination_precision" not in missed
 
 
-def test_runs_from_before_the_tag_know_their_ends_from_the_score() -> None:
+def test_the_end_of_a_message_without_the_tag_follows_from_its_score() -> None:
     old = [
         replace(r, tags={"source": "prism", "turn": "later"})
         for r in (
