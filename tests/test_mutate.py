@@ -96,16 +96,17 @@ def test_a_seed_draws_the_same_wherever_files_lie(mutate: ModuleType, tmp_path: 
     home = tmp_path / "home"
     for folder in mutate.FOLDERS:
         shutil.copytree(ROOT / "soulkit" / folder, home / "soulkit" / folder)
-    first = mutate.drawn(home, 12, 0)
-    assert [m.path.parts[1] for m in first] == ["judge", "metrics", "train"] * 4
+    count = len(mutate.FOLDERS) + 1
+    first = mutate.drawn(home, count, 0)
+    assert [m.path.parts[1] for m in first] == [*mutate.FOLDERS, mutate.FOLDERS[0]]
     (home / "soulkit" / "train" / "room").mkdir()
-    moved = home / first[2].path
+    moved = home / next(m.path for m in first if m.path.parts[1] == "train")
     moved.rename(home / "soulkit" / "train" / "room" / moved.name)
-    again = mutate.drawn(home, 12, 0)
+    again = mutate.drawn(home, count, 0)
     assert [(m.path.name, m.old, m.new) for m in again] == [
         (m.path.name, m.old, m.new) for m in first
     ]
-    assert mutate.drawn(home, 12, 1) != again
+    assert mutate.drawn(home, count, 1) != again
 
 
 # Exactly two mutants.
@@ -127,7 +128,7 @@ TIGHT = f"{LOOSE}    assert enough(3) and not enough(2)\n"
 def test_it_tells_dead_from_alive_and_leaves_the_checkout_alone(
     tmp_path: Path, tests: str, code: int, words: str
 ) -> None:
-    for folder in ("judge", "metrics", "train"):
+    for folder in ("judge", "metrics"):
         (tmp_path / "soulkit" / folder).mkdir(parents=True)
         for package in (tmp_path / "soulkit", tmp_path / "soulkit" / folder):
             (package / "__init__.py").touch()

@@ -38,7 +38,7 @@ INERT = """
     sft_batch sft_feedback sft_feedback_always sft_prompt_weight show_draft
     shuffle_feedback show_samples steps stop_flat suite tasks teacher temperature thinking timeout_s
     tokens_per_batch
-    tokens_per_minute top_p warmup_steps weight_decay where worked_examples yes
+    tokens_per_minute top_k top_p min_p warmup_steps weight_decay where worked_examples yes
     samples keep_top min_reward quota near exclude_overlap by epochs gate held_out_limit
 """
 """Settings that name nothing outside: numbers, choices, and names of tasks that are declared."""
