@@ -32,7 +32,7 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.runner import run_eval
 from soulkit.metrics.comparisons import auc, paired_difference
 from soulkit.metrics.intervals import estimate
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig

@@ -39,7 +39,7 @@ from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.report import Distillation, read_distillation
 from soulkit.distill.run import Watcher, distill
 from soulkit.report.distillation import HEADS, macro_row, row_of
-from soulkit.runs.folder import read_jsonl, write_json
+from soulkit.runs.jsonl import read_jsonl, write_json
 from soulkit.serving.partner import make_server
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry

@@ -27,7 +27,7 @@ from rich.table import Table
 from soulkit.demo.training import DITTO, WARMUP, Demo
 from soulkit.metrics.comparisons import auc
 from soulkit.metrics.intervals import Interval, estimate
-from soulkit.runs.folder import read_jsonl, write_json
+from soulkit.runs.jsonl import read_jsonl, write_json
 from soulkit.train.run import train
 
 ARMS: dict[str, dict[str, Any]] = {

@@ -42,8 +42,7 @@ from soulkit.demo.training import WARMUP
 from soulkit.metrics.comparisons import paired_difference
 from soulkit.metrics.intervals import estimate
 from soulkit.models.local.sampler import LocalModel
-from soulkit.runs.folder import read_jsonl
-from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.runs.jsonl import read_jsonl, write_aside, write_json
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import examples_to_inspect
 from soulkit.tasks.kit.registry import load_registry

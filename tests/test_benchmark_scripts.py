@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from soulkit.data.files import read_rows
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.setup.data import load_training_data
 

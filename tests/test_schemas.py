@@ -39,7 +39,7 @@ def generator() -> ModuleType:
 def mixed() -> list[Record]:
     """Drafts and refined episodes, judged ones and a conversation, with other tags and metrics."""
     files = [RECORDED / name / "episodes.jsonl" for name in ("ditto", "judged", "after")]
-    files.append(RECORDED / "scene_of_shared_turns.jsonl")
+    files.append(RECORDED / "scene.jsonl")
     return [record for file in files for record in load_records(file)]
 
 

@@ -93,6 +93,7 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
 
 
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
+    from soulkit.eval.results.summary import summary_line
     from soulkit.eval.run.runner import run_eval
 
     run, summary = run_eval(
@@ -101,7 +102,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     )  # fmt: skip
     warn_unsealed()
     if as_json:
-        print_json(run.read_summary())
+        print_json(summary_line(run.path))
     else:
         _print_run(run, config)
     _say_failures(run, summary)

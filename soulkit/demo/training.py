@@ -22,7 +22,7 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.results.summary import Cell, headline
 from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
-from soulkit.runs.folder import write_json
+from soulkit.runs.jsonl import write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
 from soulkit.train.state.metrics import StepLine, read_step_lines

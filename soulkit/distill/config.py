@@ -211,12 +211,11 @@ def open_distillation(
     was sampled is not lost because too much was asked of it. Else the refusal names the settings,
     and the stages that they reach.
     """
-    settings, defaults = config.identity(), config.identity_defaults()
-    sealed = not config.foreign
+    settings, sealed = config.identity(), not config.foreign
     try:
-        return Run.open(out, COMMAND, settings, defaults=defaults, sealed=sealed)
+        return Run.open(out, COMMAND, settings, sealed=sealed)
     except RunError as error:
-        changed = _changed(out, settings, defaults)
+        changed = _changed(out, settings)
         stages = stages_after(changed)
         if not stages:
             raise
@@ -231,10 +230,9 @@ def open_distillation(
         ) from error
 
 
-def _changed(out: Path, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
+def _changed(out: Path, settings: Mapping[str, Any]) -> set[str]:
     """The settings that differ from those of the distillation in `out`; none of another folder."""
     if not is_run(out) or read_environment(out).get("command") != COMMAND:
         return set()
-    before = {**plain_config(defaults), **read_config(out)}
-    now = plain_config(settings)
-    return {key for key in {*before, *now} & {*now} if before.get(key) != now.get(key)}
+    before, now = read_config(out), plain_config(settings)
+    return {key for key in now if before.get(key) != now[key]}

@@ -30,7 +30,8 @@ from soulkit.models.players.settings import TaskPlayers
 from soulkit.play.default_players import DECLARED_ROLES
 from soulkit.play.plan import Work
 from soulkit.play.settings import OWN_OPTIONS, chosen_rows
-from soulkit.runs.folder import CONFIG, is_run, read_environment, write_json
+from soulkit.runs.folder import CONFIG, is_run, read_environment
+from soulkit.runs.jsonl import write_json
 from soulkit.runs.provenance import MATERIAL
 from soulkit.tasks.kit.loading import NoRows
 from soulkit.tasks.kit.made_rows import MADE

@@ -172,7 +172,6 @@ def is_trained(config: TrainConfig, out: Path) -> bool:
     folder = generalist_folder(out)
     if not is_run(folder):
         return False
-    defaults = config.identity_defaults()
-    Run.open(folder, f"train {config.method}", config.identity(), defaults=defaults)
+    Run.open(folder, f"train {config.method}", config.identity())
     refuse_other_teachers(folder, config.teacher_adapters)
     return (folder / "summary.json").is_file()

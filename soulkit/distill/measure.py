@@ -229,8 +229,7 @@ def _reused(part: Measurement) -> bool:
     if not is_run(part.folder):
         return False
     config = part.config
-    defaults, command = config.identity_defaults(), config.command
-    Run.open(part.folder, command, config.identity(), defaults=defaults)
+    Run.open(part.folder, config.command, config.identity())
     actor = {"model": config.model, "adapter": config.adapter, "kind": config.kind}
     refuse_other_weights(part.folder, folder_weights(actor), f"the {part.side}")
     return part.finished

@@ -44,7 +44,7 @@ from soulkit.distill.measure import (
 from soulkit.distill.sample import spent
 from soulkit.distill.select import TaskSelection, written_selection
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
-from soulkit.eval.comparison.comparability import condition_differences
+from soulkit.eval.comparison.comparability import differences
 from soulkit.eval.comparison.conditions import read_conditions
 from soulkit.eval.comparison.gates import (
     ComparisonGate,
@@ -328,7 +328,7 @@ def _task_result(
     played = [read_side(folder, task) for folder in folders]
     cells: dict[str, Cell] = {s: headline(p.cells) for s, p in zip(sides, played, strict=True)}
     one, *others = (read_conditions(folder) for folder in folders)
-    mixed = [line for other in others for line in condition_differences(one, other, task)]
+    mixed = [line for other in others for line in differences(one, other, task).blocking]
     result = TaskResult(task=task, metric="", cells=cells, selection=selection,
                         mixed=tuple(dict.fromkeys(mixed)))  # fmt: skip
     if mixed:

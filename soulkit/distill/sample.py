@@ -269,9 +269,7 @@ def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -
     another one. Where a setting changed, whoever takes up the run says which."""
     if not is_run(folder) or not has_lines(folder / "episodes.jsonl"):
         return False
-    same = same_settings(
-        read_config(folder), plain_config(settings.identity()), settings.identity_defaults()
-    )
+    same = same_settings(read_config(folder), plain_config(settings.identity()))
     refuse_other_weights(folder, expert_weights(expert), expert.name)
     scored = scored_keys(folder / "episodes.jsonl")
     every = set(draft_keys([part], settings.repeats))

@@ -18,9 +18,8 @@ from pydantic import field_validator, model_validator
 
 from soulkit.config import MissingSetting, setting
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.models.api.addresses import OPENAI_URL, checked_headers, checked_url, with_address
+from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
-from soulkit.models.players.config import UNSAID
 from soulkit.models.players.kinds import VERSION
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
@@ -295,10 +294,6 @@ class EvalConfig(PlayConfig):
         actor = [("actor", self.endpoint())] if self.kind == "api" else []
         return [*actor, *super().served()]
 
-    @classmethod
-    def identity_defaults(cls) -> dict[str, Any]:
-        return super().identity_defaults() | {UNSAID: OPENAI_URL}
-
     @property
     def command(self) -> str:
         return f"eval {self.kind}"
@@ -320,7 +315,7 @@ def eval_registry(config: EvalConfig) -> Registry:
 
 
 def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
-    """The tasks to play, each once; ConfigError for one that nobody declared."""
+    """The tasks to play, each once; ConfigError for one that is not declared."""
     names = registry.suite(config.suite) if config.suite is not None else config.tasks
     for name in names:
         registry.spec(name)
@@ -406,7 +401,7 @@ def _configured(registry: Registry, names: Sequence[str], config: EvalConfig) ->
 
 
 def load_rows(config: EvalConfig) -> list[Work]:
-    """All rows of the tasks, for whoever looks recorded ones up by id: with --limit, rows that
+    """All rows of the tasks, to look recorded ones up by id: with --limit, rows that
     were added to a file since would push the old ones out of the sample.
     """
     return load_work(config.model_copy(update={"limit": None}))

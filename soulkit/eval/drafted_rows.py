@@ -211,7 +211,7 @@ def build_drafted_rows(
     if pays(config):
         confirm_cost(build.plan(), config, say, ask_user)
     run = Run.open(
-        folder or build.folder, COMMAND, config.identity(), defaults=config.identity_defaults(),
+        folder or build.folder, COMMAND, config.identity(),
         sealed=not config.foreign,
     )  # fmt: skip
     for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}", *config.servers()):

@@ -184,7 +184,7 @@ def assumed(model: Footprint, kind: str, flops: float) -> str:
 
 def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Plan:
     """What it takes to have recorded episodes of `work` judged `opinions` times by every judge of
-    `config`, who audits as well; nobody plays."""
+    `config`, who audits as well; no player is asked."""
     actor = PlayerTerms(role="actor", name="", limit=MAX_TOKENS, served=False)
     judges = [
         replace(voice_of(config, role, who, actor), times=opinions, orders="both")

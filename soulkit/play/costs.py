@@ -1,7 +1,7 @@
 """What a run will cost, said before its first paid call, and confirmed.
 
-A call is paid for unless its server is on this machine or its price is 0; a price that nobody knows
-counts as one. On a terminal the user is asked; elsewhere `--yes` confirms, or `--max-cost` bounds.
+A call is paid for unless its server is on this machine or its price is 0; an unknown price counts
+as one. On a terminal the user is asked; elsewhere `--yes` confirms, or `--max-cost` bounds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Plan
 
 AskUser = Callable[[str], bool]
-"""Puts a question to whoever sits at the terminal; whether the answer was yes."""
+"""Asks a question at the terminal; returns whether the answer was yes."""
 
 
 class CostUnconfirmed(ConfigError):
-    """A run would cost money, and nobody agreed to it."""
+    """A run would cost money, and the cost was not confirmed."""
 
 
 def prices_of(
@@ -62,9 +62,9 @@ def cost_words(plan: Plan) -> str:
 def confirm_cost(
     plan: Plan, config: RolesConfig, say: Callable[[str], None], ask: AskUser | None = None
 ) -> None:
-    """Say what the calls of `plan` will cost; CostUnconfirmed when nobody agrees.
+    """Say what the calls of `plan` will cost; CostUnconfirmed without an agreement.
 
-    `ask` is None where nobody can be asked. Nothing is said of a plan that costs nothing.
+    `ask` is None where no question can be asked. Nothing is said of a plan that costs nothing.
     """
     if not plan.paid:
         return

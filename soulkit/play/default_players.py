@@ -28,7 +28,7 @@ Config = TypeVar("Config", bound=PlayConfig)
 PAPER_COACH = "gpt-5-nano"
 """The model that gives all feedback in the Ditto paper (§5)."""
 DECLARED_ROLES: tuple[Role, ...] = ("judge", "auditor", "partner", "environment")
-"""Roles that a task's declaration may fill, whoever plays them somewhere else."""
+"""Roles that a task's declaration may fill, whichever players they have elsewhere."""
 
 
 def with_default_players(
@@ -156,7 +156,7 @@ def _default(part: Work, role: str) -> dict[str, Any]:
 def _coach(
     config: PlayConfig, part: Work, chosen: Mapping[str, Any], *, judge_named: bool
 ) -> dict[str, Any]:
-    """The coach that nobody named: the task's own, else the judge's model where a judge scores. A
+    """The coach where none is named: the task's own, else the judge's model where a judge scores. A
     judge that was named goes before the task's own model. Nothing where rules coach."""
     own = _default(part, "coach")
     judges = chosen.get("judge") or config.named("judge")

@@ -81,7 +81,7 @@ class FeedbackPolicy:
     blind_reads: int = BLIND_READS
     show_draft: bool = False
     """The refined rollout's feedback slot holds the draft as well; the leak check reads only what
-    the coach wrote, to somebody who knows what the draft answered."""
+    the coach wrote, to a reader who knows what the draft answered."""
     leak_check: LeakCheck = "drop"
     """`drop`: feedback that leaks is recorded and not used; `log`: it is used all the same; `off`:
     nothing is looked for."""
@@ -193,7 +193,7 @@ class Engine:
         """What `walk` gives for every job, in job order, at most `concurrency` of them at once.
 
         The first error cancels the rest and is raised. With a deterministic sampler in the cast the
-        jobs of one place are fixed beforehand; otherwise whoever is free takes the next.
+        jobs of one place are fixed beforehand; otherwise a free place takes the next.
         """
         work = list(enumerate(jobs))
         places = min(self.concurrency, len(work))
@@ -298,7 +298,7 @@ def record_of(job: Job, rollout: Rollout, episode: Episode, score: Score) -> Rec
 
 
 NO_DRAFT = "unscored_draft"
-"""Why a control is unscored that nobody was asked about: its draft has no score."""
+"""Why a control is unscored that was never asked about: its draft has no score."""
 
 
 @dataclass(frozen=True, slots=True)

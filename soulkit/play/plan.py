@@ -207,7 +207,7 @@ class Plan:
 
     @property
     def cost(self) -> float | None:
-        """US dollars about; None when nobody's price is known."""
+        """US dollars about; None when no price is known."""
         return total(one.cost for one in self.asked)
 
     @property
@@ -278,7 +278,7 @@ def plan_work(
 ) -> Plan:
     """The plan of `repeats` plays of every example.
 
-    `players` are those of each task: the actor first, then whoever else was named. Roles that
+    `players` are those of each task: the actor first, then the others. Roles that
     the task does not call are left out.
     """
     tasks = tuple(_plan_task(w, repeats, players[w.task.name]) for w in work)

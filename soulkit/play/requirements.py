@@ -134,7 +134,7 @@ def _ways(gaps: Sequence[MissingRequirement], suite: str | None) -> list[str]:
 
 
 def missing_roles(work: Iterable[Work], config: RolesConfig) -> list[MissingRequirement]:
-    """Roles that an episode may call and nobody fills."""
+    """Roles that an episode may call and that no player fills."""
     return [
         MissingRequirement("players", f"{role} in {part.task.name}",
             f"name a {role}: --{role} endpoint:MODEL@URL",
@@ -184,7 +184,7 @@ def missing_keys(config: RolesConfig) -> list[MissingRequirement]:
 
 def missing_model(model: str, adapter: str | None = None) -> list[MissingRequirement]:
     """Folders that are not there, which is fatal, and a model of the hub that is not on this
-    machine: told beside what is fatal, since whoever loads it downloads it."""
+    machine: told beside what is fatal, since loading it downloads it."""
     gaps = _missing_folder(model) + ([] if adapter is None else _missing_folder(adapter, "adapter"))
     if gaps:
         return gaps
@@ -264,7 +264,7 @@ def split_playable(
 ) -> tuple[list[Work], dict[str, str]]:  # fmt: skip
     """(what can be played, task → why it cannot), in the order of `tasks`.
 
-    `coached` says whether feedback is asked for; without `asking` nobody is asked at all, and no
+    `coached` says whether feedback is asked for; without `asking` no player is asked at all, and no
     player is missed. DataError when rows that were named for a very task are of no use.
     """
     tried = {

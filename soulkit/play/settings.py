@@ -17,7 +17,6 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import ENGINES, HERE, EngineChoice, parse_engine
-from soulkit.runs.folder import UNREAD
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:
@@ -181,11 +180,6 @@ class PlayConfig(RolesConfig):
     def _sampled(cls, engine: str) -> str:
         parse_engine(engine)
         return engine
-
-    @classmethod
-    def identity_defaults(cls) -> dict[str, Any]:
-        # Earlier versions compared the word. What it came to is compared now: standing.py.
-        return super().identity_defaults() | {f"engine{UNREAD}": ""}
 
     @property
     def engine_choice(self) -> EngineChoice:

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from soulkit.errors import RunError
 from soulkit.eval.comparison.comparability import (
     NOT_ALIKE,
-    condition_differences,
+    differences,
     grouped_by_task,
-    likeness_remarks,
 )
 from soulkit.eval.comparison.conditions import Conditions, read_conditions
 from soulkit.eval.comparison.provenance_text import provenance_facts
@@ -264,10 +263,9 @@ def _differences(
     for seed in sorted(first.keys() & runs.keys()):
         a, b = (read_conditions(side[seed].path / inside) for side in (first, runs))
         for task in _tasks(a, b):
-            mixed += [(task, line) for line in condition_differences(a, b, task)]
-            beside += [
-                (task, line) for line in likeness_remarks(a, b, task, ("the first", "the other"))
-            ]
+            blocking, remarks = differences(a, b, task, ("the first", "the other"))
+            mixed += [(task, line) for line in blocking]
+            beside += [(task, line) for line in remarks]
     return grouped_by_task(dict.fromkeys(mixed)), grouped_by_task(dict.fromkeys(beside))
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from soulkit.eval.comparison.conditions import Conditions, read_conditions
 from soulkit.eval.results.cells import Cell, headline
-from soulkit.eval.run.provenance import MADE_HERE, PUBLISHED
+from soulkit.eval.run.provenance import PUBLISHED
 from soulkit.report.load import RunData
-from soulkit.tasks.kit.made_rows import MADE
+from soulkit.runs.provenance import rows_hash
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only when protocol, prompts, "
@@ -42,7 +42,7 @@ class Stated:
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Task → `prompts_digest` of its templates."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Task → `rows_digest` of the rows."""
+    """Task → `rows_hash` of the rows: what a run's summary says under `rows`."""
 
     def judge(self, task: str) -> str:
         """The judge of a task, empty where the source names none."""
@@ -145,18 +145,10 @@ UNSTATED = " unstated"
 WORDED_HERE = "prompts worded here"
 
 
-def rows_digest(rows: Mapping[str, str]) -> str:
-    """One hash of a task's rows (example → hash of its row), in whatever order they come."""
-    return _digest(rows.items())
-
-
 def prompts_digest(prompts: Mapping[str, Iterable[str]]) -> str:
     """One hash of a task's prompts (template → its hashes), in whatever order they come."""
-    return _digest((name, " ".join(sorted(hashes))) for name, hashes in prompts.items())
-
-
-def _digest(named: Iterable[tuple[str, str]]) -> str:
-    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(named))
+    named = sorted((name, " ".join(sorted(hashes))) for name, hashes in prompts.items())
+    lines = "".join(f"{name} {digest}\n" for name, digest in named)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -227,15 +219,10 @@ def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> 
 
 def _other_rows(table: Publication, task: str, run: Conditions) -> list[str]:
     """What a run played instead of published rows; empty for those, and where it is not known."""
-    stated, rows = table.stated.rows.get(task), run.rows(task) or {}
-    if stated and all(rows.values()) and rows_digest(rows) == stated:
+    stated = table.stated.rows.get(task)
+    if stated and rows_hash(run.rows(task)) == stated:
         return []
-    origins = run.of_task(task).get("origins")
-    if isinstance(origins, Mapping):
-        return [str(name) for name in origins if name != PUBLISHED]
-    data = run.settings.get("data")
-    source = data.get(task, data.get("*")) if isinstance(data, Mapping) else None
-    return [MADE_HERE] if str(source).startswith(MADE) else []
+    return [str(name) for name in run.of_task(task).get("origins", {}) if name != PUBLISHED]
 
 
 def left_out_text(others: Iterable[Mapping[str, str]]) -> str:
@@ -309,7 +296,7 @@ def _named(tasks: Sequence[str]) -> str:
 
 def _doubts(stated: Stated, task: str, run: Conditions) -> list[str]:
     doubts = [
-        _difference_text("protocol", stated.protocol, _protocol(run, task)),
+        _difference_text("protocol", stated.protocol, str(run.settings.get("protocol") or "")),
         _prompt_doubt(stated, task, run),
         _judge_doubt(stated, task, run),
         _difference_text("temperature", _degrees(stated.temperature), _temperature(run, task)),
@@ -336,11 +323,6 @@ def _prompt_doubt(stated: Stated, task: str, run: Conditions) -> str:
     return "" if prompts_digest(prompts) == there else "other prompts"
 
 
-def _protocol(run: Conditions, task: str) -> str:
-    names = run.evidence(task).protocols or {str(run.settings.get("protocol") or "")}
-    return ", ".join(sorted(names))
-
-
 def _temperature(run: Conditions, task: str) -> str:
     if any("temperature" in one for one in run.dropped(task, "actor") or ()):
         return "refused by the server"
@@ -352,19 +334,14 @@ def _degrees(value: object) -> str:
 
 
 def _judge_doubt(stated: Stated, task: str, run: Conditions) -> str:
-    roles = run.roles(task)
-    if roles is not None and "judge" not in roles:
+    if "judge" not in run.roles(task):
         return ""
-    # The run's own list has the judges of all its tasks: it stands in only for a record without
-    # players by task.
-    judges = run.named(task, "judge") or (run.players or {}).get("judge", ())
-    return _difference_text(
-        "judge", stated.judge(task), ", ".join(str(j.get("model", "")) for j in judges)
-    )
+    judges = ", ".join(str(judge.get("model", "")) for judge in run.players(task, "judge"))
+    return _difference_text("judge", stated.judge(task), judges)
 
 
 def _row_doubt(stated: Stated, task: str, run: Conditions) -> str:
     there, rows = stated.rows.get(task, ""), run.rows(task)
-    if not there or rows is None or not all(rows.values()):
+    if not there or not rows:
         return _difference_text("rows", there, "")
-    return "" if rows_digest(rows) == there else "other rows"
+    return "" if rows_hash(rows) == there else "other rows"

@@ -31,26 +31,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from soulkit.errors import ConfigError, RunError
-from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
+from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.runs.seals import seal_fits, seal_of
 from soulkit.version import __version__
-
-__all__ = [
-    "JsonlWriter",
-    "Run",
-    "config_bytes",
-    "default_run_path",
-    "is_run",
-    "note_start",
-    "parsed_config",
-    "plain_config",
-    "read_config",
-    "read_environment",
-    "read_jsonl",
-    "refuse_secrets",
-    "run_environment",
-    "write_json",
-]
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -58,11 +41,6 @@ PACKAGES = (
     *("torch", "transformers", "peft", "tokenizers", "vllm", "openai", "huggingface-hub"),
     *("datasets", "pyarrow", "numpy", "pydantic", "jinja2"),
 )
-
-INSTEAD = "?"
-"""Ends the name of a default that stands for null, too."""
-UNREAD = "!"
-"""Ends the name of a default under which nothing counts: a setting that was once compared."""
 
 _SECRET_WORDS = {"key", "apikey", "token", "secret", "password", "passwd", "authorization"}
 _SECRET_VALUE = re.compile(
@@ -102,10 +80,6 @@ class Run:
         return self.path / "checkpoints"
 
     @property
-    def report_dir(self) -> Path:
-        return self.path / "report"
-
-    @property
     def summary_path(self) -> Path:
         return self.path / "summary.json"
 
@@ -117,7 +91,6 @@ class Run:
         config: Mapping[str, Any],
         *,
         fresh_ok: bool = True,
-        defaults: Mapping[str, Any] | None = None,
         sealed: bool = True,
         replacing: bool = False,
     ) -> Run:
@@ -127,16 +100,15 @@ class Run:
         is False); a resumed one stays as it is.
 
         RunError: the folder is another command's, another configuration's, no run at all, or new
-        although `fresh_ok` is False. ConfigError: `config` holds a secret. A setting that the
-        folder does not name counts as what `defaults` says: it is newer than the run.
-        With `replacing` a run that is there gets this configuration, and the rest of it stays.
+        although `fresh_ok` is False. ConfigError: `config` holds a secret. With `replacing` a run
+        that is there gets this configuration, and the rest of it stays.
         """
         path, plain = Path(path), plain_config(config)
         refuse_secrets(plain)
         there = is_run(path)
         resumed = there and not replacing
         if resumed:
-            _same_run(path, command, plain, plain_config(defaults or {}))
+            _same_run(path, command, plain)
         elif not there:
             _may_start(path, fresh_ok)
             path.mkdir(parents=True, exist_ok=True)
@@ -150,11 +122,6 @@ class Run:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, replacing an earlier one whole."""
         write_json(self.summary_path, summary)
-
-    def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` says, as it was written last."""
-        loaded: dict[str, Any] = json.loads(self.summary_path.read_text(encoding="utf-8"))
-        return loaded
 
 
 def is_run(path: Path) -> bool:
@@ -311,16 +278,12 @@ CHANGES = 8
 """Settings that a refusal to resume names; a reader of thirty finds none."""
 
 
-def same_settings(
-    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> bool:
-    """Whether two configurations say the same; what one does not name counts as its default."""
-    return _flat(_completed(old, defaults)) == _flat(_completed(new, defaults))
+def same_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two plain configurations say the same."""
+    return _flat(old) == _flat(new)
 
 
-def _same_run(
-    path: Path, command: str, config: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> None:
+def _same_run(path: Path, command: str, config: Mapping[str, Any]) -> None:
     before = str(read_environment(path).get("command", ""))
     if before != command:
         raise RunError(
@@ -328,8 +291,7 @@ def _same_run(
             "Two commands in one folder would mix their episodes and numbers.",
             "Give another folder with --out.",
         )
-    old = _flat(_completed(read_config(path), defaults))
-    new = _flat(_completed(config, defaults))
+    old, new = _flat(read_config(path)), _flat(config)
     keys = [k for k in {**old, **new} if old.get(k, _UNSET) != new.get(k, _UNSET)]
     if keys:
         # A player more or less is a dozen settings: what both sides name tells most, then models.
@@ -341,26 +303,6 @@ def _same_run(
             "What is already in the folder was made with the old values and cannot be mixed.",
             "Set them back to resume, or give another folder with --out.",
         )
-
-
-def _completed(config: Any, defaults: Mapping[str, Any], where: str = "") -> Any:
-    """`config` with defaults for settings that the version which wrote it did not know.
-
-    The default `judge.kind` is that of every judge that is named, and of none that is not. What
-    the default `base_url?` says is meant by a `base_url` that is null. A default `engine!` says
-    that what stands under `engine` counts no longer.
-    """
-    if isinstance(config, list):
-        return [_completed(one, defaults, where) for one in config]
-    if not isinstance(config, Mapping):
-        return config
-    here = {k.removeprefix(where): v for k, v in defaults.items() if k.startswith(where)}
-    nulls = {k.removesuffix(INSTEAD): v for k, v in here.items() if k.endswith(INSTEAD)}
-    signs = (INSTEAD, UNREAD)
-    plain = {k: v for k, v in here.items() if "." not in k and not k.endswith(signs)}
-    read = {k: v for k, v in config.items() if f"{k}{UNREAD}" not in here}
-    filled = {k: nulls.get(k) if v is None else v for k, v in {**plain, **read}.items()}
-    return {k: _completed(v, defaults, f"{where}{k}.") for k, v in filled.items()}
 
 
 _UNSET = object()

@@ -6,9 +6,9 @@
                                                  options, rows}},
                                   batches: [{batch_id, model, base_url, requests, status}]}
 
-Gathered from the files that the run itself keeps (config.yaml, environment.json, provenance.json,
-material.json); what a run of an earlier version did not keep is absent. Rows are told by their
-number and one hash over all of them, so that two summaries alone tell whether rows were the same.
+Gathered from the files that the run itself keeps: config.yaml, environment.json, provenance.json,
+material.json. Rows are told by their number and one hash over all of them, so that two summaries
+alone tell whether rows were the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import RunError
 from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
-from soulkit.runs.stored import SCHEMA, SUMMARY_SCHEMA
+from soulkit.runs.stored import SCHEMA, SUMMARY_SCHEMA, read_object
 from soulkit.types import row_id
 
 SummaryProvenance = dict[str, Any]
@@ -53,7 +52,7 @@ def provenance_of(folder: Path, summary: Mapping[str, Any]) -> SummaryProvenance
         return dict(written)
     settings = read_config(folder) if (folder / CONFIG).is_file() else {}
     noted = read_environment(folder) if (folder / ENVIRONMENT).is_file() else {}
-    record, material = _object(folder / RECORD), _object(folder / MATERIAL)
+    record, material = read_object(folder / RECORD), read_object(folder / MATERIAL)
     origin: SummaryProvenance = {
         "command": str(noted.get("command", "")),
         "dates": {
@@ -71,21 +70,9 @@ def provenance_of(folder: Path, summary: Mapping[str, Any]) -> SummaryProvenance
         "panel": record.get("panel", {}),
         "servers": record.get("servers", {}),
         "tasks": _tasks(record.get("tasks", {}), material),
-        "batches": _batches(_object(folder / BATCHES)),
+        "batches": _batches(read_object(folder / BATCHES)),
     }
     return {name: value for name, value in origin.items() if value not in ("", {}, None, [])}
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"'{path}' cannot be read ({error}).",
-            "It says with whom and on what the run was measured.",
-            "Bring it back; without the file, the run counts as one that did not record this.",
-        ) from error
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _actor(settings: Mapping[str, Any]) -> SummaryProvenance:
@@ -119,12 +106,12 @@ def _tasks(
 
 def _counted(entry: Mapping[str, Any]) -> SummaryProvenance:
     """The entry of a task with its rows as one number and one hash."""
-    rest = {name: value for name, value in entry.items() if name != "rows"}
-    rows = entry.get("rows")
-    return {**rest, "rows": count_and_hash(rows)} if isinstance(rows, Mapping) else rest
+    if (rows := entry.get("rows")) is None:
+        return dict(entry)
+    return {**entry, "rows": {"n": len(set(map(row_id, rows))), "sha256": rows_hash(rows)}}
 
 
-def count_and_hash(rows: Mapping[str, str]) -> SummaryProvenance:
-    """Number of rows and sha256 over their ids and contents, in whatever order they were read."""
+def rows_hash(rows: Mapping[str, str]) -> str:
+    """sha256 over the ids and contents of rows, in whatever order they were read."""
     text = json.dumps(sorted(rows.items()), separators=(",", ":"))
-    return {"n": len(set(map(row_id, rows))), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return hashlib.sha256(text.encode()).hexdigest()

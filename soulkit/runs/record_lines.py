@@ -3,7 +3,7 @@
     contexts: every turn with all that it saw ──▶ messages, each once, and where a turn's are
 
 A scene of n turns has n contexts of up to n messages. Nearly always a turn saw what the turn
-before it saw and said, and then messages that nobody had before: then it only names its reply.
+before it saw and said, and then new messages: then it only names its reply.
 Else it says how many messages it shares with the turn before, and which others it saw.
 """
 

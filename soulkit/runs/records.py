@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,38 +33,14 @@ from soulkit.runs.record_lines import (
     whole_lines,
     whole_traces,
 )
-from soulkit.runs.stored import CONTROLS_SCHEMA, EPISODES_SCHEMA, SCHEMA, refuse_other_schema
-from soulkit.types import ControlRecord, Episode, Record, Segment, Trace, Turn
-
-SHARED = "shared"
-
-
-def whole_contexts(episode: Episode, line: Mapping[str, Any]) -> Episode:
-    """The episode of `line`, which was read from it, with its contexts whole.
-
-    Raises ValueError for a turn that shares more than the one before it has.
-    """
-    counts = [
-        [turn.get(SHARED, 0) for turn in trace.get("turns", ())] for trace in line.get("traces", ())
-    ]
-    if not any(map(any, counts)):
-        return episode
-    traces = (
-        Trace(trace.seat, tuple(_whole_turns(trace, shared)))
-        for trace, shared in zip(episode.traces, counts, strict=True)
-    )
-    return replace(episode, traces=tuple(traces))
-
-
-def _whole_turns(trace: Trace, shared: Sequence[Any]) -> Iterator[Turn]:
-    previous: tuple[Segment, ...] = ()
-    for number, (turn, count) in enumerate(zip(trace.turns, shared, strict=True)):
-        if not isinstance(count, int) or not 0 <= count <= len(previous):
-            raise ValueError(f"turn {number} of '{trace.seat}' shares {count!r} messages")
-        whole = Turn((*previous[:count], *turn.context), turn.completion)
-        previous = whole.context
-        yield whole
-
+from soulkit.runs.stored import (
+    CONTROLS_SCHEMA,
+    EPISODES_SCHEMA,
+    SCHEMA,
+    form_of,
+    refuse_other_schema,
+)
+from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
 
 DEV_EPISODES = "dev.jsonl"
 """Where a training keeps what it played on the rows it held out."""
@@ -85,11 +60,6 @@ _RECORD = tuple(one.name for one in fields(RecordHead) if one.name not in (SCHEM
 _EPISODE = tuple(
     one.name for one in fields(EpisodeHead) if one.name not in ("transcript", *_REPEATED)
 )
-
-
-@cache
-def _form(kind: type[F]) -> TypeAdapter[F]:
-    return TypeAdapter(kind)
 
 
 class RecordWriter:
@@ -122,7 +92,7 @@ def record_line(record: Record | ControlRecord) -> dict[str, Any]:
     if isinstance(record, ControlRecord):
         control = {one.name: getattr(record, one.name) for one in fields(record)}
         kept_line = ControlLine(schema=CONTROLS_SCHEMA, **control)  # type: ignore[arg-type]
-        line = _form(ControlLine).dump_python(kept_line, mode="json", exclude_defaults=True)
+        line = form_of(ControlLine).dump_python(kept_line, mode="json", exclude_defaults=True)
         return line
     prompt = None if record.prompt == first_prompts(record.episode) else record.prompt
     whole = RecordLine(
@@ -130,7 +100,7 @@ def record_line(record: Record | ControlRecord) -> dict[str, Any]:
         prompt=prompt, episode=_episode_line(record),
         **{name: getattr(record, name) for name in _RECORD},
     )  # fmt: skip
-    line = _form(RecordLine).dump_python(whole, mode="json", exclude_defaults=True)
+    line = form_of(RecordLine).dump_python(whole, mode="json", exclude_defaults=True)
     return line
 
 
@@ -183,7 +153,8 @@ def load_controls(folder: Path) -> list[ControlRecord]:
 
 def _control_of(line: Mapping[str, Any], path: Path, number: int) -> ControlRecord:
     refuse_other_schema(line, CONTROLS_SCHEMA, f"Line {number} of '{path}'")
-    return _of_line(_form(ControlRecord), "a control", line, path, number)
+    made = _of_line(form_of(ControlLine), "a control", line, path, number)
+    return ControlRecord(**{one.name: getattr(made, one.name) for one in fields(ControlRecord)})
 
 
 def stream_records(
@@ -194,7 +165,7 @@ def stream_records(
 
     DataError for a line that cannot be read.
     """
-    form: TypeAdapter[Any] = _form(RecordFacts) if light else _form(RecordLine)
+    form: TypeAdapter[Any] = form_of(RecordFacts) if light else form_of(RecordLine)
 
     def parse(line: bytes) -> RecordHead | dict[str, Any] | None:
         if keys is not None and _begins_with_other(line, keys):
@@ -231,7 +202,7 @@ def _begins_with_other(line: bytes, keys: Container[str]) -> bool:
 def scored_keys(path: Path) -> dict[str, bool]:
     """Key → whether its newest line has a score, in the order of their first lines; nothing more
     of a line becomes an object. DataError for a line that cannot be read, or another schema."""
-    form = _form(KeyFacts)
+    form = form_of(KeyFacts)
 
     def parse(line: bytes) -> KeyFacts | dict[str, Any] | None:
         try:
@@ -253,15 +224,7 @@ def scored_keys(path: Path) -> dict[str, bool]:
 def record_of_line(line: Mapping[str, Any], path: Path, number: int) -> Record:
     """The record in a parsed line, which DataError calls object `number` of `path`."""
     refuse_other_schema(line, EPISODES_SCHEMA, f"Line {number} of '{path}'")
-    if SCHEMA in line:
-        return _record_of(
-            _of_line(_form(RecordLine), "an episode", line, path, number), path, number
-        )
-    record = _of_line(_form(Record), "an episode", line, path, number)
-    try:
-        return replace(record, episode=whole_contexts(record.episode, line["episode"]))
-    except ValueError as error:
-        raise _unreadable(path, number, "an episode", str(error)) from error
+    return _record_of(_of_line(form_of(RecordLine), "an episode", line, path, number), path, number)
 
 
 def _record_of(line: RecordHead, path: Path, number: int) -> Record:
@@ -320,12 +283,6 @@ def dev_after(folder: Path, steps: int, *, light: bool = False) -> list[Record]:
 def _dev_records(folder: Path, light: bool) -> list[Record]:
     path = folder / DEV_EPISODES
     return load_records(path, light=light) if path.is_file() else []
-
-
-def measured_records(folder: Path) -> list[Record]:
-    """The episodes that a run's headline is over: of a training that held rows out, the newest on
-    those; else all that it played. DataError when they cannot be read."""
-    return newest_dev(folder) or load_records(folder / "episodes.jsonl")
 
 
 def without_tokens(record: Record) -> Record:

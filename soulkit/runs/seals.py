@@ -120,7 +120,7 @@ def _key() -> bytes:
 
 
 def _existing_key() -> bytes:
-    """OSError when there is none, or one that somebody else can read or has put there."""
+    """OSError when there is none, or one that others can read or have put there."""
     # Neither a link to another file nor a pipe that never answers is a key.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(state_folder() / KEY, flags), "rb") as file:

@@ -1,14 +1,13 @@
-"""The names and versions of what a run writes, and the refusal of what is newer than this soulkit.
+"""The files of a run as dataclasses: reading, writing, and the names and versions of their schemas.
 
     {"key": "0/3fe6f8cceace67c0/0/draft", "schema": "soulkit/episodes@1", …}
 
-A line or file without a name is older than the names, and is read as it always was. The JSON
-Schemas of the newest versions ship with the package, in `soulkit/schemas/`.
+The JSON Schemas ship with the package, in `soulkit/schemas/`.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Container, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from soulkit.errors import DataError
+from soulkit.errors import DataError, RunError
 
 T = TypeVar("T")
 SCHEMA = "schema"
@@ -31,28 +30,24 @@ DISTILLATION_SCHEMA = "soulkit/distillation@1"
 """Of `distillation.json`, and of the member `distillation` of a summary."""
 DOCTOR_SCHEMA = "soulkit/doctor@1"
 """Of what `soul doctor --json` prints."""
-_NAME = re.compile(r"(soulkit/[a-z]+)@([0-9]+)")
 
 
 def refuse_other_schema(line: Mapping[str, Any], schema: str, where: str) -> None:
-    """DataError unless `line` is of `schema`, of an earlier version, or says nothing.
+    """DataError unless `line` is of `schema`, or names none.
 
     `where` names the file, or the line in it, for the reader.
     """
     name = line.get(SCHEMA)
     if name is None or name == schema:
         return
-    known, written = _NAME.fullmatch(schema), _NAME.fullmatch(str(name))
-    if known and written and written[1] == known[1] and int(written[2]) <= int(known[2]):
-        return
-    newer = bool(known and written and written[1] == known[1])
+    other_version = str(name).partition("@")[0] == schema.partition("@")[0]
     raise DataError(
         f"{where} is '{name}', and this soulkit reads '{schema}'.",
-        "A newer version of soulkit wrote it, and what it added could be read wrongly."
-        if newer
+        "Another version of soulkit wrote it, and it could be read wrongly."
+        if other_version
         else "It is another file than its name says, or was changed by another program.",
         "Read it with the version that wrote it: pip install --upgrade soulkit"
-        if newer
+        if other_version
         else "Restore the file that `soul eval` or `soul train` wrote.",
     )
 
@@ -91,6 +86,26 @@ def sparse(value: Any, always: Container[str] = ()) -> dict[str, Any]:
 
 def _default(one: Field[Any]) -> Any:
     return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run; empty where there is no file, RunError for a damaged
+    one."""
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(loaded, dict):
+        raise _damaged(path, "it holds no JSON object")
+    return loaded
+
+
+def _damaged(path: Path, detail: str) -> RunError:
+    return RunError(
+        f"'{path}' cannot be read ({detail}).",
+        "The file was changed by hand or by another program.",
+        "Restore it from where the run was copied, or start the run again with another --out.",
+    )
 
 
 def schema_file(schema: str) -> Path:

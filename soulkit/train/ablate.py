@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from soulkit.api_keys import printable
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
-from soulkit.eval.comparison.comparability import condition_differences, grouped_by_task
-from soulkit.eval.comparison.conditions import Conditions, conditions_of
+from soulkit.eval.comparison.comparability import differences, grouped_by_task
+from soulkit.eval.comparison.conditions import Conditions, announced_conditions
 from soulkit.play.costs import AskUser, confirm_cost, pays
-from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings, write_json
+from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
+from soulkit.runs.jsonl import write_json
 from soulkit.runs.stored import read_value, sparse
 from soulkit.tasks.kit.registry import NotForTraining, load_registry
 from soulkit.text import one_line
@@ -248,9 +249,8 @@ def refuse_other_settings(run: PlannedRun) -> None:
     more steps."""
     config = with_more_steps(run.config, run.path)
     settings = plain_config(identity_before(config, run.path))
-    defaults = plain_config(run.config.identity_defaults())
-    if is_run(run.path) and not same_settings(read_config(run.path), settings, defaults):
-        Run.open(run.path, f"train {run.config.method}", settings, defaults=defaults)
+    if is_run(run.path) and not same_settings(read_config(run.path), settings):
+        Run.open(run.path, f"train {run.config.method}", settings)
 
 
 def refuse_unlike(runs: Sequence[PlannedRun], *, judged_alike: bool = False) -> None:
@@ -282,14 +282,14 @@ def _unlike(runs: Sequence[PlannedRun], *, judges: bool) -> list[str]:
         lines = grouped_by_task(
             (task, line)
             for task in tasks
-            for line in condition_differences(a, b, task, judges=judges)
+            for line in differences(a, b, task, judges=judges).blocking
         )
         reasons += [f"{first.arm.spelling} against {run.arm.spelling}: {line}" for line in lines]
     return reasons
 
 
 def _conditions(run: PlannedRun) -> Conditions:
-    return conditions_of(plain_config(run.config.identity()), run.path)
+    return announced_conditions(run.config, run.path)
 
 
 def run_all(

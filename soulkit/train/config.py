@@ -532,11 +532,6 @@ class TrainConfig(
             object.__setattr__(self, "leak_check", what)
         return self
 
-    @classmethod
-    def identity_defaults(cls) -> dict[str, Any]:
-        # Earlier versions dropped what leaks, whatever the protocol.
-        return super().identity_defaults() | {"leak_check": "drop"}
-
     @property
     def corpus_names(self) -> list[str]:
         """What the sources of conversations are called: by settings, else by their files."""

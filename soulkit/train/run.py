@@ -230,9 +230,8 @@ def numbers_remark(policy: Policy) -> str:
 
 
 def _open(config: TrainConfig, out: Path) -> Run:
-    identity, defaults = identity_before(config, out), config.identity_defaults()
-    command, sealed = f"train {config.method}", not config.foreign
-    return Run.open(out, command, identity, defaults=defaults, sealed=sealed)
+    identity = identity_before(config, out)
+    return Run.open(out, f"train {config.method}", identity, sealed=not config.foreign)
 
 
 def refuse_untrainable(config: TrainConfig) -> None:

@@ -17,14 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
 from soulkit.errors import ModelLoadError
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.results.rescore import recorded_eval
-from soulkit.models.api.addresses import OPENAI_URL, as_recorded
+from soulkit.models.api.addresses import OPENAI_URL
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings
 from soulkit.runs.folder import read_config
@@ -34,7 +31,6 @@ from tests.support.evaluation import (
     api,
     last_message,
     oracle,
-    paid,
     records,
     soul,
     summary,
@@ -239,34 +235,6 @@ def test_a_run_is_not_taken_up_under_another_address(
     assert essays(tmp_path, "--out", run) == 0
 
 
-def without_addresses(run: Path) -> None:
-    """As the version before would have written it."""
-    settings = read_config(run)
-    settings["base_url"] = settings["judge"][0]["base_url"] = None
-    (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    (run / "provenance.json").unlink()
-
-
-def test_a_folder_without_addresses_is_openais_own(
-    gateway: ScriptedServer, tmp_path: Path, capfd: Any, monkeypatch: Any
-) -> None:
-    run = tmp_path / "run"
-    assert essays(tmp_path, "--out", run) == 0
-    without_addresses(run)
-    capfd.readouterr()
-    assert essays(tmp_path, "--out", run) == 2
-    what = three_lines(capfd.readouterr().err)[0]
-    assert f'base_url: "{OPENAI_URL}" -> "{gateway.base_url}"' in what
-    with Ledger(run / "ledger.sqlite", "replay") as ledger:
-        recorded = recorded_eval(run, trust=True).cast(ledger)
-    models = [player.model for player in recorded.players]
-    assert {m.base_url for m in models if isinstance(m, Endpoint)} == {OPENAI_URL}
-    monkeypatch.delenv(VARIABLE)
-    calls = len(paid(run))
-    assert essays(tmp_path, "--out", run) == 0  # all is scored: taken up, and nobody is asked
-    assert len(paid(run)) == calls
-
-
 def test_a_run_is_rescored_under_any_address(
     gateway: ScriptedServer, tmp_path: Path, capfd: Any, monkeypatch: Any
 ) -> None:
@@ -344,13 +312,6 @@ def test_equal_players_share_one_endpoint_however_they_are_written(
     players = Players(settings_of_all=[plain, named])
     assert players.model("judge", plain) is players.model("partner", named)
     assert players._terms(plain)["requests_per_minute"] == 7.0
-
-
-def test_records_are_read_with_the_address_of_their_time(gateway: ScriptedServer) -> None:
-    with as_recorded():
-        assert RoleSettings(model="m").base_url == OPENAI_URL
-        named = RoleSettings(model="m", base_url=gateway.base_url)
-    assert named.base_url == RoleSettings(model="m").base_url == gateway.base_url
 
 
 PROVIDER_KEY = "pk0123456789abcdef0123"

@@ -16,15 +16,13 @@ import pytest
 import yaml
 
 from soulkit.data.files import write_rows
-from soulkit.eval.comparison.comparability import likeness_remarks
-from soulkit.eval.comparison.conditions import Conditions
 from soulkit.eval.run.provenance import player_identity, same_player
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import builtin_file
 from tests.support import judged
-from tests.support.evaluation import api, oracle, soul, summary, three_lines
+from tests.support.evaluation import api, oracle, soul, three_lines
 from tests.support.road import synth
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.servers.verdicts import answer
@@ -98,21 +96,7 @@ def refused(a: Path, b: Path, capfd: Any, *words: str) -> str:
     mixed = json.loads(capfd.readouterr().out)["mixed"]
     assert mixed and all(any(word in line for line in mixed) for word in words), mixed
     assert all(line in what for line in mixed)
-    side_by_side(a, b, capfd, mixed)
     return what
-
-
-def side_by_side(a: Path, b: Path, capfd: Any, mixed: list[str]) -> None:
-    """Every form of the report names what differs, and puts no difference."""
-    assert soul("report", a, b, "--json") == 0
-    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
-    assert pair["mixed"] == mixed
-    for form in ("terminal", "md", "html"):
-        out = a.parent / f"report.{form}"
-        assert soul("report", a, b, "--format", form, "--out", out) == 0
-        shown = " ".join(out.read_text().replace("\\", "").split())
-        assert shown.count("not measured the same way") == len(mixed), form
-    capfd.readouterr()
 
 
 def compared(a: Path, b: Path, capfd: Any) -> dict[str, Any]:
@@ -165,12 +149,22 @@ def test_one_thing_that_differs_is_refused_by_name(
     assert case == "protocol" or what.count("sotopia: ") == 1 + (case == "samples"), what
 
 
-def test_the_same_judge_at_another_address_is_another_judge(
+def test_every_form_of_a_report_names_what_differs(
     server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
     with ScriptedServer(answer=answer) as second:
-        b = evaluated(server, home, tmp_path / "b", judge=f"endpoint:j@{second.base_url}")
+        b = evaluated(server, home, tmp_path / "b", judge=f"endpoint:j@{second.base_url}", limit=4)
     refused(plain, b, capfd, "judge endpoint:j@", second.base_url)
+    assert soul("compare", plain, b, "--force-mixed", "--json") == 0
+    mixed = json.loads(capfd.readouterr().out)["mixed"]
+    assert soul("report", plain, b, "--json") == 0
+    (pair,) = json.loads(capfd.readouterr().out)["unlike"]
+    assert pair["mixed"] == mixed and len(mixed) == 2
+    for form in ("terminal", "md", "html"):
+        out = tmp_path / f"report.{form}"
+        assert soul("report", plain, b, "--format", form, "--out", out) == 0
+        shown = " ".join(out.read_text().replace("\\", "").split())
+        assert shown.count("not measured the same way") == 2, form
 
 
 def test_a_judge_sampled_in_another_way_is_another_judge(
@@ -457,16 +451,6 @@ def test_a_model_served_with_other_flags_is_another_judge() -> None:
     assert not same_player(plain, smaller)
 
 
-def test_flags_of_the_servers_of_a_run_are_named_beside_the_number() -> None:
-    a, b = (
-        Conditions(settings=settings, record={}, players=None, material={}, finished=True, tasks={})
-        for settings in ({"kind": "api"}, {"kind": "api", "vllm_arg": {"quantization": "fp8"}})
-    )
-    words = "vLLM with no flags against --quantization=fp8"
-    assert words in likeness_remarks(a, b, "essay")
-    assert not any("vLLM" in line for line in likeness_remarks(a, a, "essay"))
-
-
 def test_a_server_on_this_machine_is_one_server_under_any_of_its_names() -> None:
     ports = {
         "localhost:8000",
@@ -481,76 +465,20 @@ def test_a_server_on_this_machine_is_one_server_under_any_of_its_names() -> None
     assert same == {"localhost:8000", "127.0.0.1:8000", "[::1]:8000"}
 
 
-# -- older runs ------------------------------------------------------------------------------------
+# -- runs without a record -------------------------------------------------------------------------
 
 
-def older_copy(run: Path, out: Path) -> Path:
-    """A copy as an earlier version left it."""
-    shutil.copytree(run, out)
-    (out / "provenance.json").unlink()
-    summary_before = {k: v for k, v in summary(run).items() if k != "prompts"}
-    (out / "summary.json").write_text(json.dumps(summary_before))
-    return out
-
-
-@pytest.mark.slow
-def test_runs_of_an_earlier_version_are_read_by_what_they_recorded(
-    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
-) -> None:
-    at = f"@{server.base_url}"
-    old = older_copy(plain, tmp_path / "old")
-    for one, other in ((plain, old), (old, plain), (old, older_copy(plain, tmp_path / "older"))):
-        assert compared(one, other, capfd)["tasks"][0]["difference"] == 0
-    for name, changes in (("judge", {"judge": f"endpoint:k{at}"}), ("rows", {"limit": 4}),
-                          ("judge samples", {"judge_samples": 2}),
-                          ("partner", {"partner": f"endpoint:q{at}"})):  # fmt: skip
-        new = evaluated(server, home, tmp_path / f"new-{name}", **changes)
-        refused(old, new, capfd, name)
-        refused(old, older_copy(new, tmp_path / f"aged-{name}"), capfd, name)
-
-
-def test_an_older_run_without_an_address_was_asked_at_openais(
-    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    old, twin = (older_copy(plain, tmp_path / name) for name in ("old", "twin"))
-    for folder in (old, twin):
-        settings = yaml.safe_load((folder / "config.yaml").read_text())
-        for player in (*settings["judge"], settings["partner"]):
-            player["base_url"] = None
-        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    for address in (server.base_url, "no address"):
-        monkeypatch.setenv("OPENAI_BASE_URL", address)
-        refused(old, plain, capfd, "judge endpoint:j@https://api.openai.com/v1", server.base_url)
-        assert compared(old, twin, capfd)["tasks"][0]["difference"] == 0
-
-
-def test_an_unfinished_run_of_an_earlier_version(
-    server: ScriptedServer, home: Path, plain: Path, tmp_path: Path, capfd: Any
-) -> None:
-    half = cut_short(plain, tmp_path / "half", 4)
-    (half / "provenance.json").unlink()
-    comparison = compared(plain, half, capfd)
-    assert "sotopia: B is unfinished and does not record its rows" in comparison["remarks"]
-    others = evaluated(server, home, tmp_path / "others", data=home / "others.jsonl")
-    shared = {record.example_id for record in load_records(others / "episodes.jsonl")}
-    lines = (plain / "episodes.jsonl").read_text().splitlines(keepends=True)
-    # Episodes stand in the order in which they ended: what the others lack may come last.
-    lines.sort(key=lambda line: json.loads(line)["example_id"] in shared)
-    (half / "episodes.jsonl").write_text("".join(lines[:4]))
-    capfd.readouterr()
-    assert soul("compare", others, half) == 2
-    assert "sotopia: rows 6 against 4" in three_lines(capfd.readouterr().err)[0]
-
-
-def test_a_judge_that_nobody_recorded_is_not_taken_for_the_same(
+def test_a_run_that_does_not_record_its_conditions_is_compared_with_none(
     plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
-    a, b = (older_copy(plain, tmp_path / name) for name in "ab")
-    (b / "config.yaml").unlink()
-    refused(a, b, capfd, "judge endpoint:j@", "against one that is not recorded", "partner")
-    (a / "config.yaml").unlink()
-    refused(a, b, capfd, "judge not recorded", "partner not recorded")
+    bare = Path(shutil.copytree(plain, tmp_path / "bare"))
+    (bare / "provenance.json").unlink()
+    assert soul("compare", plain, bare) == 2
+    assert "sotopia: B does not record its conditions" in three_lines(_last(capfd))[0]
+    assert soul("compare", plain, bare, "--force-mixed") == 0
+    capfd.readouterr()
+    assert soul("report", plain, bare) == 0
+    assert "bare does not record its conditions" in " ".join(capfd.readouterr().out.split())
 
 
 # -- several tasks ---------------------------------------------------------------------------------
@@ -562,8 +490,6 @@ def test_a_judge_changes_nothing_where_nobody_is_asked(tmp_path: Path, capfd: An
             who = ("--judge", f"endpoint:{name}@{server.base_url}", "--judge-samples", ord(name))
             assert api(server.base_url, tmp_path / name, *who) == 0
     assert compared(tmp_path / "j", tmp_path / "k", capfd)["remarks"] == []
-    old = [older_copy(tmp_path / name, tmp_path / f"old-{name}") for name in "jk"]
-    assert compared(*old, capfd)["remarks"] == []
 
 
 def test_the_task_that_differs_is_the_one_that_is_named(

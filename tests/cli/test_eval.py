@@ -399,9 +399,8 @@ def test_a_run_of_another_default_limit_is_not_taken_up(
         capsys.readouterr()
         assert api(server.base_url, out, task="hitom", n=4) == 2
     error = capsys.readouterr().err
-    assert "replies of at most 1024 tokens by the actor in hitom (8192 now)" in error
-    # No option of today brings the old limits back: the way out is not to try.
-    assert "another folder with --out" in error and f"soul report {out}" in error
+    assert "another reply limit of the actor in hitom" in error
+    assert "another folder with --out" in error
 
 
 def test_cut_replies_that_count_are_told_of(

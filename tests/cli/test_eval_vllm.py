@@ -197,22 +197,6 @@ exit 2
     assert "another configuration" in three_lines(capsys.readouterr().err)[0]
 
 
-def test_a_run_of_an_earlier_version_was_sampled_in_the_process(
-    tiny: Path, server: TinyVllm, tmp_path: Path, capsys: Any
-) -> None:
-    out = tmp_path / "run"
-    assert local(tiny, out, "--engine", "local") == 0
-    kept = record(out)
-    del kept["engine"]
-    (out / "provenance.json").write_text(json.dumps(kept))
-    settings = (out / "config.yaml").read_text()
-    (out / "config.yaml").write_text(settings + "engine: local\n")
-    assert local(tiny, out) == 0
-    capsys.readouterr()
-    assert local(tiny, out, "--engine", f"vllm@{server.url}") == 2
-    assert "sampled by local, not by vllm" in three_lines(capsys.readouterr().err)[0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

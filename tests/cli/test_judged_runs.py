@@ -26,7 +26,7 @@ from soulkit.data.files import read_rows, write_rows
 from soulkit.models.local.tiny import build_tiny
 from soulkit.report.load import load_runs
 from soulkit.report.suites import suite_grid, suite_table
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.kit.registry import load_registry

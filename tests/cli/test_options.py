@@ -373,21 +373,6 @@ def test_rate_limits_reach_the_players_of_a_training() -> None:
     assert "requests_per_minute" not in config.identity()
 
 
-def test_settings_that_older_runs_do_not_name_are_their_defaults() -> None:
-    from soulkit.runs.folder import plain_config, same_settings
-
-    for kind, values in (
-        (TrainConfig, {"method": "grpo", "model": "m", "tasks": {"tomi": 1.0}}),
-        (EvalConfig, {"kind": "local", "model": "m", "tasks": ["tomi"]}),
-    ):
-        config = kind.model_validate(values)
-        now, defaults = plain_config(config.identity()), plain_config(config.identity_defaults())
-        old = {k: v for k, v in now.items() if k not in ("engine", "example", "thinking")}
-        assert same_settings(old, now, defaults)
-        other = plain_config(kind.model_validate({**values, "thinking": False}).identity())
-        assert not same_settings(old, other, defaults)
-
-
 def test_help_of_a_method_does_not_load_torch() -> None:
     code = (
         "import sys; from soulkit.cli.app import main; main(['train', 'opd', '-h']);"

@@ -5,7 +5,6 @@ A start that a server refused leaves no run folder; a run counts what was scored
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,21 +151,6 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, capsys: 
         both = (flag, value, "--option", f"{name}={other}")
         assert api("http://127.0.0.1:9/v1", tmp_path / "run", *both) == 2
         assert f"{flag} {value} and --option {name}={other} contradict" in told(capsys)
-
-
-def test_an_older_run_with_players_by_task_is_taken_up(tmp_path: Path) -> None:
-    """Its settings name neither headers nor versions."""
-    with ScriptedServer(answer=judge()) as server, ScriptedServer(answer=essay) as actor:
-        who = ("--judge", f"essay=endpoint:j@{server.base_url}")
-        assert essays(actor, tmp_path, *who) == 0
-        config = tmp_path / "run" / "config.yaml"
-        lines = [line for line in config.read_text("utf-8").splitlines()
-                 if not line.strip().startswith(("headers", "api_version"))]  # fmt: skip
-        assert len(lines) < len(config.read_text("utf-8").splitlines())
-        config.write_text("\n".join(lines) + "\n", "utf-8")
-        count = len(server.requests)
-        assert essays(actor, tmp_path, *who) == 0 and len(server.requests) == count
-    assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["n_scored"] == 4
 
 
 def unknown(body: dict[str, Any]) -> Fault | None:

@@ -220,7 +220,7 @@ def test_a_suite_that_is_whole_is_known_by_its_mean(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     members = load_registry().suite_spec("soul-10").members
-    cell = Cell(mean=0.25, n=40, n_scored=40, variance=0.001, df=20.0, n_clusters=40)
+    cell = Cell(mean=0.25, n=40, n_scored=40, variance=0.001, df=20.0, n_clusters=40, headline=True)
     for name, played in (("whole", members), ("partial", members[1:])):
         cells = {task: {"value": cell} for task in played}
         whole = Summary(command="eval api", model="m", tasks=cells, suite="soul-10")

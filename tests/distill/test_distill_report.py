@@ -49,7 +49,8 @@ from soulkit.metrics.retention import LOSS, NO_SPREAD, Retention
 from soulkit.models.local.loading import adapter_hash
 from soulkit.report.distillation import distillation_parts, remarks_of, write_distillation_page
 from soulkit.report.tables import parts_text
-from soulkit.runs.folder import Run, write_json
+from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import write_json
 from soulkit.runs.stored import schema_file
 from tests.support.distilling import distillation, save_expert, small_base
 from tests.support.evaluation import Body, api, oracle

@@ -22,7 +22,8 @@ from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.sample import sample_config, training_work, work_aside
 from soulkit.errors import DataError, RunError
 from soulkit.eval.config import load_work
-from soulkit.runs.folder import read_config, read_jsonl
+from soulkit.runs.folder import read_config
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.setup.data import load_training_data
 from soulkit.trust import TrustError
 from tests.support.distilling import distillation, small_base

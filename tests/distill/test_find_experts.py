@@ -14,7 +14,8 @@ from soulkit.distill.config import DistillConfig, open_distillation, stages_afte
 from soulkit.distill.experts import common_base, find_experts
 from soulkit.errors import ConfigError, ModelLoadError, RunError, UserError
 from soulkit.models.local.loading import adapter_hash
-from soulkit.runs.folder import Run, write_json
+from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import write_json
 from tests.support.distilling import change_note, distillation, save_expert, small_base
 
 pytestmark = pytest.mark.torch

@@ -17,7 +17,7 @@ from soulkit.distill.sample import sample, samples_folder
 from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import RunError
 from soulkit.models.local.sampler import LocalModel
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.objectives.sequences import emitted_spans
 from soulkit.train.sft.encode import LessonEncoder

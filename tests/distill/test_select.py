@@ -37,7 +37,8 @@ from soulkit.distill.select import (
     select_samples,
 )
 from soulkit.errors import ConfigError, DataError, RunError
-from soulkit.runs.folder import read_config, read_jsonl
+from soulkit.runs.folder import read_config
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.made_rows import made_rows

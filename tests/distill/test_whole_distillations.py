@@ -30,7 +30,7 @@ from soulkit.distill.report import read_distillation
 from soulkit.distill.run import Watcher, distill
 from soulkit.distill.sample import sample, sample_config, samples_folder, shared_servers
 from soulkit.models.local.loading import adapter_hash
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.made_rows import made_rows

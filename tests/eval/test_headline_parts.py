@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,7 +48,7 @@ from soulkit.types import (
     Turn,
     record_key,
 )
-from tests.support.evaluation import soul
+from tests.support.evaluation import soul, write_records
 from tests.support.road import TASKS, synth_examples, task_of
 from tests.support.servers.openai_server import Body, ScriptedServer
 from tests.support.training import config
@@ -167,13 +167,6 @@ def test_a_partial_headline_is_no_member_of_a_suite() -> None:
         assert lines["userllm"].lacks and conv.lacks
 
 
-def test_a_summary_of_an_earlier_version_lacks_nothing() -> None:
-    cell = Cell.from_json({"mean": 1.0, "n": 3, "n_scored": 3, "headline": True, "unit": "rows"})
-    assert cell.whole and (cell.missing, cell.parts, cell.origin) == ({}, (), "")
-    odd = Cell.from_json({"mean": 1.0, "missing": ["NQ"], "parts": "CSQA", "origin": None})
-    assert (odd.missing, odd.parts, odd.origin) == ({}, (), "")
-
-
 # -- by the commands -------------------------------------------------------------------------------
 
 
@@ -289,10 +282,7 @@ def test_training_uses_the_parts_that_are_there_and_says_so() -> None:
 
 
 def written(path: Path, records: Sequence[Record]) -> Path:
-    path.mkdir()
-    lines = [json.dumps(asdict(record)) for record in records]
-    (path / "episodes.jsonl").write_text("\n".join(lines) + "\n")
-    return path
+    return write_records(path, records)
 
 
 def test_runs_are_compared_over_the_parts_that_both_have(tmp_path: Path) -> None:

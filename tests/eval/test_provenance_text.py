@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.eval.comparison.provenance_text import provenance_facts, revision_text, role_text
 from soulkit.report.load import load_runs
-from soulkit.runs.provenance import count_and_hash, provenance_of, with_provenance
+from soulkit.runs.provenance import provenance_of, rows_hash, with_provenance
 from tests.support.evaluation import api, oracle, soul, summary
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -62,9 +62,8 @@ def test_a_judge_that_no_task_asks_is_not_named() -> None:
 
 def test_rows_are_one_hash_in_whatever_order_they_come() -> None:
     rows = {"a": "1", "b": "2"}
-    assert count_and_hash(rows) == count_and_hash(dict(reversed(rows.items())))
-    assert count_and_hash(rows)["n"] == 2
-    assert count_and_hash(rows) != count_and_hash({**rows, "b": "3"}) != count_and_hash({"a": "1"})
+    assert rows_hash(rows) == rows_hash(dict(reversed(rows.items())))
+    assert len({rows_hash(one) for one in (rows, {**rows, "b": "3"}, {"a": "1"}, {"c": "1"})}) == 4
 
 
 def test_every_form_of_a_report_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

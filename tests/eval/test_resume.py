@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from soulkit.eval.run.resume import ResumeState, draft_keys, resume_text
+from soulkit.eval.run.run_lock import find_resumable
+from soulkit.play.plan import Work
+from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import pack_lines, packed_file, write_json
+from soulkit.tasks.kit.registry import load_registry
 from tests.eval.test_controls import command, player, write_rows
-from tests.support.evaluation import api, records, soul, summary
+from tests.support.evaluation import api, examples, records, soul, summary
 from tests.support.servers.openai_server import ScriptedServer
 
 _OPENED: list[Counter[str]] = []
@@ -96,3 +101,39 @@ def test_controls_are_read_once(tmp_path: Path) -> None:
             assert soul(*words) == 0
         assert len(running.requests) == asked and summary(out)["tasks"] == good
     assert files["controls.jsonl"] == 1
+
+
+WORK = (Work(load_registry().task("tomi"), tuple(examples("tomi", 2))),)
+
+
+@pytest.mark.parametrize(
+    ("scored", "left"),
+    [({}, 4), ({0: True}, 3), ({0: False}, 4), (dict.fromkeys(range(4), True), 0)],
+)
+def test_what_is_left_is_what_has_no_score(scored: dict[int, bool], left: int) -> None:
+    keys = draft_keys(WORK, 2)
+    state = ResumeState(
+        scored={keys[i]: done for i, done in scored.items()}, controls=(), changed=(0, 0)
+    )
+    assert len(state.jobs_left(WORK, 2)) == left and state.any_left(WORK, 2) == bool(left)
+
+
+def test_what_is_said_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "a run", "eval api", {})
+    assert resume_text(run, 2, 4, 1) == (
+        f"resuming {run.path}: 2 of 4 episodes are left to play, controls left to ask about: 1"
+    )
+    assert "controls" not in resume_text(run, 2, 4) and "resuming" in resume_text(run, 0, 4, 1)
+    assert resume_text(run, 0, 4).endswith(f"see: soul report '{run.path}'")
+
+
+def test_only_a_run_of_the_same_command_and_settings_is_resumed(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", "eval api", {"model": "other"})
+    Run.open(tmp_path / "b", "train ditto", {"model": "m"})
+    assert find_resumable("eval api", {"model": "m"}, tmp_path) is None
+    Run.open(tmp_path / "c", "eval api", {"model": "m"})
+    assert find_resumable("eval api", {"model": "m"}, tmp_path) == tmp_path / "c"
+    write_json(tmp_path / "c" / "summary.json", {"n": 2, "n_scored": 1})
+    assert find_resumable("eval api", {"model": "m"}, tmp_path) == tmp_path / "c"
+    write_json(tmp_path / "c" / "summary.json", {"n": 2, "n_scored": 2})
+    assert find_resumable("eval api", {"model": "m"}, tmp_path) is None

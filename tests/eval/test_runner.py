@@ -274,9 +274,7 @@ def test_patience_is_no_part_of_the_identity() -> None:
 
 
 def unfinished(settings: EvalConfig, root: Path) -> Path | None:
-    return run_lock.find_resumable(
-        settings.command, settings.identity(), settings.identity_defaults(), root
-    )
+    return run_lock.find_resumable(settings.command, settings.identity(), root)
 
 
 def test_an_unfinished_run_is_found_again(tmp_path: Path) -> None:

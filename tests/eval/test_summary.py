@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -32,7 +32,7 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.metrics.intervals import estimate, suite_mean
 from soulkit.metrics.student import t_quantile
-from soulkit.runs.records import drafts, load_records
+from soulkit.runs.records import RecordWriter, drafts, load_records
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.kit.spec import Suite
 from soulkit.types import (
@@ -87,7 +87,9 @@ def summary_of(records: list[Record], **more: object) -> dict[str, dict[str, dic
 
 
 def write(path: Path, records: list[Record]) -> Path:
-    path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in records), encoding="utf-8")
+    writer = RecordWriter(path)
+    writer.write(*records)
+    writer.close()
     return path
 
 
@@ -229,15 +231,6 @@ def test_a_cell_comes_back_from_json_as_it_was() -> None:
     assert suite_mean([again.tasks["tomi"]["value"]]).ci_low is not None
 
 
-def test_a_cell_of_an_earlier_version_has_no_clusters() -> None:
-    line = {"mean": 0.5, "ci_low": 0.2, "ci_high": 0.8, "n_scored": 4, "n": 4, "method": "wilson",
-            "unscored": {}}  # fmt: skip
-    cell = Cell.from_json(line)
-    assert (cell.n_clusters, cell.variance, cell.scale, cell.events) == (0, None, None, None)
-    assert cell.to_json() == line
-    assert Cell.from_json({**line, "scale": [0.0], "events": "many"}).scale is None
-
-
 Metrics = Mapping[str, BatchMetric]
 
 
@@ -275,10 +268,22 @@ def test_the_declared_headline_is_marked_and_nothing_else_is() -> None:
     assert headline_name(cells) == "value" and headline(cells).mean == 0.5
 
 
-def test_a_summary_of_an_earlier_version_has_value_for_its_headline() -> None:
-    cells = {"value": Cell(mean=0.25, n=4), "all_correct": Cell(mean=0.5, n=4, method="batch")}
-    assert headline_name(cells) == "value" and headline(cells).mean == 0.25
-    assert cells["all_correct"].of_batch and not cells["value"].of_batch
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"scale": [0.0]}, r"tasks\.tomi\.value\.scale"),
+        ({"events": "many"}, r"tasks\.tomi\.value\.events"),
+        ({"n": None}, r"tasks\.tomi\.value\.n"),
+    ],
+)
+def test_a_damaged_number_is_refused_by_name(damage: dict[str, object], words: str) -> None:
+    line = summary(rows(0.0, 1.0)).to_json()
+    line["tasks"]["tomi"]["value"] |= damage
+    with pytest.raises(DataError, match=words):
+        Summary.from_json(line)
+
+
+def test_a_task_of_losses_alone_has_no_headline() -> None:
     assert headline_name({"loss": Cell(mean=2.0)}) == "" and headline({}) == Cell()
 
 
@@ -497,9 +502,11 @@ def test_the_scale_of_the_run_goes_before_the_declared_one() -> None:
     assert nowhere.mean is None and nowhere.worst is nowhere.best is None
 
 
-def test_means_of_an_older_summary_have_no_interval() -> None:
-    old = {name: {"value": Cell(mean=mean, n=4, n_scored=4)} for name, mean in MEANS.items()}
-    rows = lines(old)
+def test_means_without_variances_have_no_interval() -> None:
+    rows = lines({
+        name: {"value": Cell(mean=mean, n=4, n_scored=4, headline=True)}
+        for name, mean in MEANS.items()
+    })  # fmt: skip
     assert rows["all"].cell.mean == pytest.approx(fmean((0.2, 0.4, 0.7, 0.6)))
     assert rows["all"].cell.ci_low is None and rows["all"].cell.variance is None
 

@@ -14,7 +14,6 @@ from soulkit.eval.run.runner import load_config, prepare
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.default_players import with_default_players
 from soulkit.play.requirements import RequirementsNotMet
-from soulkit.runs.folder import same_settings
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import DefaultPlayer, DefaultPlayers
 from soulkit.train.config import TrainConfig
@@ -217,14 +216,6 @@ def test_who_played_is_part_of_what_a_folder_keeps() -> None:
         config(task_players=priced).identity()["task_players"]
         == (settings.identity()["task_players"])
     )
-
-
-def test_one_opinion_of_an_earlier_version_is_what_nobody_says_now() -> None:
-    now = config()
-    old = {**now.identity(), "judge_samples": 1}
-    del old["task_players"], old["auditor"]
-    assert same_settings(old, now.identity(), now.identity_defaults())
-    assert not same_settings({**old, "judge_samples": 2}, now.identity(), now.identity_defaults())
 
 
 # --- coaches --------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from soulkit.report.published import (
     prompts_digest,
     publications,
     published_footnote,
-    rows_digest,
 )
+from soulkit.runs.provenance import rows_hash
 from tests.support.evaluation import FAST, soul
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -44,7 +44,7 @@ def doubts(folder: Path, **stated: Any) -> list[str]:
 def digest(folder: Path) -> str:
     rows = json.loads((folder / "provenance.json").read_text())["tasks"]["hitom"]["rows"]
     assert len(rows) == 4
-    return rows_digest(rows)
+    return rows_hash(rows)
 
 
 def prompts(folder: Path) -> str:
@@ -89,7 +89,7 @@ def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -
     folder.mkdir()
     record = json.loads((played / "provenance.json").read_text())
     record["tasks"]["hitom"]["roles"] = ["judge"]
-    record["players"] = {"judge": [{"kind": "endpoint", "model": "gpt-5-nano"}]}
+    record["tasks"]["hitom"]["players"] = {"judge": [{"kind": "endpoint", "model": "gpt-5-nano"}]}
     (folder / "provenance.json").write_text(json.dumps(record))
     (folder / "config.yaml").write_text((played / "config.yaml").read_text())
     (folder / "summary.json").write_text((played / "summary.json").read_text())
@@ -101,15 +101,12 @@ def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -
     assert doubts(folder, **stated) == ["judge unstated"]
 
 
-def judged(folder: Path, judges: dict[str, str], *, by_task: bool = True) -> Path:
+def judged(folder: Path, judges: dict[str, str]) -> Path:
     """A run of several judged tasks, `judges` naming each task's own."""
     folder.mkdir()
     players = {task: [{"kind": "endpoint", "model": who}] for task, who in judges.items()}
     entry = {"roles": ["judge"], "sampling": {"temperature": 1.0}, "rows": {"a": "1"}}
-    tasks = {
-        task: {**entry, **({"players": {"judge": players[task]}} if by_task else {})}
-        for task in judges
-    }
+    tasks = {task: {**entry, "players": {"judge": players[task]}} for task in judges}
     union = [player for several in players.values() for player in several]
     (folder / "provenance.json").write_text(
         json.dumps({"players": {"judge": union}, "tasks": tasks})
@@ -141,18 +138,10 @@ def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
     run = read_conditions(judged(tmp_path / "run", played))
     stated = replace(
         paper.stated, protocol="paper", temperature=1.0,
-        rows={task: rows_digest({"a": "1"}) for task in played},
+        rows={task: rows_hash({"a": "1"}) for task in played},
         prompts={task: prompts_digest({"user": ["1"]}) for task in played},
     )  # fmt: skip
     assert context_doubts(replace(paper, stated=stated), played, run) == doubt
-
-
-def test_a_record_without_players_by_task_has_those_of_the_run(tmp_path: Path) -> None:
-    paper = next(table for table in publications() if table.stated.judges)
-    run = read_conditions(judged(tmp_path / "run", {"coser": "gpt-5.4"}, by_task=False))
-    assert not any("judge" in why for why in context_doubts(paper, ["coser"], run))
-    run = read_conditions(judged(tmp_path / "other", {"coser": "mine"}, by_task=False))
-    assert "judge gpt-5.4, here mine" in context_doubts(paper, ["coser"], run)
 
 
 def test_rows_that_a_run_did_not_record_match_nothing(played: Path, tmp_path: Path) -> None:
@@ -199,8 +188,3 @@ def test_doubts_in_words() -> None:
     assert words == "temperature 1, here 0 (a); the source does not state rows, protocol"
     assert doubts_text({"other rows": list("abcd")}, 9) == "other rows (4 tasks)"
     assert doubts_text({}, 3) == ""
-
-
-def test_the_digest_does_not_depend_on_the_order() -> None:
-    assert rows_digest({"a": "1", "b": "2"}) == rows_digest({"b": "2", "a": "1"})
-    assert rows_digest({"a": "1"}) != rows_digest({"a": "2"}) != rows_digest({"b": "2"})

@@ -15,7 +15,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
@@ -53,7 +53,7 @@ from soulkit.types import (
 )
 from tests.support import judged
 from tests.support.browser import BROWSER, browser
-from tests.support.evaluation import api, oracle, soul, summary
+from tests.support.evaluation import api, oracle, soul, summary, write_records
 from tests.support.servers.openai_server import Body, ScriptedServer
 
 EVIL = (
@@ -92,9 +92,7 @@ def record(
 
 
 def write_run(path: Path, records: list[Record], command: str, steps: int = 0) -> Path:
-    path.mkdir(parents=True)
-    lines = "".join(json.dumps(asdict(r)) + "\n" for r in records)
-    (path / "episodes.jsonl").write_text(lines, encoding="utf-8")
+    write_records(path, records)
     summary = summarise(
         records, command=command, model="tiny-qwen3", protocol="paper", seconds=83.2, cost=None,
         scale={"hitom": (0.0, 1.0), "paratomi": (0.0, 1.0)},
@@ -513,8 +511,8 @@ def test_the_report_shows_every_break_down(
 def test_what_belongs_beside_a_headline_stands_there() -> None:
     cell = Cell(mean=1.0, n_scored=2, n=2)
     metrics = {
-        "believability": cell, "secret": replace(cell, beside=True), "value": cell,
-        "value/side=a": cell,
+        "believability": cell, "secret": replace(cell, beside=True),
+        "value": replace(cell, headline=True), "value/side=a": cell,
     }  # fmt: skip
     order = [name for name, _ in tables.in_order(metrics)]
     assert order == ["value", "secret", "value/side=a", "believability"]

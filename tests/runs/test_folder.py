@@ -19,16 +19,14 @@ from hypothesis import strategies as st
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.runs import jsonl
 from soulkit.runs.folder import (
-    JsonlWriter,
     Run,
     default_run_path,
     is_run,
     plain_config,
     read_config,
     read_environment,
-    read_jsonl,
-    write_json,
 )
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_json
 from soulkit.text import one_line, sanitise
 
 CONFIG: dict[str, Any] = {"model": "tiny", "seed": 1, "lr": 1e-5, "judge": {"model": "m", "n": 2}}
@@ -49,7 +47,6 @@ def test_a_new_run_holds_its_configuration_and_environment(tmp_path: Path) -> No
     assert run.metrics == run.path / "metrics.jsonl"
     assert run.ledger_path == run.path / "ledger.sqlite"
     assert run.checkpoints == run.path / "checkpoints"
-    assert run.report_dir == run.path / "report"
 
 
 def test_the_same_command_and_configuration_resume(tmp_path: Path) -> None:
@@ -280,7 +277,7 @@ def test_a_killed_writer_loses_nothing_that_was_written(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     code = (
         "import itertools, sys; from pathlib import Path\n"
-        "from soulkit.runs.folder import JsonlWriter\n"
+        "from soulkit.runs.jsonl import JsonlWriter\n"
         "w = JsonlWriter(Path(sys.argv[1]))\n"
         "for i in itertools.count():\n"
         "    w.write({'i': i, 'pad': 'x' * 5000}); print(i, flush=True)\n"

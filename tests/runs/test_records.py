@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from soulkit.runs.records import (
     stream_records,
     without_tokens,
 )
-from soulkit.runs.stored import refuse_other_schema
 from soulkit.types import (
     Completion,
     ControlRecord,
@@ -54,7 +52,7 @@ from soulkit.types import (
 RECORDED = Path(__file__).parents[1] / "recorded"
 OLD = (
     *(RECORDED / name / "episodes.jsonl" for name in ("before", "after", "ditto", "judged")),
-    RECORDED / "scene_of_shared_turns.jsonl",
+    RECORDED / "scene.jsonl",
 )
 
 # -- any record ------------------------------------------------------------------------------------
@@ -198,48 +196,18 @@ def test_feedback_in_a_slot_is_no_second_prompt() -> None:
 # -- files of other versions -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", OLD, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_old_lines_are_read_and_written_anew(path: Path, tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines and not any("schema" in line for line in lines)
-    old = load_records(path)
-    assert [record.score.value for record in old] == [line["score"]["value"] for line in lines]
-    assert [record.prompt for record in old] == [line["prompt"] for line in lines]
-    writer = RecordWriter(tmp_path / "new.jsonl")
-    writer.write(*old)
-    writer.close()
-    assert load_records(tmp_path / "new.jsonl") == old
-    assert load_records(path, light=True) == [without_tokens(record) for record in old]
-
-
-def test_the_turns_of_an_old_line_see_all_that_they_saw() -> None:
-    (record,) = load_records(RECORDED / "scene_of_shared_turns.jsonl")
-    turns = record.episode.traces[0].turns
-    for earlier, later in pairwise(turns):
-        assert later.context[: len(earlier.context)] == earlier.context
-        assert later.context[len(earlier.context)].text == earlier.completion.text
-
-
-def test_a_line_without_sharing_is_read_as_well(tmp_path: Path) -> None:
-    """As every record had its contexts once: whole."""
-    record = scene()
-    path = tmp_path / "whole.jsonl"
-    path.write_text(json.dumps(TypeAdapter(Record).dump_python(record, mode="json")) + "\n")
-    assert load_records(path) == [record]
-
-
-def test_a_turn_of_an_old_line_that_shares_too_much_is_refused(tmp_path: Path) -> None:
-    line = json.loads((RECORDED / "scene_of_shared_turns.jsonl").read_text())
-    line["episode"]["traces"][0]["turns"][1]["shared"] = 99
-    (tmp_path / "damaged.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match="shares 99 messages"):
-        load_records(tmp_path / "damaged.jsonl")
+def test_a_line_without_a_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_text(json.dumps(TypeAdapter(Record).dump_python(scene(), mode="json")) + "\n")
+    for light in (False, True):
+        with pytest.raises(DataError, match=r"Object 1 of .* is no record of an episode \(schema"):
+            load_records(path, light=light)
 
 
 @pytest.mark.parametrize("light", [False, True])
 @pytest.mark.parametrize(
     ("schema", "words"),
-    [("soulkit/episodes@2", "newer version"), ("soulkit/controls@1", "another file")],
+    [("soulkit/episodes@2", "Another version"), ("soulkit/controls@1", "another file")],
 )
 def test_other_schemas_are_refused_by_name(
     tmp_path: Path, schema: str, words: str, light: bool
@@ -249,12 +217,6 @@ def test_other_schemas_are_refused_by_name(
     with pytest.raises(DataError, match=schema) as error:
         load_records(path, light=light)
     assert words in error.value.why
-
-
-def test_earlier_versions_are_no_others() -> None:
-    refuse_other_schema({"schema": "soulkit/episodes@1"}, "soulkit/episodes@3", "The file")
-    with pytest.raises(DataError, match="The file is 'soulkit/episodes@4'"):
-        refuse_other_schema({"schema": "soulkit/episodes@4"}, "soulkit/episodes@3", "The file")
 
 
 def _far_reply(episode: dict[str, Any]) -> None:
@@ -310,7 +272,7 @@ def test_the_dev_episodes_of_any_weights_are_those_of_their_step(tmp_path: Path)
 # -- controls --------------------------------------------------------------------------------------
 
 
-def test_controls_have_a_schema_and_old_ones_are_read(tmp_path: Path) -> None:
+def test_controls_have_a_schema(tmp_path: Path) -> None:
     control = ControlRecord(
         task="t", example_id="e", rollout=0, name="human", score=Score(value=1.0, reward=None)
     )
@@ -319,9 +281,6 @@ def test_controls_have_a_schema_and_old_ones_are_read(tmp_path: Path) -> None:
     writer.close()
     line = json.loads((tmp_path / CONTROLS).read_text())
     assert line["schema"] == "soulkit/controls@1" and load_controls(tmp_path) == [control]
-    old = TypeAdapter(ControlRecord).dump_python(control, mode="json")
-    (tmp_path / CONTROLS).write_text(json.dumps(old) + "\n")
-    assert load_controls(tmp_path) == [control]
     (tmp_path / CONTROLS).write_text(json.dumps({**line, "schema": "soulkit/controls@7"}) + "\n")
     with pytest.raises(DataError, match="controls@7"):
         load_controls(tmp_path)

@@ -9,14 +9,15 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from soulkit.cli.app import main
 from soulkit.data.files import RawRow
-from soulkit.runs.records import load_records
+from soulkit.runs.jsonl import write_json
+from soulkit.runs.records import RecordWriter, load_records
 from soulkit.serving.partner import make_server
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.loading import to_examples
@@ -34,6 +35,16 @@ def examples(task: str, n: int, seed: int = 0) -> tuple[Example, ...]:
     """The rows that `--data synth:n` stands for."""
     rows = synth_rows(task, f"synth:{n}", seed, "test")
     return to_examples(load_registry().task(task), rows).examples
+
+
+def write_records(folder: Path, records: Iterable[Record]) -> Path:
+    """A run folder with these episodes more, measured under the conditions of every other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "provenance.json", {"players": {}, "tasks": {}})
+    writer = RecordWriter(folder / "episodes.jsonl")
+    writer.write(*records)
+    writer.close()
+    return folder
 
 
 def last_message(body: Body) -> str:

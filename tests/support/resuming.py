@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from soulkit.cli.app import main
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.state.checkpoint import checkpoints, damage
 from tests.support.servers.openai_server import Fault

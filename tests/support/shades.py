@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from tests.support.evaluation import replaced
 from tests.support.training import soul
 

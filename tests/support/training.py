@@ -155,7 +155,7 @@ def warm_model(out: Path) -> Path:
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
     """The metrics of a run without what the clock says."""
-    from soulkit.runs.folder import read_jsonl
+    from soulkit.runs.jsonl import read_jsonl
 
     lines = []
     for line in read_jsonl(run / "metrics.jsonl"):

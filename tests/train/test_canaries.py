@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from soulkit.report.training import canary_text
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.rewards import CANARY_NAMES, canary_texts
 from soulkit.tasks.userllm.fields import PRISM

@@ -17,7 +17,7 @@ import torch
 
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.sequences import Span

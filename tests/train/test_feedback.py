@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from soulkit.runs.folder import same_settings
 from soulkit.runs.records import load_records
 from soulkit.train.rollouts.feedback import STEPS_IN_VAIN
 from soulkit.train.state.loop import Loop
@@ -404,16 +403,3 @@ def test_what_becomes_of_leaks_is_asked_for_recorded_and_counted(
     said = {"drop": "leak check         compares words", "log": "counts leaks and drops none",
             "off": "no feedback was checked"}  # fmt: skip
     assert said[mode] in capfd.readouterr().out
-
-
-def test_a_run_of_before_dropped_its_leaks() -> None:
-    now = config(protocol="reference", data={"tomi": "synth:6"})
-    old = {name: value for name, value in now.identity().items() if name != "leak_check"}
-    assert now.leak_check == "log"
-    assert not same_settings(old, now.identity(), now.identity_defaults())
-    for method in ("grpo", "sft"):  # without feedback nothing has changed
-        plain = config(method=method, protocol="reference", data={"tomi": "synth:6"})
-        before = {name: value for name, value in plain.identity().items() if name != "leak_check"}
-        assert same_settings(before, plain.identity(), plain.identity_defaults())
-    same = config(protocol="reference", data={"tomi": "synth:6"}, leak_check="drop")
-    assert same_settings(old, same.identity(), same.identity_defaults())

@@ -267,7 +267,7 @@ def test_a_run_of_before_is_not_taken_up(tmp_path: Path, model: Path, capfd: Any
              "data": {"social_r1": "synth:12"}}  # fmt: skip
     request = TrainConfig.load(env={}, flags=flags)
     out = tmp_path / "old"
-    Run.open(out, "train ditto", request.identity(), defaults=request.identity_defaults())
+    Run.open(out, "train ditto", request.identity())
     assert soul("train", "ditto", "--model", model, *SOCIAL, "--out", out) == 2
     assert "'social_r1'" in three_lines(capfd.readouterr().err)["error"]
 

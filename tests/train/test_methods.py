@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import CHUNK, Policy
 from soulkit.train.model.prepare import prepare_step

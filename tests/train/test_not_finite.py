@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import prepare_step
 from soulkit.train.model.teacher import start_ema

@@ -31,7 +31,7 @@ import pytest
 import torch
 
 from soulkit.models.local.journal import SAMPLED
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import DEV_EPISODES, newest_dev
 from soulkit.train.state.checkpoint import Position, checkpoints, prune, read_position
 from soulkit.train.state.loop import Loop

@@ -12,7 +12,7 @@ import pytest
 
 from soulkit.errors import ConfigError
 from soulkit.report.training import probe_text
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
 from soulkit.train.planning import training_plan

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from soulkit.models.local.sampler import LocalModel
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.types import Call, Record, Sampling, Segment
 from tests.support.evaluation import changed

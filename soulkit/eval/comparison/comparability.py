@@ -4,8 +4,6 @@ With another protocol, prompt, judge, partner, environment, number of opinions o
 numbers measure something else: a difference would say nothing of the models. The actor's
 sampling, limits and word budgets are part of what is compared: they are named beside it, and so
 is the code of a user's task, which changes whenever a scorer is mended.
-
-What a run did not record is never taken for equal where a score depends on it.
 """
 
 from __future__ import annotations
@@ -13,42 +11,50 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from soulkit.data.rows import row_id
 from soulkit.eval.comparison.conditions import ACTOR, Conditions, read_conditions
 from soulkit.eval.results.warnings import share_text
-from soulkit.eval.run.provenance import BASIS, SCORING, Print, same_players
+from soulkit.eval.run.provenance import BASIS, ENGINE, SCORING, JsonObject, same_players
 from soulkit.models.players.settings import PANELS
 from soulkit.models.vllm.settings import engine_words
 from soulkit.types import Record
 
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
-TRAINING_ROWS = ("limit", "where", "dev_share", "dev_limit")
-"""Settings that decide which rows a training plays; the last two where there is a dev split."""
 
 
-def condition_differences(
-    a: Conditions, b: Conditions, task: str, *, judges: bool = True
-) -> list[str]:
-    """Why no difference may be put between two runs on a task, A's first; empty: it may.
+class Differences(NamedTuple):
+    """In what two runs differ on a task."""
 
-    Without `judges` nobody who judges is looked at: another one scores both.
-    """
+    blocking: list[str]
+    """Why the runs may not be compared; empty: they may."""
+    remarks: list[str]
+    """What is part of what is compared, and named beside it."""
+
+
+def differences(
+    a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B"), *,
+    judges: bool = True,
+) -> Differences:  # fmt: skip
+    """In what two runs, called `names`, differ on a task. Without `judges` only those who play are
+    looked at: another judge scores both."""
+    sides = dict(zip(names, (a, b), strict=True))
+    bare = [name for name, side in sides.items() if not side.record]
+    if bare:
+        return Differences([f"{name} does not record its conditions" for name in bare], [])
     rows = _trained_rows if a.trained or b.trained else _rows
     players = [_players, _dropped_by_players, _opinions] if judges else [_others]
-    parts = [_protocols, _prompts, *players, _scorer, rows]
-    return [line for part in parts for line in part(a, b, task)]
+    blocking = [line for part in (_protocols, _prompts, *players, _scorer, rows)
+                for line in part(a, b, task)]  # fmt: skip
+    remarks = [*_engines(a, b), *_sampling(a, b, task), *_budgets(a, b, task),
+               *_declared(a, b, task, names), *_unfinished(sides, task)]  # fmt: skip
+    return Differences(blocking, remarks)
 
 
 def _protocols(a: Conditions, b: Conditions, task: str) -> list[str]:
-    sides = []
-    for one in (a, b):
-        setting = {one.settings["protocol"]} if "protocol" in one.settings else set()
-        sides.append(one.evidence(task).protocols or setting)
-    if not all(sides) or sides[0] == sides[1]:
-        return []
-    return [f"protocol {_joined(sides[0])} against {_joined(sides[1])}"]
+    left, right = (side.settings.get("protocol") for side in (a, b))
+    return [] if left == right else [f"protocol {left} against {right}"]
 
 
 def _prompts(a: Conditions, b: Conditions, task: str) -> list[str]:
@@ -69,9 +75,9 @@ def _prompts(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 
 def _roles(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """The roles that a score of the task may depend on: all of them where it is not known."""
-    recorded = [roles for one in (a, b) if (roles := one.roles(task)) is not None]
-    return [role for role in SCORING if not recorded or any(role in roles for roles in recorded)]
+    """The roles that a score of the task may depend on."""
+    roles = a.roles(task) | b.roles(task)
+    return [role for role in SCORING if role in roles]
 
 
 def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
@@ -80,7 +86,7 @@ def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 
 def _others(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """Those who play and do not judge."""
+    """Players that do not judge."""
     roles = [role for role in _roles(a, b, task) if role not in PANELS]
     parts = (_role, _dropped)
     return [line for role in roles for part in parts if (line := part(a, b, task, role))]
@@ -93,8 +99,8 @@ def _dropped_by_players(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 def _dropped(a: Conditions, b: Conditions, task: str, role: str) -> str:
     """How the settings differ that the servers of a role refused; empty where they do not, or
-    where a run does not record them."""
-    left, right = (one.dropped(task, role) for one in (a, b))
+    where a run has not ended."""
+    left, right = (side.dropped(task, role) for side in (a, b))
     if left is None or right is None:
         return ""
     words = [_without(side) for side in (left, right)]
@@ -102,41 +108,28 @@ def _dropped(a: Conditions, b: Conditions, task: str, role: str) -> str:
 
 
 def _without(players: Sequence[Mapping[str, float]]) -> str:
-    several = sorted(
-        ", ".join(f"{name} ({share_text(share)} of calls)" for name, share in sorted(one.items()))
-        for one in players
+    settings = sorted(
+        ", ".join(
+            f"{name} ({share_text(share)} of calls)" for name, share in sorted(shares.items())
+        )
+        for shares in players
     )
-    return f"without {' and '.join(several)}" if several else "with every setting"
+    return f"without {' and '.join(settings)}" if settings else "with every setting"
 
 
 def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:
-    """How the players of a role differ; empty where they do not."""
-    if role == "auditor" and not any(one.named(task, role) for one in (a, b)):
-        return ""  # on both sides the judges audit, and they are compared
-    sides = [one.named(task, role) for one in (a, b)]
-    if role == "auditor":
-        sides = [side or one.named(task, "judge") for side, one in zip(sides, (a, b), strict=True)]
-    left, right = sides
-    if left is not None and right is not None:
-        return "" if same_players(left, right) else f"{role} {_against(left, right)}"
-    if left or right:
-        words = [
-            "one that is not recorded" if side is None else _players_text(side) for side in sides
-        ]
-        return f"{role} {words[0]} against {words[1]}"
-    return f"{role} not recorded" if left is right and _present(a, b, task, role) else ""
-
-
-def _present(a: Conditions, b: Conditions, task: str, role: str) -> bool:
-    """Whether the episodes show that somebody had a role of whom neither run says who it was."""
-    sides = a.evidence(task), b.evidence(task)
-    if role == "judge":
-        return any(side.judges for side in sides)
-    return role == "partner" and any(side.company for side in sides)
+    """How the players of a role differ; empty where they do not. Judges audit where no auditor is
+    named."""
+    left, right = (side.players(task, role) for side in (a, b))
+    if role == "auditor" and (left or right):
+        left, right = (
+            named or side.players(task, "judge") for named, side in ((left, a), (right, b))
+        )
+    return "" if same_players(left, right) else f"{role} {_against(left, right)}"
 
 
 def _answerers(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """Who judged, by the episodes' own word: a service that a task asks for itself has no role."""
+    """The judges that the episodes name: a service that a task asks for itself has no role."""
     left, right = a.evidence(task).judges, b.evidence(task).judges
     return [
         f"judge of '{question}' {_joined(left[question])} against {_joined(right[question])}"
@@ -147,15 +140,15 @@ def _answerers(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 def _opinions(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Other numbers of opinions, or other ways to make one of them."""
-    judges = [one.named(task, "judge") or () for one in (a, b)]
+    judges = [side.players(task, "judge") for side in (a, b)]
     if "judge" not in _roles(a, b, task) or not all(judges):
         return []
-    panels = a.panel(task), b.panel(task)
+    left, right = panels = a.panel(task), b.panel(task)
     single = all(p["samples"] == len(j) == 1 for p, j in zip(panels, judges, strict=True))
     return [
-        f"{word} {panels[0][name]} against {panels[1][name]}"
+        f"{word} {left.get(name)} against {right.get(name)}"
         for name, word in OPINIONS.items()
-        if panels[0][name] != panels[1][name] and not (single and name == "combine")
+        if left.get(name) != right.get(name) and not (single and name == "combine")
     ]
 
 
@@ -172,9 +165,7 @@ def _scores(option: str) -> bool:
 
 
 def _options(a: Conditions, b: Conditions, task: str) -> list[str]:
-    left, right = (one.of_task(task).get("options") for one in (a, b))
-    if left is None or right is None:
-        return []
+    left, right = (side.of_task(task).get("options", {}) for side in (a, b))
     return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
 
 
@@ -183,15 +174,11 @@ def _options(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 def _rows(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Other rows, or the same ones with other content."""
-    sides = [one.rows(task) for one in (a, b)]
-    left, right = (_known_rows(one, task) for one in (a, b))
-    whole = next((side for side in sides if side is not None), None)
-    if whole is None or (None in sides and {*left, *right} == whole.keys()):
-        return []  # of a run that was cut short only a part is there: it may have been the same
+    left, right = a.rows(task), b.rows(task)
+    if left == right:
+        return []
     shared = left.keys() & right.keys()
     changed = shared - same_rows(a, b, task)
-    if left.keys() == right.keys() and not changed:
-        return []
     counts = f"rows {_n_rows(left)} against {_n_rows(right)}, {_n_rows(shared)} in both"
     return [f"{counts}, {_n_rows(changed)} of these with other content" if changed else counts]
 
@@ -201,20 +188,9 @@ def _n_rows(ids: Iterable[str]) -> int:
     return len(set(map(row_id, ids)))
 
 
-def _known_rows(one: Conditions, task: str) -> Mapping[str, str]:
-    """Example → hash of its row, "" where unknown; those that were played where a run does not
-    record its rows."""
-    rows = one.rows(task)
-    return dict.fromkeys(one.evidence(task).ids, "") if rows is None else rows
-
-
 def same_rows(a: Conditions, b: Conditions, task: str) -> frozenset[str]:
-    """The rows that both runs have, as far as is known with the same content."""
-    left, right = (_known_rows(one, task) for one in (a, b))
-    return frozenset(
-        row for row in left.keys() & right.keys()
-        if not (left[row] and right[row] and left[row] != right[row])
-    )  # fmt: skip
+    """The rows that both runs have with the same content."""
+    return frozenset(id for id, _ in a.rows(task).items() & b.rows(task).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,20 +213,18 @@ class SharedRows:
 def shared_rows(a: Conditions, b: Conditions, tasks: Iterable[str]) -> dict[str, SharedRows]:
     """Task → what two evaluations share of it; tasks of which they share no row are left out."""
     found = {
-        task: SharedRows(ids=same_rows(a, b, task), a=len(_known_rows(a, task)),
-                         b=len(_known_rows(b, task)))
+        task: SharedRows(ids=same_rows(a, b, task), a=len(a.rows(task)), b=len(b.rows(task)))
         for task in tasks
-    }  # fmt: skip
+    }
     return {task: rows for task, rows in found.items() if rows.ids}
 
 
 def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """Training rows by their hashes, else by the settings that decide them."""
+    """Training rows by their hashes; before anything is loaded, by the settings that decide
+    them."""
     if not (a.trained and b.trained):
-        evaluation = b if a.trained else a
-        recorded = evaluation.rows(task) is not None or evaluation.settings
-        return ["rows of an evaluation against training rows"] if recorded else []
-    if a.material and b.material:
+        return ["rows of an evaluation against training rows"]
+    if a.material or b.material:
         return [line for kind in ("training", "dev") for line in _hashed(a, b, task, kind)]
     left, right = _deciding(a.settings, task), _deciding(b.settings, task)
     return [
@@ -261,7 +235,7 @@ def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 
 def _hashed(a: Conditions, b: Conditions, task: str, kind: str) -> list[str]:
-    left, right = (one.material.get(kind, {}).get(task, {}) for one in (a, b))
+    left, right = (side.material.get(kind, {}).get(task, {}) for side in (a, b))
     if left == right:
         return []
     if (left.get("rows"), left.get("ids")) == (right.get("rows"), right.get("ids")):
@@ -271,52 +245,37 @@ def _hashed(a: Conditions, b: Conditions, task: str, kind: str) -> list[str]:
     return [f"{kind} rows {counts[0]} against {counts[1]}{others}"]
 
 
-def _deciding(settings: Print, task: str) -> Print:
-    """The settings that decide the training rows of a task, as far as they are named."""
+def _deciding(settings: JsonObject, task: str) -> JsonObject:
+    """The settings that decide the training rows of a task."""
     split = bool(settings.get("eval_every"))
-    names = TRAINING_ROWS if split else TRAINING_ROWS[:2]
-    rows: Print = {name: settings[name] for name in names if name in settings}
-    if settings.get("example"):  # older runs say nothing of it, and mean all rows
-        rows["example"] = settings["example"]
-    if split and settings.get("dev_by"):  # older runs say nothing of it, and mean stories
-        rows["dev_by"] = settings["dev_by"]
-    if "eval_every" in settings:
-        rows["dev split"] = "there" if split else "none"
-    for name, word in (("data", "rows of"), ("tasks", "mixing ratio")):
-        if isinstance(settings.get(name), Mapping):
-            rows[word] = settings[name].get(task)
-    return rows
+    names = ("limit", "where", "example", *(("dev_share", "dev_limit", "dev_by") if split else ()))
+    return {
+        **{name: settings.get(name) for name in names},
+        "dev split": "there" if split else "none",
+        "rows of": settings["data"].get(task),
+        "mixing ratio": settings["tasks"].get(task),
+    }
 
 
-# -- what is named ---------------------------------------------------------------------------------
-
-
-def likeness_remarks(
-    a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B")
-) -> list[str]:
-    """What a reader has to know beside a difference: part of what is compared, or not recorded."""
-    return [*_engines(a, b), *_sampling(a, b, task), *_budgets(a, b, task),
-            *_declared(a, b, task, names), *_unrecorded(a, b, task, names)]  # fmt: skip
+# -- what is named beside a difference -------------------------------------------------------------
 
 
 def _engines(a: Conditions, b: Conditions) -> list[str]:
-    """By what the actors were sampled; an endpoint's engine nobody knows."""
-    left, right = a.engine, b.engine
+    """What sampled the actors; the engine of an endpoint is not known."""
+    left, right = (side.record.get(ENGINE) for side in (a, b))
     lines = []
     if left and right and left != right:
         lines.append(f"sampled by {engine_words(left)} against {engine_words(right)}")
-    flags, others = (_flags(one.settings.get("vllm_arg")) for one in (a, b))
+    flags, others = (_flags(side.settings.get("vllm_arg")) for side in (a, b))
     return [*lines, *([f"vLLM with {flags} against {others}"] if flags != others else ())]
 
 
 def _declared(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -> list[str]:
-    """Who answered from attached servers whose weights nobody compared with what is recorded."""
+    """Players of attached servers whose weights were not compared with what is recorded."""
     lines = []
-    for name, one in zip(names, (a, b), strict=True):
-        players = [("actor", one.record.get("actor", {}))]
-        players += [
-            (role, who) for role in _roles(a, b, task) for who in one.named(task, role) or ()
-        ]
+    for name, side in zip(names, (a, b), strict=True):
+        players = [("actor", side.record.get("actor", {}))]
+        players += [(role, who) for role in _roles(a, b, task) for who in side.players(task, role)]
         declared = [role for role, who in players if who.get(BASIS) == "declared"]
         if declared:
             roles = _joined(dict.fromkeys(declared))
@@ -344,35 +303,24 @@ def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:
 
 def _budgets(a: Conditions, b: Conditions, task: str) -> list[str]:
     """Word budgets, what a task is told of turns and entries, and the code of a user's task."""
-    left, right = (one.of_task(task).get("budgets", {}) for one in (a, b))
+    left, right = (side.of_task(task).get("budgets", {}) for side in (a, b))
     words = [
         f"word budget of '{name}' {left.get(name, 'none')} against {right.get(name, 'none')}"
         for name in sorted({*left, *right})
-        if a.of_task(task) and b.of_task(task) and left.get(name) != right.get(name)
+        if left.get(name) != right.get(name)
     ]
     options = [name for name in _options(a, b, task) if not _scores(name)]
     return [*words, *(f"{name} of the task differs" for name in options)]
 
 
-def _unrecorded(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -> list[str]:
-    lines = []
-    for name, one in zip(names, (a, b), strict=True):
-        rows, played = one.rows(task), one.evidence(task).ids
-        if one.players is None:
-            lines.append(f"{name} does not record who played beside the actor")
-        if rows is None and not one.trained:
-            state = "does" if one.finished else "is unfinished and does"
-            lines.append(f"{name} {state} not record its rows")
-        elif rows is not None and played and len(played) < len(rows):
-            lines.append(f"{name} is unfinished: {len(played)} of {len(rows)} rows were played")
-    scripts = {
-        f"{role} {player['model']}"
-        for role in _roles(a, b, task)
-        for one in (a, b)
-        for player in one.named(task, role) or ()
-        if player["kind"] == "scripted" and "sha256" not in player
-    }
-    return [*lines, *(f"content of the scripted {name} not recorded" for name in sorted(scripts))]
+def _unfinished(sides: Mapping[str, Conditions], task: str) -> list[str]:
+    counts = {name: (len(side.evidence(task).ids), len(side.rows(task)))
+              for name, side in sides.items()}  # fmt: skip
+    return [
+        f"{name} is unfinished: {played} of {rows} rows were played"
+        for name, (played, rows) in counts.items()
+        if 0 < played < rows
+    ]
 
 
 def grouped_by_task(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -386,21 +334,21 @@ def grouped_by_task(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _against(a: Sequence[Print], b: Sequence[Print]) -> str:
+def _against(a: Sequence[JsonObject], b: Sequence[JsonObject]) -> str:
     """Both sides in words, with as much detail as tells them apart."""
     if _players_text(a) != _players_text(b):
         return f"{_players_text(a)} against {_players_text(b)}"
     players = [*a, *b]
-    every = dict.fromkeys(name for one in players for name in one)
-    details = [name for name in every if len({str(one.get(name)) for one in players}) > 1]
+    names = dict.fromkeys(name for player in players for name in player)
+    details = [name for name in names if len({str(p.get(name)) for p in players}) > 1]
     return f"{_players_text(a, details)} against {_players_text(b, details)}"
 
 
-def _players_text(players: Sequence[Print], details: Sequence[str] = ()) -> str:
-    return _joined(_player_text(one, details) for one in players) or "nobody"
+def _players_text(players: Sequence[JsonObject], details: Sequence[str] = ()) -> str:
+    return _joined(_player_text(player, details) for player in players) or "nobody"
 
 
-def _player_text(player: Print, details: Sequence[str]) -> str:
+def _player_text(player: JsonObject, details: Sequence[str]) -> str:
     where = f"@{player['address']}" if "address" in player else ""
     name = f"{player['kind']}:{player['model']}{where}"
     more = [f"{detail} {_value(player[detail])}" for detail in details if detail in player]
@@ -469,14 +417,15 @@ def unlike_pairs(runs: Sequence[LoadedRun]) -> list[UnlikePair]:
     conditions = {i: read_conditions(runs[i].path, runs[i].records or None) for i in places}
     differing = []
     for (i, j), shared in sorted(tasks.items()):
-        names, sides = (runs[i].name, runs[j].name), (conditions[i], conditions[j])
+        names = runs[i].name, runs[j].name
+        by_task = {task: differences(conditions[i], conditions[j], task, names) for task in shared}
         pair = UnlikePair(
             a=names[0], b=names[1],
             mixed=grouped_by_task(
-                (task, line) for task in shared for line in condition_differences(*sides, task)
+                (task, line) for task, of_task in by_task.items() for line in of_task.blocking
             ),
             remarks=grouped_by_task(
-                (task, line) for task in shared for line in likeness_remarks(*sides, task, names)
+                (task, line) for task, of_task in by_task.items() for line in of_task.remarks
             ),
         )  # fmt: skip
         differing += [pair] if pair.mixed or pair.remarks else []

@@ -3,11 +3,11 @@
 Two runs are compared on the very episodes that both scored, pair by pair: the same example and
 rollout number (and training step, where there are several). That takes the difficulty of the rows
 out of the difference, and keeps a run with many unscored episodes from winning by what it lost.
-Runs that were measured under other conditions (`likeness.py`) are refused unless mixing them is
-asked for by name, and then the result says so.
+Runs that were measured under other conditions (`comparability.py`) are refused unless mixing them
+is asked for by name, and then the result says so.
 
-What is compared of a task is its headline unless a metric is named (`contrasts.py`); a suite adds
-means over tasks (`suite_contrasts.py`), a gate says how far a difference may go (`gates.py`).
+What is compared of a task is its headline unless a metric is named; a suite adds means over tasks
+(`contrasts.py`), a gate says how far a difference may go (`gates.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.comparison.comparability import (
+    Differences,
     SharedRows,
-    condition_differences,
+    differences,
     grouped_by_task,
-    likeness_remarks,
     shared_rows,
 )
 from soulkit.eval.comparison.conditions import Conditions, read_conditions
@@ -90,7 +90,7 @@ class Comparison:
     origins: tuple[Mapping[str, Any], ...] = ()
     """The provenance of A and of B."""
     shared_rows: Mapping[str, SharedRows] = field(default_factory=dict)
-    """Task → the rows to which both sides were cut; empty where nobody asked for that."""
+    """Task → the rows to which both sides were cut; empty where that was not asked for."""
 
     @property
     def passed(self) -> bool:
@@ -128,8 +128,7 @@ class _Sides:
 
     a: Mapping[str, list[Record]]
     b: Mapping[str, list[Record]]
-    one: Conditions
-    other: Conditions
+    conditions: tuple[Conditions, Conditions]
     tasks: Sequence[str]
     """Those that both have and that are compared."""
     rows: Mapping[str, SharedRows] = field(default_factory=dict)
@@ -144,15 +143,19 @@ class _Sides:
 
     def rows_apart(self) -> bool:
         """Whether two evaluations say which rows they had, and no task has one in both."""
-        trained = self.one.trained or self.other.trained
-        known = all(side.rows(task) for side in (self.one, self.other) for task in self.tasks)
-        return not trained and known and not shared_rows(self.one, self.other, self.tasks)
+        recorded = all(side.rows(task) for side in self.conditions for task in self.tasks)
+        return not self.trained and recorded and not shared_rows(*self.conditions, self.tasks)
+
+    @property
+    def trained(self) -> bool:
+        """Whether one of them is a training."""
+        return any(side.trained for side in self.conditions)
 
     def cut(self) -> _Sides | None:
         """Both sides with the rows that they share alone; None where there are none, or for
         trainings, whose episodes come from steps."""
-        rows = shared_rows(self.one, self.other, self.tasks)
-        if not rows or self.one.trained or self.other.trained:
+        rows = shared_rows(*self.conditions, self.tasks)
+        if not rows or self.trained:
             return None
         ids = {task: cut.ids for task, cut in rows.items()}
         a, b = (
@@ -163,18 +166,25 @@ class _Sides:
             }
             for side in (self.a, self.b)
         )
-        one, other = (
-            conditions.within(ids, (r for records in side.values() for r in records))
-            for conditions, side in ((self.one, a), (self.other, b))
+        first, second = (
+            whole.within(ids, (r for records in side.values() for r in records))
+            for whole, side in zip(self.conditions, (a, b), strict=True)
         )
         tasks = [task for task in self.tasks if a.get(task) and b.get(task)]
         lost = tuple(f"{task}: no row in both" for task in self.tasks if task not in tasks)
-        cut = _Sides(a=a, b=b, one=one, other=other, tasks=tasks, rows=rows, remarks=lost)
-        return cut if tasks else None
+        made = replace(
+            self, a=a, b=b, conditions=(first, second), tasks=tasks, rows=rows, remarks=lost
+        )  # fmt: skip
+        return made if tasks else None
 
-    def differences(self) -> tuple[str, ...]:
-        """What differs between the runs although it should not."""
-        return _lines(self.tasks, lambda task: condition_differences(self.one, self.other, task))
+    def differences(self) -> Differences:
+        """In what the runs differ, each line with the tasks that it is about."""
+        by_task = {task: differences(*self.conditions, task) for task in self.tasks}
+        blocking, remarks = (
+            [*grouped_by_task((task, line) for task, both in by_task.items() for line in both[i])]
+            for i in range(2)
+        )
+        return Differences(blocking, remarks)
 
 
 def compare_runs(
@@ -194,9 +204,9 @@ def compare_runs(
     registry = registry or load_registry()
     members = registry.suite(suite) if suite else None
     sides, last = _sides(a, b, members, suite, only_shared_rows=only_shared_rows)
-    shared, runs_a, runs_b, one, other = sides.tasks, sides.a, sides.b, sides.one, sides.other
+    shared, runs_a, runs_b = sides.tasks, sides.a, sides.b
     _check_gates(gates, shared, registry, suite)
-    mixed = sides.differences()
+    mixed, beside = sides.differences()
     if mixed and not allow_mixed:
         raise _refused(a, b, mixed, sides)
     metrics = {metric, *(gate.metric for gate in gates)}
@@ -219,15 +229,15 @@ def compare_runs(
         ),
         only_a=_alone(runs_a, runs_b, members),
         only_b=_alone(runs_b, runs_a, members),
-        mixed=mixed,
+        mixed=tuple(mixed),
         remarks=(
             *sides.remarks,
-            *_lines(shared, lambda task: likeness_remarks(one, other, task)),
+            *beside,
             *(error.what if metric in ("", HEADLINE) else f"no metric '{metric}': {task}"
               for task, error in lacking.items()),
             *_partial(compared),
             *controls.remarks,
-            *_training(one, other, compared.values(), len(last)),
+            *_training(sides, compared.values(), len(last)),
         ),
         suite=suite,
         means=tuple(whole.means(suite, compared)) if suite else (),
@@ -246,28 +256,24 @@ def _sides(
     shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
     if not shared:
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
-    one, other = (read_conditions(p, side) for p, side in zip((a, b), records, strict=True))
-    last = _last_steps((a, b), records) if one.trained and other.trained else ()
-    if one.trained and other.trained:
+    conditions = read_conditions(a, records[0]), read_conditions(b, records[1])
+    both_trained = all(side.trained for side in conditions)
+    last = _last_steps((a, b), records) if both_trained else ()
+    if both_trained:
         runs_a, runs_b = (_of_training(side, last) for side in (runs_a, runs_b))
-    sides = _Sides(a=runs_a, b=runs_b, one=one, other=other, tasks=shared)
+    sides = _Sides(a=runs_a, b=runs_b, conditions=conditions, tasks=shared)
     if not only_shared_rows:
         return sides, last
     if (cut := sides.cut()) is None:
-        raise _no_shared_row(a, b, trained=one.trained or other.trained)
+        raise _no_shared_row(a, b, trained=sides.trained)
     return cut, last
 
 
-def _lines(tasks: Iterable[str], lines_of: Any) -> tuple[str, ...]:
-    return grouped_by_task((task, line) for task in tasks for line in lines_of(task))
-
-
-def _training(
-    a: Conditions, b: Conditions, compared: Iterable[Contrast], last: int
-) -> list[str]:  # fmt: skip
+def _training(sides: _Sides, compared: Iterable[Contrast], last: int) -> list[str]:
+    both = all(side.trained for side in sides.conditions)
     drafted = any(made.metric != DEV for made in compared)
     steps = f"last steps: {last}" if last else "all steps that both did"
-    return [DRAFTS.format(steps=steps)] if a.trained and b.trained and drafted else []
+    return [DRAFTS.format(steps=steps)] if both and drafted else []
 
 
 def _partial(compared: Mapping[str, Contrast]) -> list[str]:
@@ -376,7 +382,7 @@ class _Pairs:
         )  # fmt: skip
 
     def span(self, task: str, metric: str) -> float | None:
-        """Highest minus lowest value of a metric; None where nobody can tell."""
+        """Highest minus lowest value of a metric; None where it is not known."""
         declared = self.registry.specs.get(task)
         scale = (declared.metric.low, declared.metric.high) if declared else None
         scale = self.pairs[task].scale(metric) if task in self.pairs else scale
@@ -463,7 +469,7 @@ def _no_shared_row(a: Path, b: Path, *, trained: bool) -> RunError:
 
 def _refused(a: Path, b: Path, mixed: Sequence[str], sides: _Sides) -> RunError:
     cut = None if sides.rows else sides.cut()
-    if cut is not None and not cut.differences():
+    if cut is not None and not cut.differences().blocking:
         return RunError(
             f"The two runs were not measured the same way ({'; '.join(mixed)}).",
             "Other rows may be easier.",

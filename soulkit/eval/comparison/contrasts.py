@@ -52,8 +52,7 @@ class TaskPair:
     """The task as A played it; None: its code is not to be run here."""
     live_b: Task | None = None
     declared_name: str = ""
-    """What the declared task calls its mean score: for runs of earlier versions and unfinished
-    ones, whose summaries do not say."""
+    """What the declared task calls its mean score: for unfinished runs, which have no summary."""
     recorded: tuple[Mapping[str, Cell], Mapping[str, Cell]] = ({}, {})
     """The cells of both summaries, which know the scales of what they hold without any code."""
     held_out: tuple[Sequence[Record], Sequence[Record]] | None = None
@@ -63,13 +62,13 @@ class TaskPair:
 
     @property
     def headline(self) -> str:
-        """The metric that the task declares; `value` where nobody can tell."""
+        """The metric that the task declares; `value` where it is not known."""
         declared = self.live_a or self.live_b
         return (declared.headline_metric if declared else "") or VALUE
 
     @property
     def value_name(self) -> str:
-        """What the task calls its mean score; `value` where nobody can tell, or where another of
+        """What the task calls its mean score; `value` where it is not known, or where another of
         its numbers has that name."""
         recorded = [cells[VALUE].name for cells in self.recorded if VALUE in cells]
         known = {VALUE, self.headline, *(m for r in (*self.a, *self.b) for m in r.score.metrics)}
@@ -84,7 +83,7 @@ class TaskPair:
         return f"{self.value_name}{slash}{rest}" if base == VALUE else metric
 
     def asked(self, metric: str) -> str:
-        """The metric that somebody means who knows `value` by the name that the task declares."""
+        """The metric that is meant where `value` is called by the name that the task declares."""
         base, rest = self.value_name, metric.removeprefix(self.value_name)
         meant = base != VALUE and metric.startswith(base) and rest[:1] in ("", "/")
         known = metric in _recorded_names(self) or any(metric in cells for cells in self.recorded)
@@ -94,13 +93,11 @@ class TaskPair:
         """Whether nothing that was recorded says what `metric` is: it may be a number over a batch,
         which the task's own code computes."""
         if metric in ("", HEADLINE):
-            return {headline_name(cells) if _marked(cells) else "" for cells in self.recorded} != {
-                VALUE
-            }
+            return {headline_name(cells) for cells in self.recorded} != {VALUE}
         return not _divided(self.asked(metric), self)[0]
 
     def scale(self, metric: str) -> Interval | None:
-        """The lowest and highest value of a metric; None where nobody can tell."""
+        """The lowest and highest value of a metric; None where it is not known."""
         declared = self.live_a or self.live_b
         if declared is None:
             base = metric.partition("/")[0]
@@ -112,11 +109,6 @@ class TaskPair:
         if metric.partition("/")[0] in ("", HEADLINE, VALUE, DEV, terms.headline):
             return terms.low, terms.high
         return terms.scales.get(metric)
-
-
-def _marked(cells: Mapping[str, Cell]) -> bool:
-    """Whether a summary says which number is its headline; those of earlier versions do not."""
-    return any(cell.headline for cell in cells.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +136,9 @@ def contrast(pair: TaskPair, metric: str = HEADLINE) -> Contrast:
     if name in _batch_names(pair):
         return _of_batches(pair, name)
     if name == pair.headline and name != VALUE:
-        if any(_marked(cells) and headline_name(cells) == name for cells in pair.recorded):
+        if any(headline_name(cells) == name for cells in pair.recorded):
             raise _undefined_headline(name, pair)
-        name = VALUE  # both recorded before the task had this headline
+        name = VALUE  # of runs that have no summary yet
     base, label = _divided(name, pair)
     if not base:
         raise unknown_metric(name, [pair])
@@ -360,7 +352,7 @@ def _of_strata(parts: Sequence[PairedDifference], scale: Interval | None) -> Pai
 ALL_MEMBERS = "all"
 MeanLevel = Literal["group", "axis", "suite"]
 TaskSpan = Callable[[str], float | None]
-"""Task → highest minus lowest value; None where nobody can tell."""
+"""Task → highest minus lowest value; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -55,6 +54,7 @@ from soulkit.play.plan import Plan, Work
 from soulkit.runs.folder import CONFIG, Run, note_start, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl
 from soulkit.runs.records import load_records
+from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.types import Example, Record
 
@@ -319,7 +319,7 @@ def check_judge(
         confirm_cost(check.cost_plan(), check.config, say or _silence, ask)
     run = Run.open(
         out or check.folder, COMMAND, check.config.identity(),
-        defaults=check.config.identity_defaults(), sealed=not check.foreign,
+        sealed=not check.foreign,
     )  # fmt: skip
     if say:
         for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",
@@ -474,8 +474,7 @@ def read_report(folder: Path) -> Report:
             f"It was made by 'soul {command}'.",
             "Run soul judge check RUN, and name the folder that it prints.",
         )
-    report: Report = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return report
+    return read_object(folder / "summary.json")
 
 
 def check_remarks(check: Check, players: Mapping[str, Player]) -> list[str]:

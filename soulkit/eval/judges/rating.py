@@ -119,7 +119,7 @@ def rating_scales(
 ) -> list[RatingScale]:
     """The scale of each dimension: as stated, as the judge was asked, or the names it has used.
 
-    ConfigError for numbers whose lowest and highest value nobody knows.
+    ConfigError for numbers whose lowest and highest value are not known.
     """
     asked_scales = _asked_scales(folder, [e.record.example_id for e in episodes[:_MAX_ASKED]])
     scales = []

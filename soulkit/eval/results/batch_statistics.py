@@ -300,7 +300,7 @@ class _Batch:
         return self._of_parts(name, metric, alone) if metric.parts else alone
 
     def alone(self, name: str) -> Cell:
-        """The cell of a number whose parts nobody asks for, with a jackknife interval."""
+        """The cell of a number, whatever its parts, with a jackknife interval."""
         metric = self.rows.metrics()[name]
         scale = None if metric.low is None or metric.high is None else (metric.low, metric.high)
         group = self.rows.of_metric(name)
@@ -364,7 +364,7 @@ def _with_interval(cell: Cell, parts: Sequence[_Part]) -> Cell:
 
 
 def _certain_metrics(batch: LeaveOneOut) -> Mapping[str, BatchMetric]:
-    """The same numbers without what truncated replies came to: nobody knows what they hid."""
+    """The same numbers without what truncated replies came to: what they hid is not known."""
     cut = [record.score.status == TRUNCATED for record in batch.records]
     if not any(cut):
         return batch.metrics()

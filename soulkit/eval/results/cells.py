@@ -8,11 +8,12 @@ others stands, and is labelled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Self
 
 from soulkit.metrics.intervals import Interval
+from soulkit.runs.stored import read_value, sparse
 from soulkit.tasks.kit.scoring import without_origin
 from soulkit.types import Record
 
@@ -65,13 +66,12 @@ class Cell:
     origin: str = ""
     """The person's own file that all its rows come from."""
     name: str = ""
-    """What the task calls it, of `value` and `dev`; empty where the metric's own name says it, and
-    in summaries of earlier versions."""
+    """What the task calls it, of `value` and `dev`; empty where the metric's own name says it."""
 
     @property
     def of_batch(self) -> bool:
         """Whether it is no mean over episodes, but was computed over the batch as a whole."""
-        return bool(self.unit) or self.method == "batch"
+        return bool(self.unit)
 
     @property
     def whole(self) -> bool:
@@ -79,37 +79,11 @@ class Cell:
         return self.mean is not None and not self.missing
 
     def to_json(self) -> dict[str, Any]:
-        always = ("mean", "ci_low", "ci_high", "n_scored", "n", "unscored")
-        empty = Cell()
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name in always or value != getattr(empty, name)
-        }
+        return sparse(self, ("mean", "ci_low", "ci_high", "n_scored", "n", "unscored"))
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        return cls(
-            **{name: number_of(line.get(name)) for name in ("mean", "ci_low", "ci_high")},
-            **{
-                name: number_of(line.get(name))
-                for name in ("worst", "best", "variance", "df", "events")
-            },
-            n_scored=int(number_of(line.get("n_scored")) or 0),
-            n=int(number_of(line.get("n")) or 0),
-            n_clusters=int(number_of(line.get("n_clusters")) or 0),
-            method=str(line.get("method", "")),
-            unscored=object_of(line.get("unscored")),
-            beside=bool(line.get("beside")),
-            headline=bool(line.get("headline")),
-            unit=str(line.get("unit") or ""),
-            scale=_ends(line.get("scale")),
-            not_applicable=str(line.get("not_applicable") or ""),
-            parts=_texts(line.get("parts")),
-            missing={name: str(why) for name, why in object_of(line.get("missing")).items()},
-            origin=str(line.get("origin") or ""),
-            name=str(line.get("name") or ""),
-        )
+        return read_value(cls, line, "A number of a summary")
 
 
 Cells = dict[str, dict[str, Cell]]
@@ -117,12 +91,8 @@ Cells = dict[str, dict[str, Cell]]
 
 
 def headline_name(cells: Mapping[str, Cell]) -> str:
-    """The metric that is the headline of a task; empty where the task has none (imitation).
-
-    Summaries of earlier versions mark none: theirs is `value`.
-    """
-    marked = next((name for name, cell in cells.items() if cell.headline), VALUE)
-    return marked if marked in cells else ""
+    """The metric that is the headline of a task; empty where the task has none (imitation)."""
+    return next((name for name, cell in cells.items() if cell.headline), "")
 
 
 def headline(cells: Mapping[str, Cell]) -> Cell:
@@ -191,28 +161,3 @@ def mean_interval(intervals: Iterable[Interval | None]) -> Interval | None:
     if not ends or len(known_ends) < len(ends):
         return None
     return fmean(low for low, _ in known_ends), fmean(high for _, high in known_ends)
-
-
-# -- reading a file of any age ---------------------------------------------------------------------
-
-
-def number_of(value: object) -> float | None:
-    """A number of a file; None for anything else."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _ends(value: object) -> Interval | None:
-    """The two ends of a scale in a file; None for anything else."""
-    ends = [number_of(end) for end in value] if isinstance(value, list) else []
-    low, high = ends if len(ends) == 2 else (None, None)
-    return None if low is None or high is None else (low, high)
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    """A list of texts in a file; empty for anything else."""
-    return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def object_of(value: object) -> dict[str, Any]:
-    """An object of a file; empty for anything else."""
-    return value if isinstance(value, dict) else {}

@@ -120,7 +120,7 @@ def regrouped(recorded: RecordedRun, records: Sequence[Record]) -> list[Record]:
 async def score_again(
     recorded: RecordedRun, record: Record, cast: Cast
 ) -> tuple[Record, ReplayMiss | None]:
-    """The record with its score of now, and the question that nobody answers, if there is one.
+    """The record with its score of now, and the question that has no answer, if there is one.
 
     Such an episode is unscored; one that was unscored before keeps its reason.
     """
@@ -169,7 +169,7 @@ def recorded_drafts(recorded: RecordedRun) -> list[tuple[ControlRecord, Record |
 async def score_control_again(
     recorded: RecordedRun, control: ControlRecord, draft: Record | None, cast: Cast
 ) -> tuple[ControlRecord, ReplayMiss | None]:
-    """The control with its score of now, and the question that nobody answers, if there is one.
+    """The control with its score of now, and the question that has no answer, if there is one.
 
     It is about the draft as it was recorded, whatever that scores; one that failed has none.
     """

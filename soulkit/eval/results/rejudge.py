@@ -63,6 +63,7 @@ from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import write_json
+from soulkit.runs.stored import read_object
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
 
 LEDGER = "ledger.sqlite"
@@ -164,16 +165,16 @@ def rejudge_plan(
     if prompts is not None:
         refuse_empty(prompts)
         put_prompts(distinct_tasks(recorded.rows), prompts)
-    renewal = RejudgePlan(
+    plan = RejudgePlan(
         recorded=recorded, config=config, prompts=prompts,
         out=(out or root / _usual_name(recorded, config, prompts)).resolve(),
     )  # fmt: skip
-    _check_folder(renewal)
-    return renewal
+    _check_folder(plan)
+    return plan
 
 
 def _refuse_rules(recorded: RecordedRun) -> None:
-    """ConfigError where nobody judges or audits any episode: nothing would be asked."""
+    """ConfigError where no episode is judged or audited: nothing would be asked."""
     played = {r.example_id for r in recorded.records}
     rows = [row for example_id, row in recorded.rows.items() if example_id in played]
     asked = {role for task, row in rows for role, count in task.calls(row).items() if count}
@@ -218,16 +219,13 @@ def _usual_name(recorded: RecordedRun, config: RolesConfig, prompts: Path | None
     return f"rescore-{recorded.path.resolve().name}-{mark}"
 
 
-def _check_folder(renewal: RejudgePlan) -> None:
+def _check_folder(plan: RejudgePlan) -> None:
     """RunError when the folder belongs to the rescoring of another run, or to something else."""
-    noted = renewal.out / CHANGES
-    source = str(renewal.recorded.path.resolve())
-    if not is_run(renewal.out):
-        return  # Run.open refuses what is neither empty nor a run
-    before = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
-    if before.get("source") != source:
+    source = str(plan.recorded.path.resolve())
+    # Run.open refuses what is neither empty nor a run.
+    if is_run(plan.out) and read_object(plan.out / CHANGES).get("source") != source:
         raise RunError(
-            f"'{renewal.out}' holds another run already.",
+            f"'{plan.out}' holds another run already.",
             f"It was not made by rescoring '{source}', and its replies belong to other episodes.",
             "Give a new or empty folder with --out.",
         )
@@ -236,23 +234,23 @@ def _check_folder(renewal: RejudgePlan) -> None:
 # -- survey --------------------------------------------------------------------------------------
 
 
-def survey_of(renewal: RejudgePlan) -> Survey:
-    """Every question that would have to be asked; nobody is asked. ConfigError for an edited
+def survey_of(plan: RejudgePlan) -> Survey:
+    """Every question that would have to be asked; no model is asked. ConfigError for an edited
     template that no question of these episodes uses."""
     survey = Survey()
-    with _replay_ledger(renewal) as ledger:
-        asyncio.run(_collect_questions(renewal, ledger, survey))
-    if renewal.prompts is not None:
-        refuse_unused(distinct_tasks(renewal.recorded.rows), renewal.prompts)
+    with _replay_ledger(plan) as ledger:
+        asyncio.run(_collect_questions(plan, ledger, survey))
+    if plan.prompts is not None:
+        refuse_unused(distinct_tasks(plan.recorded.rows), plan.prompts)
     return survey
 
 
 @contextmanager
-def _replay_ledger(renewal: RejudgePlan) -> Iterator[Ledger]:
+def _replay_ledger(plan: RejudgePlan) -> Iterator[Ledger]:
     """All replies there are, for reading alone."""
     import tempfile
 
-    below, above = renewal.recorded.ledger, renewal.ledger
+    below, above = plan.recorded.ledger, plan.ledger
     with tempfile.TemporaryDirectory() as folder:
         files = [path for path in (above, below) if path is not None and path.is_file()]
         if not files:
@@ -262,34 +260,34 @@ def _replay_ledger(renewal: RejudgePlan) -> Iterator[Ledger]:
             yield ledger
 
 
-async def _collect_questions(renewal: RejudgePlan, ledger: Ledger, survey: Survey) -> None:
-    players = _SurveyPlayers(**_player_arguments(renewal, ledger, UnrecordedModel), survey=survey)
+async def _collect_questions(plan: RejudgePlan, ledger: Ledger, survey: Survey) -> None:
+    players = _SurveyPlayers(**_player_arguments(plan, ledger, UnrecordedModel), survey=survey)
     players.serve = from_ledger(ledger)
-    cast = _cast(renewal, players, UnrecordedModel(str(renewal.recorded.settings.get("model", ""))))
-    for record in renewal.recorded.records:
-        _, miss = await score_again(renewal.recorded, record, cast)
+    cast = _cast(plan, players, UnrecordedModel(str(plan.recorded.settings.get("model", ""))))
+    for record in plan.recorded.records:
+        _, miss = await score_again(plan.recorded, record, cast)
         await asyncio.sleep(0)  # other opinions of the same question are noted as well
         if miss is not None:
             survey.episodes.add(record.key)
-    for control, draft in recorded_drafts(renewal.recorded):
-        _, miss = await score_control_again(renewal.recorded, control, draft, cast)
+    for control, draft in recorded_drafts(plan.recorded):
+        _, miss = await score_control_again(plan.recorded, control, draft, cast)
         await asyncio.sleep(0)
         if miss is not None:
             survey.controls.add(control.key)
     await players.close()
 
 
-def survey_plan(renewal: RejudgePlan, survey: Survey) -> Plan:
+def survey_plan(plan: RejudgePlan, survey: Survey) -> Plan:
     """What the survey's questions come to: calls, tokens and cost, by task and judge."""
-    config, tasks = renewal.config, sorted({r.task for r in renewal.recorded.records})
-    actor = PlayerTerms(role="actor", name=str(renewal.recorded.settings.get("model", "")), limit=0)
+    config, tasks = plan.config, sorted({r.task for r in plan.recorded.records})
+    actor = PlayerTerms(role="actor", name=str(plan.recorded.settings.get("model", "")), limit=0)
     loads = []
     for role, judge in judging_players(config):
         prompts = survey.words.get((role, judge.written()), [])
         terms = voice_of(config, role, judge, actor)
         loads += [question_load(terms, prompts)] if prompts else []
     task = TaskPlan(
-        task=", ".join(tasks), examples=len(renewal.recorded.rows), episodes=len(survey.episodes),
+        task=", ".join(tasks), examples=len(plan.recorded.rows), episodes=len(survey.episodes),
         prompt_words=sum(sum(prompts) for prompts in survey.words.values()),
         longest_prompt=max((n for prompts in survey.words.values() for n in prompts), default=0),
         asked=tuple(loads), chain=0.0,
@@ -301,24 +299,24 @@ def survey_plan(renewal: RejudgePlan, survey: Survey) -> Plan:
 
 
 def _player_arguments(
-    renewal: RejudgePlan, ledger: Ledger, load: Callable[[str], ChatModel]
+    plan: RejudgePlan, ledger: Ledger, load: Callable[[str], ChatModel]
 ) -> dict[str, Any]:  # fmt: skip
     """What players are made with."""
-    config = renewal.config
+    config = plan.config
     return {
         "ledger": ledger, "load": load, "settings_of_all": config.settings_of_players(),
         "call_arguments": {**config.call_arguments(ledger), "concurrency": config.concurrency},
     }  # fmt: skip
 
 
-def _cast(renewal: RejudgePlan, players: Players, actor: ChatModel) -> Cast:
-    """The judges; whoever played is gone, and is not needed to judge what was played."""
+def _cast(plan: RejudgePlan, players: Players, actor: ChatModel) -> Cast:
+    """The judges; the players are not needed to judge what was played."""
     players.actor = actor
-    return cast_of(_judges_only(renewal.config), players, Player(actor), renewal.recorded.seed)
+    return cast_of(_judges_only(plan.config), players, Player(actor), plan.recorded.seed)
 
 
 def _judges_only(config: RolesConfig) -> RolesConfig:
-    """The same settings with nobody but judges and auditors."""
+    """The same settings with judges and auditors alone."""
     fields = {name: getattr(config, name) for name in RolesConfig.model_fields}
     seats = {
         task: _without_roles(own, partner=None, environment=None, coach=None)
@@ -329,7 +327,7 @@ def _judges_only(config: RolesConfig) -> RolesConfig:
 
 
 def rejudge(
-    renewal: RejudgePlan, advance: Advance | None = None, *,
+    plan: RejudgePlan, advance: Advance | None = None, *,
     say: Callable[[str], None] = lambda remark: None, starts: Starts | None = None,
 ) -> Rescored:  # fmt: skip
     """Ask what is missing and write the run folder, or take it up again. `say` gets remarks,
@@ -339,36 +337,36 @@ def rejudge(
     when the folder is another's, BudgetSpent when the money is.
     """
     recorded, judging, terms = (
-        renewal.recorded,
-        _judges_only(renewal.config),
-        terms_of(renewal.config),
+        plan.recorded,
+        _judges_only(plan.config),
+        terms_of(plan.config),
     )
-    serves = bool(players_needs(judging)) and survey_of(renewal).questions > 0
+    serves = bool(players_needs(judging)) and survey_of(plan).questions > 0
     if serves:
         check_needs(players_needs(judging), terms)
-    run = Run.open(renewal.out, renewal.command, _settings(renewal), sealed=recorded.sealed)
+    run = Run.open(plan.out, plan.command, _settings(plan), sealed=recorded.sealed)
     source = str(recorded.path.resolve())
     with run_lock(run):
         if not (run.path / CHANGES).is_file():
             write_json(run.path / CHANGES, {"source": source, "path": str(run.path)})
         copy_prompts(recorded.path / PROMPTS, run.path)
-        if renewal.prompts is not None:
-            copy_prompts(renewal.prompts, run.path)
+        if plan.prompts is not None:
+            copy_prompts(plan.prompts, run.path)
         with (
-            LayeredLedger(renewal.ledger, recorded.ledger) as ledger,
+            LayeredLedger(plan.ledger, recorded.ledger) as ledger,
             player_servers(judging, run.path, ledger, say, starts, terms)
             if serves
             else nullcontext(from_ledger(ledger)) as serve,
         ):
-            records, controls = asyncio.run(_ask(renewal, run, ledger, advance, serve, say))
+            records, controls = asyncio.run(_ask(plan, run, ledger, advance, serve, say))
             grouped = regrouped(recorded, records)
             return write_rescored(recorded, run, grouped, controls, paid=ledger)
 
 
-def _settings(renewal: RejudgePlan) -> dict[str, Any]:
+def _settings(plan: RejudgePlan) -> dict[str, Any]:
     """Those of the old run with the judges of now; the new ledger records."""
-    now = renewal.config.identity()
-    settings = {**renewal.recorded.settings,
+    now = plan.config.identity()
+    settings = {**plan.recorded.settings,
                 **{name: now[name] for name in ("judge", "task_players")}}  # fmt: skip
     if "ledger_file" in settings:
         settings |= {"ledger": "record", "ledger_file": None}
@@ -376,25 +374,25 @@ def _settings(renewal: RejudgePlan) -> dict[str, Any]:
 
 
 async def _ask(
-    renewal: RejudgePlan, run: Run, ledger: Ledger, advance: Advance | None, serve: Serve,
+    plan: RejudgePlan, run: Run, ledger: Ledger, advance: Advance | None, serve: Serve,
     say: Callable[[str], None],
 ) -> tuple[list[Record], list[ControlRecord]]:  # fmt: skip
-    recorded = renewal.recorded
-    actor = _actor(renewal)
-    terms = _player_arguments(renewal, ledger, recorded.load)
+    recorded = plan.recorded
+    actor = _actor(plan)
+    terms = _player_arguments(plan, ledger, recorded.load)
     players = Players(**terms, serve=serve, say=say, note=partial(note_start, run.path))
     try:
-        cast = _cast(renewal, players, actor)
-        write_provenance(run, _provenance(renewal, players))
-        return await _judged(renewal, cast, advance)
+        cast = _cast(plan, players, actor)
+        write_provenance(run, _provenance(plan, players))
+        return await _judged(plan, cast, advance)
     finally:
         await players.close()
 
 
 async def _judged(
-    renewal: RejudgePlan, cast: Cast, advance: Advance | None
+    plan: RejudgePlan, cast: Cast, advance: Advance | None
 ) -> tuple[list[Record], list[ControlRecord]]:
-    turn, recorded = asyncio.Semaphore(renewal.config.concurrency), renewal.recorded
+    turn, recorded = asyncio.Semaphore(plan.config.concurrency), plan.recorded
     records: dict[str, Record] = {}
     controls: dict[str, ControlRecord] = {}
 
@@ -418,33 +416,26 @@ async def _judged(
     )
 
 
-def _actor(renewal: RejudgePlan) -> ChatModel:
+def _actor(plan: RejudgePlan) -> ChatModel:
     """The model under test, loaded or reached only where it judges itself."""
-    recorded = renewal.recorded
-    if any(who.kind == "actor" for _, who in judging_players(renewal.config)):
+    recorded = plan.recorded
+    if any(who.kind == "actor" for _, who in judging_players(plan.config)):
         return recorded.actor()
     return UnrecordedModel(str(recorded.settings.get("model", "")))
 
 
-def _provenance(renewal: RejudgePlan, players: Players) -> dict[str, Any]:
-    """What the old run recorded, with the judges of now; empty for a run that recorded nothing."""
-    recorded, config = renewal.recorded, _judges_only(renewal.config)
-    record, actor = (
-        rescored_provenance(recorded.path, recorded.rows),
-        actor_identity(recorded.settings),
-    )
-    if record:
-        record["players"] = _seated_anew(
-            record["players"], player_identities(config, actor, players)
-        )
-    for task, entry in record.get("tasks", {}).items():
-        if "players" in entry:
-            now = player_identities(config, actor, players, task)
-            entry["players"] = _seated_anew(entry["players"], now)
+def _provenance(plan: RejudgePlan, players: Players) -> dict[str, Any]:
+    """What the old run recorded, with the judges of now."""
+    config, actor = _judges_only(plan.config), actor_identity(plan.recorded.settings)
+    record = rescored_provenance(plan.recorded.path, plan.recorded.rows)
+    record["players"] = _with_judges(record["players"], player_identities(config, actor, players))
+    for task, entry in record["tasks"].items():
+        now = player_identities(config, actor, players, task)
+        entry["players"] = _with_judges(entry.get("players", {}), now)
     return record
 
 
-def _seated_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _with_judges(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The players of a record with the judges and auditors of now."""
     others = {role: players for role, players in before.items() if role not in PANELS}
     return {**others, **{role: players for role, players in now.items() if role in PANELS}}

@@ -7,7 +7,6 @@ was judged with some keeps a copy in its folder, where the next rescoring finds 
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,16 +43,15 @@ from soulkit.eval.results.warnings import with_calls
 from soulkit.eval.run.actor import checkpoint_model, local_model
 from soulkit.eval.run.provenance import note_calls, rescored_provenance, write_provenance
 from soulkit.eval.run.runner import eval_cast, eval_players, summary_of
-from soulkit.models.api.addresses import as_recorded
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players
-from soulkit.play.plan import Work
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import CONTROLS, RecordWriter, drafts, load_controls, load_records
+from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import ControlRecord, Example, Record, Score
@@ -224,7 +222,8 @@ def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
         return summary_of(work, records, config, seconds, cost, controls)
 
     return RecordedRun(
-        path=path, command=config.command, settings=settings, sealed=sealed, rows=_rows(work),
+        path=path, command=config.command, settings=settings, sealed=sealed,
+        rows={example.id: (part.task, example) for part in work for example in part.examples},
         records=load_records(path / "episodes.jsonl"), controls=load_controls(path),
         ledger=ledger_of(path, settings),
         cast=cast, sampling=lambda task: config.sampling(task.spec), summary=summary,
@@ -237,10 +236,6 @@ def _live_actor(config: EvalConfig) -> ChatModel:
     if config.kind == "local":
         return local_model(config)
     return Players().model("actor", config.endpoint())
-
-
-def _rows(work: Sequence[Work]) -> dict[str, tuple[Task, Example]]:
-    return {example.id: (part.task, example) for part in work for example in part.examples}
 
 
 def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
@@ -260,11 +255,8 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
 
 def _ledger_of_source(path: Path) -> Path | None:
     """The ledger of the run that `path` was rescored from: a training's settings name none."""
-    noted = path / CHANGES
-    if not noted.is_file():
-        return None
-    source = Path(json.loads(noted.read_text(encoding="utf-8"))["source"])
-    return ledger_of(source, read_config(source))
+    source = read_object(path / CHANGES).get("source")
+    return ledger_of(Path(source), read_config(Path(source))) if source else None
 
 
 def load_recorded(
@@ -283,8 +275,7 @@ def load_recorded(
     if not (sealed or trust):
         refuse_foreign(path / CONFIG, settings)
     try:
-        with as_recorded():
-            return kind.model_validate(settings), settings, sealed
+        return kind.model_validate(settings), settings, sealed
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the settings"

@@ -20,7 +20,7 @@ from soulkit.tasks.kit.spec import Suite
 
 Level = Literal["task", "group", "part", "axis", "suite"]
 Scales = Callable[[str], Interval | None]
-"""The lowest and highest headline that a task can have; None where nobody knows."""
+"""The lowest and highest headline that a task can have; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from soulkit.data.rows import row_id
 from soulkit.errors import DataError
 from soulkit.eval.results.batch_statistics import Summariser, batch_cells
 from soulkit.eval.results.cells import DEV as DEV
-from soulkit.eval.results.cells import UNDEFINED, number_of, object_of
+from soulkit.eval.results.cells import UNDEFINED
 from soulkit.eval.results.cells import VALUE as VALUE
 from soulkit.eval.results.cells import Cell as Cell
 from soulkit.eval.results.cells import Cells as Cells
@@ -44,7 +44,7 @@ from soulkit.eval.results.warnings import (
 )
 from soulkit.metrics.intervals import Interval, bounds, estimate
 from soulkit.runs.records import drafts
-from soulkit.runs.stored import SUMMARY_SCHEMA, refuse_other_schema
+from soulkit.runs.stored import SUMMARY_SCHEMA, read_value, refuse_other_schema, sparse
 from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
 from soulkit.types import Record
 
@@ -95,91 +95,28 @@ class Summary:
     """Task of the suite → why it was not played: the run holds a part of the suite."""
     costs: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → role → `calls`, `tokens` and `cost` (US dollars, None where no price is known) of
-    whoever was asked over HTTP."""
+    every player that was asked over HTTP."""
     origins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → file of somebody's own that rows were made of → its rows; other rows are not named."""
     controls: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Task → control → `n`, `n_scored` and, by reason, the `unscored`."""
 
     def to_json(self) -> dict[str, Any]:
-        line = {one.name: getattr(self, one.name) for one in fields(Summary)}
+        always = (
+            "command", "model", "protocol", "seconds", "cost", "n", "n_scored", "unscored_share",
+            "tasks", "statuses", "prompts",
+        )  # fmt: skip
+        line = sparse(self, always)
         line["tasks"] = {
             task: {metric: cell.to_json() for metric, cell in cells.items()}
             for task, cells in self.tasks.items()
         }
-        sparse = (
-            "unpriced_calls", "rescored_from", "suite", "left_out", "cuts", "limits", "ignored",
-            "uniform_verdicts", "dropped_settings", "costs", "origins", "controls",
-        )  # fmt: skip
-        return {name: value for name, value in line.items() if value or name not in sparse}
+        return {one.name: line[one.name] for one in fields(Summary) if one.name in line}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
-        """The summary in a file of any age; what does not have the right form is left out."""
-        tasks = {
-            task: {m: Cell.from_json(cell) for m, cell in cells.items() if isinstance(cell, dict)}
-            for task, cells in object_of(line.get("tasks")).items()
-            if isinstance(cells, dict)
-        }
-        texts = {n: str(line.get(n) or "") for n in ("command", "model", "protocol")}
-        return cls(
-            **texts,
-            seconds=number_of(line.get("seconds")),
-            cost=number_of(line.get("cost")),
-            n=int(number_of(line.get("n")) or 0),
-            n_scored=int(number_of(line.get("n_scored")) or 0),
-            unscored_share=number_of(line.get("unscored_share")),
-            tasks=tasks,
-            statuses=object_of(line.get("statuses")),
-            prompts=object_of(line.get("prompts")),
-            cuts=_counts(line.get("cuts")),
-            limits=_counts(line.get("limits")),
-            ignored=_counts(line.get("ignored")),
-            uniform_verdicts=_counts(line.get("uniform_verdicts")),
-            dropped_settings=_shares(line.get("dropped_settings")),
-            unpriced_calls=int(number_of(line.get("unpriced_calls")) or 0),
-            rescored_from=str(line.get("rescored_from") or ""),
-            suite=str(line.get("suite") or ""),
-            left_out={n: str(why) for n, why in object_of(line.get("left_out")).items()},
-            costs=_parts(line.get("costs")),
-            origins=_counts(line.get("origins")),
-            controls=_parts(line.get("controls")),
-        )
-
-
-def _parts(value: object) -> dict[str, dict[str, dict[str, Any]]]:
-    """Costs by task and role, or controls by task and name, of a file of any age."""
-    return {
-        task: {role: one for role, one in roles.items() if isinstance(one, dict)}
-        for task, roles in object_of(value).items()
-        if isinstance(roles, dict)
-    }
-
-
-def _shares(value: object) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """Dropped settings of a file of any age; what is no share is left out."""
-    return {
-        task: {
-            role: {model: _numbers(shares) for model, shares in object_of(models).items()}
-            for role, models in object_of(roles).items()
-        }
-        for task, roles in object_of(value).items()
-    }
-
-
-def _numbers(value: object) -> dict[str, float]:
-    return {
-        name: number for name, one in object_of(value).items()
-        if (number := number_of(one)) is not None
-    }  # fmt: skip
-
-
-def _counts(value: object) -> dict[str, dict[str, int]]:
-    """Counts by task of a file; what is none is left out."""
-    return {
-        task: {name: int(n) for name, one in object_of(line).items() if (n := number_of(one))}
-        for task, line in object_of(value).items()
-    }
+        """The summary in a file; DataError for a damaged one."""
+        return read_value(cls, line, "The summary")
 
 
 def unscored_share(records: Sequence[Record]) -> float:

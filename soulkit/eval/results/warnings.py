@@ -12,7 +12,7 @@ from soulkit.eval.results.calls import LOGPROBS, TaskCalls
 from soulkit.judge.verdict import spoken
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.scoring import reply_failure
-from soulkit.types import Completion, Record
+from soulkit.types import Record
 
 TRUNCATED = "truncated"
 WARN_ABOVE = 0.01
@@ -43,14 +43,13 @@ def limit_counts(records: Sequence[Record]) -> dict[str, int]:
     ]
     counts = {
         "at_limit": sum(reply.stop_reason == "length" for reply in replies),
-        "silent": sum(map(_is_silent, replies)),
+        "silent": sum(
+            not (spoken(reply.text, "paper") or reply_failure(reply, strict=False))
+            for reply in replies
+        ),
     }
     counts = {what: count for what, count in counts.items() if count}
     return {**counts, "replies": len(replies)} if counts else {}
-
-
-def _is_silent(reply: Completion) -> bool:
-    return not (spoken(reply.text, "paper") or reply_failure(reply, strict=False))
 
 
 def silent_tasks(limits: Counts) -> dict[str, int]:

@@ -104,7 +104,7 @@ def eval_servers(
     config: EvalConfig, engine: ResolvedEngine | None, folder: Path, say: Callable[[str], None],
     starts: Starts | None, shared: VllmServers | None,
 ) -> AbstractContextManager[VllmServers]:  # fmt: skip
-    """The servers of a run: `shared` ones are left running for whoever has them."""
+    """The servers of a run: `shared` ones are left running for their owner."""
     if shared is not None:
         return nullcontext(shared)
     urls = engine.urls if engine is not None else ()

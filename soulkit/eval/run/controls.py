@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from soulkit.eval.run.run_lock import GroupWriter
 from soulkit.play.engine import ControlJob, Engine, ask_control, control_jobs, control_names, gather
 from soulkit.play.plan import Work
 from soulkit.runs.records import CONTROLS, load_controls
-from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.user_code import or_default
 from soulkit.types import ControlRecord, Record, record_key
 
@@ -133,7 +133,9 @@ def shared_controls(
     ]
     for task in tasks:
         one, other = ([c for c in side if c.task == task] for side in loaded)
-        if one and other and _asked_alike(_prompts(one), _prompts(other)):
+        prompts = _prompts(one), _prompts(other)
+        shared = prompts[0].keys() & prompts[1].keys()
+        if one and other and all(prompts[0][name] == prompts[1][name] for name in shared):
             sides[task] = one, other
         elif one or other:
             lone = "A" if one else "B"
@@ -141,13 +143,6 @@ def shared_controls(
             reasons.setdefault(why, []).append(task)
     remarks = (f"controls {why}: not compared ({', '.join(t)})" for why, t in reasons.items())
     return SharedControls(sides, tuple(remarks))
-
-
-def _asked_alike(
-    one: Mapping[str, Mapping[str, set[str]]], other: Mapping[str, Mapping[str, set[str]]]
-) -> bool:
-    """Whether no control was asked with other prompts; one without any score tells nothing."""
-    return all(one[name] == other[name] for name in one.keys() & other.keys())
 
 
 def _prompts(controls: Sequence[ControlRecord]) -> dict[str, dict[str, set[str]]]:
@@ -165,13 +160,11 @@ def calibration_remarks(work: Sequence[Work], cells: Cells) -> list[str]:
     lines = []
     for part in work:
         values = {name: cell.mean for name, cell in cells.get(part.task.name, {}).items()}
-        remarks = _remarks(part.task, values)
+        said = partial(part.task.calibration_remarks, values)
+        nothing: Sequence[str] = ()
+        remarks = or_default(part.task, "calibration_remarks", said, nothing)
         lines += [f"{part.task.name}: {'; '.join(remarks)}"] if remarks else []
     return lines
-
-
-def _remarks(task: Task, values: Mapping[str, float | None]) -> Sequence[str]:
-    return or_default(task, "calibration_remarks", lambda: task.calibration_remarks(values), ())
 
 
 def controls_words(work: Sequence[Work], *, on: bool) -> str:

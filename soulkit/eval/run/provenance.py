@@ -27,7 +27,6 @@ import inspect
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
@@ -48,8 +47,9 @@ from soulkit.models.players.kinds import basis_of, revision_of
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Work
-from soulkit.runs.folder import Run, is_run, read_config, write_json
-from soulkit.runs.jsonl import has_lines
+from soulkit.runs.folder import Run, is_run, read_config
+from soulkit.runs.jsonl import has_lines, write_json
+from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import MADE
 from soulkit.tasks.kit.spec import DRAFTED_BY
@@ -71,24 +71,25 @@ SAMPLING = tuple(
 SCORING = ("judge", "auditor", "partner", "environment")
 """The roles that a score may depend on."""
 CHANGING = {
-    "sha256": "content", "address": "address", "weights": "weights", "revision": "revision"
+    "sha256": "content", "address": "address", "weights": "weights", "revision": "revision",
+    "max_tokens": "reply limit",
 }  # fmt: skip
 """What of a player may change while its settings stay, and how it is called."""
 
-Print = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 def provenance(
-    config: RolesConfig, players: Players, work: Iterable[Work], actor: Print,
+    config: RolesConfig, players: Players, work: Iterable[Work], actor: JsonObject,
     sampling: Mapping[str, Sampling],
-) -> Print:  # fmt: skip
+) -> JsonObject:  # fmt: skip
     """The contents of `provenance.json`, without rows.
 
     `actor` is what a player of the kind `actor` is, `sampling` how the actor is sampled, by task.
     """
     return {
         "players": player_identities(config, actor, players),
-        "panel": {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")},
+        "panel": panel_facts(config),
         "tasks": {
             part.task.name: {
                 "roles": sorted(part.episode_roles - {"actor"}),
@@ -104,7 +105,7 @@ def provenance(
     }  # fmt: skip
 
 
-def with_rows(record: Print, work: Iterable[Work]) -> Print:
+def with_rows(record: JsonObject, work: Iterable[Work]) -> JsonObject:
     """`record` with the rows of every task: what is to be played, whether it was or not, and how
     many of these are published ones, made here, or of which file of somebody's own."""
     rows = {
@@ -120,7 +121,12 @@ def with_rows(record: Print, work: Iterable[Work]) -> Print:
     return {**record, "tasks": tasks}
 
 
-def sampling_facts(sampling: Sampling) -> Print:
+def panel_facts(config: RolesConfig) -> JsonObject:
+    """How several opinions become one."""
+    return {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")}
+
+
+def sampling_facts(sampling: Sampling) -> JsonObject:
     """The part of a Sampling that is compared."""
     return {name: value for name, value in sampling.identity().items() if name in SAMPLING}
 
@@ -129,13 +135,13 @@ def sampling_facts(sampling: Sampling) -> Print:
 
 
 def player_identities(
-    config: RolesConfig, actor: Print, players: Players | None = None, task: str = ""
-) -> dict[str, list[Print]]:
+    config: RolesConfig, actor: JsonObject, players: Players | None = None, task: str = ""
+) -> dict[str, list[JsonObject]]:
     """Role → its players in `task`, or in any. No `auditor`: the judges audit, too.
 
     Without a `players` only what the settings say can be told of them.
     """
-    table: dict[str, list[Print]] = {role: [] for role in SCORING}
+    table: dict[str, list[JsonObject]] = {role: [] for role in SCORING}
     samples = config.judge_samples or 1
     for role, settings in config.players_in(task) if task else config.players():
         if role in table and not (role == "auditor" and config.named(role, task) is None and task):
@@ -143,7 +149,7 @@ def player_identities(
     return {role: several for role, several in table.items() if several or role != "auditor"}
 
 
-def actor_identity(settings: Mapping[str, Any], model: Any = None) -> Print:
+def actor_identity(settings: Mapping[str, Any], model: Any = None) -> JsonObject:
     """What a player is that is the actor, from the settings of a run and the live actor."""
     who = {"model": settings.get("model"), "adapter": settings.get("adapter")}
     if "method" in settings:
@@ -155,33 +161,29 @@ def actor_identity(settings: Mapping[str, Any], model: Any = None) -> Print:
     return {**who, "address": str(url).rstrip("/")}
 
 
-def model_identity(settings: Mapping[str, Any], live: Any = None) -> Print:
+def model_identity(settings: Mapping[str, Any], live: Any = None) -> JsonObject:
     """The model under test or in training: where a hub's stands, what tells a folder's weights.
 
     `live` is the loaded model (anything with a transformers model under `model`), None for a served
     one, of which only name and address can be told.
     """
     name, adapter = str(settings.get("model", "")), settings.get("adapter")
-    who: Print = {"model": name, **({"adapter": adapter} if adapter else {})}
+    who: JsonObject = {"model": name, **({"adapter": adapter} if adapter else {})}
     if settings.get("kind") == "api":
         return {**who, "address": actor_identity(settings, live)["address"]}
     folder = Path(name).expanduser()
     if folder.is_dir():
         who["weights"] = weights_hash(folder)
     version = getattr(live, "policy_version", "") if adapter else ""
+    commit = commit_of(adapter_folder(str(adapter))) if live is not None and adapter else ""
     return {
         **who, **revision_of(live), **basis_of(live),
         **({"adapter_weights": version} if version else {}),
-        **(_adapter_revision(str(adapter)) if live is not None and adapter else {}),
+        **({"adapter_revision": commit} if commit else {}),
     }  # fmt: skip
 
 
-def _adapter_revision(adapter: str) -> Print:
-    commit = commit_of(adapter_folder(adapter))
-    return {"adapter_revision": commit} if commit else {}
-
-
-def teacher_identity(settings: Mapping[str, Any], live: Any) -> Print:
+def teacher_identity(settings: Mapping[str, Any], live: Any) -> JsonObject:
     """The second model of a training, as `model_identity` says it of the first; `live` is loaded,
     None for a training without one."""
     if live is None:
@@ -197,7 +199,7 @@ def teacher_identity(settings: Mapping[str, Any], live: Any) -> Print:
     return {"teacher": _teacher(named, live), **by_task}
 
 
-def _teacher(settings: Mapping[str, Any], live: Any) -> Print:
+def _teacher(settings: Mapping[str, Any], live: Any) -> JsonObject:
     """A teacher holds several adapters at once, and tells the weights of none."""
     from soulkit.models.local.loading import adapter_hash
 
@@ -207,8 +209,8 @@ def _teacher(settings: Mapping[str, Any], live: Any) -> Print:
 
 
 def player_identity(
-    role: str, settings: RoleSettings, samples: int, actor: Print, players: Players | None
-) -> Print:
+    role: str, settings: RoleSettings, samples: int, actor: JsonObject, players: Players | None
+) -> JsonObject:
     """One player: who it is, and how it is sampled in its role."""
     kind = settings.player_kind
     live = partial(players.model, role, settings) if players else None
@@ -218,7 +220,7 @@ def player_identity(
     return {**who, **sampling_facts(settings.sampling(role, None, samples))}
 
 
-def same_player(a: Print, b: Print) -> bool:
+def same_player(a: JsonObject, b: JsonObject) -> bool:
     """Whether two players are one, as far as both records say. A script is what it holds and a
     checkpoint its weights where it lies, however its path was written."""
     proven = any(name in a and name in b for name in ("sha256", "path"))
@@ -235,7 +237,7 @@ def _loopback_as_localhost(value: Any) -> Any:
     return re.sub(r"^(https?://)(?:127\.0\.0\.1|\[::1\])(?=[:/]|$)", r"\1localhost", value)
 
 
-def same_players(a: Sequence[Print], b: Sequence[Print]) -> bool:
+def same_players(a: Sequence[JsonObject], b: Sequence[JsonObject]) -> bool:
     """Whether both are the same players, in whatever order they were named."""
     left = list(b)
     for player in a:
@@ -267,7 +269,7 @@ def row_origin(task: Task, example: Example) -> str:
 def row_hash(example: Example) -> str:
     """What a row says to anybody who has a part in its score, beyond what names it.
 
-    Bookkeeping that nobody sees, what only a coach reads and people's labels are left out.
+    Bookkeeping that no seat sees, what only a coach reads and people's labels are left out.
     """
     content = {
         name: value
@@ -305,33 +307,33 @@ def _file_hash(file: Path) -> str:
 # -- in the run folder -----------------------------------------------------------------------------
 
 
-def read_provenance(folder: Path) -> Print:
-    """What the run in `folder` recorded; empty for one that is older than this record.
-
-    RunError when the file is damaged.
-    """
-    path = folder / PROVENANCE
-    if not path.is_file():
-        return {}
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record["players"], dict) or not isinstance(record["tasks"], dict):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+def read_provenance(folder: Path) -> JsonObject:
+    """What the run in `folder` recorded; empty for one that has not begun to play. RunError when
+    the file is damaged."""
+    record = read_object(folder / PROVENANCE)
+    if (folder / PROVENANCE).is_file() and not all(
+        isinstance(record.get(name), dict) for name in ("players", "tasks")
+    ):
         raise RunError(
-            f"'{path}' does not say with whom and on which rows the run was measured.",
+            f"'{folder / PROVENANCE}' is damaged: models and rows of the run are missing.",
             "The file was changed by hand or by another program.",
-            "Bring it back; without the file, the run counts as one that did not record this.",
-        ) from error
-    return dict(record)
+            "Restore it from where the run was copied, or start the run again with another --out.",
+        )
+    return record
 
 
-def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Print:
-    """What the run in `folder` recorded, with rows and scorers as they are now; empty for an older
-    one. `rows` are the examples by their ids."""
+def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> JsonObject:
+    """What the run in `folder` recorded, with rows and scorers as they are now. `rows` are the
+    examples by their ids. RunError for a run without a record."""
     record = read_provenance(folder)
+    if not record:
+        raise RunError(
+            f"'{folder}' does not record its conditions: there is no {PROVENANCE} in it.",
+            "It never began to play, or another version of soulkit wrote it.",
+            "Evaluate again, or rescore with the version that wrote it.",
+        )
     now = {task.name: _task_options(task) for task, _ in rows.values()}
-    for name, entry in record.get("tasks", {}).items():
+    for name, entry in record["tasks"].items():
         hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
                   entry.get("rows", {}).items()}  # fmt: skip
         entry |= {"rows": hashes} if hashes else {}
@@ -339,25 +341,11 @@ def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) 
     return record
 
 
-_LIMIT = "replies of at most"
-"""How a change of a limit begins."""
-
-
-def write_provenance(run: Run, now: Print, *, proven: bool = False) -> None:
+def write_provenance(run: Run, now: JsonObject, *, proven: bool = False) -> None:
     """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
     or scorers. `proven`: whatever was sampled so far came from the weights that are recorded."""
     before = read_provenance(run.path)
-    changes = _changes(before, now) if before else []
-    limits = [what for what in changes if what.startswith(_LIMIT)]
-    if limits:
-        raise RunError(
-            f"{run.path} was started with {'; '.join(limits)}.",
-            "An earlier version began it, and limits that nobody named are other ones now: "
-            "a mean would mix cut replies with whole ones.",
-            "Play all of it in another folder with --out, or go on with the soulkit that began it. "
-            f"What is there is shown by: soul report {shlex.quote(str(run.path))}",
-        )
-    for what in changes:
+    for what in _changes(before, now) if before else ():
         raise RunError(
             f"{run.path} was started with {what}.",
             "What is already in the folder was made with the old one, and a mean would mix them.",
@@ -366,15 +354,14 @@ def write_provenance(run: Run, now: Print, *, proven: bool = False) -> None:
         )
     if before and not proven and has_lines(run.episodes):
         now = _weaker(before, now)
-    if now:
-        write_json(run.path / PROVENANCE, {**_with_calls_of(before, now), **_directory(run.path)})
+    write_json(run.path / PROVENANCE, {**_with_calls_of(before, now), **_directory(run.path)})
 
 
 CALLS = ("sent", "dropped_settings")
 """What is known of a task's calls when they have been made."""
 
 
-def _with_calls_of(before: Print, now: Print) -> Print:
+def _with_calls_of(before: JsonObject, now: JsonObject) -> JsonObject:
     """`now` with what is known of the calls that the run has made already."""
     old = before.get("tasks", {})
     tasks = {
@@ -399,7 +386,7 @@ def note_calls(
         roles = calls.get(task, {})
         sent = {role: {model: one["sent"] for model, one in of_role.items()}
                 for role, of_role in roles.items()}  # fmt: skip
-        nothing: Print = {role: {} for role in roles}
+        nothing: JsonObject = {role: {} for role in roles}
         entry["sent"] = {**entry.get("sent", {}), **sent}
         known = entry.get("dropped_settings", {})
         entry["dropped_settings"] = {**known, **nothing, **dropped.get(task, {})}
@@ -412,7 +399,7 @@ def note_calls(
 
 def _weaker(before: Any, now: Any) -> Any:
     """`now` with the weaker basis of both records: a part of the episodes was sampled on the old
-    one. A record of an earlier version, which says none, counts as declared."""
+    one."""
     if isinstance(now, list):
         olds = before if isinstance(before, list) else []
         return [_weaker(old, new) for old, new in zip_longest(olds[: len(now)], now)]
@@ -420,13 +407,12 @@ def _weaker(before: Any, now: Any) -> Any:
         return now
     old = before if isinstance(before, Mapping) else {}
     merged = {name: _weaker(old.get(name), value) for name, value in now.items()}
-    if BASIS in old or BASIS in now:
-        both = (old.get(BASIS, "declared"), now.get(BASIS, old.get(BASIS)))
-        merged[BASIS] = "declared" if "declared" in both else "verified"
+    if bases := {one[BASIS] for one in (old, now) if BASIS in one}:
+        merged[BASIS] = "declared" if "declared" in bases else "verified"
     return merged
 
 
-def _directory(folder: Path) -> Print:
+def _directory(folder: Path) -> JsonObject:
     """The working folder as seen from the run: relative paths of its settings begin there."""
     try:
         return {"directory": os.path.relpath(Path.cwd(), folder.resolve())}
@@ -435,7 +421,7 @@ def _directory(folder: Path) -> Print:
 
 
 def start_folder(folder: Path) -> Path | None:
-    """Where the run in `folder` was started; None for an older run, or where that folder is gone.
+    """Where the run in `folder` was started; None where that folder is gone, or on another drive.
 
     RunError when its record is damaged.
     """
@@ -446,8 +432,8 @@ def start_folder(folder: Path) -> Path | None:
 
 @contextmanager
 def in_start_folder(path: Path) -> Iterator[None]:
-    """Work where the run in `path` was started, as its relative paths mean it. Where an earlier
-    version did not record that, or the run was moved away from its files, stay here."""
+    """Work where the run in `path` was started, as its relative paths mean it; stay here where the
+    run was moved away from its files."""
     place = start_folder(path)
     with chdir(place) if place is not None and _has_files(place, path) else nullcontext():
         yield
@@ -464,44 +450,33 @@ def _has_files(place: Path, run: Path) -> bool:
     return not relative or any((place / file).exists() for file in relative)
 
 
-def _changes(before: Print, now: Print) -> list[str]:
+def _changes(before: JsonObject, now: JsonObject) -> list[str]:
     """What cannot be seen in the settings and is not as it was."""
     changes = _other_players(before["players"], now["players"])
     for task, entry in now["tasks"].items():
-        seated = before["tasks"].get(task, {}).get("players", {})
-        changes += _other_players(seated, entry.get("players", {}))
-        old_rows, rows = before["tasks"].get(task, {}).get("rows", {}), entry.get("rows", {})
+        if (old := before["tasks"].get(task)) is None:
+            continue
+        changes += _other_players(old.get("players", {}), entry.get("players", {}))
+        old_rows, rows = old.get("rows", {}), entry.get("rows", {})
         changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
         changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
-        old_sampling = before["tasks"].get(task, {}).get("sampling", {})
-        changes += _other_limit(f"the actor in {task}", old_sampling, entry.get("sampling", {}))
-        old_options = before["tasks"].get(task, {}).get("options", {})
-        options = entry.get("options", {}) if old_options else {}
+        limits = [one.get("sampling", {}).get("max_tokens") for one in (old, entry)]
+        changes += [f"another reply limit of the actor in {task}"] if limits[0] != limits[1] else []
+        old_options, options = old.get("options", {}), entry.get("options", {})
         changes += [
             f"another {name} of the task {task}"
             for name in sorted({*old_options, *options})
-            if options and old_options.get(name) != options.get(name)
+            if old_options.get(name) != options.get(name)
         ]
     return list(dict.fromkeys(changes))
 
 
-def _other_players(before: Print, now: Print) -> list[str]:
+def _other_players(before: JsonObject, now: JsonObject) -> list[str]:
     """What is not as it was of players with the same settings."""
-    changes = []
-    for role, players in now.items():
-        for old, new in zip(before.get(role, ()), players, strict=False):
-            changes += [
-                f"another {word} of the {role} '{old['model']}'"
-                for name, word in CHANGING.items()
-                if name in old and name in new and old[name] != new[name]
-            ]
-            changes += _other_limit(f"the {role} '{old['model']}'", old, new)
-    return changes
-
-
-def _other_limit(who: str, old: Print, new: Print) -> list[str]:
-    """Defaults of limits move between versions, and nobody wrote them into the settings."""
-    limits = old.get("max_tokens"), new.get("max_tokens")
-    if None in limits or limits[0] == limits[1]:
-        return []
-    return [f"{_LIMIT} {limits[0]} tokens by {who} ({limits[1]} now)"]
+    return [
+        f"another {word} of the {role} '{old['model']}'"
+        for role, players in now.items()
+        for old, new in zip(before.get(role, ()), players, strict=False)
+        for name, word in CHANGING.items()
+        if name in old and name in new and old[name] != new[name]
+    ]

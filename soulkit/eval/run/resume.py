@@ -20,7 +20,7 @@ from soulkit.eval.run.controls import control_counts, controls_left
 from soulkit.eval.run.provenance import ENGINE, PROVENANCE, read_provenance
 from soulkit.eval.run.run_lock import is_locked
 from soulkit.models.local.journal import SAMPLED
-from soulkit.models.vllm.settings import LOCAL, engine_words
+from soulkit.models.vllm.settings import engine_words
 from soulkit.play.engine import ControlJob, Job
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, is_run, read_environment
@@ -136,7 +136,7 @@ def check_weights(run: Run, version: str) -> None:
 
 def is_unbegun(folder: Path, command: str) -> bool:
     """Whether the run in `folder` is one of `command` that ended before anything was played, as
-    where a server did not start, and nobody is at work in it."""
+    where a server did not start, and no process works in it."""
     played = any(has_lines(folder / name) for name in ("episodes.jsonl", CONTROLS))
     if played or not is_run(folder) or (folder / PROVENANCE).exists() or is_locked(folder):
         return False
@@ -145,12 +145,10 @@ def is_unbegun(folder: Path, command: str) -> bool:
 
 def begun_engine(run: Run) -> Mapping[str, Any]:
     """What the actor of `run` has been sampled by so far: kind, version of vLLM, and its context
-    where the model's is longer. Empty for a run that has sampled nothing; LOCAL where an earlier
-    version began it."""
+    where the model's is longer. Empty for a run that has sampled nothing."""
     if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
         return {}  # files that were opened, and a start that failed, are no beginning
-    engine = read_provenance(run.path).get(ENGINE)
-    return dict(engine) if isinstance(engine, Mapping) else LOCAL
+    return dict(read_provenance(run.path).get(ENGINE, {}))
 
 
 def _any_line(path: Path) -> bool:

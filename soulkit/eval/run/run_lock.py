@@ -45,23 +45,16 @@ _LOOKS, _LOOK_S = 3, 0.02
 
 
 def find_resumable(
-    command: str,
-    config: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    root: Path = Path("runs"),
+    command: str, config: Mapping[str, Any], root: Path = Path("runs")
 ) -> Path | None:
     """The newest run under `root` with this command and configuration that lacks scores."""
     settings = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         try:
             same_command = is_run(path) and read_environment(path).get("command") == command
-            if (
-                same_command
-                and not _finished(path)
-                and same_settings(read_config(path), settings, defaults)
-            ):
+            if same_command and not _finished(path) and same_settings(read_config(path), settings):
                 return path
-        except RunError:  # somebody else's damaged folder is no reason to stop
+        except RunError:  # a damaged folder of others is no reason to stop
             continue
     return None
 
@@ -151,7 +144,7 @@ def run_lock(run: Run) -> Iterator[None]:
     """Hold the run folder for this process; RunError when another one is at work in it.
 
     A folder that this start made is removed again where a server refused to answer and nothing was
-    recorded: no run is left that nobody can go on with.
+    recorded: no run is left that cannot be resumed.
     """
     try:
         with _locked_folder(run):

@@ -190,7 +190,8 @@ def run_eval(
     config, work = prepare(config, say)
     if remark := controls_words(work, on=config.controls):
         say(remark)
-    folder = out or _default_folder(config, work)
+    begun = out or find_resumable(config.command, config.identity())
+    folder = begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
     # An existing folder is opened first: to be refused it need not wait for a model.
     run = _open(folder, config) if is_run(folder) else None
     check_open_batches(config, folder)
@@ -208,7 +209,8 @@ def run_eval(
         seats = ActorSetup(config, engine, reader, pool, calls=left)
         seats.check(run)
         run = run or _open(folder, config)
-        _say_servers(config, say)
+        for server in config.servers() if config.ledger != "replay" else ():
+            say(server)
         with run_lock(run), open_ledger(run, config) as ledger:
             note_choices(run, threads, engine, say)
             players = _make_players(run, config, seats, ledger, say)
@@ -222,11 +224,6 @@ def run_eval(
     for remark in calibration_remarks(work, summary.tasks):
         say(remark)
     return run, summary
-
-
-def _default_folder(config: EvalConfig, work: Sequence[Work]) -> Path:
-    begun = find_resumable(config.command, config.identity(), config.identity_defaults())
-    return begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
 
 
 def _make_players(
@@ -243,7 +240,7 @@ UNNAMED_WAYS = {
     "model": ("model (--model)", "name a model: --model MODEL"),
     "tasks": ("task (--task or --suite)", "name tasks: --task NAME,NAME, or a suite: --suite NAME"),
 }
-"""Setting that nobody named → what is missing, and how to give it."""
+"""Setting that is not named → what is missing, and how to give it."""
 STAND_INS = {"model": "MODEL", "tasks": ("TASK",)}
 """What stands in for it while everything else that is missing is collected."""
 
@@ -357,11 +354,6 @@ def _confirm(
     confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
 
 
-def _say_servers(config: EvalConfig, say: Callable[[str], None]) -> None:
-    for server in config.servers() if config.ledger != "replay" else ():
-        say(server)
-
-
 def _say_declared(run: Run, config: EvalConfig, say: Callable[[str], None]) -> None:
     """Say where --verify-weights comes too late for a part of the run."""
     if config.verify_weights and read_provenance(run.path)["actor"].get(BASIS) == "declared":
@@ -375,9 +367,8 @@ def _open(folder: Path, config: EvalConfig) -> Run:
     """The run in `folder`. Settings may still change where nothing was played with the old ones:
     a server that did not start is mended by other settings."""
     command, settings, sealed = config.command, config.identity(), not config.foreign
-    defaults = config.identity_defaults()
     try:
-        return Run.open(folder, command, settings, defaults=defaults, sealed=sealed)
+        return Run.open(folder, command, settings, sealed=sealed)
     except RunError:
         if not is_unbegun(folder, command):
             raise

@@ -19,9 +19,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +33,6 @@ OPENAI_URL = "https://api.openai.com/v1"
 VARIABLE = "OPENAI_BASE_URL"
 _VERSION = re.compile(r"api-version=([\w.-]+)", re.ASCII)
 _EXAMPLE = "Give an address such as http://localhost:8000/v1"
-_recorded: ContextVar[bool] = ContextVar("recorded", default=False)
 
 
 def checked_url(base_url: str | None) -> str:
@@ -48,19 +45,8 @@ def checked_url(base_url: str | None) -> str:
 
 def default_url() -> str:
     """Where players are asked that name no address. Raises ModelLoadError when it is unusable."""
-    address = "" if _recorded.get() else os.environ.get(VARIABLE, "").strip()
+    address = os.environ.get(VARIABLE, "").strip()
     return _checked(address, VARIABLE) if address else OPENAI_URL
-
-
-@contextmanager
-def as_recorded() -> Iterator[None]:
-    """Within it the default is OpenAI's own, whatever the environment says: what a run recorded
-    without an address was asked there. For reading records; a key would go to the wrong host."""
-    token = _recorded.set(True)
-    try:
-        yield
-    finally:
-        _recorded.reset(token)
 
 
 def with_address(settings: Mapping[str, Any]) -> dict[str, Any]:

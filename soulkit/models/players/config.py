@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from soulkit.config import setting
-from soulkit.models.api.addresses import OPENAI_URL, account_headers, checked_url
+from soulkit.models.api.addresses import account_headers, checked_url
 from soulkit.models.base import Panel
 from soulkit.models.call_settings import ASKING, CallSettings
 from soulkit.models.players.settings import REPLY, RoleSettings, TaskPlayers, players_by_name
 from soulkit.models.vllm.settings import VllmSettings
 from soulkit.option_texts import BY_TASK
-from soulkit.runs.folder import INSTEAD, plain_config, refuse_secrets
+from soulkit.runs.folder import plain_config, refuse_secrets
 
 if TYPE_CHECKING:
     from soulkit.models.ledger.ledger import Ledger
 
-UNSAID = f"base_url{INSTEAD}"
-"""What a folder means that names no address: it was written before OPENAI_BASE_URL was read."""
 LIMITS = ("requests_per_minute", "tokens_per_minute")
 _PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
 
@@ -193,28 +191,10 @@ class RolesConfig(CallSettings, VllmSettings):
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run folder stores and compares."""
-        return self._of_identity(self.resolved())
-
-    @classmethod
-    def identity_defaults(cls) -> dict[str, Any]:
-        """What a folder of an earlier version is taken to say of settings that it does not name."""
-        player = {UNSAID: OPENAI_URL, **cls._of_identity(RoleSettings.defaults())}
-        # Earlier versions had one opinion of each judge where no other number was asked for.
-        meant = {f"judge_samples{INSTEAD}": 1}
-        return meant | cls._of_identity(cls.defaults()) | {
-            f"{role}.{name}": value
-            for role in cls.roles()
-            for name, value in player.items()
-            if name not in _PRICING
-        }  # fmt: skip
-
-    @classmethod
-    def _of_identity(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        # Without flags of servers a folder says what it said before there were any.
         return {
-            k: _without_pricing(v)
-            for k, v in settings.items()
-            if k not in cls.OUTSIDE_IDENTITY and (v or k != "vllm_arg")
+            name: _without_pricing(value)
+            for name, value in self.resolved().items()
+            if name not in self.OUTSIDE_IDENTITY and (value or name != "vllm_arg")
         }
 
     def call_arguments(self, ledger: Ledger | None) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from soulkit.eval.run.provenance import actor_identity, model_identity, provenan
 from soulkit.models.local.chat_template import tokenizer_hash
 from soulkit.models.local.loading import ADAPTER_CONFIG, adapter_folder, adapter_hash
 from soulkit.models.players.players import Players
-from soulkit.runs.folder import Run, write_json
+from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of

@@ -27,7 +27,8 @@ from typing import Any, Protocol
 import torch
 
 from soulkit.models.local.journal import Journal
-from soulkit.runs.folder import JsonlWriter, Run
+from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import JsonlWriter
 from soulkit.runs.records import RecordWriter
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from soulkit.api_keys import masked_json, printable
 from soulkit.errors import MissingPackage
-from soulkit.runs.folder import write_json
+from soulkit.runs.jsonl import write_json
 from soulkit.train.state.metrics import StepLine
 
 TRACKING = "tracking.json"

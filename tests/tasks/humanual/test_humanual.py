@@ -14,7 +14,7 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.models.local.chat_template import Renderer
 from soulkit.models.local.tiny import build_tiny
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.humanual import scores
 from soulkit.tasks.humanual.scores import AXES, two_sided_factor

@@ -18,7 +18,7 @@ from soulkit.errors import ConfigError
 from soulkit.judge.leaks import LeakView
 from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.runs.folder import read_jsonl
+from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.mirrorbench import coach

@@ -1,0 +1,275 @@
+"""In what the conditions of two runs differ: every condition, one at a time."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from soulkit.eval.comparison.comparability import (
+    Differences,
+    differences,
+    shared_rows,
+)
+from soulkit.eval.comparison.conditions import read_conditions
+from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import write_json
+
+JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1", "temperature": 0.0}
+PARTNER = {"kind": "scripted", "model": "p.yaml", "sha256": "1"}
+PLAYERS = {"judge": [JUDGE], "partner": [PARTNER]}
+EVALUATION: dict[str, Any] = {
+    "settings": {"kind": "api", "seed": 0, "repeats": 1, "max_context": None, "protocol": "paper"},
+    "record": {
+        "actor": {"model": "m"},
+        "engine": {"kind": "local"},
+        "players": PLAYERS,
+        "panel": {"samples": 1, "combine": "mean", "orders": "both"},
+        "tasks": {
+            "essay": {
+                "roles": ["judge", "partner"], "players": PLAYERS, "samples": {},
+                "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 60, "thinking": None},
+                "dropped_settings": {"actor": {}, "judge": {}, "partner": {}},
+                "budgets": {"topic": 100}, "options": {"metric": "4", "detector": "5", "code": "6"},
+                "rows": {"a": "7", "b": "8"},
+            }
+        },
+    },
+    "material": None,
+    "summary": {"protocol": "paper", "prompts": {"essay": {"judge": ["9"]}}},
+}  # fmt: skip
+TRAINING: dict[str, Any] = {
+    **EVALUATION,
+    "settings": {"method": "ditto", "seed": 0, "kind": "local", "protocol": "paper"},
+    "material": {
+        "training": {"essay": {"rows": 2, "ids": "a", "prompts": "b"}},
+        "dev": {"essay": {"rows": 1, "ids": "c", "prompts": "d"}},
+    },
+}
+ESSAY = ("record", "tasks", "essay")
+
+
+def run(folder: Path, parts: dict[str, Any]) -> Path:
+    """The folder of a run of these conditions."""
+    Run.open(folder, "eval api", parts["settings"])
+    for name in ("material", "summary"):
+        if parts[name] is not None:
+            write_json(folder / f"{name}.json", parts[name])
+    write_json(folder / "provenance.json", parts["record"])
+    return folder
+
+
+def changed(parts: dict[str, Any], *changes: tuple[tuple[Any, ...], Any]) -> dict[str, Any]:
+    """The parts of a run with other values at some places; None takes the member away."""
+    made = copy.deepcopy(parts)
+    for place, value in changes:
+        inner: Any = made
+        for part in place[:-1]:
+            inner = inner[part]
+        if value is None:
+            inner.pop(place[-1])
+        else:
+            inner[place[-1]] = copy.deepcopy(value)
+    return made
+
+
+def differing(folder: Path, a: dict[str, Any], b: dict[str, Any]) -> Differences:
+    """(why the two may not be compared, what is said beside a difference)."""
+    sides = [read_conditions(run(folder / name, one)) for name, one in (("a", a), ("b", b))]
+    return differences(*sides, "essay")
+
+
+def judge(**other: Any) -> tuple[tuple[tuple[Any, ...], Any], ...]:
+    """Another judge, in the whole run and in the task."""
+    players = {**PLAYERS, "judge": [{**JUDGE, **other}]}
+    return ((("record", "players"), players), ((*ESSAY, "players"), players))
+
+
+TWO = [JUDGE, {**JUDGE, "model": "k"}]
+REFUSED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
+    "protocol": (
+        ((("settings", "protocol"), "reference"),), "protocol paper against reference"
+    ),
+    "prompt": (
+        ((("summary", "prompts"), {"essay": {"judge": ["0"]}}),), "prompt 'judge' differs"
+    ),
+    "judge": (
+        judge(model="k"),
+        "judge endpoint:j@http://127.0.0.1:1/v1 against endpoint:k@http://127.0.0.1:1/v1",
+    ),
+    "address": (
+        judge(address="http://b"),
+        "judge endpoint:j@http://127.0.0.1:1/v1 against endpoint:j@http://b",
+    ),
+    "sampling of the judge": (
+        judge(temperature=0.5),
+        "judge endpoint:j@http://127.0.0.1:1/v1 (temperature 0.0) against "
+        "endpoint:j@http://127.0.0.1:1/v1 (temperature 0.5)",
+    ),
+    "script": (
+        (((*ESSAY, "players", "partner", 0, "sha256"), "2"),),
+        "partner scripted:p.yaml (sha256 1) against scripted:p.yaml (sha256 2)",
+    ),
+    "nobody": (
+        (((*ESSAY, "players", "partner"), []),), "partner scripted:p.yaml against nobody"
+    ),
+    "auditor": (
+        (((*ESSAY, "players", "auditor"), [{**JUDGE, "model": "w"}]),
+         ((*ESSAY, "roles"), ["auditor", "judge", "partner"])),
+        "auditor endpoint:j@http://127.0.0.1:1/v1 against endpoint:w@http://127.0.0.1:1/v1",
+    ),
+    "samples": (((("record", "panel", "samples"), 3),), "judge samples 1 against 3"),
+    "order": (((("record", "panel", "orders"), "seeded"),), "judge order both against seeded"),
+    "dropped": (
+        (((*ESSAY, "dropped_settings", "judge"), {"j": {"temperature": 1.0}}),),
+        "judge sampled with every setting against without temperature (100 % of calls)",
+    ),
+    "scale": ((((*ESSAY, "options", "metric"), "0"),), "metric of the task differs"),
+    "detector": ((((*ESSAY, "options", "detector"), "0"),), "detector of the task differs"),
+    "fewer rows": ((((*ESSAY, "rows", "b"), None),), "rows 2 against 1, 1 in both"),
+    "other rows": ((((*ESSAY, "rows"), {"a": "7", "c": "0"}),), "rows 2 against 2, 1 in both"),
+    "other content": (
+        (((*ESSAY, "rows", "b"), "0"),),
+        "rows 2 against 2, 2 in both, 1 of these with other content",
+    ),
+}  # fmt: skip
+"""What is another in B → why no difference may be put between the two."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_score_depends_on_is_refused(case: str, tmp_path: Path) -> None:
+    changes, words = REFUSED[case]
+    assert differing(tmp_path, EVALUATION, changed(EVALUATION, *changes)) == ([words], [])
+
+
+NAMED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
+    "temperature": (
+        (((*ESSAY, "sampling", "temperature"), 0.5),), "temperature 1.0 against 0.5"
+    ),
+    "top_p": ((((*ESSAY, "sampling", "top_p"), 0.5),), "top_p 1.0 against 0.5"),
+    "max_tokens": ((((*ESSAY, "sampling", "max_tokens"), 9),), "max_tokens 60 against 9"),
+    "thinking": (
+        (((*ESSAY, "sampling", "thinking"), True),), "thinking its default against True"
+    ),
+    "seed": (((("settings", "seed"), 7),), "seed 0 against 7"),
+    "repeats": (((("settings", "repeats"), 2),), "repeats 1 against 2"),
+    "max_context": (
+        ((("settings", "max_context"), 512),), "max_context its default against 512"
+    ),
+    "flags": (
+        ((("settings", "vllm_arg"), {"quantization": "fp8"}),),
+        "vLLM with no flags against --quantization=fp8",
+    ),
+    "dropped": (
+        (((*ESSAY, "dropped_settings", "actor"), {"m": {"seed": 0.25}}),),
+        "actor sampled with every setting against without seed (25 % of calls)",
+    ),
+    "budget": ((((*ESSAY, "budgets"), {}),), "word budget of 'topic' 100 against none"),
+    "code": ((((*ESSAY, "options", "code"), "0"),), "code of the task differs"),
+    "declared": (
+        ((("record", "actor", "weights_basis"), "declared"),),
+        "weights of the actor of B declared, not verified",
+    ),
+}  # fmt: skip
+"""What is another in B → what is said beside a difference."""
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_what_is_compared_is_named(case: str, tmp_path: Path) -> None:
+    changes, words = NAMED[case]
+    assert differing(tmp_path, EVALUATION, changed(EVALUATION, *changes)) == ([], [words])
+
+
+def test_engines_are_named_except_those_of_endpoints(tmp_path: Path) -> None:
+    served = changed(EVALUATION, (("record", "engine"), {"kind": "vllm", "version": "0.9"}))
+    asked = changed(EVALUATION, (("record", "engine"), None))
+    words = ["sampled by local against vllm 0.9"]
+    assert differing(tmp_path / "local", EVALUATION, served) == ([], words)
+    assert differing(tmp_path / "api", asked, served) == ([], [])
+
+
+def test_players_and_panels_that_come_to_the_same(tmp_path: Path) -> None:
+    """Order, names of this machine, and how one opinion becomes one."""
+    both, turned = (
+        changed(EVALUATION, ((*ESSAY, "players", "judge"), judges)) for judges in (TWO, TWO[::-1])
+    )
+    assert differing(tmp_path / "order", both, turned) == ([], [])
+    local = changed(EVALUATION, *judge(address="http://localhost:1/v1"))
+    assert differing(tmp_path / "name", EVALUATION, local) == ([], [])
+    vote = changed(EVALUATION, (("record", "panel", "combine"), "vote"))
+    assert differing(tmp_path / "single", EVALUATION, vote) == ([], [])
+    many = changed(both, (("record", "panel", "combine"), "vote"))
+    assert differing(tmp_path / "many", both, many)[0] == ["judge combination mean against vote"]
+    by_question = changed(EVALUATION, ((*ESSAY, "samples"), {"quality": 3}),
+                          (("record", "panel", "samples"), None))  # fmt: skip
+    by_question["record"]["panel"]["samples"] = None
+    assert differing(tmp_path / "question", EVALUATION, by_question)[0] == [
+        "judge samples 1 against {'quality': 3}"
+    ]
+
+
+def test_roles_that_no_episode_asks_do_not_count(tmp_path: Path) -> None:
+    a, b = (
+        changed(EVALUATION, ((*ESSAY, "roles"), []), *changes) for changes in ((), judge(model="k"))
+    )
+    assert differing(tmp_path, a, b) == ([], [])
+
+
+TRAINED: dict[str, tuple[tuple[tuple[Any, ...], Any], str]] = {
+    "rows": (("training", {"rows": 3, "ids": "z", "prompts": "b"}), "training rows 2 against 3"),
+    "others": (
+        ("training", {"rows": 2, "ids": "z", "prompts": "b"}),
+        "training rows 2 against 2, others or in another order",
+    ),
+    "prompts": (
+        ("training", {"rows": 2, "ids": "a", "prompts": "z"}), "training rows in other prompts"
+    ),
+    "dev": (("dev", {"rows": 4, "ids": "c", "prompts": "d"}), "dev rows 1 against 4"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_rows_of_trainings_are_told_by_their_hashes(case: str, tmp_path: Path) -> None:
+    (kind, value), words = TRAINED[case]
+    other = changed(TRAINING, (("material", kind, "essay"), value))
+    assert differing(tmp_path / "other", TRAINING, other)[0] == [words]
+    assert differing(tmp_path / "same", TRAINING, TRAINING) == ([], [])
+
+
+def test_an_evaluation_is_never_compared_with_a_training(tmp_path: Path) -> None:
+    expected = ["rows of an evaluation against training rows"]
+    assert differing(tmp_path / "one", EVALUATION, TRAINING)[0] == expected
+    assert differing(tmp_path / "other", TRAINING, EVALUATION)[0] == expected
+
+
+def test_another_judge_of_both_leaves_the_rest_to_be_compared(tmp_path: Path) -> None:
+    changes = (*judge(model="k"), ((*ESSAY, "players", "partner", 0, "sha256"), "2"))
+    a, b = (
+        read_conditions(run(tmp_path / name, parts))
+        for name, parts in (("a", EVALUATION), ("b", changed(EVALUATION, *changes)))
+    )
+    (line,) = differences(a, b, "essay", judges=False).blocking
+    assert line.startswith("partner scripted:")
+
+
+def test_a_run_without_a_record_is_compared_with_none(tmp_path: Path) -> None:
+    bare = run(tmp_path / "bare", EVALUATION)
+    (bare / "provenance.json").unlink()
+    sides = read_conditions(bare), read_conditions(run(tmp_path / "other", EVALUATION))
+    expected = ["one does not record its conditions"]
+    assert differences(*sides, "essay", ("one", "other")) == (expected, [])
+
+
+def test_shared_rows_are_those_of_equal_content(tmp_path: Path) -> None:
+    other = changed(EVALUATION, ((*ESSAY, "rows"), {"a": "7", "b": "0", "c": "1"}))
+    a, b = (
+        read_conditions(run(tmp_path / name, parts))
+        for name, parts in (("a", EVALUATION), ("b", other))
+    )
+    shared = shared_rows(a, b, ["essay"])["essay"]
+    assert (shared.ids, shared.a, shared.b) == ({"a"}, 2, 3)
+    assert shared.words() == "1 of 2 in A and 3 in B"
+    a, b = (one.within({"essay": shared.ids}, []) for one in (a, b))
+    assert differences(a, b, "essay") == ([], [])  # fmt: skip

@@ -1,0 +1,388 @@
+"""What a run records of its conditions: a resumed run keeps them, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace as Live
+from typing import Any
+
+import pytest
+
+from soulkit.errors import RunError
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.run.provenance import (
+    actor_identity,
+    in_start_folder,
+    model_identity,
+    note_calls,
+    player_identities,
+    provenance,
+    read_provenance,
+    rescored_provenance,
+    row_hash,
+    row_origin,
+    start_folder,
+    teacher_identity,
+    with_rows,
+    write_provenance,
+)
+from soulkit.eval.run.resume import check_engine
+from soulkit.models.players.players import Players
+from soulkit.play.plan import Work
+from soulkit.runs.folder import Run
+from soulkit.tasks.kit.registry import load_registry
+from tests.support.judged import EXAMPLE
+from tests.support.road import synth
+
+URL = "http://127.0.0.1:1/v1"
+
+JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1", "temperature": 0.0,
+         "max_tokens": 300}  # fmt: skip
+SCRIPT = {"kind": "scripted", "model": "p.yaml", "sha256": "1" * 16}
+CHECKPOINT = {"kind": "local", "model": "/m", "path": "/m", "weights": "2" * 16}
+RECORD: dict[str, Any] = {
+    "actor": {"model": "m", "weights": "3" * 16},
+    "engine": {"kind": "vllm", "version": "0.1"},
+    "players": {"judge": [JUDGE], "partner": [SCRIPT], "environment": [CHECKPOINT]},
+    "panel": {"samples": 1, "combine": "mean", "orders": "both"},
+    "tasks": {
+        "essay": {
+            "roles": ["judge"], "players": {"judge": [JUDGE]}, "samples": {},
+            "sampling": {"temperature": 1.0, "max_tokens": 60},
+            "budgets": {}, "options": {"metric": "4" * 16, "scorer": "5" * 16},
+            "rows": {"a": "6" * 16, "b": "7" * 16},
+        }
+    },
+}  # fmt: skip
+EPISODE = '{"key": "0/a/0/draft"}\n'
+
+
+def opened(folder: Path, *, played: bool = True) -> Run:
+    run = Run.open(folder, "eval api", {"model": "m"})
+    if played:
+        run.episodes.write_text(EPISODE)
+    return run
+
+
+def changed(place: tuple[Any, ...], value: Any, record: dict[str, Any] = RECORD) -> dict[str, Any]:
+    """A record with another value at one place; None takes the member away."""
+    made = copy.deepcopy(record)
+    inner: Any = made
+    for part in place[:-1]:
+        inner = inner[part]
+    if value is None:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return made
+
+
+ESSAY = ("tasks", "essay")
+REFUSED = {
+    "address": (("players", "judge", 0, "address"), "http://x/v1", "address of the judge 'j'"),
+    "script": (("players", "partner", 0, "sha256"), "9", "content of the partner 'p.yaml'"),
+    "weights": (("players", "environment", 0, "weights"), "9", "weights of the environment '/m'"),
+    "revision": (("players", "judge", 0, "revision"), "9", "revision of the judge 'j'"),
+    "limit": (("players", "judge", 0, "max_tokens"), 9, "another reply limit of the judge 'j'"),
+    "in one task": ((*ESSAY, "players", "judge", 0, "address"), "http://x", "address of the judge"),
+    "actor's limit": (
+        (*ESSAY, "sampling", "max_tokens"),
+        9,
+        "another reply limit of the actor in essay",
+    ),
+    "row": ((*ESSAY, "rows", "b"), "9", "other content in 1 rows of essay"),
+    "option": ((*ESSAY, "options", "scorer"), "9", "another scorer of the task essay"),
+    "new option": ((*ESSAY, "options", "code"), "9", "another code of the task essay"),
+    "scale": ((*ESSAY, "options", "metric"), "9", "another metric of the task essay"),
+}
+"""What is another now, at its place in the record → what the refusal says."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_setting_shows_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    place, value, words = REFUSED[case]
+    before = RECORD
+    if case == "revision":
+        before = changed(("players", "judge", 0, "revision"), "8")
+    write_provenance(run := opened(tmp_path / "run"), before)
+    written = (run.path / "provenance.json").read_bytes()
+    with pytest.raises(RunError, match=words.replace("(", r"\(")):
+        write_provenance(run, changed(place, value, before))
+    assert (run.path / "provenance.json").read_bytes() == written
+    write_provenance(run, before)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ((*ESSAY, "rows", "c"), "9"),
+        ((*ESSAY, "rows", "b"), None),
+        ((*ESSAY, "sampling", "temperature"), 0.5),
+        (("players", "judge", 0, "temperature"), 0.5),
+        (("actor", "weights"), "9"),
+        (("panel", "samples"), 2),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_the_settings_compare_is_left_to_them(
+    place: tuple[Any, ...], value: Any, tmp_path: Path
+) -> None:
+    """Settings, weights of the actor and new rows are compared elsewhere; here they are noted."""
+    write_provenance(run := opened(tmp_path / "run"), RECORD)
+    now = changed(place, value)
+    write_provenance(run, now)
+    record = read_provenance(run.path)
+    assert {name: record[name] for name in now} == now
+
+
+def test_calls_are_added_and_outlive_the_next_start(tmp_path: Path) -> None:
+    write_provenance(run := opened(tmp_path / "run"), RECORD)
+    sent = [{"temperature": 0.0, "calls": 2}]
+    calls: Any = {"essay": {"judge": {"j": {"sent": sent, "dropped": {"seed": 0.5}}},
+                            "actor": {"m": {"sent": [], "dropped": {}}}}}  # fmt: skip
+    note_calls(run.path, calls, {"essay": {"judge": {"j": {"seed": 0.5}}}})
+    write_provenance(run, RECORD)
+    entry = read_provenance(run.path)["tasks"]["essay"]
+    assert entry["sent"] == {"judge": {"j": sent}, "actor": {"m": []}}
+    assert entry["dropped_settings"] == {"judge": {"j": {"seed": 0.5}}, "actor": {}}
+    note_calls(run.path, {"essay": {"judge": {}}}, {})
+    entry = read_provenance(run.path)["tasks"]["essay"]
+    assert entry["sent"]["actor"] == {"m": []} and entry["dropped_settings"]["judge"] == {}
+
+
+BASES = [
+    ("declared", "declared", "declared"),
+    ("declared", "verified", "declared"),
+    ("verified", "declared", "declared"),
+    ("verified", "verified", "verified"),
+    (None, "verified", "verified"),
+    ("verified", None, "verified"),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "expected"), BASES)
+@pytest.mark.parametrize("where", [("actor",), ("players", "judge", 0)], ids=["actor", "judge"])
+def test_weights_are_known_no_better_than_for_the_first_episodes(
+    before: str | None, now: str | None, expected: str, where: tuple[Any, ...], tmp_path: Path
+) -> None:
+    def record(basis: str | None) -> dict[str, Any]:
+        return RECORD if basis is None else changed((*where, "weights_basis"), basis)
+
+    def noted(run: Run) -> Any:
+        inner: Any = read_provenance(run.path)
+        for part in where:
+            inner = inner[part]
+        return inner.get("weights_basis")
+
+    write_provenance(run := opened(tmp_path / "run"), record(before))
+    write_provenance(run, record(now))
+    assert noted(run) == expected
+    write_provenance(run, record("verified"), proven=True)
+    assert noted(run) == "verified"
+    unplayed = opened(tmp_path / "unplayed", played=False)
+    write_provenance(unplayed, record("declared"))
+    write_provenance(unplayed, record("verified"))
+    assert noted(unplayed) == "verified"
+
+
+def test_relative_paths_begin_where_the_run_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(home)
+    (home / "rows.jsonl").write_text("")
+    run = Run.open(Path("runs/one"), "eval api", {"data": {"*": "rows.jsonl"}})
+    write_provenance(run, RECORD)
+    folder = run.path.resolve()
+    monkeypatch.chdir(elsewhere)
+    assert start_folder(folder) == home
+    with in_start_folder(folder):
+        assert Path.cwd() == home
+    assert Path.cwd() == elsewhere
+    (home / "rows.jsonl").unlink()
+    with in_start_folder(folder):
+        assert Path.cwd() == elsewhere
+
+
+DAMAGED = [
+    "",
+    "[]",
+    "{}",
+    '{"players": [], "tasks": {}}',
+    '{"players": {}, "tasks": []}',
+    "[" * 99_999,
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[:20] or "empty")
+def test_a_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "provenance.json").write_text(text)
+    with pytest.raises(RunError, match=r"provenance\.json"):
+        read_provenance(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({"kind": "vllm", "version": "0.1"}, ""),
+        ({"kind": "vllm"}, ""),
+        ({"kind": "vllm", "version": "0.2"}, "vllm 0.1, not by vllm 0.2"),
+        ({"kind": "local"}, "vllm 0.1"),
+    ],
+)
+def test_another_engine_may_not_go_on(now: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write_provenance(run := opened(tmp_path / "run"), RECORD)
+    check_engine(opened(tmp_path / "new", played=False), now)
+    if not words:
+        return check_engine(run, now)
+    with pytest.raises(RunError, match=words):
+        check_engine(run, now)
+
+
+def test_a_rescored_run_has_the_scorers_of_now(tmp_path: Path) -> None:
+    task = load_registry().task("tomi")
+    example = task.example(synth("tomi", 1, 1)[0])
+    record = copy.deepcopy(RECORD)
+    record["tasks"] = {"tomi": {"options": {"old": "1"}, "rows": {example.id: "1", "gone": "2"}}}
+    write_provenance(run := opened(tmp_path / "run"), record)
+    entry = rescored_provenance(run.path, {example.id: (task, example)})["tasks"]["tomi"]
+    assert "old" not in entry["options"] and "metric" in entry["options"]
+    assert entry["rows"]["gone"] == "2" and len(entry["rows"][example.id]) == 16
+    assert json.loads((run.path / "provenance.json").read_text())["tasks"] == record["tasks"]
+
+
+# -- who and what is recorded ----------------------------------------------------------------------
+
+
+def judged(**other: Any) -> EvalConfig:
+    """Settings with a judge and a partner behind one server."""
+    named = {"judge": [{"model": "j", "base_url": URL}], "partner": {"model": "p", "base_url": URL}}
+    return EvalConfig.load(
+        None, env={},
+        flags={"kind": "api", "model": "m", "base_url": URL, "tasks": ("sotopia",), **named,
+               **other},
+    )  # fmt: skip
+
+
+def test_players_are_recorded_by_role_and_judges_audit_without_being_listed_twice() -> None:
+    players = player_identities(judged(), {}, task="sotopia")
+    assert {role: [one["model"] for one in named] for role, named in players.items()} == {
+        "judge": ["j"], "partner": ["p"], "environment": []
+    }  # fmt: skip
+    assert {one["address"] for named in players.values() for one in named} == {URL}
+    audited = judged(auditor=[{"model": "w", "base_url": URL}])
+    for task in ("sotopia", ""):
+        assert [a["model"] for a in player_identities(audited, {}, task=task)["auditor"]] == ["w"]
+
+
+def test_the_actor_as_a_player_is_recorded_as_it_is_sampled_there() -> None:
+    config = judged(partner="actor", judge_samples=2)
+    players = player_identities(config, actor_identity(config.model_dump()), task="sotopia")
+    assert players["partner"][0]["kind"] == "actor" and players["partner"][0]["address"] == URL
+    assert players["judge"][0]["temperature"] == 1.0  # two opinions of one judge
+
+
+@pytest.mark.parametrize(
+    ("settings", "live", "expected"),
+    [
+        ({"kind": "api", "model": "m", "base_url": "http://h/v1/"}, None,
+         {"model": "m", "address": "http://h/v1"}),
+        ({"kind": "local", "model": "o/n"},
+         Live(model=Live(config=Live(_commit_hash="c0ffee"))),
+         {"model": "o/n", "revision": "c0ffee"}),
+        ({"kind": "local", "model": "o/n"},
+         Live(codec=Live(commit="c0ffee"), weights_basis="declared"),
+         {"model": "o/n", "revision": "c0ffee", "weights_basis": "declared"}),
+        ({"kind": "local", "model": "o/n", "adapter": "a"}, Live(policy_version="12"),
+         {"model": "o/n", "adapter": "a", "adapter_weights": "12"}),
+    ],
+    ids=["api", "hub", "attached", "adapter"],
+)  # fmt: skip
+def test_the_measured_model(
+    settings: dict[str, Any], live: Any, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    if "adapter" in settings:
+        settings = {**settings, "adapter": str(tmp_path)}
+        expected = {**expected, "adapter": str(tmp_path)}
+    assert model_identity(settings, live) == expected
+
+
+def test_teachers_are_recorded_by_task(tmp_path: Path) -> None:
+    assert teacher_identity({"model": "m"}, None) == {}
+    settings = {"kind": "local", "model": "o/base", "teacher_model": "o/teacher"}
+    assert teacher_identity(settings, Live()) == {"teacher": {"model": "o/teacher"}}
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(name.encode())
+    by_task = {task: str(tmp_path / task) for task in ("one", "other")}
+    teachers = teacher_identity({**settings, "teacher_adapters": by_task}, Live())["teachers"]
+    assert {task: one["adapter"] for task, one in teachers.items()} == by_task
+    assert len({one["adapter_weights"] for one in teachers.values()}) == 2
+
+
+ORIGINS = {
+    "released": ({"source": "hitom_val.parquet:3"}, "published"),
+    "made": ({"source": "synth:9:3"}, "made here"),
+    "own": ({"source": "mine.jsonl:3"}, "mine.jsonl"),
+    "drafted of a file": ({"source": "mine.jsonl:3", "origin": "chats.jsonl"}, "chats.jsonl"),
+    "none": ({"source": ""}, "rows without a file"),
+}
+
+
+@pytest.mark.parametrize("case", ORIGINS)
+def test_where_a_row_is_from(case: str) -> None:
+    task = load_registry().task("hitom")
+    fields, expected = ORIGINS[case]
+    example = replace(task.example(synth("hitom", 1, 1)[0]), **fields)
+    assert row_origin(task, example) == expected
+
+
+@pytest.mark.parametrize(
+    ("provenance", "licence", "expected"),
+    [
+        ("Hi-ToM_data.json:1", "Apache-2.0", "published"),
+        ("Hi-ToM_data.json:1", "", "mine.jsonl"),
+        ("", "Apache-2.0", "mine.jsonl"),
+        ("Hi-ToM_data.json:1; drafted by a, filtered by b", "Apache-2.0", "mine.jsonl"),
+    ],
+)
+def test_imported_rows_are_published_unless_a_model_drafted_them(
+    provenance: str, licence: str, expected: str
+) -> None:
+    task = load_registry().task("hitom")
+    made = task.example(synth("hitom", 1, 1)[0])
+    fields = {**made.fields, "provenance": provenance, "licence": licence}
+    assert row_origin(task, replace(made, source="mine.jsonl:1", fields=fields)) == expected
+
+
+def test_a_row_is_what_its_readers_see() -> None:
+    made = load_registry().task("hitom").example(synth("hitom", 1, 1)[0])
+    seen = next(name for name, readers in made.audience.items() if set(readers) - {"coach"})
+    assert row_hash(made) == row_hash(replace(made, fields={**made.fields, "human_quality": 3}))
+    assert row_hash(made) == row_hash(replace(made, fields={**made.fields, "note": "mine"}))
+    assert row_hash(made) != row_hash(replace(made, fields={**made.fields, seen: "other"}))
+
+
+def test_the_code_of_a_users_task_is_a_condition(tmp_path: Path) -> None:
+    home = Path(shutil.copytree(EXAMPLE.parent, tmp_path / "task"))
+    task = load_registry(home / "tasks.yaml").task("judged_task")
+    config, work = judged(), [Work(task, ())]
+    sampling = {"judged_task": config.sampling(task.spec)}
+    record = with_rows(provenance(config, Players(), work, {}, sampling), work)
+    entry = record["tasks"]["judged_task"]
+    assert set(entry["options"]) >= {"metric", "code"} and entry["rows"] == {}
+    assert entry["sampling"]["max_tokens"] == sampling["judged_task"].max_tokens
+    assert "code" not in _options_of("tomi")
+
+
+def _options_of(name: str) -> dict[str, Any]:
+    task, config = load_registry().task(name), judged()
+    record = provenance(config, Players(), [Work(task, ())], {}, {name: config.sampling(task.spec)})
+    options: dict[str, Any] = record["tasks"][name]["options"]
+    return options
