@@ -369,7 +369,6 @@ def print_next(*commands: str) -> None:
 
     Commands with --json do not say it.
     """
-    pass
     from soulkit.text import one_line
 
     if commands:

@@ -84,7 +84,6 @@ def command(
     """
     from soulkit.doctor.machine import Checkup
 
-    pass
 
     needs = (
         None

@@ -287,7 +287,6 @@ class ReportView:
 
     def page(self, path: Path) -> Path:
         """Write the page; returns `path`."""
-        pass
 
         shown = None if self.suite is None else suite_view(self.suite, **self._shown())
         return write_page(self.runs, path, suite=shown, notes=self.notes)
