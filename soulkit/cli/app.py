@@ -141,7 +141,6 @@ def completion_command(
     """
     from typer._completion_shared import get_completion_script
 
-
     typer.echo(get_completion_script(prog_name="soul", complete_var=COMPLETE_VARIABLE, shell=shell))
 
 

@@ -84,7 +84,6 @@ def command(
     """
     from soulkit.doctor.machine import Checkup
 
-
     needs = (
         None
         if config is None

@@ -21,6 +21,7 @@ from soulkit.cli.console import (
     working,
 )
 from soulkit.cli.options import (
+    EVERYDAY,
     GroupFromSettings,
     build_command,
     options_for,
@@ -39,6 +40,11 @@ KINDS = {
     "local": "Score a checkpoint on this machine, with or without an adapter.",
     "api": "Score a model behind any OpenAI-compatible server.",
 }
+HERE = {
+    "--base-url", "--adapter", "--protocol", "--repeats", "--temperature", "--max-tokens",
+    "--concurrency",
+}  # fmt: skip
+"""What `--help` shows beside the options of every day."""
 
 
 class Kinds(GroupFromSettings):
@@ -66,7 +72,7 @@ class Kinds(GroupFromSettings):
             else:
                 _run(settings, values["out"], values["json"])
 
-        return build_command(name, KINDS[name], options, body)
+        return build_command(name, KINDS[name], options, body, everyday=EVERYDAY | HERE)
 
 
 app = CommandTable(cls=Kinds, rich_markup_mode=None)

@@ -23,7 +23,7 @@ import pytest
 
 from soulkit.cli.app import COMMANDS, load, main
 from soulkit.cli.distill import BY_TASK, NOT_HERE, TRAITS
-from soulkit.cli.options import SECTIONS, GroupFromSettings, Option, options_for, settings_from
+from soulkit.cli.options import FEW, SECTIONS, GroupFromSettings, Option, options_for, settings_from
 from soulkit.cli.parse_errors import OnceCommand
 from soulkit.cli.train import ablate_options, method_options, settings_of
 from soulkit.config import Settings, about, setting
@@ -77,7 +77,7 @@ def test_every_setting_says_what_it_is(kind: Any) -> None:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_help_shows_every_default_and_choice(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert soul(*name.split(), "-h") == 0
+    assert soul(*name.split(), "--help-all") == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
     for option in LISTS[name]():
         assert option.flag.split("/")[0] in text
@@ -418,6 +418,24 @@ def options(command: Any, *, several: bool) -> Iterator[Any]:
         with_value = parameter.param_type_name == "option" and not parameter.is_flag
         if with_value and parameter.multiple == several:
             yield parameter
+
+
+@pytest.mark.parametrize("name", PRINTED_COMMANDS)
+def test_help_is_short_and_help_all_lists_every_option(name: str, capsys: Any) -> None:
+    every = {p.opts[0] for p in PRINTED_COMMANDS[name].params if p.param_type_name == "option"}
+
+    def listed(flag: str) -> tuple[set[str], int]:
+        assert soul(*name.split()[1:], flag) == 0
+        text = capsys.readouterr().out
+        return every & set(re.split(r"[\s/,]+", text)), text.count("\n")
+
+    brief, lines = listed("--help")
+    assert lines <= 70
+    if "--help-all" not in every:
+        assert brief == every
+    else:
+        assert listed("--help-all")[0] == every
+        assert {"--json", "--help-all"} <= brief and (len(brief) < FEW or brief == every)
 
 
 @pytest.mark.parametrize("name", PRINTED_COMMANDS)
