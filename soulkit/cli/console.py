@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from soulkit.text import one_line, sanitise
+from soulkit.text import duration, one_line, sanitise
 
 if TYPE_CHECKING:
     from soulkit.play.costs import AskUser
@@ -36,14 +36,13 @@ __all__ = [
     "Bar",
     "ask_user",
     "console",
-    "duration",
     "err",
     "one_line",
     "out",
     "print_json",
     "progress",
 ]
-__all__ += ["safe", "sanitise", "size", "starting", "table", "warn_unsealed", "working"]
+__all__ += ["safe", "sanitise", "starting", "table", "warn_unsealed", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -113,25 +112,6 @@ def table(*heads: str, title: str | None = None) -> Table:
 def safe(text: str) -> str:
     """Model text for a rich console: sanitised, and its square brackets are no markup."""
     return escape(sanitise(text))
-
-
-def duration(seconds: float) -> str:
-    """Whole seconds as `42 s`, `3 min 05 s` or `2 h 07 min`."""
-    whole = max(round(seconds), 0)
-    minutes, rest = divmod(whole, 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def size(count: float) -> str:
-    """A number of bytes as `512 B`, `3.4 MB` or `1.2 GB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 class Bar(Protocol):

@@ -19,7 +19,6 @@ from soulkit.cli.console import (
     print_json,
     progress,
     safe,
-    size,
 )
 from soulkit.cli.console import table as new_table
 from soulkit.cli.data_build import OWN_OPTIONS, build, import_, synth
@@ -39,6 +38,7 @@ from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import DataError
 from soulkit.option_texts import given_twice, split_names
+from soulkit.text import byte_size
 
 if TYPE_CHECKING:
     from soulkit.data.hub import Pulled, ReleaseSplit
@@ -105,7 +105,12 @@ def pull(
         names = _task_names(registry, task, suite)
         downloads = released({name: registry.spec(name).files for name in names}, splits)
     files = pull_files(
-        hub, downloads, where, revision=revision, bars=lambda n: progress(n, "pull", size), say=_say
+        hub,
+        downloads,
+        where,
+        revision=revision,
+        bars=lambda n: progress(n, "pull", byte_size),
+        say=_say,
     )
     _print_pulled(files, where, as_json)
 
@@ -282,7 +287,7 @@ def _print_pulled(pulled: Sequence[Pulled], folder: Path, as_json: bool) -> None
         return
     table = new_table("file", ">size", "state", "data set")
     for one in pulled:
-        cells = (one.name, size(one.entry.bytes), one.state, one.entry.repo)
+        cells = (one.name, byte_size(one.entry.bytes), one.state, one.entry.repo)
         table.add_row(*map(safe, cells))
     out.print(table)
     out.print(f"in {safe(str(folder))}; where from: {safe(str(folder / LOCK))}", soft_wrap=True)

@@ -27,6 +27,7 @@ from soulkit.cli.data_checks import say_bad_rows
 from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
 from soulkit.option_texts import given_twice
+from soulkit.text import dollars
 
 if TYPE_CHECKING:
     from soulkit.data.files import BadRow
@@ -193,8 +194,6 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
 
 
 def _print(done: BuildResult, target: Path) -> None:
-    from soulkit.play.costs import dollars
-
     report, counts = done.report, done.report["counts"]
     rejected = _listed(counts["rejected"])
     unreadable = _listed(counts["unreadable"])

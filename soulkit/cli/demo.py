@@ -12,7 +12,6 @@ import typer
 
 from soulkit.cli.console import (
     console,
-    duration,
     err,
     print_json,
     print_next,
@@ -21,6 +20,7 @@ from soulkit.cli.console import (
     warn_unsealed,
 )
 from soulkit.errors import MissingPackage
+from soulkit.text import duration
 
 if TYPE_CHECKING:
     from soulkit.train.state.metrics import StepLine

@@ -17,6 +17,7 @@ from soulkit.cli.options import Json, Trust
 from soulkit.doctor.access import hub_line, key_lines, rows_lines
 from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
 from soulkit.tasks.kit.registry import load_registry
+from soulkit.text import dollars
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,8 +141,6 @@ def player_table(players: Iterable[PlayerCheck]) -> Table:
 
 def call_figures(one: PlayerCheck) -> str:
     """`2 calls, 1.3 s, 410 + 60 tokens, $0.0004`; empty where nobody was asked."""
-    from soulkit.play.costs import dollars
-
     if not one.calls:
         return ""
     calls = f"{one.calls} calls, " if one.calls > 1 else ""

@@ -22,7 +22,6 @@ from soulkit.cli.console import (
     Bar,
     ask_user,
     console,
-    duration,
     err,
     print_json,
     print_next,
@@ -44,6 +43,7 @@ from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import ConfigError
 from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
+from soulkit.text import duration
 from soulkit.train.objectives.base import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:

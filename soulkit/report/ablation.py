@@ -41,10 +41,11 @@ from soulkit.metrics.intervals import (
 )
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.narrow_tables import FittingTable
-from soulkit.report.tables import duration_text, plain_table
+from soulkit.report.tables import plain_table
 from soulkit.runs.folder import read_config
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.runs.provenance import provenance_of
+from soulkit.text import duration
 from soulkit.train.ablate import STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
 from soulkit.train.state.metrics import StepLine
@@ -383,6 +384,10 @@ def count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
+def _duration(seconds: float | None) -> str:
+    return DASH if seconds is None else duration(seconds, 1)
+
+
 def rollouts_text(row: MethodRow) -> str:
     """`128 = 64 + 64 refined`."""
     if row.drafts is None:
@@ -422,7 +427,7 @@ def cells(row: MethodRow) -> tuple[str, ...]:
         stat_text(row.dev),
         rollouts_text(row),
         trained_text(row),
-        duration_text(row.seconds.mean),
+        _duration(row.seconds.mean),
         str(len(row.seconds.seeds)),
     )
 
@@ -513,7 +518,7 @@ def write_ablation(ablation: Ablation, folder: Path) -> Path:
     page = environment().get_template("ablation.html.j2").render(
         found=ablation, figures=figures, notes=method_notes(ablation), dev=_has_dev(ablation),
         judged=bool(ablation.eval_judge),
-        stats=_figures, count=count, parts=_reward_parts(ablation), duration=duration_text,
+        stats=_figures, count=count, parts=_reward_parts(ablation), duration=_duration,
         missing=list(map(missing_text, ablation.missing)), version=__version__,
     )  # fmt: skip
     write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))

@@ -32,7 +32,7 @@ from soulkit.report.suites import scales_of
 from soulkit.report.tables import bounds_text, mean_text, task_label
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.text import one_line
+from soulkit.text import dollars, one_line
 from soulkit.train.state.summary import TrainSummary
 
 DEPTH = 3
@@ -240,7 +240,7 @@ def cost_text(run: ListedFolder) -> str:
     """`$1.25`, `at least $1.25`, `unknown` where calls were made and none has a price, or empty."""
     if run.cost is None:
         return "unknown" if run.unpriced_calls else ""
-    return f"{'at least ' if run.unpriced_calls else ''}${run.cost:,.2f}"
+    return f"{'at least ' if run.unpriced_calls else ''}{dollars(run.cost)}"
 
 
 def started_text(run: ListedFolder) -> str:
