@@ -23,7 +23,7 @@ from soulkit.metrics.intervals import (
     signed,
 )
 from soulkit.metrics.retention import Retention
-from soulkit.report.ablation_figures import Palette, Picture, dress, picture_of
+from soulkit.report.ablation_page import Palette, Picture, dress, picture_of
 from soulkit.report.comparison import gate_text
 from soulkit.report.narrow_tables import FittingTable
 from soulkit.report.tables import cell_text, literal_text, plain_table, task_label

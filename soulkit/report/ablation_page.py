@@ -1,4 +1,4 @@
-"""The pictures of a comparison, each drawn twice: as SVG for the page, as PNG for slides.
+"""The page of a comparison of methods; its pictures are drawn as SVG for the page, PNG for slides.
 
 Ten curves with intervals in one frame cannot be read. With more than four methods each has a panel
 of its own, in the same scale: its curve with the interval, the first method dashed, all others in
@@ -17,8 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import MissingPackage
-from soulkit.report.ablation import CURVES, Ablation, Band, MethodRow, OverSeeds
+from soulkit.metrics.intervals import number, signed
+from soulkit.report.ablation import (
+    CURVES,
+    Ablation,
+    Band,
+    MethodRow,
+    OverSeeds,
+    as_json,
+    count,
+    duration_text,
+    has_dev,
+    method_notes,
+    missing_text,
+    reward_parts,
+    stat_text,
+)
+from soulkit.report.pages import environment
 from soulkit.report.training import GRID, INK, SERIES, themed
+from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.version import __version__
 
 IN_ONE_FRAME = 4
 """Curves with intervals that one frame can hold."""
@@ -57,6 +75,40 @@ class Picture:
 
 
 DrawFigure = Callable[[Any, Palette], None]
+
+
+def write_ablation(ablation: Ablation, folder: Path) -> Path:
+    """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
+
+    MissingPackage without matplotlib.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "comparison.json", as_json(ablation))
+    figures = draw_all(ablation, folder / "figures")
+    page = environment().get_template("ablation.html.j2").render(
+        found=ablation, figures=figures, notes=method_notes(ablation), dev=has_dev(ablation),
+        judged=bool(ablation.eval_judge),
+        stats=_figures, count=count, parts=reward_parts(ablation), duration=duration_text,
+        missing=list(map(missing_text, ablation.missing)), version=__version__,
+    )  # fmt: skip
+    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
+    return folder / "index.html"
+
+
+def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
+    """(mean, interval) of the result columns of the page; empty strings where there is none."""
+    columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
+    columns += [(row.final, False), (row.final_difference, True)]
+    columns += [(row.area, False), (row.area_difference, True)]
+    columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
+    shown = []
+    for stat, difference in columns:
+        mean, _, interval = stat_text(stat, signed if difference else number).partition(" ")
+        shown.append((mean, interval))
+    return shown
+
+
+# --- pictures -------------------------------------------------------------------------------------
 
 
 def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
@@ -103,9 +155,6 @@ def _curves(
 
 def _has_values(band: Band) -> bool:
     return any(v is not None for v in band.mean)
-
-
-# --- drawing --------------------------------------------------------------------------------------
 
 
 def picture_of(
