@@ -18,13 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from soulkit.text import duration, one_line, sanitise
 
@@ -42,7 +40,7 @@ __all__ = [
     "print_json",
     "progress",
 ]
-__all__ += ["safe", "sanitise", "starting", "table", "warn_unsealed", "working"]
+__all__ += ["safe", "sanitise", "starting", "warn_unsealed", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -95,18 +93,6 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
         print(text, flush=True)
     except BrokenPipeError:  # a reader that left, as in _Console
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def table(*heads: str, title: str | None = None) -> Table:
-    """An empty table in soulkit's look; columns whose head begins with `>` are right-aligned."""
-    made = Table(
-        title=title, title_justify="left", header_style="dim", border_style="dim",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-    )  # fmt: skip
-    for head in heads:
-        justify: Literal["left", "right"] = "right" if head.startswith(">") else "left"
-        made.add_column(head.removeprefix(">"), justify=justify)
-    return made
 
 
 def safe(text: str) -> str:

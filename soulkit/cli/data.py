@@ -20,7 +20,6 @@ from soulkit.cli.console import (
     progress,
     safe,
 )
-from soulkit.cli.console import table as new_table
 from soulkit.cli.data_build import OWN_OPTIONS, build, import_, synth
 from soulkit.cli.data_checks import (
     LessonSide,
@@ -38,6 +37,7 @@ from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import DataError
 from soulkit.option_texts import given_twice, split_names
+from soulkit.report.narrow_tables import plain_table
 from soulkit.text import byte_size
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _print_pulled(pulled: Sequence[Pulled], folder: Path, as_json: bool) -> None
         ]
         print_json({"folder": str(folder), "files": files})
         return
-    table = new_table("file", ">size", "state", "data set")
+    table = plain_table("file", ">size", "state", "data set")
     for one in pulled:
         cells = (one.name, byte_size(one.entry.bytes), one.state, one.entry.repo)
         table.add_row(*map(safe, cells))
@@ -321,7 +321,7 @@ def _row_dict(example: Example, prompts: FirstPrompts) -> dict[str, object]:
 
 def _print_example(example: Example, prompts: FirstPrompts) -> None:
     title = f"{example.task} {example.id}  ({example.source})"
-    table = new_table("field", "seen by", "value", title=safe(title))
+    table = plain_table("field", "seen by", "value", title=safe(title))
     for name, value in example.fields.items():
         if value is not None:
             seen = ", ".join(example.audience.get(name, ())) or "nobody"

@@ -13,9 +13,9 @@ import typer
 from rich.panel import Panel
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
+from soulkit.report.narrow_tables import plain_table
 
 if TYPE_CHECKING:
     from soulkit.data.contamination import Overlap, Passage, RenamedRows
@@ -176,7 +176,7 @@ def report_leaks(
                     "threshold": threshold, "written": written,
                     "bad": [asdict(b) for b in everything]})  # fmt: skip
     else:
-        table = new_table("overlap", ">conversations", ">of")
+        table = plain_table("overlap", ">conversations", ">of")
         for kind in ("holds", "part"):
             count = sum(match.kind == kind for match in report.matches)
             table.add_row(kind, str(count), str(report.chats))
@@ -372,7 +372,7 @@ def _print_rows(rows: RowAudit) -> None:
     out.print(
         f"{rows.rows} rows of {safe(rows.task)}, {rows.duplicates} duplicates, {len(rows.bad)} bad"
     )
-    table = new_table("field", ">words p50", ">p95", ">max", ">over budget")
+    table = plain_table("field", ">words p50", ">p95", ">max", ">over budget")
     for name, words in rows.words.items():
         figures = (words.p50, words.p95, words.max, words.over_budget)
         table.add_row(safe(name), *map(str, figures))
@@ -414,7 +414,7 @@ def _against(bias: Bias) -> str:
 
 
 def _print_tracker(task: str, report: LabelAudit) -> None:
-    table = new_table("group", "value", ">rows", ">agree", ">share", title="belief tracker")
+    table = plain_table("group", "value", ">rows", ">agree", ">share", title="belief tracker")
     lines = [("all", "", report.overall)]
     lines += [(tag, v, a) for tag, values in report.by.items() for v, a in values.items()]
     for tag, value, agreement in lines:
@@ -429,7 +429,7 @@ def _print_tracker(task: str, report: LabelAudit) -> None:
 
 
 def _print_overlap(overlap: Overlap) -> None:
-    table = new_table("overlap", ">training rows", ">share", ">evaluation rows", ">share")
+    table = plain_table("overlap", ">training rows", ">share", ">evaluation rows", ">share")
     for kind in overlap.kinds:
         touched = len(overlap.touched(kind))
         table.add_row(
@@ -525,7 +525,7 @@ def _print_check(path: Path, report: RowCheck) -> None:
     )
     for source, count in report.skipped.items():
         out.print(f"skipped: {count} rows of {safe(source)}")
-    table = new_table("field", ">rows", ">words p50", ">p95", ">max", ">over budget")
+    table = plain_table("field", ">rows", ">words p50", ">p95", ">max", ">over budget")
     for name, words in report.words.items():
         figures = (words.p50, words.p95, words.max, words.over_budget)
         table.add_row(safe(name), str(report.columns.get(name, "")), *map(str, figures))

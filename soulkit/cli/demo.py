@@ -16,10 +16,10 @@ from soulkit.cli.console import (
     print_json,
     print_next,
     progress,
-    table,
     warn_unsealed,
 )
 from soulkit.errors import MissingPackage
+from soulkit.report.narrow_tables import plain_table
 from soulkit.text import duration
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
         print_json({**results, "report": report})
         return
     names = list(results)
-    shown = table("", *(f">{name}" for name in names), title="two scripts, scored by rules")
+    shown = plain_table("", *(f">{name}" for name in names), title="two scripts, scored by rules")
     for task in results[names[0]]:
         shown.add_row(task, *(_mean(results[name][task]) for name in names))
     console().print(shown)
@@ -125,7 +125,7 @@ class _Stages:
 
 def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
     columns = {"before": "before", "after": "after Ditto", "after_shuffled": "after its control"}
-    shown = table("", *(f">{title}" for title in columns.values()), title="held-out stories")
+    shown = plain_table("", *(f">{title}" for title in columns.values()), title="held-out stories")
     shown.add_row("accuracy", *(_with_ci(results, name) for name in columns))
     for name in results["beliefs_before"]:
         words = "true beliefs" if name == "no_tom" else "false beliefs"

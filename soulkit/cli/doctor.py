@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import ask_user, console, err, print_json, safe
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import Json, Trust
 from soulkit.doctor.access import hub_line, key_lines, rows_lines
 from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
+from soulkit.report.narrow_tables import plain_table
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import dollars
 
@@ -123,7 +123,7 @@ def _say_result(checkup: Checkup) -> None:
 
 
 def _print_lines(lines: Iterable[CheckLine]) -> None:
-    table = new_table("", "what", "how it is")
+    table = plain_table("", "what", "how it is")
     for one in lines:
         table.add_row(_health(one.health), safe(one.name), _with_way(one.words, one.way))
     console().print(table)
@@ -131,7 +131,7 @@ def _print_lines(lines: Iterable[CheckLine]) -> None:
 
 def player_table(players: Iterable[PlayerCheck]) -> Table:
     """Who answered what; with time, tokens and cost."""
-    table = new_table("", "role", "who", "answer")
+    table = plain_table("", "role", "who", "answer")
     table.columns[2].overflow = "fold"  # of an address no part may be missing
     for one in players:
         words = "; ".join(filter(None, (f"in {one.task}: {one.words}", call_figures(one))))

@@ -22,11 +22,11 @@ from soulkit.cli.console import (
     starting,
     warn_unsealed,
 )
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import GroupFromSettings, Json, build_command, options_for, settings_from
 from soulkit.cli.parse_errors import CommandTable, missing_run_error
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.option_texts import row_sources
+from soulkit.report.narrow_tables import plain_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -239,9 +239,9 @@ def correct(
 
 def _print_correction(task: str, report: Mapping[str, Any]) -> None:
     if report["dimensions"]:
-        means = new_table("dimension", ">judge", ">people [95% CI]", ">corrected [95% CI]",
+        means = plain_table("dimension", ">judge", ">people [95% CI]", ">corrected [95% CI]",
                           title=safe(task))  # fmt: skip
-        errors = new_table("dimension", ">judge − people [95% CI]", ">lambda", ">labelled",
+        errors = plain_table("dimension", ">judge − people [95% CI]", ">lambda", ">labelled",
                            ">clusters")  # fmt: skip
         for name, cell in report["dimensions"].items():
             means.add_row(safe(name), *_means(cell))
@@ -249,7 +249,7 @@ def _print_correction(task: str, report: Mapping[str, Any]) -> None:
         for made in (means, errors):  # in one, a line has no room for eleven numbers
             made.columns[0].overflow = "fold"
             out.print(made)
-    agreement = new_table("dimension", "alpha of", ">n", ">alpha [95% CI]", ">equal", "allows")
+    agreement = plain_table("dimension", "alpha of", ">n", ">alpha [95% CI]", ">equal", "allows")
     agreement.columns[3].no_wrap = True
     for name, who, cell in _agreements(report):
         made_cells = (_plain_estimate(cell["alpha"]), _plain_number(cell["exact"]["value"]))
@@ -459,7 +459,7 @@ def _print_task(task: str, report: Mapping[str, Any]) -> None:
 
 
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
-    table = new_table(
+    table = plain_table(
         "dimension", "agreement", ">n", "clusters", ">alpha [95% CI]", ">ICC", ">rho", ">equal",
         ">gap", "what it allows", title=safe(task),
     )  # fmt: skip
@@ -491,7 +491,7 @@ def _comparisons(dimension: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[st
 
 
 def _length(dimensions: Mapping[str, Any]) -> Table:
-    table = new_table(
+    table = plain_table(
         "dimension", "judge", ">n", "clusters", ">rho with words [95% CI]",
         ">at equal turns [95% CI]", ">points per 100 words [95% CI]",
     )  # fmt: skip
@@ -506,7 +506,7 @@ def _length(dimensions: Mapping[str, Any]) -> Table:
 
 
 def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
-    table = new_table(
+    table = plain_table(
         "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters",
         ">flips [95% CI]", ">first preferred [95% CI]",
     )  # fmt: skip

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import Json
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import RunError
+from soulkit.report.narrow_tables import plain_table
 from soulkit.text import dollars
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _print_stats(groups: list[CallTotals]) -> None:
     heads = ("role", *(("purpose",) if several else ()), "model", ">calls", ">attempts",
              ">prompt tokens", ">reply tokens", ">cost", ">priced", ">p50", ">p95", "first (UTC)",
              "last (UTC)")  # fmt: skip
-    made = new_table(*heads)
+    made = plain_table(*heads)
     for g in groups:
         made.add_row(
             safe(g.role), *((safe(g.purpose),) if several else ()), safe(g.model), str(g.calls),

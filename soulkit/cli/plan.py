@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from soulkit.cli.console import console, print_json, safe
-from soulkit.cli.console import table as new_table
 from soulkit.errors import ConfigError
+from soulkit.report.narrow_tables import plain_table
 from soulkit.text import byte_size, dollars, duration
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
-    table = new_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
+    table = plain_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
                       ">cost", ">calls at most", ">cost at most")  # fmt: skip
     for part in plan.tasks:
         for one in part.asked:
@@ -72,7 +72,7 @@ def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None
     if as_json:
         print_json({**plan.as_dict(), **({"played": played.as_dict()} if played else {})})
         return
-    table = new_table("source", ">rows", ">ratio", ">tokens each", ">of them learned")
+    table = plain_table("source", ">rows", ">ratio", ">tokens each", ">of them learned")
     for one in plan.sources:
         rows = "unknown" if one.rows is None else f"{one.rows:,}"
         each, share = f"{one.tokens_per_lesson:,.0f}", f"{one.learned_share:.0%}"

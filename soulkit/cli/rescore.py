@@ -173,9 +173,12 @@ def _seen_from(here: Path, path: Path) -> Path:
 
 
 def _print(done: Rescored, here: Path) -> None:
-    from soulkit.cli.console import out, safe, table
+    from soulkit.cli.console import out, safe
+    from soulkit.report.narrow_tables import plain_table
 
-    made = table("task", "metric", ">old mean", ">new mean", ">changed", ">scored", "unscored now")
+    made = plain_table(
+        "task", "metric", ">old mean", ">new mean", ">changed", ">scored", "unscored now"
+    )
     for change in done.changes:
         made.add_row(*(safe(text) for text in _row(change)))
     out.print(made)

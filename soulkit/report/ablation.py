@@ -40,8 +40,7 @@ from soulkit.metrics.intervals import (
     signed,
 )
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.narrow_tables import FittingTable
-from soulkit.report.tables import plain_table
+from soulkit.report.narrow_tables import FittingTable, plain_table
 from soulkit.runs.folder import read_config
 from soulkit.runs.provenance import provenance_of
 from soulkit.text import duration

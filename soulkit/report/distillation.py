@@ -25,8 +25,8 @@ from soulkit.metrics.intervals import (
 from soulkit.metrics.retention import Retention
 from soulkit.report.ablation_page import Palette, Picture, dress, picture_of
 from soulkit.report.comparison import gate_text
-from soulkit.report.narrow_tables import FittingTable
-from soulkit.report.tables import cell_text, literal_text, plain_table, task_label
+from soulkit.report.narrow_tables import FittingTable, plain_table
+from soulkit.report.tables import cell_text, literal_text, task_label
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.text import one_line
 from soulkit.version import __version__

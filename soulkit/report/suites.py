@@ -13,7 +13,7 @@ from soulkit.eval.results.suites import Scales, SuiteLine, suite_lines
 from soulkit.eval.results.summary import VALUE, Cell, headline, headline_name
 from soulkit.metrics.intervals import DASH, Interval, number
 from soulkit.report.load import RunData
-from soulkit.report.narrow_tables import FittingTable, InParts
+from soulkit.report.narrow_tables import FittingTable, InParts, plain_table
 from soulkit.report.published import (
     Publication,
     has_published,
@@ -33,7 +33,6 @@ from soulkit.report.tables import (
     literal_text,
     md_text,
     mean_text,
-    plain_table,
 )
 from soulkit.tasks.kit.registry import Registry
 from soulkit.tasks.kit.spec import Suite

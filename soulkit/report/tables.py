@@ -40,7 +40,7 @@ from soulkit.metrics.intervals import (
     number,
 )
 from soulkit.report.load import RunData
-from soulkit.report.narrow_tables import FittingTable, InParts
+from soulkit.report.narrow_tables import FittingTable, InParts, plain_table
 from soulkit.report.published import published_beside
 from soulkit.report.training import LABELLED_FACTS, facts_of_training, validation_rows
 from soulkit.text import counted, dollars, duration, one_line
@@ -536,17 +536,6 @@ def _facts_line(run: RunData) -> str:
         *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
-
-
-def plain_table() -> Table:
-    """An empty rich table in the house's style."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-        header_style="dim", border_style="dim",
-    )  # fmt: skip
 
 
 def literal_text(text: str) -> Any:
