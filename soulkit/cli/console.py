@@ -40,7 +40,7 @@ __all__ = [
     "print_json",
     "progress",
 ]
-__all__ += ["safe", "sanitise", "starting", "warn_unsealed", "working"]
+__all__ += ["note", "print_next", "safe", "sanitise", "starting", "warn_unsealed", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -323,11 +323,13 @@ def warn_unsealed() -> None:
     from soulkit.runs.seals import no_seal_reason
 
     if why := no_seal_reason():
-        err.print(
-            f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
-            "run's folder will need --trust",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+        note(f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
+             "run's folder will need --trust")  # fmt: skip
+
+
+def note(remark: str) -> None:
+    """A remark on stderr, on a line of its own."""
+    err.print(safe(one_line(remark)), soft_wrap=True)
 
 
 def print_next(*commands: str) -> None:
@@ -335,7 +337,6 @@ def print_next(*commands: str) -> None:
 
     Commands with --json do not say it.
     """
-    from soulkit.text import one_line
 
     if commands:
-        err.print(f"next: {one_line('; '.join(commands))}", markup=False, soft_wrap=True)
+        note(f"next: {'; '.join(commands)}")

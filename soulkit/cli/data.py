@@ -13,8 +13,7 @@ from rich.panel import Panel
 
 from soulkit.cli.console import (
     console,
-    err,
-    one_line,
+    note,
     out,
     print_json,
     progress,
@@ -110,7 +109,7 @@ def pull(
         where,
         revision=revision,
         bars=lambda n: progress(n, "pull", byte_size),
-        say=_say,
+        say=note,
     )
     _print_pulled(files, where, as_json)
 
@@ -267,10 +266,6 @@ def _again(command: str, options: Mapping[str, object]) -> str:
     """The command line to run again, as a shell reads it."""
     arguments = [(name, str(value)) for name, value in options.items() if value is not None]
     return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in arguments)])
-
-
-def _say(remark: str) -> None:
-    err.print(safe(one_line(remark)), soft_wrap=True)
 
 
 # -- printing ------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ import typer
 from soulkit.cli.console import (
     ask_user,
     console,
-    err,
-    one_line,
+    note,
     print_json,
     print_next,
     progress,
@@ -152,7 +151,7 @@ def _draft(
         build,
         folder,
         bars=lambda n: progress(n, "build"),
-        say=_say,
+        say=note,
         ask_user=ask_user(),
         starts=starting,
     )
@@ -170,12 +169,12 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
 
     lines = unreadable_records(done.run.path)
     for line in lines[:SHOWN]:
-        _say(line)
+        note(line)
     if len(lines) > SHOWN:
-        _say(f"… and {len(lines) - SHOWN} more: {done.run.path / 'outcomes.jsonl'}")
+        note(f"… and {len(lines) - SHOWN} more: {done.run.path / 'outcomes.jsonl'}")
     counts = done.report["counts"]
     if not done.complete:
-        _say(f"{counts['no_answer']} records got no answer, so no rows were written; the same "
+        note(f"{counts['no_answer']} records got no answer, so no rows were written; the same "
              "command asks about them again")  # fmt: skip
         raise typer.Exit(1)
     if done.rows:
@@ -187,7 +186,7 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     else:
         _print(done, target)
     if not done.rows:
-        _say("no draft was kept, so there is nothing to write")
+        note("no draft was kept, so there is nothing to write")
         raise typer.Exit(1)
     if not as_json:
         say_next_of(done.report["task"], target)
@@ -214,12 +213,8 @@ def _listed(counts: dict[str, int]) -> str:
 
 def _say_bad(build: Build) -> None:
     for remark in build.remarks():
-        _say(f"note: {remark}")
+        note(f"note: {remark}")
     say_bad_rows(build.drafts.bad)
-
-
-def _say(remark: str) -> None:
-    err.print(safe(one_line(remark, 400)), soft_wrap=True)
 
 
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -330,8 +325,8 @@ def write_original(
 def _say_rows(
     task: str, path: Path, rows: int, bad: Sequence[BadRow], notes: Sequence[str], as_json: bool
 ) -> None:
-    for note in notes:
-        err.print(f"note: {safe(note)}", soft_wrap=True)
+    for remark in notes:
+        note(f"note: {remark}")
     if as_json:
         listed = [asdict(b) for b in bad]
         print_json({"task": task, "file": str(path), "rows": rows, "bad": listed})

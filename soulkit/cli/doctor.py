@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import ask_user, console, err, print_json, safe
+from soulkit.cli.console import ask_user, console, note, print_json, safe
 from soulkit.cli.options import Json, Trust
 from soulkit.doctor.access import hub_line, key_lines, rows_lines
 from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
@@ -107,16 +107,12 @@ def command(
 def _ask(needs: Needs, *, load: bool) -> list[PlayerCheck]:
     from soulkit.doctor.trial import ask_players
 
-    return ask_players(needs.parts, load=load, say=_say, ask=ask_user())
-
-
-def _say(remark: str) -> None:
-    err.print(safe(remark), soft_wrap=True)
+    return ask_players(needs.parts, load=load, say=note, ask=ask_user())
 
 
 def _say_result(checkup: Checkup) -> None:
     number = checkup.problems
-    _say("no problem" if not number else "1 problem" if number == 1 else f"{number} problems")
+    note("no problem" if not number else "1 problem" if number == 1 else f"{number} problems")
 
 
 # -- tables ----------------------------------------------------------------------------------------

@@ -118,13 +118,10 @@ def _new_folder(recorded: RecordedRun, here: Path) -> Path:
 
 def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:
     """Say what it costs, have that confirmed, and ask; None for a dry run."""
-    from soulkit.cli.console import ask_user, err, progress, starting
+    from soulkit.cli.console import ask_user, note, progress, starting
     from soulkit.cli.plan import show_plan
     from soulkit.eval.results.rejudge import rejudge, survey_of, survey_plan
     from soulkit.play.costs import confirm_cost
-
-    def say(remark: str) -> None:
-        err.print(remark, markup=False, soft_wrap=True)
 
     survey = survey_of(renewal)
     plan = survey_plan(renewal, survey)
@@ -132,14 +129,14 @@ def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | 
         show_plan(plan, as_json)
         return None
     controls = f" and {len(survey.controls)} controls" if survey.controls else ""
-    say(f"{survey.questions} questions of {len(survey.episodes)} episodes{controls} are not in the "
-        "ledger")  # fmt: skip
-    confirm_cost(plan, renewal.config, say, ask_user())
+    asked = f"{survey.questions} questions of {len(survey.episodes)} episodes{controls}"
+    note(f"{asked} are not in the ledger")
+    confirm_cost(plan, renewal.config, note, ask_user())
     for server in renewal.servers() if survey.questions else ():
-        say(server)
+        note(server)
     recorded = renewal.recorded
     with progress(len(recorded.records) + len(recorded.controls), "rescore") as bar:
-        return rejudge(renewal, bar.advance, say=say, starts=starting)
+        return rejudge(renewal, bar.advance, say=note, starts=starting)
 
 
 def _needs_ask(option: str) -> ConfigError:
