@@ -31,6 +31,7 @@ from soulkit.cli.console import (
     working,
 )
 from soulkit.cli.options import (
+    EVERYDAY,
     GroupFromSettings,
     Option,
     build_command,
@@ -97,10 +98,15 @@ class Methods(GroupFromSettings):
     def build(self, name: str) -> Any:
         if name == "ablate":
             return build_command(name, ABLATE, ablate_options(), _ablate)
+        from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import method_class
 
-        sentence = method_class(name).names[name]
-        return build_command(name, sentence, method_options(name), partial(_train, name))
+        sentence, options = method_class(name).names[name], method_options(name)
+        known = {"", *TrainConfig.model_fields}  # all others are those of a package's method
+        packaged = {o.flag for o in options if o.setting.partition(".")[0] not in known}
+        return build_command(
+            name, sentence, options, partial(_train, name), everyday=EVERYDAY | packaged
+        )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
