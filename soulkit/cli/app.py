@@ -260,7 +260,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for part in traceback.format_exception(error):
                     print(printable(part), end="", file=sys.stderr)
             return _explain(error)
-        return _interrupted(stop.exit_code) if code == 130 else code
+        if code != 130:
+            return code
+        _say("interrupted: what was finished is kept; run the same command again to resume")
+        return stop.exit_code
 
 
 @contextmanager
@@ -345,11 +348,6 @@ def _flush() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _interrupted(code: int) -> int:
-    _say("interrupted: what was finished is kept; run the same command again to resume")
-    return code
 
 
 def _explain(error: Exception) -> int:

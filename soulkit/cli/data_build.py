@@ -30,7 +30,7 @@ from soulkit.text import dollars
 
 if TYPE_CHECKING:
     from soulkit.data.files import BadRow
-    from soulkit.eval.drafted_rows import Build, BuildResult
+    from soulkit.eval.drafted_rows import BuildResult
     from soulkit.tasks.kit.base import Task
     from soulkit.tasks.kit.importing import Imported
 
@@ -146,7 +146,9 @@ def _draft(
     if dry_run:
         show_plan(build.plan(), as_json)
         return
-    _say_bad(build)
+    for remark in build.remarks():
+        note(f"note: {remark}")
+    say_bad_rows(build.drafts.bad)
     done = build_drafted_rows(
         build,
         folder,
@@ -209,12 +211,6 @@ def _listed(counts: dict[str, int]) -> str:
     """`3 (quotes 2, unsafe 1)`."""
     parts = ", ".join(f"{name} {count}" for name, count in counts.items())
     return f"{sum(counts.values())}" + (f" ({parts})" if parts else "")
-
-
-def _say_bad(build: Build) -> None:
-    for remark in build.remarks():
-        note(f"note: {remark}")
-    say_bad_rows(build.drafts.bad)
 
 
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -17,12 +17,12 @@ from soulkit.doctor.access import hub_line, key_lines, rows_lines
 from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
 from soulkit.report.narrow_tables import plain_table
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.text import dollars
+from soulkit.text import counted, dollars
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from soulkit.doctor.machine import Checkup, PlayerCheck
+    from soulkit.doctor.machine import PlayerCheck
     from soulkit.doctor.needs import Needs
 
 
@@ -94,25 +94,16 @@ def command(
     if not as_json:
         _print_lines(checkup.lines)
     if needs is not None:
-        checkup.players += _ask(needs, load=load)
+        from soulkit.doctor.trial import ask_players
+
+        checkup.players += ask_players(needs.parts, load=load, say=note, ask=ask_user())
         if not as_json and checkup.players:
             console().print(player_table(checkup.players))
     if as_json:
         print_json(checkup.as_dict())
-    _say_result(checkup)
+    note(counted(checkup.problems, "problem") if checkup.problems else "no problem")
     if checkup.problems:
         raise typer.Exit(1)
-
-
-def _ask(needs: Needs, *, load: bool) -> list[PlayerCheck]:
-    from soulkit.doctor.trial import ask_players
-
-    return ask_players(needs.parts, load=load, say=note, ask=ask_user())
-
-
-def _say_result(checkup: Checkup) -> None:
-    number = checkup.problems
-    note("no problem" if not number else "1 problem" if number == 1 else f"{number} problems")
 
 
 # -- tables ----------------------------------------------------------------------------------------

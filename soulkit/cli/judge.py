@@ -464,7 +464,7 @@ def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
             figures = [cell.get(k) for k in ("icc", "spearman", "exact", "mean_gap")]
             table.add_row(
                 safe(name), safe(label), str(cell["n"]), _clusters(cell["alpha"]),
-                _estimate(cell["alpha"]), *map(_number, figures),
+                _estimate(cell["alpha"]), *(_figure(one and one["value"]) for one in figures),
                 _trust(cell),
             )  # fmt: skip
     return table
@@ -520,10 +520,6 @@ def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
             _share(cell["asked_again"]), *shown,
         )  # fmt: skip
     return table
-
-
-def _number(cell: Mapping[str, Any] | None) -> str:
-    return _figure(cell["value"] if cell is not None else None)
 
 
 def _figure(value: object) -> str:

@@ -179,17 +179,14 @@ def export(
     from soulkit.models.ledger.view import LedgerView, write_export
 
     with LedgerView(ledger_path(where)) as view:
-        lines = (_line(stored) for stored in view.entries(example=example, role=role))
+        entries = view.entries(example=example, role=role)
+        lines = (json.dumps(s.as_dict(), ensure_ascii=True, allow_nan=False) for s in entries)
         if file is None:
             for line in lines:
                 typer.echo(line)
             return
         count = write_export(file, lines)
     err.print(safe(f"{count} entries in {file}"), soft_wrap=True)
-
-
-def _line(stored: StoredCall) -> str:
-    return json.dumps(stored.as_dict(), ensure_ascii=True, allow_nan=False)
 
 
 # -- verify --------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ def command(
     from soulkit.cli.console import print_json, warn_unsealed
     from soulkit.eval.results.rescore import rescore
     from soulkit.eval.run.provenance import in_start_folder
+    from soulkit.runs.folder import default_run_path
 
     named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
              "--dry-run": dry_run, "--endpoints": endpoints}  # fmt: skip
@@ -85,7 +86,9 @@ def command(
     with in_start_folder(run):
         recorded = _recorded(run, trust)
         if not ask:
-            done = rescore(recorded, out or _new_folder(recorded, here), missing.value)
+            tasks = sorted({r.task for r in recorded.records})
+            new = out or default_run_path("rescore", tasks, here / "runs")
+            done = rescore(recorded, new, missing.value)
         else:
             from soulkit.eval.results.rejudge import rejudge_plan
 
@@ -108,12 +111,6 @@ def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettin
     from soulkit.eval.results.rejudge import judges_named
 
     return judges_named(texts, str(endpoints) if endpoints else None) if texts else ()
-
-
-def _new_folder(recorded: RecordedRun, here: Path) -> Path:
-    from soulkit.runs.folder import default_run_path
-
-    return default_run_path("rescore", sorted({r.task for r in recorded.records}), here / "runs")
 
 
 def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:

@@ -135,7 +135,9 @@ def _curves(
     rows: Sequence[MethodRow], name: str, title: str, caption: str
 ) -> list[tuple[str, str, str, tuple[float, float], DrawFigure]]:
     drawable = [
-        (i, r.arm, r.curves[name]) for i, r in enumerate(rows) if _has_values(r.curves[name])
+        (i, r.arm, r.curves[name])
+        for i, r in enumerate(rows)
+        if any(v is not None for v in r.curves[name].mean)
     ]
     if not drawable:
         return []
@@ -151,10 +153,6 @@ def _curves(
         (WIDTH, 0.5 + 1.65 * lines), lambda canvas, palette: _panels(canvas, drawable, palette),
     )  # fmt: skip
     return [together, panels] if name == "reward/draft" else [panels]
-
-
-def _has_values(band: Band) -> bool:
-    return any(v is not None for v in band.mean)
 
 
 def picture_of(

@@ -11,7 +11,7 @@ from soulkit.eval.results.cells import named_with_origin
 from soulkit.eval.results.suites import SuiteLine
 from soulkit.eval.results.summary import headline_name
 from soulkit.report.load import RunData
-from soulkit.report.suites import ContextColumn, Grid, GridCell, GridRow, SuiteTable, TableLine
+from soulkit.report.suites import Grid, GridCell, GridRow, SuiteTable, TableLine
 from soulkit.report.tables import metric_label
 from soulkit.text import one_line
 
@@ -137,7 +137,14 @@ def _numbers_of(table: SuiteTable, line: TableLine) -> Iterator[dict[str, Any]]:
         yield {**place, **_of_run(run, one), "best_of_line": i in line.best_runs}
     for i, (column, figure) in enumerate(zip(table.context, line.figures, strict=True)):
         if figure is not None:
-            yield {**place, **_published(column, figure), "best_of_line": i in line.best_figures}
+            yield {
+                **place,
+                "column": column.model,
+                "source": column.table.name,
+                "mean": figure,
+                "comparable": column.comparable,
+                "best_of_line": i in line.best_figures,
+            }
 
 
 def _of_run(run: RunData, line: SuiteLine) -> dict[str, Any]:
@@ -155,11 +162,6 @@ def _metric_record(run: RunData, line: SuiteLine) -> str:
     cells = run.tasks.get(line.name, {})
     name = metric_label(run, line.name, headline_name(cells)) if cells else ""
     return named_with_origin(name, line.cell) if name else ""
-
-
-def _published(column: ContextColumn, figure: float) -> dict[str, Any]:
-    return {"column": column.model, "source": column.table.name, "mean": figure,
-            "comparable": column.comparable}  # fmt: skip
 
 
 def _plain_cell(value: object) -> object:

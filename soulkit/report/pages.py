@@ -98,7 +98,10 @@ def render(
         compared=tables.comparable_runs(runs),
         unlike=tables.side_by_side(runs),
         summarised=[run for run in runs if run.tasks],
-        trained=[_trained(run) for run in runs if run.steps or run.evals],
+        trained=[
+            Trained(run, learning_curves(run), tables.step_rows(run) if run.steps else [])
+            for run in runs if run.steps or run.evals
+        ],
         statuses=_statuses(runs),
         published=published.tables,
         published_notes=[note for note in published.notes if note not in said],
@@ -142,10 +145,6 @@ def script_hash(name: str = "script.html.j2") -> str:
     text = environment().get_template(name).render()
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _trained(run: RunData) -> Trained:
-    return Trained(run, learning_curves(run), tables.step_rows(run) if run.steps else [])
 
 
 def _result_rows(runs: Sequence[RunData], published: Sequence[Publication]) -> list[dict[str, Any]]:
@@ -204,7 +203,10 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
             cell = run.tasks.get(task, {}).get(VALUE, Cell())
             reasons = {f"unscored: {k}": v for k, v in cell.unscored.items()}
             rows.append((run.name, task, scored | reasons))
-    columns = sorted({name for *_, counts in rows for name in counts}, key=_status_order)
+    columns = sorted(
+        {name for *_, counts in rows for name in counts},
+        key=lambda name: (name != "ok", name.startswith("unscored"), name),
+    )
     limits = {run.name: limits_text(s.limits, s.statuses) for run in runs if (s := run.summary)}
     return {
         "columns": columns,
@@ -216,10 +218,6 @@ def _statuses(runs: Sequence[RunData]) -> dict[str, Any]:
             if (s := run.summary) and (text := uniform_text(s.uniform_verdicts))
         },
     }
-
-
-def _status_order(name: str) -> tuple[bool, bool, str]:
-    return name != "ok", name.startswith("unscored"), name
 
 
 def _choices(units: Sequence[Any]) -> dict[str, list[str]]:

@@ -19,7 +19,6 @@ from soulkit.train.state.summary import (
     CanaryTotals,
     FeedbackTotals,
     TrainSummary,
-    ValidationTotals,
 )
 
 LEAK_CHECK = (
@@ -100,7 +99,8 @@ def lesson_facts(summary: TrainSummary) -> list[tuple[str, str]]:
     facts = []
     if (valid := summary.validation) is not None:
         texts = [
-            _moved(valid.first[name], loss, name) + _of_lessons(valid, name)
+            _moved(valid.first[name], loss, name)
+            + (f" ({valid.lessons[name]:,} conversations)" if name in valid.lessons else "")
             for name, loss in valid.last.items()
         ]
         facts.append(("validation loss", "; ".join(texts)))
@@ -128,10 +128,6 @@ def _moved(first: float, last: float, name: str) -> str:
     return f"{name} {last:.3f}" if first == last else f"{name} {first:.3f} to {last:.3f}"
 
 
-def _of_lessons(valid: ValidationTotals, name: str) -> str:
-    return f" ({valid.lessons[name]:,} conversations)" if name in valid.lessons else ""
-
-
 def validation_rows(
     measured: Sequence[tuple[int, Mapping[str, float]]],
 ) -> list[tuple[str, str, str]]:
@@ -139,13 +135,12 @@ def validation_rows(
     rows = []
     for name in dict.fromkeys(name for _, losses in measured for name in losses):
         ends = [(step, losses[name]) for step, losses in measured if name in losses]
-        first, last = (f"{loss:.3f} ({_after(step)})" for step, loss in (ends[0], ends[-1]))
+        first, last = (
+            f"{loss:.3f} ({f'step {step}' if step >= 0 else 'before'})"
+            for step, loss in (ends[0], ends[-1])
+        )
         rows.append((f"validation loss, {name}", first, last))
     return rows
-
-
-def _after(step: int) -> str:
-    return f"step {step}" if step >= 0 else "before"
 
 
 def canary_text(canaries: CanaryTotals | None) -> str:
@@ -324,11 +319,12 @@ def _imitation(run: RunData) -> list[Curve]:
 
 def _conversations(run: RunData) -> list[tuple[str, str, list[Curve]]]:
     """The losses of a training on conversations, by source."""
+    losses = _task_curves(run, lambda line: line.learned.losses)
     return [
         (
             "Loss by source",
             "Of each source of conversations: nats per learned token of its own.",
-            _several(_task_curves(run, lambda line: line.learned.losses)),
+            losses if len(losses) > 1 else [],  # a single one is the curve of the whole
         ),
         (
             "Validation loss",
@@ -337,11 +333,6 @@ def _conversations(run: RunData) -> list[tuple[str, str, list[Curve]]]:
             _validation(run),
         ),
     ]
-
-
-def _several(curves: list[Curve]) -> list[Curve]:
-    """Nothing for a single one, which would repeat the curve of the whole."""
-    return curves if len(curves) > 1 else []
 
 
 def _validation(run: RunData) -> list[Curve]:
