@@ -9,14 +9,11 @@ and the colours are those of Okabe and Ito.
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import MissingPackage
 from soulkit.metrics.intervals import number, signed
 from soulkit.report.ablation import (
     CURVES,
@@ -33,8 +30,16 @@ from soulkit.report.ablation import (
     reward_parts,
     stat_text,
 )
+from soulkit.report.figures import (
+    DrawFigure,
+    Figure,
+    Palette,
+    draw_figure,
+    dress,
+    plot_band,
+    plot_point,
+)
 from soulkit.report.pages import environment
-from soulkit.report.training import GRID, INK, SERIES, themed
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.version import __version__
 
@@ -43,38 +48,6 @@ IN_ONE_FRAME = 4
 COLUMNS = 5
 WIDTH = 10.0
 """Inches; the page scales the picture."""
-
-
-@dataclass(frozen=True, slots=True)
-class Palette:
-    """Ink, grid and six colours."""
-
-    ink: str
-    grid: str
-    series: tuple[str, ...]
-
-    def of(self, index: int) -> str:
-        """The colour of a method: the first is ink, like the line others are held against."""
-        return self.ink if index == 0 else self.series[(index - 1) % len(self.series)]
-
-
-PAGE = Palette(INK, GRID, SERIES)
-PAPER = Palette(
-    "#40444b", "#dcdcd7", ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#c98a00", "#3f9fd8")
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A drawn figure for the page."""
-
-    name: str
-    title: str
-    caption: str
-    svg: str
-
-
-DrawFigure = Callable[[Any, Palette], None]
 
 
 def write_ablation(ablation: Ablation, folder: Path) -> Path:
@@ -111,7 +84,7 @@ def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
 # --- pictures -------------------------------------------------------------------------------------
 
 
-def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
+def draw_all(ablation: Ablation, folder: Path) -> list[Figure]:
     """Every figure that the runs allow, in reading order; PNG files go to `folder`.
 
     MissingPackage without matplotlib.
@@ -128,7 +101,10 @@ def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
     ))  # fmt: skip
     for name, (title, caption, _) in CURVES.items():
         plans += _curves(ablation.rows, name, title, caption)
-    return [picture_of(folder, *one) for one in plans]
+    return [
+        draw_figure(title, caption, size, name, draw, png=folder / f"{name.replace('/', '_')}.png")
+        for name, title, caption, size, draw in plans
+    ]
 
 
 def _curves(
@@ -155,33 +131,6 @@ def _curves(
     return [together, panels] if name == "reward/draft" else [panels]
 
 
-def picture_of(
-    folder: Path, name: str, title: str, caption: str, size: tuple[float, float], draw: DrawFigure
-) -> Picture:
-    """Draw a figure of this size in inches twice: as SVG for the page, as PNG into `folder`."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage("matplotlib", "the figures of a comparison") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
-        page, paper = (Figure(figsize=size, layout="constrained") for _ in range(2))
-        FigureCanvasSVG(page)
-        FigureCanvasAgg(paper)
-        draw(page, PAGE)
-        draw(paper, PAPER)
-        text = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        page.savefig(text, format="svg", transparent=True, metadata=nothing)
-        paper.savefig(
-            folder / f"{name.replace('/', '_')}.png", dpi=160, metadata={"Software": None}
-        )
-    return Picture(name=name, title=title, caption=caption, svg=themed(text.getvalue(), title))
-
-
 def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
     """Final rewards and their paired differences, one line a method."""
     left, right = canvas.subplots(1, 2, sharey=True)
@@ -197,22 +146,12 @@ def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
     left.set_ylim(len(rows) - 0.5, -0.5)
 
 
-def _point(axes: Any, y: int, stat: OverSeeds, colour: str) -> None:
-    if stat.mean is None:
-        return
-    axes.plot(stat.seeds, [y] * len(stat.seeds), "|", color=colour, markersize=9, alpha=0.6)
-    if stat.low is not None and stat.high is not None:
-        axes.plot([stat.low, stat.high], [y, y], color=colour, linewidth=4, alpha=0.3,
-                  solid_capstyle="butt")  # fmt: skip
-    axes.plot([stat.mean], [y], "o", color=colour, markersize=6)
-
-
 def _one_frame(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
     """All curves in one frame, labelled at their ends; intervals while they can be told apart."""
     axes = canvas.subplots()
     for index, _, band in curves:
         style = (0, (5, 2)) if max(index - 1, 0) // len(palette.series) % 2 else "-"
-        _curve(axes, band, palette.of(index), style=style, fill=len(curves) <= IN_ONE_FRAME)
+        _plot(axes, band, palette.of(index), style=style, fill=len(curves) <= IN_ONE_FRAME)
     dress(axes, palette, grid="y")
     axes.set_xlabel("step", color=palette.ink, loc="right")
     last = max(band.steps[-1] for *_, band in curves)
@@ -254,40 +193,21 @@ def _panels(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palet
     for place, (axes, (_, name, band)) in enumerate(zip(grid, curves, strict=False)):
         for other, (*_, behind) in enumerate(curves):
             if other not in (0, place):
-                _curve(axes, behind, palette.grid, width=1.0)
+                _plot(axes, behind, palette.grid, width=1.0)
         if place:
-            _curve(axes, curves[0][2], palette.ink, style=(0, (3, 2)), width=1.0)
-        _curve(axes, band, palette.series[0] if place else palette.ink, width=1.8, fill=True)
+            _plot(axes, curves[0][2], palette.ink, style=(0, (3, 2)), width=1.0)
+        _plot(axes, band, palette.series[0] if place else palette.ink, width=1.8, fill=True)
         axes.set_title(name, fontsize=9, color=palette.ink, loc="left")
         dress(axes, palette, grid="y")
     for axes in grid[len(curves) :]:
         axes.set_visible(False)
 
 
-def _curve(
-    axes: Any, band: Band, colour: str, *, style: Any = "-", width: float = 1.6, fill: bool = False
-) -> None:
-    mean, low, high = (_gaps(values) for values in (band.mean, band.low, band.high))
-    few = sum(v is not None for v in band.mean) == 1
-    axes.plot(band.steps, mean, color=colour, linewidth=width, linestyle=style,
-              marker="o" if few else "", markersize=3.2)  # fmt: skip
-    if fill:
-        axes.fill_between(band.steps, low, high, color=colour, alpha=0.2, linewidth=0)
+def _plot(axes: Any, band: Band, colour: str, *, fill: bool = False, **look: Any) -> None:
+    plot_band(axes, band.steps, band.mean, band.low, band.high, colour, fill=fill, **look)
 
 
-def _gaps(values: Sequence[float | None]) -> list[float]:
-    return [math.nan if v is None else v for v in values]
-
-
-def dress(axes: Any, palette: Palette, *, grid: str) -> None:
-    """Take off the frame; leave thin lines along `grid`, "x" or "y"."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(palette.grid)
-    axes.grid(axis=grid, color=palette.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=palette.ink, length=0, labelsize=9)
-    if grid == "y":
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+def _point(axes: Any, y: int, stat: OverSeeds, colour: str) -> None:
+    if stat.mean is not None:
+        axes.plot(stat.seeds, [y] * len(stat.seeds), "|", color=colour, markersize=9, alpha=0.6)
+        plot_point(axes, y, stat.mean, (stat.low, stat.high), colour)

@@ -17,10 +17,10 @@ from soulkit.eval.results.warnings import limits_text, uniform_text
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
+from soulkit.report.figures import Figure, learning_curves
 from soulkit.report.load import RunData
 from soulkit.report.published import Publication, published_beside
 from soulkit.report.suites import Grid, SuiteTable, grid_markdown, grid_parts, suite_grid
-from soulkit.report.training import Figure, learning_curves
 from soulkit.report.transcript import CAP, choose
 from soulkit.runs.jsonl import write_aside
 from soulkit.text import one_line
