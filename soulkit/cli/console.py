@@ -40,7 +40,7 @@ __all__ = [
     "print_json",
     "progress",
 ]
-__all__ += ["note", "print_next", "safe", "sanitise", "starting", "warn_unsealed", "working"]
+__all__ += ["print_next", "print_note", "safe", "sanitise", "starting", "warn_unsealed", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -104,7 +104,7 @@ class Bar(Protocol):
     """What `progress` hands out."""
 
     def advance(self, steps: int = 1, note: str = "") -> None:
-        """`steps` more are done; `note` (a cost, a mean) is shown beside the numbers."""
+        """`steps` more are done; `print_note` (a cost, a mean) is shown beside the numbers."""
 
     def begin(self, what: str, *, alone: bool = False) -> None:
         """`what` is under way now, until the next. `alone`: others may draw bars of their own until
@@ -323,11 +323,13 @@ def warn_unsealed() -> None:
     from soulkit.runs.seals import no_seal_reason
 
     if why := no_seal_reason():
-        note(f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
-             "run's folder will need --trust")  # fmt: skip
+        print_note(
+            f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
+            "run's folder will need --trust"
+        )
 
 
-def note(remark: str) -> None:
+def print_note(remark: str) -> None:
     """A remark on stderr, on a line of its own."""
     err.print(safe(one_line(remark)), soft_wrap=True)
 
@@ -339,4 +341,4 @@ def print_next(*commands: str) -> None:
     """
 
     if commands:
-        note(f"next: {'; '.join(commands)}")
+        print_note(f"next: {'; '.join(commands)}")

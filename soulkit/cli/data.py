@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.panel import Panel
 
-from soulkit.cli.console import (
-    console,
-    note,
-    out,
-    print_json,
-    progress,
-    safe,
-)
+from soulkit.cli.console import console, out, print_json, print_note, progress, safe
 from soulkit.cli.data_build import OWN_OPTIONS, build, import_, synth
 from soulkit.cli.data_checks import (
     LessonSide,
@@ -109,7 +102,7 @@ def pull(
         where,
         revision=revision,
         bars=lambda n: progress(n, "pull", byte_size),
-        say=note,
+        say=print_note,
     )
     _print_pulled(files, where, as_json)
 

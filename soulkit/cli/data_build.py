@@ -14,9 +14,9 @@ import typer
 from soulkit.cli.console import (
     ask_user,
     console,
-    note,
     print_json,
     print_next,
+    print_note,
     progress,
     safe,
     starting,
@@ -147,13 +147,13 @@ def _draft(
         show_plan(build.plan(), as_json)
         return
     for remark in build.remarks():
-        note(f"note: {remark}")
+        print_note(f"note: {remark}")
     say_bad_rows(build.drafts.bad)
     done = build_drafted_rows(
         build,
         folder,
         bars=lambda n: progress(n, "build"),
-        say=note,
+        say=print_note,
         ask_user=ask_user(),
         starts=starting,
     )
@@ -171,13 +171,15 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
 
     lines = unreadable_records(done.run.path)
     for line in lines[:SHOWN]:
-        note(line)
+        print_note(line)
     if len(lines) > SHOWN:
-        note(f"… and {len(lines) - SHOWN} more: {done.run.path / 'outcomes.jsonl'}")
+        print_note(f"… and {len(lines) - SHOWN} more: {done.run.path / 'outcomes.jsonl'}")
     counts = done.report["counts"]
     if not done.complete:
-        note(f"{counts['no_answer']} records got no answer, so no rows were written; the same "
-             "command asks about them again")  # fmt: skip
+        print_note(
+            f"{counts['no_answer']} records got no answer, so no rows were written; the same "
+            "command asks about them again"
+        )
         raise typer.Exit(1)
     if done.rows:
         task = done.report["task"]
@@ -188,7 +190,7 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     else:
         _print(done, target)
     if not done.rows:
-        note("no draft was kept, so there is nothing to write")
+        print_note("no draft was kept, so there is nothing to write")
         raise typer.Exit(1)
     if not as_json:
         say_next_of(done.report["task"], target)
@@ -322,7 +324,7 @@ def _say_rows(
     task: str, path: Path, rows: int, bad: Sequence[BadRow], notes: Sequence[str], as_json: bool
 ) -> None:
     for remark in notes:
-        note(f"note: {remark}")
+        print_note(f"note: {remark}")
     if as_json:
         listed = [asdict(b) for b in bad]
         print_json({"task": task, "file": str(path), "rows": rows, "bad": listed})

@@ -13,9 +13,9 @@ import typer
 from soulkit.cli.console import (
     console,
     err,
-    note,
     print_json,
     print_next,
+    print_note,
     progress,
     warn_unsealed,
 )
@@ -78,7 +78,7 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
     from soulkit.demo.scripted import WHAT_IT_IS, ScriptedDemo
 
     demo = ScriptedDemo(out, seed)
-    results = demo.run((lambda words: None) if as_json else note)
+    results = demo.run((lambda words: None) if as_json else print_note)
     report = _page(out, WHAT_IT_IS)
     demo.write_summary({**results, "report": report})
     if as_json:

@@ -14,8 +14,8 @@ import typer
 from soulkit.cli.console import (
     ask_user,
     console,
-    note,
     print_json,
+    print_note,
     progress,
     starting,
     warn_unsealed,
@@ -114,14 +114,14 @@ def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str
         _dry_run(config, out, stages, as_json=values["json"], trust=values["trust"])
         return
     watcher = Watcher(
-        say=note, training=_training, bars=lambda n: progress(n, "distill"),
+        say=print_note, training=_training, bars=lambda n: progress(n, "distill"),
         waiting=lambda what: working("distill", what, alone=True), ask=ask_user(),
         starts=starting,
     )  # fmt: skip
     result = distill(config, out, stages, watcher, trust=values["trust"])
     warn_unsealed()
     if result is None:
-        note(f"distillation folder {out}")
+        print_note(f"distillation folder {out}")
         return
     _show(out, result, as_json=values["json"])
     if not result.passed:
@@ -141,7 +141,7 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
     else:
         for part in distillation_parts(result):
             console().print(part)
-    note(f"page {page}")
+    print_note(f"page {page}")
     if not as_json:
         base, weights = Path(result.base), out / "generalist" / "model"
         model = f"--model {shell_path(base)} --adapter {shell_path(weights)}"

@@ -10,10 +10,10 @@ import typer
 
 from soulkit.cli.console import (
     ask_user,
-    note,
     one_line,
     out,
     print_json,
+    print_note,
     progress,
     starting,
     warn_unsealed,
@@ -91,17 +91,17 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.eval.run.api_batches import batch_words
     from soulkit.eval.run.runner import prepare
 
-    config, work = prepare(config, note, asking=False)
+    config, work = prepare(config, print_note, asking=False)
     show_plan(evaluation_plan(config, work), as_json)
     for line in (*batch_words(config), *config.servers()):
-        note(line)
+        print_note(line)
 
 
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     from soulkit.eval.run.runner import run_eval
 
     run, summary = run_eval(
-        config, folder, bars=lambda n: progress(n, "eval"), say=note, ask=ask_user(),
+        config, folder, bars=lambda n: progress(n, "eval"), say=print_note, ask=ask_user(),
         waiting=lambda what: working("eval", what, alone=True), starts=starting,
     )  # fmt: skip
     warn_unsealed()
@@ -114,7 +114,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
         _say_next(run, summary)
     texts = [text for text in (_too_many(config, run, summary), _silent(summary)) if text]
     for text in texts:
-        note(text)
+        print_note(text)
     if texts:
         raise typer.Exit(1)
 
@@ -182,15 +182,17 @@ def _say_failures(run: Run, summary: Summary) -> None:
     for task, statuses in summary.statuses.items():
         if set(statuses) - {"ok"}:
             counts = ", ".join(f"{status} {count}" for status, count in statuses.items())
-            note(f"{task}: {counts}")
+            print_note(f"{task}: {counts}")
     if text := truncation_text(summary.statuses):
-        note(f"replies that ran into their limit: {text}; 'worst to best' is what they may hide")
+        print_note(
+            f"replies that ran into their limit: {text}; 'worst to best' is what they may hide"
+        )
     if text := limits_text(summary.limits, summary.statuses):
-        note(f"replies that ended at their limit, whatever was read of them: {text}")
+        print_note(f"replies that ended at their limit, whatever was read of them: {text}")
     if text := dropped_text(summary.dropped_settings):
-        note(f"settings that servers refused, so that calls were sent without them: {text}")
+        print_note(f"settings that servers refused, so that calls were sent without them: {text}")
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
-        note(line)
+        print_note(line)
     if summary.n_scored < summary.n:
         for reason, words in failures(load_records(run.episodes, light=True)).items():
-            note(f"{reason}: {one_line(words, 300)}")
+            print_note(f"{reason}: {one_line(words, 300)}")

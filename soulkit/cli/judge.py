@@ -12,11 +12,11 @@ import typer
 
 from soulkit.cli.console import (
     ask_user,
-    note,
     one_line,
     out,
     print_json,
     print_next,
+    print_note,
     progress,
     safe,
     starting,
@@ -98,8 +98,8 @@ def sheet(
         write_sheet_page(one, place / "sheet.html", text)
         out.print(f"{safe(str(place))}: {len(one.cards)} texts", soft_wrap=True)
     for task, counts in drawn.key["clusters"].items():
-        note(f"{task}: {counts['drawn']} of {counts['clusters']} clusters are drawn")
-    note(f"keep {target / 'key.json'}; then: soul judge import FILE... --run {run}")
+        print_note(f"{task}: {counts['drawn']} of {counts['clusters']} clusters are drawn")
+    print_note(f"keep {target / 'key.json'}; then: soul judge import FILE... --run {run}")
 
 
 def _guide(file: Path | None) -> str:
@@ -159,7 +159,9 @@ def import_labels(
         out.print(f"{len(labels)} labels → {safe(str(path))}", soft_wrap=True)
     _say_imported(filled, drop_failed)
     if run is not None:
-        note(f"next: soul judge correct {run}" + ("" if target is None else f" --labels {path}"))
+        print_note(
+            f"next: soul judge correct {run}" + ("" if target is None else f" --labels {path}")
+        )
 
 
 def _key_of(run: Path | None, key: Path | None) -> Path:
@@ -197,13 +199,13 @@ def _say_imported(filled: FilledSheets, drop_failed: bool) -> None:
         answers = filled.checks[rater]
         end = "left out" if drop_failed else "counted all the same; leave them out: --drop-failed"
         wrong = len(answers) - sum(answers)
-        note(f"{rater} failed {wrong} of {len(answers)} attention checks and is {end}")
+        print_note(f"{rater} failed {wrong} of {len(answers)} attention checks and is {end}")
     for row in filled.bad[:SHOWN]:
-        note(one_line(f"{row.source}: {row.why}", 400))
+        print_note(one_line(f"{row.source}: {row.why}", 400))
     if filled.bad[SHOWN:]:
-        note(f"and {len(filled.bad) - SHOWN} more bad rows; --json has all of them")
+        print_note(f"and {len(filled.bad) - SHOWN} more bad rows; --json has all of them")
     if filled.unrated:
-        note(f"{filled.unrated} rows are without an answer")
+        print_note(f"{filled.unrated} rows are without an answer")
 
 
 def correct(
@@ -234,7 +236,7 @@ def correct(
         for task, cells in report["tasks"].items():
             _print_correction(task, cells)
     for remark in report["remarks"]:
-        note(remark)
+        print_note(remark)
 
 
 def _print_correction(task: str, report: Mapping[str, Any]) -> None:
@@ -380,7 +382,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
         folder,
         trust=trust,
         bars=lambda n: progress(n, "judge check"),
-        say=note,
+        say=print_note,
         ask=ask_user(),
         starts=starting,
     )
@@ -394,7 +396,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
         for reading in task_report["reading"].values()
     )
     if missing:
-        note(
+        print_note(
             f"{missing} judgements got no answer from their server; the same command with "
             f"--out {run.path} asks for them again"
         )
@@ -418,11 +420,11 @@ def _print(report: Mapping[str, Any], as_json: bool) -> None:
     for task, task_report in report["tasks"].items():
         for judge, reading in task_report["reading"].items():
             for reason, count in reading["reasons"].items():
-                note(f"{task}, {judge}: no verdict {count} times: {reason}")
+                print_note(f"{task}, {judge}: no verdict {count} times: {reason}")
         for remark in _left_out(task_report):
-            note(f"{task}: {remark}")
+            print_note(f"{task}: {remark}")
     for remark in report["remarks"]:
-        note(remark)
+        print_note(remark)
 
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
@@ -549,7 +551,7 @@ def _share(value: object) -> str:
 
 
 def _say_thresholds(limits: Mapping[str, float]) -> None:
-    note(
+    print_note(
         f"Krippendorff's alpha: from {limits['reliable']:g} on reliable, from "
         f"{limits['tentative']:g} tentative, below: do not rank models by it (Krippendorff 2004). "
         "rho is Spearman's; gap is the mean difference in points; flips: the verdict on a pair is "

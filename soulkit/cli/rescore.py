@@ -10,6 +10,7 @@ import typer
 
 from soulkit.cli.options import DRY_RUN, Json, Trust
 from soulkit.errors import ConfigError
+from soulkit.runs.folder import default_run_path
 
 if TYPE_CHECKING:
     from soulkit.eval.results.recorded import RecordedRun
@@ -74,7 +75,6 @@ def command(
     from soulkit.cli.console import print_json, warn_unsealed
     from soulkit.eval.results.rescore import rescore
     from soulkit.eval.run.provenance import in_start_folder
-    from soulkit.runs.folder import default_run_path
 
     named = {"--judge": judge, "--prompts": prompts, "--max-cost": max_cost, "--yes": yes,
              "--dry-run": dry_run, "--endpoints": endpoints}  # fmt: skip
@@ -87,8 +87,8 @@ def command(
         recorded = _recorded(run, trust)
         if not ask:
             tasks = sorted({r.task for r in recorded.records})
-            new = out or default_run_path("rescore", tasks, here / "runs")
-            done = rescore(recorded, new, missing.value)
+            out = out or default_run_path("rescore", tasks, here / "runs")
+            done = rescore(recorded, out, missing.value)
         else:
             from soulkit.eval.results.rejudge import rejudge_plan
 
@@ -115,7 +115,7 @@ def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettin
 
 def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:
     """Say what it costs, have that confirmed, and ask; None for a dry run."""
-    from soulkit.cli.console import ask_user, note, progress, starting
+    from soulkit.cli.console import ask_user, print_note, progress, starting
     from soulkit.cli.plan import show_plan
     from soulkit.eval.results.rejudge import rejudge, survey_of, survey_plan
     from soulkit.play.costs import confirm_cost
@@ -127,13 +127,13 @@ def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | 
         return None
     controls = f" and {len(survey.controls)} controls" if survey.controls else ""
     asked = f"{survey.questions} questions of {len(survey.episodes)} episodes{controls}"
-    note(f"{asked} are not in the ledger")
-    confirm_cost(plan, renewal.config, note, ask_user())
+    print_note(f"{asked} are not in the ledger")
+    confirm_cost(plan, renewal.config, print_note, ask_user())
     for server in renewal.servers() if survey.questions else ():
-        note(server)
+        print_note(server)
     recorded = renewal.recorded
     with progress(len(recorded.records) + len(recorded.controls), "rescore") as bar:
-        return rejudge(renewal, bar.advance, say=note, starts=starting)
+        return rejudge(renewal, bar.advance, say=print_note, starts=starting)
 
 
 def _needs_ask(option: str) -> ConfigError:
