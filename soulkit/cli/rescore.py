@@ -95,10 +95,9 @@ def command(
             renewal = rejudge_plan(
                 recorded, judges, prompts, out, here / "runs", max_cost=max_cost, yes=yes
             )
-            outcome = _asked(renewal, dry_run=dry_run, as_json=as_json)
-            if outcome is None:
+            if (asked := _asked(renewal, dry_run=dry_run, as_json=as_json)) is None:
                 return
-            done = outcome
+            done = asked
     warn_unsealed()
     if as_json:
         print_json(done.as_dict())
