@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
 
-def soul(*arguments: object) -> subprocess.CompletedProcess[str]:
+def soul_without_torch(*arguments: object) -> subprocess.CompletedProcess[str]:
     """`soul` where torch cannot be imported."""
     path = os.pathsep.join([str(ROOT / "tests" / "without_torch"), str(ROOT)])
     return subprocess.run(
@@ -30,15 +30,15 @@ def soul(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def scripted_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("scripted") / "demo"
-    done = soul("demo", "--scripted", "--out", out, "--json")
+    done = soul_without_torch("demo", "--scripted", "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
 
 
 def test_it_runs_without_torch_and_tells_the_scripts_apart(
-    demo: tuple[Path, dict[str, Any]],
+    scripted_demo: tuple[Path, dict[str, Any]],
 ) -> None:
     _, results = demo
     for task in ("tomi", "secret_keeper"):
@@ -49,31 +49,31 @@ def test_it_runs_without_torch_and_tells_the_scripts_apart(
 
 
 def test_the_page_is_the_reports_and_says_that_scripts_spoke(
-    demo: tuple[Path, dict[str, Any]],
+    scripted_demo: tuple[Path, dict[str, Any]],
 ) -> None:
-    page = Path(demo[1]["report"]).read_text("utf-8")
+    page = Path(scripted_demo[1]["report"]).read_text("utf-8")
     assert "Both actors are scripts" in page
     assert page.index("careless</h3>") < page.index("careful</h3>")
     assert "data-task" in page or "episodes" in page
 
 
-def test_a_second_start_asks_nobody_and_gives_the_same(demo: tuple[Path, dict[str, Any]]) -> None:
+def test_a_second_start_asks_nobody_and_gives_the_same(scripted_demo: tuple[Path, dict[str, Any]]) -> None:
     out, results = demo
     sizes = {path: path.stat().st_size for path in out.rglob("episodes.jsonl")}
-    again = soul("demo", "--scripted", "--out", out, "--json")
+    again = soul_without_torch("demo", "--scripted", "--out", out, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == results
     assert {path: path.stat().st_size for path in out.rglob("episodes.jsonl")} == sizes
 
 
 def test_a_port_that_was_taken_since_is_named(
-    demo: tuple[Path, dict[str, Any]], tmp_path: Path
+    scripted_demo: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         (tmp_path / "ports.json").write_text(json.dumps({"careless": other.getsockname()[1]}))
-        done = soul("demo", "--scripted", "--out", tmp_path)
+        done = soul_without_torch("demo", "--scripted", "--out", tmp_path)
     assert done.returncode == 2
     assert "'careless' cannot be served" in done.stderr and "--out" in done.stderr
 
@@ -87,7 +87,7 @@ def test_a_note_of_ports_that_cannot_be_read_is_named(text: str, tmp_path: Path)
 
 
 def test_the_training_demo_names_what_it_lacks_and_this_one(tmp_path: Path) -> None:
-    done = soul("demo", "--out", tmp_path / "demo")
+    done = soul_without_torch("demo", "--out", tmp_path / "demo")
     assert done.returncode == 2
     assert "soul demo --scripted" in done.stderr
     assert not (tmp_path / "demo").exists()

@@ -26,7 +26,7 @@ TRAINS = {"hitom_rl_train.parquet": HITOM_TRAIN}
 
 
 @pytest.fixture
-def soul(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def hub_soul(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     alone_with_the_hub(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -39,10 +39,10 @@ def soul(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     return run
 
 
-def test_what_was_pulled_is_found_without_data(soul, monkeypatch) -> None:
+def test_what_was_pulled_is_found_without_data(hub_soul, monkeypatch) -> None:
     with HubServer({EVAL: EVALS, TRAIN: TRAINS}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url + "/")
-        code, out, err = soul("data", "pull", "--task", "hitom")
+        code, out, err = hub_soul("data", "pull", "--task", "hitom")
     assert code == 0
     assert f"{EVAL} at {commit_of(EVALS)[:12]}: 1 file to download" in err
     assert "pull: 36.2 kB/36.2 kB (" in err
@@ -56,17 +56,17 @@ def test_what_was_pulled_is_found_without_data(soul, monkeypatch) -> None:
     rows = training_rows(task, config)
     assert {row.split for row in rows} == {"train"}
     assert len(rows) == 12
-    code, out, _ = soul("eval", "api", "--model", "m", "--task", "hitom", "--dry-run", "--json")
+    code, out, _ = hub_soul("eval", "api", "--model", "m", "--task", "hitom", "--dry-run", "--json")
     assert (code, json.loads(out)["episodes"]) == (0, 40)
 
 
-def test_a_folder_of_its_own_and_json(soul, monkeypatch, tmp_path: Path) -> None:
+def test_a_folder_of_its_own_and_json(hub_soul, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOULKIT_DATA", str(tmp_path / "rows"))
     command = ("data", "pull", "--suite", "tom", "--split", "eval", "--json")
     with HubServer({EVAL: EVALS}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
-        first, again = soul(*command), soul(*command)
-        other = soul(*command[:-1], "--out", "elsewhere", "--revision", commit_of(EVALS))
+        first, again = hub_soul(*command), hub_soul(*command)
+        other = hub_soul(*command[:-1], "--out", "elsewhere", "--revision", commit_of(EVALS))
     files = json.loads(first[1])["files"]
     assert [f["state"] for f in files] == ["downloaded", "downloaded"]
     assert files[0]["name"] == "hitom_val.parquet"
@@ -92,17 +92,17 @@ def test_a_folder_of_its_own_and_json(soul, monkeypatch, tmp_path: Path) -> None
         (("--corpus", "mid"), "no corpus named 'mid'", "mid-training"),
     ],
 )
-def test_slips(soul, arguments: tuple[str, ...], what: str, fix: str) -> None:
-    code, out, err = soul("data", "pull", *arguments)
+def test_slips(hub_soul, arguments: tuple[str, ...], what: str, fix: str) -> None:
+    code, out, err = hub_soul("data", "pull", *arguments)
     lines = err.splitlines()
     assert (code, out, len(lines)) == (2, "", 3)
     assert what in lines[0]
     assert fix in lines[2]
 
 
-def test_where_nothing_was_pulled_the_command_is_told(soul, tmp_path: Path) -> None:
+def test_where_nothing_was_pulled_the_command_is_told(hub_soul, tmp_path: Path) -> None:
     assert data_folder() == Path("data")
-    code, _, err = soul("eval", "api", "--model", "m", "--task", "hitom")
+    code, _, err = hub_soul("eval", "api", "--model", "m", "--task", "hitom")
     assert code == 2
     assert "the folder 'data' (the default, as SOULKIT_DATA is not set)" in err
     assert "soul data pull --task hitom --split eval" in err
