@@ -487,8 +487,10 @@ def test_options_with_several_values_are_taken_several_times() -> None:
 )  # fmt: skip
 def test_it_is_named(words: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert soul(*words.split()) == 2
-    said = capsys.readouterr().err.splitlines()[-3:]  # a busy machine says before it what it does
-    what, why, _ = three_lines("\n".join(said))
+    printed = capsys.readouterr().err.splitlines()[
+        -3:
+    ]  # a busy machine says before it what it does
+    what, why, _ = three_lines("\n".join(printed))
     assert what.startswith(option) and "given twice" in what
     assert "only the last one" in why or "Only one" in why
 

@@ -164,7 +164,7 @@ def test_a_built_in_method_with_a_setting_of_its_own_is_one_file(tmp_path: Path)
     (tmp_path / "tasks.yaml").symlink_to(ROOT / "tasks.yaml")
     run = ["plan", "train", "decayed", "--model", "m", *ROWS, "--set"]
     commands = [
-        [*run, "baseline_decay=0.5"], [*run, "baseline_decay=0"], ["train", "decayed", "--help"]
+        [*run, "baseline_decay=0.5"], [*run, "baseline_decay=0"], ["train", "decayed", "--help-all"]
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", CALLED, json.dumps(commands)], cwd=tmp_path, capture_output=True,
