@@ -27,6 +27,7 @@ from soulkit.models.local.loading import ADAPTER_CONFIG, adapter_folder, adapter
 from soulkit.models.players.players import Players
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import write_json
+from soulkit.text import join_and
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of
@@ -221,11 +222,9 @@ def _other_model(
         text for key, text in _PARTS.items() if (before or {}).get(key) != (now or {}).get(key)
     ]
     if differ:
-        *most, last = differ
-        listed = f"{', '.join(most)} and {last}" if most else last
         yield RunError(
             f"The {role} '{name}' is not the one that this run was started with: it has another "
-            f"{listed}.",
+            f"{join_and(differ)}.",
             "What was learned so far belongs to the old one.",
             "Bring the old one back under this name, or give another folder with --out.",
         )
