@@ -279,7 +279,7 @@ def test_junk_about_a_batch_that_exists_is_asked_for_again(
     asked: str, junk: bytes, tmp_path: Path
 ) -> None:
     seen: list[str] = []
-    said: list[str] = []
+    progress: list[str] = []
     with BatchServer() as server:
         usual = server.handle
 
@@ -289,12 +289,12 @@ def test_junk_about_a_batch_that_exists_is_asked_for_again(
             return (200, junk) if seen[-1] == asked and seen.count(asked) == 1 else reply
 
         server.handle = handle  # type: ignore[method-assign]
-        assert len(texts(ask(server, tmp_path, 5, say=said.append))) == 5
+        assert len(texts(ask(server, tmp_path, 5, say=progress.append))) == 5
         assert len(server.batches) == 1
         paid_once(server, 5)
     assert asked.startswith("POST") or seen.count(asked) > 1
     polled = asked == "GET /v1/batches/batch_0"
-    assert polled == any(line.startswith("no answer from the batch service") for line in said)
+    assert polled == any(line.startswith("no answer from the batch service") for line in progress)
 
 
 def test_a_file_of_replies_that_came_cut_is_fetched_again(tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def test_a_batch_that_was_refused_is_not_said_to_go_on(tmp_path: Path) -> None:
 
 def test_a_key_that_is_revoked_while_a_batch_runs_stops_the_run(tmp_path: Path) -> None:
     revoked = Fault.status_error(401, "revoked")
-    said: list[str] = []
+    progress: list[str] = []
     with BatchServer(lines=lambda batch, body: revoked) as server:
         usual = server.complete
 
@@ -479,8 +479,8 @@ def test_a_key_that_is_revoked_while_a_batch_runs_stops_the_run(tmp_path: Path) 
             return (401, json.loads(revoked.raw or b"")) if server.batches else usual(body)
 
         server.complete = complete  # type: ignore[method-assign]
-        replies = ask(server, tmp_path, 4, preflight=Preflight(said.append))
-    assert isinstance(replies[0], Completion) and said[0].startswith("answered: m at")
+        replies = ask(server, tmp_path, 4, preflight=Preflight(progress.append))
+    assert isinstance(replies[0], Completion) and progress[0].startswith("answered: m at")
     assert all(isinstance(one, EndpointRefused) and "refuses the key" in str(one)
                for one in replies[1:])  # fmt: skip
 

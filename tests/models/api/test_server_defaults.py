@@ -351,12 +351,12 @@ def test_transformers_serve_takes_nothing_from_the_models_own_config(
 
 
 def test_transformers_serve_is_known_behind_a_proxy_that_shows_nothing_else(tiny: Path) -> None:
-    said: list[str] = []
-    roll = Preflight(lambda line: None, remark=said.append)
+    remarks: list[str] = []
+    roll = Preflight(lambda line: None, remark=remarks.append)
     with TransformersServer(tiny, hidden=True) as server:
         model = Endpoint(model="m", base_url=server.base_url, preflight=roll)
         assert len(texts(model, 12, 1.0)) > 8
-    assert model.server == ServerKind("transformers") and not said
+    assert model.server == ServerKind("transformers") and not remarks
     assert ["top_k" in body for body in server.refused] == [True]
 
 
@@ -365,14 +365,14 @@ def test_another_server_that_refuses_the_test_field_is_asked_again_without_it(st
     def refuses(body: Body) -> Fault | None:
         return Fault.status_error(status, "top_k is not allowed") if "top_k" in body else None
 
-    said: list[str] = []
-    roll = Preflight(lambda line: None, remark=said.append)
+    remarks: list[str] = []
+    roll = Preflight(lambda line: None, remark=remarks.append)
     with ScriptedServer(on_probe=refuses) as server:
         model = Endpoint(model="m", base_url=server.base_url, preflight=roll)
         (reply,) = complete(model)
     assert isinstance(reply, Completion) and reply.dropped == ()
     assert ["top_k" in body for body in (*server.probes, *server.requests)] == [True, False, False]
-    assert model.server == ServerKind() and len(said) == 1
+    assert model.server == ServerKind() and len(remarks) == 1
 
 
 def test_transformers_serve_is_known_by_its_refusal_where_nothing_else_shows_it() -> None:
@@ -531,12 +531,12 @@ def test_a_cut_reply_is_asked_for_again_when_the_run_is_resumed(tmp_path: Path) 
 
 
 def test_of_an_unknown_server_one_line_is_said() -> None:
-    said: list[str] = []
+    remarks: list[str] = []
     with ScriptedServer() as one, LlamaServer() as other:
-        roll = Preflight(lambda line: None, remark=said.append)
+        roll = Preflight(lambda line: None, remark=remarks.append)
         for server in (one, other):
             complete(Endpoint(model="m", base_url=server.base_url, preflight=roll), 4)
-    (line,) = said
+    (line,) = remarks
     assert line.startswith("unknown server: m at 127.0.0.1:") and "defaults" in line
 
 

@@ -342,8 +342,8 @@ def test_what_the_lower_ledger_holds_is_copied_as_free(tmp_path: Path) -> None:
     before = lower.read_bytes()
     key, entry, request = entry_of(1)
     with LayeredLedger(upper, lower) as ledger:
-        found = ledger.lookup(key, model="m", call=entry.call)
-        assert found == replace(entry, cost=0.0, attempts=0)
+        copied = ledger.lookup(key, model="m", call=entry.call)
+        assert copied == replace(entry, cost=0.0, attempts=0)
         assert ledger.lookup("other", model="m", call=entry.call) is None
     assert lower.read_bytes() == before, "the lower one is never written to"
     with LedgerView(upper) as view:
@@ -351,7 +351,7 @@ def test_what_the_lower_ledger_holds_is_copied_as_free(tmp_path: Path) -> None:
         assert stored.request is not None and stored.request.messages == request.messages
         assert not view.verify().counts
     with Ledger(upper, "replay") as alone:
-        assert alone.lookup(key, model="m", call=entry.call) == found
+        assert alone.lookup(key, model="m", call=entry.call) == copied
 
 
 def test_a_replay_of_two_ledgers_copies_nothing(tmp_path: Path) -> None:

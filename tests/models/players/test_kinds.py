@@ -60,9 +60,9 @@ def test_which_kinds_are_asked_over_http_and_which_take_memory() -> None:
 )
 def test_what_calls_cost(settings: dict[str, Any], paid: bool, price: Any) -> None:
     player = RoleSettings.model_validate(settings)
-    found = player.player_kind.price(player, load_prices)
+    known = player.player_kind.price(player, load_prices)
     assert player.player_kind.is_paid(player, load_prices) is paid
-    assert (found and (found.prompt, found.reply)) == price
+    assert (known and (known.prompt, known.reply)) == price
 
 
 def test_equal_players_are_one_model() -> None:
