@@ -130,15 +130,16 @@ def judged_words(name: str) -> set[str]:
     ]
     declared = [*DECLARED.get(name, ()), *getattr(task, "looks_at", {}).values()]
     advice = [task.explain(row, None, None) or "" for row in rows_of(name)]
-    given = " ".join(str(value) for row in rows_of(name) for value in row.fields.values())
-    said = stems(" ".join(map(str, [*lines, *declared]))) | (stems(" ".join(advice)) - stems(given))
+    row_words = stems(" ".join(str(v) for row in rows_of(name) for v in row.fields.values()))
+    judged = stems(" ".join(map(str, [*lines, *declared])))
+    judged |= stems(" ".join(advice)) - row_words
     spec = task.spec
-    return said - stems(" ".join([spec.title, spec.summary, *spec.columns, *spec.seats]))
+    return judged - stems(" ".join([spec.title, spec.summary, *spec.columns, *spec.seats]))
 
 
 def is_judged(name: str) -> bool:
-    asked = any("judge" in task_of(name).calls(row) for row in rows_of(name))
-    return asked or name in DECLARED
+    has_judge = any("judge" in task_of(name).calls(row) for row in rows_of(name))
+    return has_judge or name in DECLARED
 
 
 JUDGED = [name for name in (*MADE, *OWN) if is_judged(name)]
@@ -151,8 +152,8 @@ def test_the_tasks_with_judges_are_found() -> None:
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_an_actors_prompt_names_nothing_that_a_judge_scores(name: str) -> None:
-    told = stems(" ".join(map(instructions, actor_templates(name))))
-    coached = told & judged_words(name)
+    prompted = stems(" ".join(map(instructions, actor_templates(name))))
+    coached = prompted & judged_words(name)
     assert coached == set(STATED.get(name, {})), "see STATED for what the published prompt has"
 
 
@@ -161,8 +162,8 @@ def test_an_actors_prompt_does_not_speak_of_judging(name: str) -> None:
     templates = actor_templates(name)
     assert templates, "previews render no template"
     for path in templates:
-        found = _JUDGING.search(instructions(path))
-        assert found is None, f"{path}: {found}"
+        match = _JUDGING.search(instructions(path))
+        assert match is None, f"{path}: {match}"
 
 
 @pytest.mark.parametrize(("name", "sentence"), [

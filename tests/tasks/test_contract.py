@@ -223,8 +223,8 @@ def test_feedback_from_rules_never_leaks(name: str) -> None:
         texts += [task.explain(example, None, None), task.rehearse(example, rng)]
         view = task.leak_view(example)
         for text in filter(None, texts):
-            found = check_leak(Feedback(text=text, author="symbolic"), view)
-            assert found.leak == "" and (found.blind or 0) <= (found.chance or 0), text
+            checked = check_leak(Feedback(text=text, author="symbolic"), view)
+            assert checked.leak == "" and (checked.blind or 0) <= (checked.chance or 0), text
         assert any(texts)
 
 

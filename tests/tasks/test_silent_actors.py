@@ -53,8 +53,8 @@ def others(task: Task) -> Any:
     def answer(body: dict[str, Any]) -> str:
         if body["model"] != "judge":
             return "Good evening."
-        asked = (body.get("response_format") or {}).get("json_schema")
-        form = Form(asked["name"], json.dumps(asked["schema"])) if asked else None
+        schema = (body.get("response_format") or {}).get("json_schema")
+        form = Form(schema["name"], json.dumps(schema["schema"])) if schema else None
         return task.scripted_verdict(form, perfect=False) or ""
 
     return answer
@@ -122,10 +122,10 @@ def test_a_judge_of_a_new_task_is_asked_about_no_silence(
     options = ("--task", task, "--tasks", own_tasks / kind / "tasks.yaml", "--data", "synth:3")
     for stop in ("length", "stop"):
         assert evaluated(tmp_path / stop, silent(stop, text), *options) == 1
-        said = summary(tmp_path / stop)
+        written = summary(tmp_path / stop)
         named = {"truncated"} if stop == "length" else {"empty", "no_tag"}
-        assert set(said["statuses"][task]) <= named
-        cell = next(cell for cell in said["tasks"][task].values() if cell.get("headline"))
+        assert set(written["statuses"][task]) <= named
+        cell = next(cell for cell in written["tasks"][task].values() if cell.get("headline"))
         assert cell["mean"] == 0.0
 
 
@@ -138,14 +138,14 @@ def test_a_new_task_says_so_and_the_exit_code_is_1(
     task = f"night_{kind}"
     options = ("--task", task, "--tasks", own_tasks / kind / "tasks.yaml", "--data", "synth:3")
     assert evaluated(tmp_path, silent(stop), *options) == 1
-    said = summary(tmp_path)
-    assert said["statuses"] == {task: {status: 3}}
-    cell = next(cell for cell in said["tasks"][task].values() if cell.get("headline"))
+    written = summary(tmp_path)
+    assert written["statuses"] == {task: {status: 3}}
+    cell = next(cell for cell in written["tasks"][task].values() if cell.get("headline"))
     assert cell["mean"] == 0.0
     assert (cell.get("worst"), cell.get("best")) == ((0, 1) if stop == "length" else (None, None))
-    told = capsys.readouterr().err
-    assert ("episodes are truncated" in told) == (stop == "length")
-    assert (f"every reply was empty: {task} (" in told) == (stop == "stop")
+    printed = capsys.readouterr().err
+    assert ("episodes are truncated" in printed) == (stop == "length")
+    assert (f"every reply was empty: {task} (" in printed) == (stop == "stop")
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -160,17 +160,17 @@ def test_a_new_task_has_no_limit_of_its_own(kind: str, own_tasks: Path) -> None:
 def test_one_reply_is_enough_not_to_be_silent(
     task: str, speaks: int, code: int, tmp_path: Path
 ) -> None:
-    said: list[int] = []
+    replies: list[int] = []
     mute = silent("stop")
 
     def script(index: int, body: dict[str, Any]) -> Fault | None:
         if body["model"] != "m" or is_probe(body):
             return None
-        said.append(index)
-        return None if len(said) <= speaks else mute(index, body)
+        replies.append(index)
+        return None if len(replies) <= speaks else mute(index, body)
 
     assert evaluated(tmp_path, script, "--task", task, "--data", "synth:20") == code
-    assert summary(tmp_path)["limits"][task]["silent"] == len(said) - speaks
+    assert summary(tmp_path)["limits"][task]["silent"] == len(replies) - speaks
 
 
 def test_one_silent_task_of_several_is_named(
@@ -183,8 +183,8 @@ def test_one_silent_task_of_several_is_named(
 
     arguments = ("--task", "tomi", "--task", "instructions", "--data", "synth:2")
     assert evaluated(tmp_path, script, *arguments) == 1
-    told = capsys.readouterr().err
-    assert "every reply was empty: tomi (2 of 2);" in told
+    printed = capsys.readouterr().err
+    assert "every reply was empty: tomi (2 of 2);" in printed
 
 
 def test_cut_replies_may_be_allowed_and_silence_is_not(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_what_is_public_may_be_repeated() -> None:
 
 
 def test_the_first_readable_verdict_on_a_question_counts() -> None:
-    said = [("audit", {"risk": 1}), ("score", {}), ("score", {"goal": 2}), ("score", {"goal": 3})]
-    verdicts = [Verdict(judge="a", purpose=purpose, said=fields) for purpose, fields in said]
+    read = [("audit", {"risk": 1}), ("score", {}), ("score", {"goal": 2}), ("score", {"goal": 3})]
+    verdicts = [Verdict(judge="a", purpose=purpose, said=fields) for purpose, fields in read]
     score = Score(value=1.0, reward=1.0, verdicts=tuple(verdicts))
     assert first_verdict(score, "score") == {"goal": 2} and first_verdict(score, "pairwise") == {}
 

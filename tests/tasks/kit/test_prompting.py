@@ -71,8 +71,8 @@ def test_own_files_come_before_shared_ones(tmp_path: Path) -> None:
     shared = folder(tmp_path).hashes("coach")
     prompts = folder(tmp_path, coach="Be kind.")
     assert prompts.render("coach") == "Be kind." and prompts.hashes("coach") != shared
-    mine = [prompts.is_shared(name) for name in ("coach", "pairwise", "none")]
-    assert mine == [False, True, False]
+    shared_files = [prompts.is_shared(name) for name in ("coach", "pairwise", "none")]
+    assert shared_files == [False, True, False]
     assert prompts.sizes("co", "pair") == {"coach": 2}
     assert prompts.unopened(tmp_path) == []
     assert folder(tmp_path, judge="Who?").unopened(tmp_path) == ["mine/coach.md", "mine/judge.md"]

@@ -312,9 +312,9 @@ def lines(capsys: pytest.CaptureFixture[str]):
         assert cli.main([str(argument) for argument in arguments]) == 2
         output = capsys.readouterr()
         assert output.out == ""
-        told = messages(output.err)
-        assert [line.partition(":")[0] for line in told] == ["error", "why", "fix"]
-        return told
+        lines = messages(output.err)
+        assert [line.partition(":")[0] for line in lines] == ["error", "why", "fix"]
+        return lines
 
     return run
 

@@ -229,9 +229,9 @@ def read_file(
 def test_options_of_a_hook_are_of_its_types() -> None:
     hook, path = Hook("mine", read_file), Path("rows.json")
     assert hook(path) == (path, "mine", "vp", None, 0.5, None, "", False)
-    given = {"--half": "cotp", "--rows": "3", "--share": "0.25", "--names": "n.csv",
+    texts = {"--half": "cotp", "--rows": "3", "--share": "0.25", "--names": "n.csv",
              "--mark": "7", "deep": "true"}  # fmt: skip
-    assert hook(path, options=given) == (
+    assert hook(path, options=texts) == (
         path, "mine", "cotp", 3, 0.25, Path("n.csv"), "7", True,
     )  # fmt: skip
     shown = [option.describe() for option in hook.options.values()]
