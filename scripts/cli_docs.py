@@ -20,7 +20,7 @@ from typing import Any
 import typer
 
 from soulkit.cli.app import COMMANDS, app, load
-from soulkit.cli.options import SECTIONS, GroupFromSettings, default_text
+from soulkit.cli.options import HELP_ALL, SECTIONS, GroupFromSettings, default_text
 from soulkit.config import about, flag_of
 from soulkit.train.config import LoraSettings, TrainConfig
 from soulkit.train.objectives.base import built_in, method_class
@@ -32,10 +32,11 @@ BEGIN = "<!-- settings: written by scripts/cli_docs.py -->"
 END = "<!-- end of settings -->"
 HEAD = """# Commands
 
-Every command with its options, as `--help` gives them. `scripts/cli_docs.py` writes this page;
-edits belong where the option is declared: in the settings (`setting(…)`), or in `soulkit/cli/`.
+Every command with all its options. `scripts/cli_docs.py` writes this page; edits belong where the
+option is declared: in the settings (`setting(…)`), or in `soulkit/cli/`.
 
-`-h` and `--help` work behind every command. Options that several commands share are in
+`-h` and `--help` work behind every command. Behind `soul eval`, `train` and `distill` they show the
+options of every day, and `--help-all` shows all of them. Options that several commands share are in
 [one table](#shared-options); a command's own section has the others.
 
 `--debug` may stand anywhere on the line and adds the traceback to an error. Commands with `--json`
@@ -73,7 +74,9 @@ Row = tuple[str, str]
 
 def rows_of(command: Any) -> list[Row]:
     """Option and meaning, for every option of a command."""
-    options = [p for p in command.params if p.opts[0].startswith("-") and p.name != "help"]
+    options = [
+        p for p in command.params if p.opts[0].startswith("-") and p.name not in ("help", HELP_ALL)
+    ]
     return [(_names(p), _meaning(p)) for p in options]
 
 

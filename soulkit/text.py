@@ -1,4 +1,4 @@
-"""Text from models and files, made safe to show.
+"""Text from models and files, made safe to show; sizes, money, times and lists in words.
 
 What a model writes may hold terminal escape sequences, carriage returns that overwrite a line, or
 bidirectional overrides that reorder it. Everything that reaches a terminal or a report goes through
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from urllib.parse import SplitResult, urlsplit
 
@@ -124,6 +124,37 @@ def web_address(text: str) -> SplitResult | None:
     except ValueError:
         return None
     return parts if usable else None
+
+
+def duration(seconds: float, decimals: int = 0) -> str:
+    """`42 s` (with one decimal `4.2 s`), `3 min 05 s` or `2 h 07 min`."""
+    if (exact := round(max(seconds, 0.0), decimals)) < 60:
+        return f"{exact:.{decimals}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def byte_size(count: float) -> str:
+    """A number of bytes as `512 B`, `3.4 MB` or `1.2 GB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def dollars(amount: float | None) -> str:
+    """US dollars: `$0.0420`, `$3.10`, `unknown`."""
+    if amount is None:
+        return "unknown"
+    return f"${amount:,.4f}" if 0 < amount < 1 else f"${amount:,.2f}"
+
+
+def join_and(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *most, last = [*names] or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def counted(number: int, noun: str) -> str:

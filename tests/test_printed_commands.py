@@ -57,7 +57,7 @@ NOT_RUN = {
     "pip download": "needs the network and gigabytes",
     "export ": "sets a variable for the lines after it",
     ".venv/bin/python benchmarks/": "measures for minutes to hours; the page holds its figures",
-    "soul data pull": "needs the hub; tests/cli/test_data_pull.py pulls from a local one",
+    "soul data pull": "needs the hub; tests/cli/test_data.py pulls from a local one",
     "soul serve partner": "serves until it is stopped; "
     "tests/tasks/secret_keeper/test_secret_keeper.py asks it",
     "soul data build mirrorbench": "needs models that draft; tests/cli/test_data_build.py has some",

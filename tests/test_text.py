@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from soulkit.text import web_address
+from soulkit.text import byte_size, dollars, duration, join_and, web_address
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,18 @@ def test_addresses(text: str) -> None:
 )
 def test_what_no_request_could_be_sent_to(text: str) -> None:
     assert web_address(text) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (duration(0.4), "0 s"), (duration(59.6), "1 min 00 s"), (duration(185), "3 min 05 s"),
+        (duration(7620), "2 h 07 min"), (duration(4.23, 1), "4.2 s"), (duration(-1), "0 s"),
+        (dollars(None), "unknown"), (dollars(0), "$0.00"), (dollars(0.042), "$0.0420"),
+        (dollars(1234.5), "$1,234.50"), (byte_size(512), "512 B"), (byte_size(3.4e6), "3.4 MB"),
+        (byte_size(1.23e12), "1230.0 GB"), (join_and(()), ""), (join_and("a"), "a"),
+        (join_and(("a", "b")), "a and b"), (join_and("abc"), "a, b and c"),
+    ],
+)  # fmt: skip
+def test_numbers_and_lists_in_words(shown: str, words: str) -> None:
+    assert shown == words

@@ -141,8 +141,6 @@ def completion_command(
     """
     from typer._completion_shared import get_completion_script
 
-    pass
-
     typer.echo(get_completion_script(prog_name="soul", complete_var=COMPLETE_VARIABLE, shell=shell))
 
 
@@ -262,7 +260,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for part in traceback.format_exception(error):
                     print(printable(part), end="", file=sys.stderr)
             return _explain(error)
-        return _interrupted(stop.exit_code) if code == 130 else code
+        if code != 130:
+            return code
+        _say("interrupted: what was finished is kept; run the same command again to resume")
+        return stop.exit_code
 
 
 @contextmanager
@@ -347,11 +348,6 @@ def _flush() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _interrupted(code: int) -> int:
-    _say("interrupted: what was finished is kept; run the same command again to resume")
-    return code
 
 
 def _explain(error: Exception) -> int:

@@ -18,15 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from soulkit.text import one_line, sanitise
+from soulkit.text import duration, one_line, sanitise
 
 if TYPE_CHECKING:
     from soulkit.play.costs import AskUser
@@ -36,14 +34,13 @@ __all__ = [
     "Bar",
     "ask_user",
     "console",
-    "duration",
     "err",
     "one_line",
     "out",
     "print_json",
     "progress",
 ]
-__all__ += ["safe", "sanitise", "size", "starting", "table", "warn_unsealed", "working"]
+__all__ += ["print_next", "print_note", "safe", "sanitise", "starting", "warn_unsealed", "working"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -98,47 +95,16 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def table(*heads: str, title: str | None = None) -> Table:
-    """An empty table in soulkit's look; columns whose head begins with `>` are right-aligned."""
-    made = Table(
-        title=title, title_justify="left", header_style="dim", border_style="dim",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-    )  # fmt: skip
-    for head in heads:
-        justify: Literal["left", "right"] = "right" if head.startswith(">") else "left"
-        made.add_column(head.removeprefix(">"), justify=justify)
-    return made
-
-
 def safe(text: str) -> str:
     """Model text for a rich console: sanitised, and its square brackets are no markup."""
     return escape(sanitise(text))
-
-
-def duration(seconds: float) -> str:
-    """Whole seconds as `42 s`, `3 min 05 s` or `2 h 07 min`."""
-    whole = max(round(seconds), 0)
-    minutes, rest = divmod(whole, 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def size(count: float) -> str:
-    """A number of bytes as `512 B`, `3.4 MB` or `1.2 GB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 class Bar(Protocol):
     """What `progress` hands out."""
 
     def advance(self, steps: int = 1, note: str = "") -> None:
-        """`steps` more are done; `note` (a cost, a mean) is shown beside the numbers."""
+        """`steps` more are done; `print_note` (a cost, a mean) is shown beside the numbers."""
 
     def begin(self, what: str, *, alone: bool = False) -> None:
         """`what` is under way now, until the next. `alone`: others may draw bars of their own until
@@ -357,11 +323,15 @@ def warn_unsealed() -> None:
     from soulkit.runs.seals import no_seal_reason
 
     if why := no_seal_reason():
-        err.print(
+        print_note(
             f"no seal can be made or read here ({one_line(why, 200)}): commands that act on this "
-            "run's folder will need --trust",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+            "run's folder will need --trust"
+        )
+
+
+def print_note(remark: str) -> None:
+    """A remark on stderr, on a line of its own."""
+    err.print(safe(one_line(remark)), soft_wrap=True)
 
 
 def print_next(*commands: str) -> None:
@@ -369,8 +339,6 @@ def print_next(*commands: str) -> None:
 
     Commands with --json do not say it.
     """
-    pass
-    from soulkit.text import one_line
 
     if commands:
-        err.print(f"next: {one_line('; '.join(commands))}", markup=False, soft_wrap=True)
+        print_note(f"next: {'; '.join(commands)}")

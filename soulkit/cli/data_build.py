@@ -1,8 +1,11 @@
-"""`soul data build`: rows from several original files, or drafted by one model and filtered by
-another."""
+"""`soul data synth`, `import` and `build`: rows that are made, read from original files, or drafted
+by one model and filtered by another."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,20 +14,25 @@ import typer
 from soulkit.cli.console import (
     ask_user,
     console,
-    err,
-    one_line,
     print_json,
+    print_next,
+    print_note,
     progress,
     safe,
     starting,
     warn_unsealed,
 )
+from soulkit.cli.data_checks import say_bad_rows
 from soulkit.cli.options import COMPLETERS, DRY_RUN, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import ConfigError
+from soulkit.option_texts import given_twice
+from soulkit.text import dollars
 
 if TYPE_CHECKING:
-    from soulkit.eval.drafted_rows import Build, BuildResult
+    from soulkit.data.files import BadRow
+    from soulkit.eval.drafted_rows import BuildResult
     from soulkit.tasks.kit.base import Task
+    from soulkit.tasks.kit.importing import Imported
 
 SHOWN = 20
 """Records without a readable answer that are named; outcomes.jsonl has all of them."""
@@ -92,7 +100,6 @@ def build(
     such as --names: see soul tasks show TASK. The exit code is 2 when some records are malformed,
     1 when some got no answer.
     """
-    from soulkit.cli.data import own_options, write_original
     from soulkit.tasks.kit.importing import build_rows
 
     live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
@@ -139,12 +146,14 @@ def _draft(
     if dry_run:
         show_plan(build.plan(), as_json)
         return
-    _say_bad(build)
+    for remark in build.remarks():
+        print_note(f"note: {remark}")
+    say_bad_rows(build.drafts.bad)
     done = build_drafted_rows(
         build,
         folder,
         bars=lambda n: progress(n, "build"),
-        say=_say,
+        say=print_note,
         ask_user=ask_user(),
         starts=starting,
     )
@@ -156,20 +165,21 @@ def _draft(
 
 def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     """The rows, and beside them where they are from; exit code 1 and no rows where answers lack."""
-    from soulkit.cli.data import say_next_of
     from soulkit.data.files import write_rows
     from soulkit.eval.drafted_rows import unreadable_records
     from soulkit.runs.jsonl import write_json
 
     lines = unreadable_records(done.run.path)
     for line in lines[:SHOWN]:
-        _say(line)
+        print_note(line)
     if len(lines) > SHOWN:
-        _say(f"… and {len(lines) - SHOWN} more: {done.run.path / 'outcomes.jsonl'}")
+        print_note(f"… and {len(lines) - SHOWN} more: {done.run.path / 'outcomes.jsonl'}")
     counts = done.report["counts"]
     if not done.complete:
-        _say(f"{counts['no_answer']} records got no answer, so no rows were written; the same "
-             "command asks about them again")  # fmt: skip
+        print_note(
+            f"{counts['no_answer']} records got no answer, so no rows were written; the same "
+            "command asks about them again"
+        )
         raise typer.Exit(1)
     if done.rows:
         task = done.report["task"]
@@ -180,15 +190,13 @@ def _write(done: BuildResult, target: Path, as_json: bool) -> None:
     else:
         _print(done, target)
     if not done.rows:
-        _say("no draft was kept, so there is nothing to write")
+        print_note("no draft was kept, so there is nothing to write")
         raise typer.Exit(1)
     if not as_json:
         say_next_of(done.report["task"], target)
 
 
 def _print(done: BuildResult, target: Path) -> None:
-    from soulkit.play.costs import dollars
-
     report, counts = done.report, done.report["counts"]
     rejected = _listed(counts["rejected"])
     unreadable = _listed(counts["unreadable"])
@@ -207,13 +215,130 @@ def _listed(counts: dict[str, int]) -> str:
     return f"{sum(counts.values())}" + (f" ({parts})" if parts else "")
 
 
-def _say_bad(build: Build) -> None:
-    from soulkit.cli.data import say_bad
-
-    for remark in build.remarks():
-        _say(f"note: {remark}")
-    say_bad(build.drafts.bad)
+OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands that pass options on to the task's own function."""
 
 
-def _say(remark: str) -> None:
-    err.print(safe(one_line(remark, 400)), soft_wrap=True)
+def synth(
+    context: typer.Context,
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="Which task's; `soul tasks list` shows which can.",
+            autocompletion=COMPLETERS["tasks"],
+        ),
+    ],
+    n: Annotated[
+        int | None, typer.Option("-n", "--rows", help="How many rows; 100 without it.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Equal seeds make equal rows.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Default: TASK_synth_N_sSEED.jsonl.", readable=False),
+    ] = None,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Make rows; equal seeds make equal rows.
+
+    A task may have options of its own, such as --stories: see soul tasks show TASK.
+    """
+    from soulkit.data.files import write_rows
+    from soulkit.tasks.kit.made_rows import make_rows
+
+    live = registry_of(tasks, trust=trust).task(task)
+    rows = make_rows(live, n, seed, own_options(context))
+    path = output or Path(f"{task}_synth_{len(rows)}_s{seed}.jsonl")
+    written = write_rows(path, rows, data_source=task, replace=False)
+    _say_rows(task, path, written, (), (), as_json)
+
+
+def import_(
+    context: typer.Context,
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="Which task's; `soul tasks list` shows which can.",
+            autocompletion=COMPLETERS["tasks"],
+        ),
+    ],
+    path: Annotated[Path, typer.Argument(help="A file of the original release.", readable=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Default: TASK_NAME.jsonl.", readable=False),
+    ] = None,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Turn an original benchmark file into rows.
+
+    A task may have options of its own, such as --half: see soul tasks show TASK. The exit code is 2
+    when some records are malformed; the others are written.
+    """
+    from soulkit.tasks.kit.importing import import_rows
+
+    live, options = registry_of(tasks, trust=trust).task(task), own_options(context)
+    write_original(task, path, output, lambda: import_rows(live, path, options), as_json)
+
+
+def own_options(context: typer.Context) -> dict[str, str]:
+    """The options on the command line that are the task's own: flag → text."""
+    options: dict[str, str] = {}
+    words = iter(context.args)
+    for word in words:
+        flag, equals, text = word.partition("=")
+        value = text if equals else next(words, None)
+        if not flag.startswith("--") or value is None:
+            raise ConfigError(
+                f"'{word}' is one word too many.",
+                "Options of a task are written --NAME VALUE.",
+                "See which there are: soul tasks show TASK",
+            )
+        if flag in options:
+            raise given_twice(flag)
+        options[flag] = value
+    return options
+
+
+def write_original(
+    task: str, path: Path, output: Path | None, read: Callable[[], Imported], as_json: bool
+) -> None:
+    """Write what `read` makes of original files beside what it left out; exit 2 for the latter."""
+    from soulkit.data.files import check_target, refuse_same, write_rows
+
+    target = output or Path(f"{task}_{path.stem}.jsonl")
+    refuse_same(path, target)
+    check_target(target)
+    imported = read()
+    if not imported.rows:
+        say_bad_rows(imported.bad)
+    written = write_rows(target, imported.rows, data_source=task, replace=False)
+    _say_rows(task, target, written, imported.bad, imported.notes, as_json)
+    if imported.bad:
+        raise typer.Exit(2)
+
+
+def _say_rows(
+    task: str, path: Path, rows: int, bad: Sequence[BadRow], notes: Sequence[str], as_json: bool
+) -> None:
+    for remark in notes:
+        print_note(f"note: {remark}")
+    if as_json:
+        listed = [asdict(b) for b in bad]
+        print_json({"task": task, "file": str(path), "rows": rows, "bad": listed})
+        return
+    console().print(f"{rows} rows of {safe(task)} → {safe(str(path))}", soft_wrap=True)
+    say_bad_rows(bad)
+    say_next_of(task, path)
+
+
+def say_next_of(task: str, path: Path) -> None:
+    """Of soulkit's own tasks: others are known only to who names their file again."""
+    from soulkit.tasks.kit.registry import load_registry
+
+    spec, name = load_registry().specs.get(task), shlex.quote(str(path))
+    if spec is not None:
+        play = [f"soul eval api --model MODEL --task {task} --data {name}"] if spec.module else []
+        print_next(f"soul data check {name}", *play)

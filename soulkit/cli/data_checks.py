@@ -13,19 +13,30 @@ import typer
 from rich.panel import Panel
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
+from soulkit.report.narrow_tables import plain_table
 
 if TYPE_CHECKING:
-    from soulkit.data.contamination import Overlap, Passage
+    from soulkit.data.contamination import Overlap, Passage, RenamedRows
     from soulkit.data.corpora.lessons import Lesson
     from soulkit.data.files import BadRow, RawRow
     from soulkit.tasks.kit.base import Task
     from soulkit.tasks.kit.registry import Registry
-    from soulkit.tasks.kit.row_checks import Bias, LabelAudit, RowAudit
+    from soulkit.tasks.kit.row_checks import Bias, LabelAudit, RowAudit, RowCheck
 
 
+RowsTask = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="The task of rows that do not say so themselves.",
+        autocompletion=COMPLETERS["tasks"],
+    ),
+]
+RowFile = Annotated[
+    Path, typer.Argument(help=".jsonl, .json, .parquet, .csv or .tsv.", readable=False)
+]
 LessonSide = Annotated[
     str | None,
     typer.Option(
@@ -165,7 +176,7 @@ def report_leaks(
                     "threshold": threshold, "written": written,
                     "bad": [asdict(b) for b in everything]})  # fmt: skip
     else:
-        table = new_table("overlap", ">conversations", ">of")
+        table = plain_table("overlap", ">conversations", ">of")
         for kind in ("holds", "part"):
             count = sum(match.kind == kind for match in report.matches)
             table.add_row(kind, str(count), str(report.chats))
@@ -201,30 +212,12 @@ def _say_written(written: int | None, path: Path | None) -> None:
         out.print(f"{written} clean rows → {safe(str(path))}", soft_wrap=True)
 
 
-def say_bad_rows(bad: Sequence[BadRow]) -> None:
-    """The first bad rows, one a line."""
-    for row in bad[:SHOWN]:
-        err.print(f"bad row {safe(row.source)}: {safe(one_line(row.why, 400))}", soft_wrap=True)
-    if len(bad) > SHOWN:
-        err.print(f"… and {len(bad) - SHOWN} more bad rows; --json lists all")
-
-
-RowsTask = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        help="The task of rows that do not say so themselves.",
-        autocompletion=COMPLETERS["tasks"],
-    ),
-]
 CleanFile = Annotated[
     Path | None,
     typer.Option(
         "--exclude", metavar="OUT", help="Write the training rows that are clean.", readable=False
     ),
 ]
-
-"""Findings printed one by one; --json and -o have all of them."""
 
 
 def audit(
@@ -379,7 +372,7 @@ def _print_rows(rows: RowAudit) -> None:
     out.print(
         f"{rows.rows} rows of {safe(rows.task)}, {rows.duplicates} duplicates, {len(rows.bad)} bad"
     )
-    table = new_table("field", ">words p50", ">p95", ">max", ">over budget")
+    table = plain_table("field", ">words p50", ">p95", ">max", ">over budget")
     for name, words in rows.words.items():
         figures = (words.p50, words.p95, words.max, words.over_budget)
         table.add_row(safe(name), *map(str, figures))
@@ -421,7 +414,7 @@ def _against(bias: Bias) -> str:
 
 
 def _print_tracker(task: str, report: LabelAudit) -> None:
-    table = new_table("group", "value", ">rows", ">agree", ">share", title="belief tracker")
+    table = plain_table("group", "value", ">rows", ">agree", ">share", title="belief tracker")
     lines = [("all", "", report.overall)]
     lines += [(tag, v, a) for tag, values in report.by.items() for v, a in values.items()]
     for tag, value, agreement in lines:
@@ -436,7 +429,7 @@ def _print_tracker(task: str, report: LabelAudit) -> None:
 
 
 def _print_overlap(overlap: Overlap) -> None:
-    table = new_table("overlap", ">training rows", ">share", ">evaluation rows", ">share")
+    table = plain_table("overlap", ">training rows", ">share", ">evaluation rows", ">share")
     for kind in overlap.kinds:
         touched = len(overlap.touched(kind))
         table.add_row(
@@ -484,3 +477,78 @@ def _overlap_dict(
         "written": written,
         "bad": [asdict(b) for b in (*train_side.bad, *eval_side.bad)],
     }
+
+
+SHOWN_BAD = 50
+"""Bad rows printed one by one; --json has all of them."""
+
+
+def check(
+    path: RowFile,
+    task: RowsTask = None,
+    tasks: TaskFiles = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Count rows, columns and lengths, and name bad rows.
+
+    Warns when rows of different clusters are equal up to names. The exit code is 2 when any row is
+    bad.
+    """
+    from soulkit.tasks.kit.row_checks import check_row_file
+
+    checks, strays = check_row_file(registry_of(tasks, trust=trust), path, task)
+    if as_json:
+        checked = [asdict(report) for report in checks]
+        print_json({"file": str(path), "tasks": checked, "bad": [asdict(b) for b in strays]})
+    else:
+        for report in checks:
+            _print_check(path, report)
+        say_bad_rows(strays)
+    if strays or any(report.bad or not report.usable for report in checks):
+        raise typer.Exit(2)
+
+
+def say_bad_rows(bad: Sequence[BadRow]) -> None:
+    for row in bad[:SHOWN_BAD]:
+        err.print(f"bad row {safe(row.source)}: {safe(one_line(row.why, 400))}", soft_wrap=True)
+    if len(bad) > SHOWN_BAD:
+        err.print(f"… and {len(bad) - SHOWN_BAD} more bad rows; --json lists all")
+
+
+def _print_check(path: Path, report: RowCheck) -> None:
+    out.print(
+        f"{safe(str(path))}: {report.usable} usable rows of {safe(report.task)} in "
+        f"{report.clusters} clusters ({report.rows} rows, {len(report.bad)} bad, "
+        f"{report.duplicates} duplicates)",
+        soft_wrap=True,
+    )
+    for source, count in report.skipped.items():
+        out.print(f"skipped: {count} rows of {safe(source)}")
+    table = plain_table("field", ">rows", ">words p50", ">p95", ">max", ">over budget")
+    for name, words in report.words.items():
+        figures = (words.p50, words.p95, words.max, words.over_budget)
+        table.add_row(safe(name), str(report.columns.get(name, "")), *map(str, figures))
+    out.print(table)
+    for tag, values in report.tags.items():
+        counts = ", ".join(f"{safe(value)} {count}" for value, count in values.items())
+        out.print(f"{safe(tag)}: {counts}", soft_wrap=True)
+    columns = ", ".join(f"{safe(name)} ({count})" for name, count in report.columns.items())
+    out.print(f"columns: {columns}", soft_wrap=True)
+    if report.ignored:
+        out.print(f"ignored columns: {safe(', '.join(report.ignored))}", soft_wrap=True)
+    if report.equal_up_to_names is not None:
+        _warn_renamed(report.task, report.equal_up_to_names)
+    say_bad_rows(report.bad)
+
+
+def _warn_renamed(task: str, renamed: RenamedRows) -> None:
+    first, second = map(safe, renamed.example)
+    err.print(
+        f"warning: {renamed.rows} rows in {renamed.clusters} clusters of {safe(task)} are equal up "
+        f"to names: only {renamed.distinct} of them differ otherwise. Two that are equal: {first} "
+        f"and {second}. Intervals and splits treat clusters as independent. If the answers depend "
+        "on what these rows share, declare those columns as the task's 'cluster' in its tasks "
+        "file.",
+        soft_wrap=True,
+    )

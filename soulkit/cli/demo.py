@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,15 +12,17 @@ import typer
 
 from soulkit.cli.console import (
     console,
-    duration,
     err,
     print_json,
     print_next,
+    print_note,
     progress,
-    table,
     warn_unsealed,
 )
 from soulkit.errors import MissingPackage
+from soulkit.metrics.intervals import estimate_text
+from soulkit.report.narrow_tables import plain_table
+from soulkit.text import duration
 
 if TYPE_CHECKING:
     from soulkit.train.state.metrics import StepLine
@@ -76,16 +78,19 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
     from soulkit.demo.scripted import WHAT_IT_IS, ScriptedDemo
 
     demo = ScriptedDemo(out, seed)
-    results = demo.run(_quiet if as_json else lambda words: err.print(words, soft_wrap=True))
+    results = demo.run((lambda words: None) if as_json else print_note)
     report = _page(out, WHAT_IT_IS)
     demo.write_summary({**results, "report": report})
     if as_json:
         print_json({**results, "report": report})
         return
     names = list(results)
-    shown = table("", *(f">{name}" for name in names), title="two scripts, scored by rules")
+    shown = plain_table("", *(f">{name}" for name in names), title="two scripts, scored by rules")
     for task in results[names[0]]:
-        shown.add_row(task, *(_mean(results[name][task]) for name in names))
+        cells = [results[name][task] for name in names]
+        means = (estimate_text(c["mean"], *c["ci"]) for c in cells)
+        counts = (f"({c['n_scored']}/{c['n']})" for c in cells)
+        shown.add_row(task, *map(" ".join, zip(means, counts, strict=True)))
     console().print(shown)
     console().print(WHAT_IT_IS)
     err.print(f"open the report: {report}", soft_wrap=True)
@@ -98,10 +103,6 @@ def _page(out: Path, *notes: str) -> str:
     from soulkit.report.pages import write_page
 
     return str(write_page(load_runs([out]), out / "report" / "index.html", notes=notes))
-
-
-def _quiet(words: str) -> None:
-    """Nobody is told."""
 
 
 class _Stages:
@@ -125,8 +126,9 @@ class _Stages:
 
 def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
     columns = {"before": "before", "after": "after Ditto", "after_shuffled": "after its control"}
-    shown = table("", *(f">{title}" for title in columns.values()), title="held-out stories")
-    shown.add_row("accuracy", *(_with_ci(results, name) for name in columns))
+    shown = plain_table("", *(f">{title}" for title in columns.values()), title="held-out stories")
+    accuracies = (estimate_text(results[name], *results[f"{name}_ci"]) for name in columns)
+    shown.add_row("accuracy", *accuracies)
     for name in results["beliefs_before"]:
         words = "true beliefs" if name == "no_tom" else "false beliefs"
         shown.add_row(words, *(f"{results[f'beliefs_{one}'][name]:.3f}" for one in columns))
@@ -137,8 +139,8 @@ def _print(results: dict[str, Any], notes: Sequence[str]) -> None:
         f"at the first step feedback lifts the other drafts' reward by {_gap(results, 'loo_gap')} "
         f"(leave-one-out, 95 % CI); somebody else's feedback by {_gap(results, 'loo_gap_shuffled')}"
     )
-    for note in notes:
-        where.print(note)
+    for line in notes:
+        where.print(line)
     err.print(f"{duration(results['seconds'])}; open the report: {results['report']}")
 
 
@@ -146,18 +148,6 @@ def _shell_path(path: Path) -> str:
     from soulkit.report.episode_search import shell_path
 
     return shell_path(path)
-
-
-def _mean(cell: Mapping[str, Any]) -> str:
-    from soulkit.metrics.intervals import estimate_text
-
-    return f"{estimate_text(cell['mean'], *cell['ci'])} ({cell['n_scored']}/{cell['n']})"
-
-
-def _with_ci(results: dict[str, Any], name: str) -> str:
-    from soulkit.metrics.intervals import estimate_text
-
-    return estimate_text(results[name], *results[f"{name}_ci"])
 
 
 def _gap(results: dict[str, Any], name: str) -> str:

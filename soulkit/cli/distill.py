@@ -14,11 +14,9 @@ import typer
 from soulkit.cli.console import (
     ask_user,
     console,
-    err,
-    one_line,
     print_json,
+    print_note,
     progress,
-    safe,
     starting,
     warn_unsealed,
     working,
@@ -116,14 +114,14 @@ def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str
         _dry_run(config, out, stages, as_json=values["json"], trust=values["trust"])
         return
     watcher = Watcher(
-        say=_say, training=_training, bars=lambda n: progress(n, "distill"),
+        say=print_note, training=_training, bars=lambda n: progress(n, "distill"),
         waiting=lambda what: working("distill", what, alone=True), ask=ask_user(),
         starts=starting,
     )  # fmt: skip
     result = distill(config, out, stages, watcher, trust=values["trust"])
     warn_unsealed()
     if result is None:
-        _say(f"distillation folder {out}")
+        print_note(f"distillation folder {out}")
         return
     _show(out, result, as_json=values["json"])
     if not result.passed:
@@ -143,7 +141,7 @@ def _show(out: Path, result: Distillation, *, as_json: bool) -> None:
     else:
         for part in distillation_parts(result):
             console().print(part)
-    _say(f"page {page}")
+    print_note(f"page {page}")
     if not as_json:
         base, weights = Path(result.base), out / "generalist" / "model"
         model = f"--model {shell_path(base)} --adapter {shell_path(weights)}"
@@ -189,7 +187,3 @@ def _training(steps: int) -> Iterator[tuple[Show, Begin]]:
 
     with progress(steps, "train") as bar:
         yield step_shower(bar), partial(begin_on, bar)
-
-
-def _say(remark: str) -> None:
-    err.print(safe(one_line(remark)), soft_wrap=True)

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import ask_user, console, err, print_json, safe
-from soulkit.cli.console import table as new_table
+from soulkit.cli.console import ask_user, console, print_json, print_note, safe
 from soulkit.cli.options import Json, Trust
 from soulkit.doctor.access import hub_line, key_lines, rows_lines
 from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
+from soulkit.report.narrow_tables import plain_table
 from soulkit.tasks.kit.registry import load_registry
+from soulkit.text import counted, dollars
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from soulkit.doctor.machine import Checkup, PlayerCheck
+    from soulkit.doctor.machine import PlayerCheck
     from soulkit.doctor.needs import Needs
 
 
@@ -84,8 +85,6 @@ def command(
     """
     from soulkit.doctor.machine import Checkup
 
-    pass
-
     needs = (
         None
         if config is None
@@ -95,36 +94,23 @@ def command(
     if not as_json:
         _print_lines(checkup.lines)
     if needs is not None:
-        checkup.players += _ask(needs, load=load)
+        from soulkit.doctor.trial import ask_players
+
+        checkup.players += ask_players(needs.parts, load=load, say=print_note, ask=ask_user())
         if not as_json and checkup.players:
             console().print(player_table(checkup.players))
     if as_json:
         print_json(checkup.as_dict())
-    _say_result(checkup)
+    print_note(counted(checkup.problems, "problem") if checkup.problems else "no problem")
     if checkup.problems:
         raise typer.Exit(1)
-
-
-def _ask(needs: Needs, *, load: bool) -> list[PlayerCheck]:
-    from soulkit.doctor.trial import ask_players
-
-    return ask_players(needs.parts, load=load, say=_say, ask=ask_user())
-
-
-def _say(remark: str) -> None:
-    err.print(safe(remark), soft_wrap=True)
-
-
-def _say_result(checkup: Checkup) -> None:
-    number = checkup.problems
-    _say("no problem" if not number else "1 problem" if number == 1 else f"{number} problems")
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
 def _print_lines(lines: Iterable[CheckLine]) -> None:
-    table = new_table("", "what", "how it is")
+    table = plain_table("", "what", "how it is")
     for one in lines:
         table.add_row(_health(one.health), safe(one.name), _with_way(one.words, one.way))
     console().print(table)
@@ -132,7 +118,7 @@ def _print_lines(lines: Iterable[CheckLine]) -> None:
 
 def player_table(players: Iterable[PlayerCheck]) -> Table:
     """Who answered what; with time, tokens and cost."""
-    table = new_table("", "role", "who", "answer")
+    table = plain_table("", "role", "who", "answer")
     table.columns[2].overflow = "fold"  # of an address no part may be missing
     for one in players:
         words = "; ".join(filter(None, (f"in {one.task}: {one.words}", call_figures(one))))
@@ -142,8 +128,6 @@ def player_table(players: Iterable[PlayerCheck]) -> Table:
 
 def call_figures(one: PlayerCheck) -> str:
     """`2 calls, 1.3 s, 410 + 60 tokens, $0.0004`; empty where nobody was asked."""
-    from soulkit.play.costs import dollars
-
     if not one.calls:
         return ""
     calls = f"{one.calls} calls, " if one.calls > 1 else ""

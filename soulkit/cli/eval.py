@@ -10,17 +10,17 @@ import typer
 
 from soulkit.cli.console import (
     ask_user,
-    err,
     one_line,
     out,
     print_json,
+    print_note,
     progress,
-    safe,
     starting,
     warn_unsealed,
     working,
 )
 from soulkit.cli.options import (
+    EVERYDAY,
     GroupFromSettings,
     build_command,
     options_for,
@@ -39,6 +39,11 @@ KINDS = {
     "local": "Score a checkpoint on this machine, with or without an adapter.",
     "api": "Score a model behind any OpenAI-compatible server.",
 }
+HERE = {
+    "--base-url", "--adapter", "--protocol", "--repeats", "--temperature", "--max-tokens",
+    "--concurrency",
+}  # fmt: skip
+"""What `--help` shows beside the options of every day."""
 
 
 class Kinds(GroupFromSettings):
@@ -66,7 +71,7 @@ class Kinds(GroupFromSettings):
             else:
                 _run(settings, values["out"], values["json"])
 
-        return build_command(name, KINDS[name], options, body)
+        return build_command(name, KINDS[name], options, body, everyday=EVERYDAY | HERE)
 
 
 app = CommandTable(cls=Kinds, rich_markup_mode=None)
@@ -86,10 +91,10 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.eval.run.api_batches import batch_words
     from soulkit.eval.run.runner import prepare
 
-    config, work = prepare(config, _say, asking=False)
+    config, work = prepare(config, print_note, asking=False)
     show_plan(evaluation_plan(config, work), as_json)
     for line in (*batch_words(config), *config.servers()):
-        _say(line)
+        print_note(line)
 
 
 def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
@@ -97,7 +102,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     from soulkit.eval.run.runner import run_eval
 
     run, summary = run_eval(
-        config, folder, bars=lambda n: progress(n, "eval"), say=_say, ask=ask_user(),
+        config, folder, bars=lambda n: progress(n, "eval"), say=print_note, ask=ask_user(),
         waiting=lambda what: working("eval", what, alone=True), starts=starting,
     )  # fmt: skip
     warn_unsealed()
@@ -110,7 +115,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
         _say_next(run, summary)
     texts = [text for text in (_too_many(config, run, summary), _silent(summary)) if text]
     for text in texts:
-        _say(text)
+        print_note(text)
     if texts:
         raise typer.Exit(1)
 
@@ -142,10 +147,6 @@ def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:
         return f"{cut} of {summary.n} episodes are truncated, {most}; {longer}"
     both = f"{unscored} of {summary.n} episodes are unscored and {cut} truncated"
     return f"{both}, {most}; for the first, {again}; for the others, {longer}"
-
-
-def _say(remark: str) -> None:
-    err.print(safe(one_line(remark)), soft_wrap=True)
 
 
 def _print_run(run: Run, config: EvalConfig) -> None:
@@ -182,15 +183,17 @@ def _say_failures(run: Run, summary: Summary) -> None:
     for task, statuses in summary.statuses.items():
         if set(statuses) - {"ok"}:
             counts = ", ".join(f"{status} {count}" for status, count in statuses.items())
-            _say(f"{task}: {counts}")
+            print_note(f"{task}: {counts}")
     if text := truncation_text(summary.statuses):
-        _say(f"replies that ran into their limit: {text}; 'worst to best' is what they may hide")
+        print_note(
+            f"replies that ran into their limit: {text}; 'worst to best' is what they may hide"
+        )
     if text := limits_text(summary.limits, summary.statuses):
-        _say(f"replies that ended at their limit, whatever was read of them: {text}")
+        print_note(f"replies that ended at their limit, whatever was read of them: {text}")
     if text := dropped_text(summary.dropped_settings):
-        _say(f"settings that servers refused, so that calls were sent without them: {text}")
+        print_note(f"settings that servers refused, so that calls were sent without them: {text}")
     for line in (*unscored_controls(summary.controls), *odd_cells(summary, run.path)):
-        _say(line)
+        print_note(line)
     if summary.n_scored < summary.n:
         for reason, words in failures(load_records(run.episodes, light=True)).items():
-            _say(f"{reason}: {one_line(words, 300)}")
+            print_note(f"{reason}: {one_line(words, 300)}")

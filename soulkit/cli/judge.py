@@ -12,21 +12,21 @@ import typer
 
 from soulkit.cli.console import (
     ask_user,
-    err,
     one_line,
     out,
     print_json,
     print_next,
+    print_note,
     progress,
     safe,
     starting,
     warn_unsealed,
 )
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import GroupFromSettings, Json, build_command, options_for, settings_from
 from soulkit.cli.parse_errors import CommandTable, missing_run_error
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.option_texts import row_sources
+from soulkit.report.narrow_tables import plain_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -98,8 +98,8 @@ def sheet(
         write_sheet_page(one, place / "sheet.html", text)
         out.print(f"{safe(str(place))}: {len(one.cards)} texts", soft_wrap=True)
     for task, counts in drawn.key["clusters"].items():
-        _say(f"{task}: {counts['drawn']} of {counts['clusters']} clusters are drawn")
-    _say(f"keep {target / 'key.json'}; then: soul judge import FILE... --run {run}")
+        print_note(f"{task}: {counts['drawn']} of {counts['clusters']} clusters are drawn")
+    print_note(f"keep {target / 'key.json'}; then: soul judge import FILE... --run {run}")
 
 
 def _guide(file: Path | None) -> str:
@@ -159,7 +159,9 @@ def import_labels(
         out.print(f"{len(labels)} labels → {safe(str(path))}", soft_wrap=True)
     _say_imported(filled, drop_failed)
     if run is not None:
-        _say(f"next: soul judge correct {run}" + ("" if target is None else f" --labels {path}"))
+        print_note(
+            f"next: soul judge correct {run}" + ("" if target is None else f" --labels {path}")
+        )
 
 
 def _key_of(run: Path | None, key: Path | None) -> Path:
@@ -197,13 +199,13 @@ def _say_imported(filled: FilledSheets, drop_failed: bool) -> None:
         answers = filled.checks[rater]
         end = "left out" if drop_failed else "counted all the same; leave them out: --drop-failed"
         wrong = len(answers) - sum(answers)
-        _say(f"{rater} failed {wrong} of {len(answers)} attention checks and is {end}")
+        print_note(f"{rater} failed {wrong} of {len(answers)} attention checks and is {end}")
     for row in filled.bad[:SHOWN]:
-        _say(f"{row.source}: {row.why}")
+        print_note(one_line(f"{row.source}: {row.why}", 400))
     if filled.bad[SHOWN:]:
-        _say(f"and {len(filled.bad) - SHOWN} more bad rows; --json has all of them")
+        print_note(f"and {len(filled.bad) - SHOWN} more bad rows; --json has all of them")
     if filled.unrated:
-        _say(f"{filled.unrated} rows are without an answer")
+        print_note(f"{filled.unrated} rows are without an answer")
 
 
 def correct(
@@ -234,14 +236,14 @@ def correct(
         for task, cells in report["tasks"].items():
             _print_correction(task, cells)
     for remark in report["remarks"]:
-        _say(remark)
+        print_note(remark)
 
 
 def _print_correction(task: str, report: Mapping[str, Any]) -> None:
     if report["dimensions"]:
-        means = new_table("dimension", ">judge", ">people [95% CI]", ">corrected [95% CI]",
+        means = plain_table("dimension", ">judge", ">people [95% CI]", ">corrected [95% CI]",
                           title=safe(task))  # fmt: skip
-        errors = new_table("dimension", ">judge − people [95% CI]", ">lambda", ">labelled",
+        errors = plain_table("dimension", ">judge − people [95% CI]", ">lambda", ">labelled",
                            ">clusters")  # fmt: skip
         for name, cell in report["dimensions"].items():
             means.add_row(safe(name), *_means(cell))
@@ -249,7 +251,7 @@ def _print_correction(task: str, report: Mapping[str, Any]) -> None:
         for made in (means, errors):  # in one, a line has no room for eleven numbers
             made.columns[0].overflow = "fold"
             out.print(made)
-    agreement = new_table("dimension", "alpha of", ">n", ">alpha [95% CI]", ">equal", "allows")
+    agreement = plain_table("dimension", "alpha of", ">n", ">alpha [95% CI]", ">equal", "allows")
     agreement.columns[3].no_wrap = True
     for name, who, cell in _agreements(report):
         made_cells = (_plain_estimate(cell["alpha"]), _plain_number(cell["exact"]["value"]))
@@ -293,10 +295,6 @@ def _plain_estimate(cell: Mapping[str, Any]) -> str:
     from soulkit.metrics.intervals import estimate_text
 
     return estimate_text(cell["value"], cell["ci_low"], cell["ci_high"])
-
-
-def _say(remark: str) -> None:
-    err.print(safe(one_line(remark, 400)), soft_wrap=True)
 
 
 CHECK = """Judge a run's episodes again and measure how far verdicts agree.
@@ -384,7 +382,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
         folder,
         trust=trust,
         bars=lambda n: progress(n, "judge check"),
-        say=_say,
+        say=print_note,
         ask=ask_user(),
         starts=starting,
     )
@@ -398,7 +396,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
         for reading in task_report["reading"].values()
     )
     if missing:
-        _say(
+        print_note(
             f"{missing} judgements got no answer from their server; the same command with "
             f"--out {run.path} asks for them again"
         )
@@ -422,11 +420,11 @@ def _print(report: Mapping[str, Any], as_json: bool) -> None:
     for task, task_report in report["tasks"].items():
         for judge, reading in task_report["reading"].items():
             for reason, count in reading["reasons"].items():
-                _say(f"{task}, {judge}: no verdict {count} times: {reason}")
+                print_note(f"{task}, {judge}: no verdict {count} times: {reason}")
         for remark in _left_out(task_report):
-            _say(f"{task}: {remark}")
+            print_note(f"{task}: {remark}")
     for remark in report["remarks"]:
-        _say(remark)
+        print_note(remark)
 
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
@@ -459,7 +457,7 @@ def _print_task(task: str, report: Mapping[str, Any]) -> None:
 
 
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
-    table = new_table(
+    table = plain_table(
         "dimension", "agreement", ">n", "clusters", ">alpha [95% CI]", ">ICC", ">rho", ">equal",
         ">gap", "what it allows", title=safe(task),
     )  # fmt: skip
@@ -468,7 +466,7 @@ def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
             figures = [cell.get(k) for k in ("icc", "spearman", "exact", "mean_gap")]
             table.add_row(
                 safe(name), safe(label), str(cell["n"]), _clusters(cell["alpha"]),
-                _estimate(cell["alpha"]), *map(_number, figures),
+                _estimate(cell["alpha"]), *(_figure(one and one["value"]) for one in figures),
                 _trust(cell),
             )  # fmt: skip
     return table
@@ -491,7 +489,7 @@ def _comparisons(dimension: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[st
 
 
 def _length(dimensions: Mapping[str, Any]) -> Table:
-    table = new_table(
+    table = plain_table(
         "dimension", "judge", ">n", "clusters", ">rho with words [95% CI]",
         ">at equal turns [95% CI]", ">points per 100 words [95% CI]",
     )  # fmt: skip
@@ -506,7 +504,7 @@ def _length(dimensions: Mapping[str, Any]) -> Table:
 
 
 def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
-    table = new_table(
+    table = plain_table(
         "judge", ">judgements", ">unreadable", ">asked again", ">pairs", "clusters",
         ">flips [95% CI]", ">first preferred [95% CI]",
     )  # fmt: skip
@@ -524,10 +522,6 @@ def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
             _share(cell["asked_again"]), *shown,
         )  # fmt: skip
     return table
-
-
-def _number(cell: Mapping[str, Any] | None) -> str:
-    return _figure(cell["value"] if cell is not None else None)
 
 
 def _figure(value: object) -> str:
@@ -557,7 +551,7 @@ def _share(value: object) -> str:
 
 
 def _say_thresholds(limits: Mapping[str, float]) -> None:
-    _say(
+    print_note(
         f"Krippendorff's alpha: from {limits['reliable']:g} on reliable, from "
         f"{limits['tentative']:g} tentative, below: do not rank models by it (Krippendorff 2004). "
         "rho is Spearman's; gap is the mean difference in points; flips: the verdict on a pair is "

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import Json
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import RunError
+from soulkit.report.narrow_tables import plain_table
+from soulkit.text import dollars
 
 if TYPE_CHECKING:
     from soulkit.models.ledger.view import CallTotals, LedgerFindings, StoredCall
@@ -80,27 +81,23 @@ def _print_stats(groups: list[CallTotals]) -> None:
     heads = ("role", *(("purpose",) if several else ()), "model", ">calls", ">attempts",
              ">prompt tokens", ">reply tokens", ">cost", ">priced", ">p50", ">p95", "first (UTC)",
              "last (UTC)")  # fmt: skip
-    made = new_table(*heads)
+    made = plain_table(*heads)
     for g in groups:
         made.add_row(
             safe(g.role), *((safe(g.purpose),) if several else ()), safe(g.model), str(g.calls),
-            str(g.attempts), str(g.prompt_tokens), str(g.completion_tokens), _dollars(g.cost),
+            str(g.attempts), str(g.prompt_tokens), str(g.completion_tokens), dollars(g.cost),
             f"{g.priced}/{g.calls}", f"{g.p50:.2f} s", f"{g.p95:.2f} s",
             _moment(g.first), _moment(g.last),
         )  # fmt: skip
     out.print(made)
     costs = [g.cost for g in groups if g.cost is not None]
     out.print(
-        f"{sum(g.calls for g in groups)} calls, cost {_dollars(sum(costs) if costs else None)}"
+        f"{sum(g.calls for g in groups)} calls, cost {dollars(sum(costs) if costs else None)}"
     )
 
 
 def _moment(stamp: str) -> str:
     return safe(stamp[:19].replace("T", " "))
-
-
-def _dollars(cost: float | None) -> str:
-    return "unknown" if cost is None else f"${cost:,.4f}"
 
 
 # -- show ----------------------------------------------------------------------------------------
@@ -144,9 +141,7 @@ def _print_entry(stored: StoredCall) -> None:
     dropped = f", without {', '.join(entry.dropped)}" if entry.dropped else ""
     beside = stored.request.beside if stored.request is not None else {}
     dropped += f", with {', '.join(f'{k} {v:g}' for k, v in beside.items())}" if beside else ""
-    tokens = (
-        f"{entry.prompt_tokens} + {entry.completion_tokens} tokens, cost {_dollars(entry.cost)}"
-    )
+    tokens = f"{entry.prompt_tokens} + {entry.completion_tokens} tokens, cost {dollars(entry.cost)}"
     paid = f"{tokens}, {entry.seconds:.2f} s, attempts {entry.attempts}{dropped}, {entry.created}"
     for line in (who, paid, *([f"damaged: {stored.problem}"] if stored.problem else [])):
         out.print(safe(one_line(line)), style="dim", soft_wrap=True)
@@ -184,17 +179,14 @@ def export(
     from soulkit.models.ledger.view import LedgerView, write_export
 
     with LedgerView(ledger_path(where)) as view:
-        lines = (_line(stored) for stored in view.entries(example=example, role=role))
+        entries = view.entries(example=example, role=role)
+        lines = (json.dumps(s.as_dict(), ensure_ascii=True, allow_nan=False) for s in entries)
         if file is None:
             for line in lines:
                 typer.echo(line)
             return
         count = write_export(file, lines)
     err.print(safe(f"{count} entries in {file}"), soft_wrap=True)
-
-
-def _line(stored: StoredCall) -> str:
-    return json.dumps(stored.as_dict(), ensure_ascii=True, allow_nan=False)
 
 
 # -- verify --------------------------------------------------------------------------------------

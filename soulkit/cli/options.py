@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -98,6 +98,17 @@ SECTIONS = (
     "Objective", "Optimizer and memory", "Calls", "Machine", "Run",
 )  # fmt: skip
 """The sections of a help text, in reading order."""
+
+EVERYDAY = frozenset({
+    "--model", "--task", "--suite", "--data", "--limit", "--methods", "--seeds", "--experts",
+    "--gate", "--steps", "--prompts", "--group-size", "--side", "--partner", "--judge", "--coach",
+    "--endpoints", "--lr", "--max-cost", "--yes", "--engine", "--eval-every", "--seed", "--out",
+    "--config", "--set", "--dry-run", "--json",
+})  # fmt: skip
+"""The options that `--help` shows of a command made from settings; `--help-all` shows all."""
+HELP_ALL = "help_all"
+FEW = 30
+"""A command with at most so many options shows all of them."""
 
 Body = Callable[[dict[str, Any]], None]
 Rows = Callable[[Sequence[str], Sequence[str]], dict[str, str]]
@@ -302,27 +313,40 @@ def suite_in(file: Path | None) -> str:
 
 
 class Sectioned(OnceCommand):
-    """A command whose help lists its options by section."""
+    """A command whose help lists its options by section: with --help those of every day."""
 
     sections: Mapping[str, str]
+    everyday: frozenset[str]
+    whole_help = False
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        brief = not self.whole_help and len(options) > FEW
         listed: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
+            is_option = parameter.param_type_name == "option"
             record = parameter.get_help_record(ctx)
-            other = "Run" if parameter.param_type_name == "option" else "Arguments"
-            if record is not None:
-                title = self.sections.get(parameter.name or "", other)
-                listed.setdefault(title, []).append(record)
+            always = not is_option or parameter.name in ("help", HELP_ALL)
+            if record is None or (
+                brief and not always and self.everyday.isdisjoint(parameter.opts)
+            ):
+                continue
+            title = self.sections.get(parameter.name or "", "Run" if is_option else "Arguments")
+            listed.setdefault(title, []).append(record)
         for title, records in listed.items():
             with formatter.section(title):
                 formatter.write_dl(records)
 
 
+def _print_whole_help(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        cast("Sectioned", ctx.command).whole_help = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
 class GroupFromSettings(TyperGroup):
     """A group whose commands are made when they are called; a sentence is enough to list them."""
-
-    what = "command"
 
     def sentences(self) -> Mapping[str, str]:
         """Name → help of every command that is listed."""
@@ -348,20 +372,25 @@ class GroupFromSettings(TyperGroup):
 
 def build_command(
     name: str, help: str, options: Sequence[Option], body: Body,
-    argument: inspect.Parameter | None = None,
+    argument: inspect.Parameter | None = None, everyday: frozenset[str] = EVERYDAY,
 ) -> Any:  # fmt: skip
     """The command `name`; `body` gets what was written as one mapping."""
 
     def command(**values: Any) -> None:
+        del values[HELP_ALL]
         body(values)
 
-    parameters = [*([argument] if argument else []), *(_parameter(option) for option in options)]
+    whole_help = inspect.Parameter(
+        HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False,
+        annotation=Annotated[bool, typer.Option(
+            "--help-all", help="Show every option.", callback=_print_whole_help, is_eager=True
+        )],
+    )  # fmt: skip
+    parameters = [*([argument] if argument else []), *map(_parameter, options), whole_help]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    sections = {option.name: option.section for option in options}
+    facts = {"sections": {o.name: o.section for o in options}, "everyday": everyday}
     single = CommandTable(add_completion=False, rich_markup_mode=None)
-    single.command(name, help=help, cls=type("Sectioned", (Sectioned,), {"sections": sections}))(
-        command
-    )
+    single.command(name, help=help, cls=type("Sectioned", (Sectioned,), facts))(command)
     return typer.main.get_command(single)
 
 

@@ -116,9 +116,9 @@ def _parameter(error: Any, command: str) -> ConfigError:
 
 def missing_run_error(command: str, needed: int = 1) -> ConfigError:
     """The error of a command that needs so many runs; those of ./runs are printed before it."""
-    from soulkit.cli.report import show_runs
+    from soulkit.cli.console import out
     from soulkit.report.episode_search import shell_path
-    from soulkit.report.listing import list_runs
+    from soulkit.report.listing import list_runs, runs_table
 
     runs = list_runs(RUNS) if RUNS.is_dir() else []
     lacking = "None is named" if needed == 1 else "Fewer are named"
@@ -131,7 +131,7 @@ def missing_run_error(command: str, needed: int = 1) -> ConfigError:
             f"Write {command} {' '.join(names)}, or make a run first: soul demo; "
             f"see: {command} --help",
         )
-    show_runs(runs)
+    out.print(runs_table(runs, out.width))
     newest = sorted(runs, key=lambda run: run.state == "damaged")[:needed]
     words = [*(shell_path(run.path) for run in reversed(newest)), *names[len(newest) :]]
     return ConfigError(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from soulkit.cli.console import console, duration, print_json, safe, size
-from soulkit.cli.console import table as new_table
+from soulkit.cli.console import console, print_json, safe
 from soulkit.errors import ConfigError
+from soulkit.report.narrow_tables import plain_table
+from soulkit.text import byte_size, dollars, duration
 
 if TYPE_CHECKING:
     from soulkit.play.plan import Plan, PlayerLoad
@@ -52,7 +53,7 @@ def show_plan(plan: Plan, as_json: bool, coaches: Sequence[str] = ()) -> None:
     if as_json:
         print_json(plan.as_dict() | ({"coaches": list(coaches)} if coaches else {}))
         return
-    table = new_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
+    table = plain_table("task", "role", "who", ">calls", ">prompt tokens", ">reply tokens",
                       ">cost", ">calls at most", ">cost at most")  # fmt: skip
     for part in plan.tasks:
         for one in part.asked:
@@ -71,7 +72,7 @@ def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None
     if as_json:
         print_json({**plan.as_dict(), **({"played": played.as_dict()} if played else {})})
         return
-    table = new_table("source", ">rows", ">ratio", ">tokens each", ">of them learned")
+    table = plain_table("source", ">rows", ">ratio", ">tokens each", ">of them learned")
     for one in plan.sources:
         rows = "unknown" if one.rows is None else f"{one.rows:,}"
         each, share = f"{one.tokens_per_lesson:,.0f}", f"{one.learned_share:.0%}"
@@ -81,7 +82,7 @@ def show_corpus_plan(plan: CorpusPlan, as_json: bool, played: Plan | None = None
     if (machine := plan.machine) is None:
         lines.append(f"time: {UNTIMED}")
     else:
-        lines.append(f"memory about {size(machine.memory)}: {machine.words}")
+        lines.append(f"memory about {byte_size(machine.memory)}: {machine.words}")
         lines.append(f"time about {duration(machine.seconds)}")
     for line in lines:
         console().print(line, markup=False, soft_wrap=True)
@@ -96,14 +97,10 @@ def _figures(one: PlayerLoad) -> tuple[str, ...]:
 
 
 def _cost(amount: float | None, one: PlayerLoad) -> str:
-    from soulkit.play.costs import dollars
-
     return "-" if amount is None and not one.seconds else dollars(amount)
 
 
 def _totals(plan: Plan) -> list[str]:
-    from soulkit.play.costs import dollars
-
     paid = plan.cost is not None or bool(plan.unpriced)
     cost = ", cost unknown" if plan.cost is None else (
         f", cost about {dollars(plan.cost)}, at most {dollars(plan.cost_limit)}"
@@ -121,7 +118,7 @@ def _totals(plan: Plan) -> list[str]:
         ways = "--price-in and --price-out, or --prices FILE" if own else "--prices FILE"
         lines.append(f"no price is known of: {', '.join(plan.unpriced)} ({ways})")
     if plan.machine is not None:
-        lines.append(f"memory about {size(plan.machine.memory)}: {plan.machine.words}")
+        lines.append(f"memory about {byte_size(plan.machine.memory)}: {plan.machine.words}")
     return [*lines, _time(plan)]
 
 

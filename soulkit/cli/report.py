@@ -12,11 +12,8 @@ import typer
 
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import RunError
-from soulkit.text import one_line
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from soulkit.eval.comparison.compare import Comparison
     from soulkit.report.listing import ListedFolder
     from soulkit.report.load import RunData
@@ -225,15 +222,6 @@ def _print_comparison(comparison: Comparison) -> None:
         out.print(part)
 
 
-HEADLINES = 3
-"""Of one run that are shown; --json has all of them."""
-NAME_WIDTH = 36
-"""Columns in which names of runs stay whole, however narrow the terminal is."""
-WIDE, WIDE_ONLY = 100, ("command", "started")
-"""Columns of a terminal from which on these are shown; --json has them always."""
-STYLES = {"finished": "", "running": "green", "unfinished": "yellow", "damaged": "red"}
-
-
 def runs_command(
     folder: Annotated[
         Path, typer.Argument(metavar="[FOLDER]", help="A folder of runs.", show_default=False)
@@ -257,6 +245,7 @@ def runs_command(
 def _print_runs(runs: Sequence[ListedFolder], folder: Path) -> None:
     from soulkit.cli.console import out, print_next, safe
     from soulkit.report.episode_search import shell_path
+    from soulkit.report.listing import runs_table
     from soulkit.report.load import EPISODES, JUDGEMENTS
     from soulkit.runs.records import SAMPLES
 
@@ -264,43 +253,10 @@ def _print_runs(runs: Sequence[ListedFolder], folder: Path) -> None:
         out.print(f"no run in {safe(str(folder))}", soft_wrap=True)
         print_next("soul demo")
         return
-    show_runs(runs)
+    out.print(runs_table(runs, out.width))
     newest = next((run for run in runs if run.state != "damaged"), runs[0])
     path = shell_path(newest.path)
     files = [newest.path / name for name in (EPISODES, JUDGEMENTS, SAMPLES)]
     # Nothing was played in some supervised trainings, and in what has just begun.
     played = any(file.is_file() and file.stat().st_size for file in files)
     print_next(f"soul report {path}", *([f"soul show {path}"] if played else []))
-
-
-def show_runs(runs: Sequence[ListedFolder]) -> None:
-    """Print the table of `soul runs`."""
-    from soulkit.cli.console import out, table
-
-    heads = ("run", "command", "model", "status", "headline", ">cost", "started")
-    shown = [i for i, head in enumerate(heads) if out.width >= WIDE or head not in WIDE_ONLY]
-    made = table(*(heads[i] for i in shown))
-    for column in made.columns:
-        column.overflow = "fold"
-    # A name in pieces cannot be copied into the next command.
-    made.columns[0].no_wrap = max(len(one_line(run.name)) for run in runs) <= NAME_WIDTH
-    for run in runs:
-        # No interval is cut in two: on a narrow terminal each begins a line.
-        cells = _run_cells(run, " [" if out.width >= WIDE else "\n[")
-        made.add_row(*(cells[i] for i in shown))
-    out.print(made)
-
-
-def _run_cells(run: ListedFolder, bracket: str) -> tuple[Text, ...]:
-    from rich.text import Text
-
-    from soulkit.report.listing import cost_text, headline_texts, started_text, state_text
-
-    names = (Text(one_line(text)) for text in (run.name, run.command, run.model))
-    return (
-        *names,
-        Text(one_line(state_text(run)), STYLES[run.state]),
-        Text("\n".join(headline_texts(run, HEADLINES)).replace(" [", bracket)),
-        Text(cost_text(run)),
-        Text(started_text(run)),
-    )

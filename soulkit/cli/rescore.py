@@ -10,6 +10,7 @@ import typer
 
 from soulkit.cli.options import DRY_RUN, Json, Trust
 from soulkit.errors import ConfigError
+from soulkit.runs.folder import default_run_path
 
 if TYPE_CHECKING:
     from soulkit.eval.results.recorded import RecordedRun
@@ -85,17 +86,18 @@ def command(
     with in_start_folder(run):
         recorded = _recorded(run, trust)
         if not ask:
-            done = rescore(recorded, out or _new_folder(recorded, here), missing.value)
+            tasks = sorted({r.task for r in recorded.records})
+            out = out or default_run_path("rescore", tasks, here / "runs")
+            done = rescore(recorded, out, missing.value)
         else:
             from soulkit.eval.results.rejudge import rejudge_plan
 
             renewal = rejudge_plan(
                 recorded, judges, prompts, out, here / "runs", max_cost=max_cost, yes=yes
             )
-            outcome = _asked(renewal, dry_run=dry_run, as_json=as_json)
-            if outcome is None:
+            if (asked := _asked(renewal, dry_run=dry_run, as_json=as_json)) is None:
                 return
-            done = outcome
+            done = asked
     warn_unsealed()
     if as_json:
         print_json(done.as_dict())
@@ -110,21 +112,12 @@ def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettin
     return judges_named(texts, str(endpoints) if endpoints else None) if texts else ()
 
 
-def _new_folder(recorded: RecordedRun, here: Path) -> Path:
-    from soulkit.runs.folder import default_run_path
-
-    return default_run_path("rescore", sorted({r.task for r in recorded.records}), here / "runs")
-
-
 def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:
     """Say what it costs, have that confirmed, and ask; None for a dry run."""
-    from soulkit.cli.console import ask_user, err, progress, starting
+    from soulkit.cli.console import ask_user, print_note, progress, starting
     from soulkit.cli.plan import show_plan
     from soulkit.eval.results.rejudge import rejudge, survey_of, survey_plan
     from soulkit.play.costs import confirm_cost
-
-    def say(remark: str) -> None:
-        err.print(remark, markup=False, soft_wrap=True)
 
     survey = survey_of(renewal)
     plan = survey_plan(renewal, survey)
@@ -132,14 +125,14 @@ def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | 
         show_plan(plan, as_json)
         return None
     controls = f" and {len(survey.controls)} controls" if survey.controls else ""
-    say(f"{survey.questions} questions of {len(survey.episodes)} episodes{controls} are not in the "
-        "ledger")  # fmt: skip
-    confirm_cost(plan, renewal.config, say, ask_user())
+    asked = f"{survey.questions} questions of {len(survey.episodes)} episodes{controls}"
+    print_note(f"{asked} are not in the ledger")
+    confirm_cost(plan, renewal.config, print_note, ask_user())
     for server in renewal.servers() if survey.questions else ():
-        say(server)
+        print_note(server)
     recorded = renewal.recorded
     with progress(len(recorded.records) + len(recorded.controls), "rescore") as bar:
-        return rejudge(renewal, bar.advance, say=say, starts=starting)
+        return rejudge(renewal, bar.advance, say=print_note, starts=starting)
 
 
 def _needs_ask(option: str) -> ConfigError:
@@ -173,9 +166,12 @@ def _seen_from(here: Path, path: Path) -> Path:
 
 
 def _print(done: Rescored, here: Path) -> None:
-    from soulkit.cli.console import out, safe, table
+    from soulkit.cli.console import out, safe
+    from soulkit.report.narrow_tables import plain_table
 
-    made = table("task", "metric", ">old mean", ">new mean", ">changed", ">scored", "unscored now")
+    made = plain_table(
+        "task", "metric", ">old mean", ">new mean", ">changed", ">scored", "unscored now"
+    )
     for change in done.changes:
         made.add_row(*(safe(text) for text in _row(change)))
     out.print(made)

@@ -129,8 +129,9 @@ def _paged(pager: bool) -> AbstractContextManager[Any]:
 def _print_list(file: Path, pairs: Sequence[Places]) -> None:
     from rich.text import Text
 
-    from soulkit.cli.console import out, table
+    from soulkit.cli.console import out
     from soulkit.report.episode_search import records_at
+    from soulkit.report.narrow_tables import plain_table
 
     places = [place for pair in pairs for place in pair if place is not None]
     records = records_at(file, places)
@@ -138,7 +139,7 @@ def _print_list(file: Path, pairs: Sequence[Places]) -> None:
     repeated = any(record.rollout for record in records)
     shown = [True, True, repeated, trained, trained, True, True, True]
     heads = ("example", "task", ">rollout", ">step", "kind", ">score", "status", "words")
-    made = table(*compress(heads, shown))
+    made = plain_table(*compress(heads, shown))
     for column in made.columns[:-1]:  # ids are there to be copied whole
         column.no_wrap = True
     for record in records:

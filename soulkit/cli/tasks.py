@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import err, one_line, out, print_json, safe
-from soulkit.cli.console import table as new_table
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import ConfigError, did_you_mean
+from soulkit.report.narrow_tables import plain_table
 from soulkit.text import sanitise
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _refuse_stray(name: str, chosen: Sequence[str], registry: Registry) -> None:
 
 
 def _print_checks(checks: Sequence[SelfCheck], unchecked: Sequence[str]) -> None:
-    table = new_table(
+    table = plain_table(
         "task", "data", ">rows", ">gold fails", ">wrong passes", ">no gold", ">no wrong",
         ">needs a model", ">bad rows", ">breaks", ">warnings",
     )  # fmt: skip
@@ -287,7 +287,7 @@ def list_(
         listed = [_summary(name, registry.specs[name]) for name in names]
         print_json({"tasks": listed, "suites": suites, "installed": installed})
         return
-    table = new_table("task", "axis", "metric", "rows", "what it is")
+    table = plain_table("task", "axis", "metric", "rows", "what it is")
     for name in names:
         table.add_row(*(safe(cell) for cell in _cells(name, registry.specs[name])))
     out.print(table)
@@ -351,7 +351,7 @@ def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
     from soulkit.report.narrow_tables import FittingTable
 
     out.print(f"{safe(name)}: {safe(spec.title)}. {safe(spec.summary)}", soft_wrap=True)
-    table = new_table("column", "type", "required", "also called", "seen by", ">word budget")
+    table = plain_table("column", "type", "required", "also called", "seen by", ">word budget")
     for column, c in spec.columns.items():
         cells = (column, c.type, "yes" if c.required else "", ", ".join(c.aliases),
                  ", ".join(c.audience) or "nobody", str(c.max_words or ""))  # fmt: skip

@@ -22,15 +22,16 @@ from soulkit.cli.console import (
     Bar,
     ask_user,
     console,
-    duration,
     err,
     print_json,
     print_next,
+    print_note,
     progress,
     warn_unsealed,
     working,
 )
 from soulkit.cli.options import (
+    EVERYDAY,
     GroupFromSettings,
     Option,
     build_command,
@@ -44,6 +45,7 @@ from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import ConfigError
 from soulkit.option_texts import row_sources, values_by_task
 from soulkit.runs.folder import default_run_path
+from soulkit.text import duration
 from soulkit.train.objectives.base import built_in, from_packages, unknown_method
 
 if TYPE_CHECKING:
@@ -96,10 +98,15 @@ class Methods(GroupFromSettings):
     def build(self, name: str) -> Any:
         if name == "ablate":
             return build_command(name, ABLATE, ablate_options(), _ablate)
+        from soulkit.train.config import TrainConfig
         from soulkit.train.objectives.base import method_class
 
-        sentence = method_class(name).names[name]
-        return build_command(name, sentence, method_options(name), partial(_train, name))
+        sentence, options = method_class(name).names[name], method_options(name)
+        known = {"", *TrainConfig.model_fields}  # all others are those of a package's method
+        packaged = {o.flag for o in options if o.setting.partition(".")[0] not in known}
+        return build_command(
+            name, sentence, options, partial(_train, name), everyday=EVERYDAY | packaged
+        )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
@@ -178,7 +185,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
         from soulkit.train.state.stops import flat_total, stop_flat
 
     if remark := overruled(method):
-        _say(remark)
+        print_note(remark)
     flags = settings_of(method, values)
     config = TrainConfig.load(values["config"], flags=flags, trust=values["trust"])
     if values["dry_run"]:
@@ -187,20 +194,20 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     names = [config.suite] if config.suite else list(config.tasks) or config.corpus_names
     out = values["out"] or default_run_path(f"train-{config.method}", names)
     if remark := zero_weight_remark(config):
-        err.print(remark, markup=False, soft_wrap=True)
+        print_note(remark)
     config = with_more_steps(config, out)
     finished = (out / "summary.json").is_file() and steps_before(out) == config.steps
     refuse_untrainable(config)
     with working(f"train {config.method}", "reading the rows") as interrupting:
-        material = prepare_training(config, out, _say, interrupting(ask_user()))
+        material = prepare_training(config, out, print_note, interrupting(ask_user()))
         refuse_idle_players(material, values)
     with progress(config.steps, f"train {config.method}") as bar:
         shower = step_shower(bar, stop_flat(material.config))
-        summary = train(config, out, shower, _say, material, partial(begin_on, bar))
+        summary = train(config, out, shower, print_note, material, partial(begin_on, bar))
     if flat := flat_total(read_step_lines(out / "metrics.jsonl")):
-        _say(flat)
+        print_note(flat)
     if finished:  # said when it is known to be this very training
-        _say(f"{out} was finished already: no step was left to train")
+        print_note(f"{out} was finished already: no step was left to train")
     warn_unsealed()
     if values["json"]:
         print_json(json.loads((out / "summary.json").read_text(encoding="utf-8")))
@@ -216,12 +223,12 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     from soulkit.train.setup.data import download_remark, load_training_data
 
     refuse_unfitting(config)
-    material = load_training_data(config, say=_say)
+    material = load_training_data(config, say=print_note)
     refuse_idle_players(material, values)
     remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
     for remark in filter(None, remarks):
         if remark not in material.coaches:
-            _say(remark)
+            print_note(remark)
     if material.corpus is not None:
         played = beside_plan(material)
         show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
@@ -229,7 +236,7 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     plan = training_plan(material)
     show_plan(plan, values["json"], material.coaches)
     for server in material.config.servers():
-        _say(server)
+        print_note(server)
 
 
 PLAYERS = ("partner", "environment", "judge", "auditor", "judge_samples")
@@ -245,10 +252,6 @@ def refuse_idle_players(material: TrainingData, values: Mapping[str, Any]) -> No
             "Supervised steps ask nobody: players are for dev scores and probes.",
             "Leave it out, or say what is played: --eval-task TASK --eval-every STEPS.",
         )
-
-
-def _say(remark: str) -> None:
-    err.print(remark, markup=False, soft_wrap=True)
 
 
 def begin_on(bar: Bar, what: str, who: str = "") -> None:
@@ -288,9 +291,9 @@ def warn(line: StepLine, flat: int, stop_flat: int | None, who: str = "") -> int
             markup=False, soft_wrap=True,
         )  # fmt: skip
     for remark in step_remarks(line):
-        err.print(f"{who}step {line.step}: {remark}", markup=False, soft_wrap=True)
+        print_note(f"{who}step {line.step}: {remark}")
     if words := flat_words(line, flat, stop_flat):
-        err.print(f"{who}{words}", markup=False, soft_wrap=True)
+        print_note(f"{who}{words}")
     return flat + bool(flat_groups(line))
 
 
@@ -355,7 +358,7 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"  at their limit     {text}", markup=False)
     if text := dropped_text(summary.dropped_settings):
         print_line(f"  refused settings   {text}", markup=False, soft_wrap=True)
-    _say(f"run folder {out}; weights {out / 'model'}")
+    print_note(f"run folder {out}; weights {out / 'model'}")
     _say_next(out, summary)
 
 
@@ -386,6 +389,7 @@ def _gap(rewards: Rewards) -> str:
 def _ablate(values: Mapping[str, Any]) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.report import ablation
+    from soulkit.report.ablation_page import write_ablation
     from soulkit.report.episode_search import shell_path, show_command
     from soulkit.train.ablate import comparison_plan, confirm_runs, parse_arms, plan_arms, run_all
     from soulkit.train.rejudge import confirm_final_judge, judge_final_episodes
@@ -408,13 +412,13 @@ def _ablate(values: Mapping[str, Any]) -> None:
         show_plan(comparison_plan(runs), values["json"], list(coaches))
         return
     for remark in dict.fromkeys(line for run in runs for line in run.remarks):
-        _say(remark)
-    _say(f"{len(runs)} runs in {out}")
+        print_note(remark)
+    print_note(f"{len(runs)} runs in {out}")
     if judge is not None:
-        confirm_final_judge(judge, runs[0].config, _say, ask_user())
-    runs = confirm_runs(runs, _say, ask_user())
+        confirm_final_judge(judge, runs[0].config, print_note, ask_user())
+    runs = confirm_runs(runs, print_note, ask_user())
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
-        _say(server)
+        print_note(server)
     with progress(sum(run.config.steps for run in runs), "ablate") as bar:
         ended = run_all(
             runs, out, *_watch(bar), force_mixed=values["force_mixed"],
@@ -422,16 +426,16 @@ def _ablate(values: Mapping[str, Any]) -> None:
             begin=lambda run, what: begin_on(bar, what, f"{_name(run)}: "),
         )  # fmt: skip
     if judge is not None:
-        judge_final_episodes(runs, judge, _say, trust=values["trust"])
+        judge_final_episodes(runs, judge, print_note, trust=values["trust"])
     warn_unsealed()
     comparison = ablation.load_ablation(out)
-    page = ablation.write_ablation(comparison, out / "report")
+    page = write_ablation(comparison, out / "report")
     if values["json"]:
         print_json(ablation.as_json(comparison))
     else:
         for part in ablation.ablation_parts(comparison):
             console().print(part)
-    err.print(f"comparison {page}", markup=False, soft_wrap=True)
+    print_note(f"comparison {page}")
     if not values["json"]:
         print_next(f"soul runs {shell_path(out)}", show_command(runs[-1].path))
     failed = sum(run.status == "failed" for run in ended)
@@ -469,6 +473,6 @@ def _watch(bar: Bar) -> tuple[Callable[[PlannedRun, StepLine], None], Callable[[
     def ended(run: EndedRun) -> None:
         bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")
         if run.status == "failed":
-            err.print(f"{_name(run.planned)} failed: {run.reason}", markup=False, soft_wrap=True)
+            print_note(f"{_name(run.planned)} failed: {run.reason}")
 
     return show, ended

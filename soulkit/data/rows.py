@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from soulkit.data.files import RawRow, without_absent
 from soulkit.data.literals import literal_list, structure
 from soulkit.errors import ConfigError, DataError, did_you_mean
-from soulkit.text import one_line
+from soulkit.text import join_and, one_line
 from soulkit.types import Example
 from soulkit.types import row_id as row_id
 
@@ -379,7 +379,7 @@ def split_rows(rows: Sequence[RawRow], by: Sequence[str], share: float, seed: in
     chosen = groups_aside(keys, share, f"split/{seed}")
     if len(set(keys)) < 2:
         raise DataError(
-            f"All {len(rows)} rows have the same {_listed(by)}.",
+            f"All {len(rows)} rows have the same {join_and(by)}.",
             "They are one group, and a group is never divided.",
             "Name columns in which the rows differ.",
         )
@@ -405,7 +405,3 @@ def _refuse_unknown(rows: Sequence[RawRow], by: Sequence[str]) -> None:
                 "A group would be made by a column that is nowhere: all rows would be alike.",
                 did_you_mean(name, columns),
             )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))

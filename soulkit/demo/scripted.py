@@ -152,7 +152,10 @@ class ScriptedDemo:
         write_stories(rows, STORIES, self.seed, "test")
         with self._served() as urls:
             summaries = {name: self._measure(name, rows, urls, say) for name in ACTORS}
-        return {name: _headlines(summary) for name, summary in summaries.items()}
+        return {
+            name: {task: _numbers(headline(cells)) for task, cells in summary.tasks.items()}
+            for name, summary in summaries.items()
+        }
 
     def write_summary(self, results: Mapping[str, Any]) -> None:
         """`summary.json` of the whole demonstration."""
@@ -217,10 +220,6 @@ def _server(speak: Speak, name: str, port: int) -> Iterator[ThreadingHTTPServer]
     finally:
         server.shutdown()
         server.server_close()
-
-
-def _headlines(summary: Summary) -> dict[str, dict[str, Any]]:
-    return {task: _numbers(headline(cells)) for task, cells in summary.tasks.items()}
 
 
 def _numbers(cell: Cell) -> dict[str, Any]:

@@ -178,7 +178,8 @@ def _own_rows(
     """The rows of the expert's run, checked against the hash that it keeps of them."""
     task, (source, pool, dev, remarks) = expert.task, _drawn(config, expert, run, settings)
     if source is not None and source.startswith(MADE) and settings.get("seed", 0) != config.seed:
-        source = f"{source.partition('@')[0]}@{_seed_of(source, settings)}"
+        name, _, seed = source.partition("@")
+        source = f"{name}@{seed or settings.get('seed', 0)}"
     chosen = sorted(chosen_rows({e.id: e for e in pool}.values(), config, task), key=lambda e: e.id)
     chosen = first_rows(chosen, config.limit, lambda e: e.id)
     rows = _split(config, source, chosen)
@@ -200,10 +201,6 @@ def _own_rows(
             f"Give the same --protocol and --option, or name rows: --data {task}=WHERE",
         )
     return rows
-
-
-def _seed_of(source: str, settings: Mapping[str, Any]) -> str:
-    return source.partition("@")[2] or str(settings.get("seed", 0))
 
 
 def _drawn(

@@ -350,7 +350,8 @@ def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
         _check_adapter(folder)
     task, remarks = _task_of(candidate, note, config)
     weights = adapter_hash(folder) if settings else Base(where=str(folder)).now()
-    rules, template = _tokenizer_of(folder)
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    rules, template = _prints(str(folder)) if has_tokenizer else ("", "")
     expert = Expert(
         task=task, folder=candidate.folder, adapter=folder if settings else None,
         tokenizer_print=rules, template_print=template, weights=weights, note=note, remarks=remarks,
@@ -396,13 +397,6 @@ def _read_object(path: Path) -> dict[str, Any]:
             "Bring back the file as it was saved, or leave the folder out.",
         ) from error
     return value
-
-
-def _tokenizer_of(folder: Path) -> tuple[str, str]:
-    """Prints of the tokenizer and template in a folder; empty where there is none."""
-    if not (folder / "tokenizer_config.json").is_file():
-        return "", ""
-    return _prints(str(folder))
 
 
 def _prints(where: str, revision: str = "") -> tuple[str, str]:

@@ -95,7 +95,10 @@ def _on_policy(config: DistillConfig, experts: Sequence[Expert]) -> TrainConfig:
         "opd_form": config.opd_form, "divergence": config.divergence,
         "group_size": config.samples, "temperature": config.temperature, "lora": config.lora,
         "batch_size": config.batch_size, **_clean_rows(config, experts),
-        "task_players": _players(config, experts),
+        "task_players": {
+            task: who for one in experts
+            for task, who in open_roles_filled(config, one).items()
+        },
     }  # fmt: skip
     rows = len(load_training_data(TrainConfig.model_validate({**settings, "steps": 1})).pool)
     prompts = prompts_a_step(rows)
@@ -139,10 +142,6 @@ def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, A
             data |= sources
         chosen |= {"data": data, "where": {}, "limit": None}
     return chosen
-
-
-def _players(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
-    return {task: who for one in experts for task, who in open_roles_filled(config, one).items()}
 
 
 def _shared(config: DistillConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +42,6 @@ from soulkit.eval.results.recorded import recorded_cells, recorded_tasks
 from soulkit.eval.results.summary import Cell, cluster_of, metric_values, recorded_summary
 from soulkit.eval.run.actor import local_model
 from soulkit.eval.run.runner import EvalBars, Waiting, prepare, run_eval
-from soulkit.metrics.intervals import ClusterStatistic
 from soulkit.metrics.retention import Gains, Retention, batch_gains, paired_gains, retention
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.runs.folder import Run, is_run
@@ -262,7 +262,8 @@ def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
     played = set.intersection(*there)
     return [
         replace(side, records=[
-            record if _key(record) in shared else _lost(record)
+            record if _key(record) in shared
+            else replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
             for record in side.records if _key(record) in played
         ])
         for side in sides
@@ -322,20 +323,12 @@ def _of_batches(
     if len(batches) < len(sides) or len({b.n_parts for b in batches}) > 1 or len(lacking) > 1:
         return None
     shared = sum(record.score.scored for record in sides[0].records)
-    base, expert, generalist = (_statistic(batch, metric) for batch in batches)
+    base, expert, generalist = (partial(batch.value, metric) for batch in batches)
     gains = batch_gains(
         base, expert, generalist, batches[0].n_parts, n_shared=shared, scale=scale
     )  # fmt: skip
     return None if gains is None else replace(gains, n_clusters=batches[0].n_clusters)
 
 
-def _statistic(batch: LeaveOneOut, metric: str) -> ClusterStatistic:
-    return lambda parts: batch.value(metric, parts)
-
-
 def _key(record: Record) -> EpisodeKey:
     return record.step, record.example_id, record.rollout
-
-
-def _lost(record: Record) -> Record:
-    return replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))

@@ -102,11 +102,11 @@ def _refuse_nothing_left(overlaps: Overlaps, work: Sequence[Work]) -> None:
 def _listed(touched: Overlaps, rows: Mapping[str, int]) -> str:
     parts = []
     for name, matches in touched.items():
-        pairs = [f"{m.train} {_like(m)} {m.evaluation}" for m in list(matches.values())[:SHOWN]]
+        pairs = [
+            f"{m.train} = {m.evaluation}" if m.kind == "exact"
+            else f"{m.train} ≈ (similarity {m.similarity:.2f}) {m.evaluation}"
+            for m in list(matches.values())[:SHOWN]
+        ]  # fmt: skip
         more = f" and {len(matches) - SHOWN} more" if len(matches) > SHOWN else ""
         parts.append(f"{len(matches)} of {rows[name]} of '{name}' ({'; '.join(pairs)}{more})")
     return ", ".join(parts)
-
-
-def _like(match: RowMatch) -> str:
-    return "=" if match.kind == "exact" else f"≈ (similarity {match.similarity:.2f})"

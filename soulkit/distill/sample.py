@@ -137,13 +137,17 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
         if name not in _OF_THE_EXPERT
     }
     players = open_roles_filled(config, expert)
+    source = config.rows_source(expert.task)
+    rows: dict[str, Any] = {"data": {expert.task: source} if source else {}}
+    if expert.rows is not None:
+        rows = named_rows(expert, expert.rows.train)
     settings = EvalConfig.model_validate({
         **shared,
         **_actor(expert),
         **_machine(config),
         **_task_settings(config, expert.task, registry),
         "tasks": (expert.task,),
-        **_rows(config, expert),
+        **rows,
         "task_players": players,
         "split": "train",
         "repeats": config.samples,
@@ -154,13 +158,6 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
     })  # fmt: skip
     settings._foreign = config.foreign or (expert.rows is not None and expert.rows.foreign)
     return settings
-
-
-def _rows(config: DistillConfig, expert: Expert) -> dict[str, Any]:
-    if expert.rows is None:
-        source = config.rows_source(expert.task)
-        return {"data": {expert.task: source} if source else {}}
-    return named_rows(expert, expert.rows.train)
 
 
 def named_rows(expert: Expert, ids: Sequence[str]) -> dict[str, Any]:
@@ -277,20 +274,16 @@ def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -
     scored = scored_keys(folder / "episodes.jsonl")
     every = set(draft_keys([part], settings.repeats))
     complete = scored.keys() == every and all(scored.values())
-    return same and complete and _summed_up(folder)
+    try:
+        return same and complete and bool(summary_line(folder))
+    except (OSError, DataError):
+        return False
 
 
 def refuse_other_samples(out: Path, experts: Sequence[Expert]) -> None:
     """RunError where samples in `out` are of weights that an expert has no longer."""
     for expert in experts:
         refuse_other_weights(samples_folder(out, expert.task), expert_weights(expert), expert.name)
-
-
-def _summed_up(folder: Path) -> bool:
-    try:
-        return bool(summary_line(folder))
-    except (OSError, DataError):
-        return False
 
 
 def spent(out: Path) -> tuple[float | None, int]:

@@ -110,8 +110,11 @@ class PlayerReport:
         if self.failure:
             return "problem", f"no answer: {one_line(self.failure, 300)}", _way_to_answers(self)
         if self.unread:
+            way = (
+                f"another --{self.role.replace('_', '-')}, or more room for its reply (max_tokens)"
+            )
             wrote = f"; it wrote: {quoted(self.text)}" if self.text.strip() else ""
-            return "problem", f"{one_line(self.unread, 200)}{wrote}", _way_to_verdicts(self)
+            return "problem", f"{one_line(self.unread, 200)}{wrote}", way
         if not self.calls:
             return "note", "not asked: the row that was tried does not come to it", ""
         return self._answered()
@@ -142,10 +145,6 @@ def _way_to_room(seat: PlayerReport) -> str:
     if seat.role == "actor":
         return "a larger --max-tokens"
     return f"more room for the reply of the {seat.role.replace('_', ' ')} (max_tokens)"
-
-
-def _way_to_verdicts(seat: PlayerReport) -> str:
-    return f"another --{seat.role.replace('_', '-')}, or more room for its reply (max_tokens)"
 
 
 @dataclass

@@ -199,7 +199,8 @@ class _TaskTrying:
         served = self.trial.part.served_actor
         everybody = [*([served] if served else []), *config.settings_of_players()]
         players = ReportedPlayers(
-            call_arguments=calls, settings_of_all=everybody, table=self.table, say=_unsaid,
+            call_arguments=calls, settings_of_all=everybody, table=self.table,
+            say=lambda remark: None,
             load=self.loaded.player if self.loaded else None,
             serve=self.loaded.served if self.loaded else None,
         )  # fmt: skip
@@ -358,10 +359,6 @@ def short_verdict(fields: Mapping[str, Any], depth: int = DEPTH) -> Iterator[str
             yield f"{len(inner)} {name}"
         elif isinstance(inner, int | float) or (isinstance(inner, str) and len(inner) <= SHORT):
             yield f"{name} {inner}"
-
-
-def _unsaid(remark: str) -> None:
-    """Who answers stands in the table."""
 
 
 def _present(players: Sequence[Player]) -> tuple[Player, ...]:

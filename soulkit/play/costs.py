@@ -13,6 +13,7 @@ from soulkit.models.api.prices import load_prices
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Plan
+from soulkit.text import dollars
 
 AskUser = Callable[[str], bool]
 """Asks a question at the terminal; returns whether the answer was yes."""
@@ -41,13 +42,6 @@ def is_paid(config: RolesConfig, settings: RoleSettings) -> bool:
 def pays(config: RolesConfig) -> bool:
     """Whether anybody is named whose calls cost money."""
     return any(is_paid(config, who) for _, who in config.served())
-
-
-def dollars(amount: float | None) -> str:
-    """US dollars in words: `$0.0420`, `$3.10`, `unknown`."""
-    if amount is None:
-        return "unknown"
-    return f"${amount:,.4f}" if amount < 1 else f"${amount:,.2f}"
 
 
 def cost_words(plan: Plan) -> str:

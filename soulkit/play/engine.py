@@ -5,7 +5,7 @@ CallError anywhere, what the task's own code raises included, becomes a Failure 
 concerns; anything else is a bug of soulkit and stops the run (what is recorded stays).
 
 Where a sampler in the cast is deterministic, the workers are fixed: each has its own share of the
-jobs and is a participant of the sampler's waves (`models/local/waves.py`) from start to end.
+jobs and is a participant of the sampler's waves (`models/local/batching.py`) from start to end.
 
 Asking about controls: which there are of some rows, and what becomes of one.
 

@@ -39,11 +39,10 @@ from soulkit.metrics.intervals import (
     signed,
 )
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.narrow_tables import FittingTable
-from soulkit.report.tables import duration_text, plain_table
+from soulkit.report.narrow_tables import FittingTable, plain_table
 from soulkit.runs.folder import read_config
-from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.runs.provenance import provenance_of
+from soulkit.text import duration
 from soulkit.train.ablate import STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
 from soulkit.train.state.metrics import StepLine
@@ -378,7 +377,13 @@ def stat_text(stat: OverSeeds | None, shown: Callable[[object], str] = number) -
 
 
 def count(value: float | None) -> str:
+    """A number of rollouts or tokens; a dash where none is known."""
     return DASH if value is None else f"{value:,.0f}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """A time; a dash where none is known."""
+    return DASH if seconds is None else duration(seconds, 1)
 
 
 def rollouts_text(row: MethodRow) -> str:
@@ -395,7 +400,7 @@ def trained_text(row: MethodRow) -> str:
     return ", ".join(f"{part} {count(n)}" for part, n in row.trained.items()) or DASH
 
 
-def _reward_parts(ablation: Ablation) -> list[str]:
+def reward_parts(ablation: Ablation) -> list[str]:
     """Every part of a loss that some method trains, in the order they first appear."""
     return list(dict.fromkeys(part for row in ablation.rows for part in row.trained))
 
@@ -452,20 +457,8 @@ def _unlike_text(whole: Ablation, row: MethodRow) -> list[str]:
     ]
 
 
-def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
-    """(mean, interval) of the result columns of the page; empty strings where there is none."""
-    columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
-    columns += [(row.final, False), (row.final_difference, True)]
-    columns += [(row.area, False), (row.area_difference, True)]
-    columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
-    shown = []
-    for stat, difference in columns:
-        mean, _, interval = stat_text(stat, signed if difference else number).partition(" ")
-        shown.append((mean, interval))
-    return shown
-
-
 def missing_text(run: ListedRun) -> str:
+    """What a run without a result came to."""
     why = f": {run.reason}" if run.reason else ""
     return f"{run.arm} seed {run.seed} {run.status}{why}"
 
@@ -475,7 +468,7 @@ def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     from rich.text import Text
 
     table = plain_table()
-    hidden = [] if _has_dev(ablation) else ["dev"]
+    hidden = [] if has_dev(ablation) else ["dev"]
     hidden += [] if ablation.eval_judge else ["judged end", "difference "]
     shown = [i for i, head in enumerate(HEADS) if head not in hidden]
     for i in shown:
@@ -487,7 +480,8 @@ def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     return [FittingTable(table), *(Text(line, style="dim") for line in lines)]
 
 
-def _has_dev(ablation: Ablation) -> bool:
+def has_dev(ablation: Ablation) -> bool:
+    """Whether some method was measured on a dev split."""
     return any(row.dev.mean is not None for row in ablation.rows)
 
 
@@ -495,24 +489,3 @@ def as_json(ablation: Ablation) -> dict[str, Any]:
     """`comparison.json`: everything that is shown, curves included."""
     missing = [run.to_json() for run in ablation.missing]
     return {**asdict(ablation), "missing": missing, "first": ablation.first, "version": __version__}
-
-
-def write_ablation(ablation: Ablation, folder: Path) -> Path:
-    """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
-
-    MissingPackage without matplotlib.
-    """
-    from soulkit.report.ablation_figures import draw_all
-    from soulkit.report.pages import environment
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "comparison.json", as_json(ablation))
-    figures = draw_all(ablation, folder / "figures")
-    page = environment().get_template("ablation.html.j2").render(
-        found=ablation, figures=figures, notes=method_notes(ablation), dev=_has_dev(ablation),
-        judged=bool(ablation.eval_judge),
-        stats=_figures, count=count, parts=_reward_parts(ablation), duration=duration_text,
-        missing=list(map(missing_text, ablation.missing)), version=__version__,
-    )  # fmt: skip
-    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
-    return folder / "index.html"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from soulkit.eval.comparison.comparability import NOT_ALIKE
 from soulkit.eval.comparison.provenance_text import provenance_facts
 from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
-from soulkit.report.narrow_tables import FittingTable
-from soulkit.report.tables import literal_text, plain_table, task_label
+from soulkit.report.narrow_tables import FittingTable, plain_table
+from soulkit.report.tables import literal_text, task_label
 from soulkit.text import one_line
 
 if TYPE_CHECKING:

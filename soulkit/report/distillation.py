@@ -23,10 +23,10 @@ from soulkit.metrics.intervals import (
     signed,
 )
 from soulkit.metrics.retention import Retention
-from soulkit.report.ablation_figures import Palette, Picture, dress, picture_of
 from soulkit.report.comparison import gate_text
-from soulkit.report.narrow_tables import FittingTable
-from soulkit.report.tables import cell_text, literal_text, plain_table, task_label
+from soulkit.report.figures import Figure, Palette, draw_figure, dress, plot_point
+from soulkit.report.narrow_tables import FittingTable, plain_table
+from soulkit.report.tables import cell_text, literal_text, task_label
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -238,17 +238,18 @@ def read_for_report(folder: Path) -> Distillation | None:
 # -- figure ----------------------------------------------------------------------------------------
 
 
-def figures_of(result: Distillation, folder: Path) -> list[Picture]:
+def figures_of(result: Distillation, folder: Path) -> list[Figure]:
     """Scores of the three sides and what is kept, by task; PNG files go to `folder`."""
     if not result.tasks:
         return []
     shown = _results(result)
     return [
-        picture_of(
-            folder, "scores", "Scores and what is kept",
+        draw_figure(
+            "Scores and what is kept",
             "Left: score of base, expert and generalist on the same rows, with 95% intervals; "
             "right: share of the expert's gain that the generalist keeps; dashed: all of it.",
-            (WIDTH, 1.2 + 0.75 * len(shown)), lambda canvas, palette: _draw(canvas, shown, palette),
+            (WIDTH, 1.2 + 0.75 * len(shown)), "scores",
+            lambda canvas, palette: _draw(canvas, shown, palette), png=folder / "scores.png",
         )
     ]  # fmt: skip
 
@@ -259,11 +260,11 @@ def _draw(canvas: Any, results: Sequence[TaskResult], palette: Palette) -> None:
         for i, side in enumerate(SIDES):
             cell = result.cells.get(side)
             if cell is not None and cell.mean is not None:
-                _point(left, place + (i - 1) * 0.24, cell.mean, (cell.ci_low, cell.ci_high),
+                plot_point(left, place + (i - 1) * 0.24, cell.mean, (cell.ci_low, cell.ci_high),
                        palette.of(i))  # fmt: skip
         kept = result.kept
         if kept.ratio is not None:
-            _point(right, place, kept.ratio, (kept.ci_low, kept.ci_high), palette.of(2))
+            plot_point(right, place, kept.ratio, (kept.ci_low, kept.ci_high), palette.of(2))
     for axes in (left, right):
         dress(axes, palette, grid="x")
     for i, side in enumerate(SIDES):
@@ -278,13 +279,3 @@ def _draw(canvas: Any, results: Sequence[TaskResult], palette: Palette) -> None:
     right.set_xlim(max(min(low, -0.05), -1.0), min(max(high, 1.05), 2.0))
     left.set_yticks(range(len(results)), [one_line(result.task) for result in results])
     left.set_ylim(len(results) - 0.5, -0.5)
-
-
-def _point(
-    axes: Any, y: float, mean: float, ends: tuple[float | None, float | None], colour: str
-) -> None:
-    low, high = ends
-    if low is not None and high is not None:
-        axes.plot([low, high], [y, y], color=colour, linewidth=4, alpha=0.3,
-                  solid_capstyle="butt")  # fmt: skip
-    axes.plot([mean], [y], "o", color=colour, markersize=6)

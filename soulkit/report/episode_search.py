@@ -241,11 +241,7 @@ def _ordered(pairs: list[Places], wish: Selection, run: Path) -> list[Places]:
         return sorted(better, key=lambda pair: (-(gain(pair) or 0.0), pair[0].number))
     if wish.worst:
         return _worst(pairs, wish, run)
-    return sorted(pairs, key=_newest)
-
-
-def _newest(pair: Places) -> int:
-    return -max(place.number for place in pair if place)
+    return sorted(pairs, key=lambda pair: -max(place.number for place in pair if place))
 
 
 def _worst(pairs: list[Places], wish: Selection, run: Path) -> list[Places]:
@@ -284,7 +280,11 @@ def lines_at(path: Path, places: Iterable[EpisodePlace]) -> list[dict[str, Any]]
         lines = _packed_lines(path, {place.offset for place in places})
         return [lines[place.offset] for place in places]
     with path.open("rb") as stream:
-        return [_line_at(stream, place) for place in places]
+        parsed: list[dict[str, Any]] = []
+        for place in places:
+            stream.seek(place.offset)
+            parsed.append(json.loads(stream.readline()))
+        return parsed
 
 
 def _packed_lines(path: Path, offsets: Collection[int]) -> dict[int, dict[str, Any]]:
@@ -295,12 +295,6 @@ def _packed_lines(path: Path, offsets: Collection[int]) -> dict[int, dict[str, A
             lines[offset] = json.loads(line)
         offset += len(line)
     return lines
-
-
-def _line_at(stream: Any, place: EpisodePlace) -> dict[str, Any]:
-    stream.seek(place.offset)
-    line: dict[str, Any] = json.loads(stream.readline())
-    return line
 
 
 def records_at(path: Path, places: Sequence[EpisodePlace]) -> list[Record]:

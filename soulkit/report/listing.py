@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import RunError, UserError
 from soulkit.eval.results.cells import named_with_origin
@@ -28,12 +28,17 @@ from soulkit.report.load import (
     read_summary,
     run_progress,
 )
+from soulkit.report.narrow_tables import plain_table
 from soulkit.report.suites import scales_of
 from soulkit.report.tables import bounds_text, mean_text, task_label
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.text import one_line
+from soulkit.text import dollars, one_line
 from soulkit.train.state.summary import TrainSummary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 DEPTH = 3
 """Folders below the named one that are looked into: `runs/NAME/METHOD/seed_0` of a comparison."""
@@ -240,7 +245,7 @@ def cost_text(run: ListedFolder) -> str:
     """`$1.25`, `at least $1.25`, `unknown` where calls were made and none has a price, or empty."""
     if run.cost is None:
         return "unknown" if run.unpriced_calls else ""
-    return f"{'at least ' if run.unpriced_calls else ''}${run.cost:,.2f}"
+    return f"{'at least ' if run.unpriced_calls else ''}{dollars(run.cost)}"
 
 
 def started_text(run: ListedFolder) -> str:
@@ -263,3 +268,41 @@ def _cell_text(cell: Cell) -> str:
         return number(cell.mean)
     bounds = bounds_text(cell) if cell.mean is None else ""
     return f"{mean_text(cell)} [{bounds}]" if bounds else mean_text(cell)
+
+
+HEADLINES = 3
+"""Of one run that are shown; --json has all of them."""
+NAME_WIDTH = 36
+"""Columns in which names of runs stay whole, however narrow the terminal is."""
+WIDE, WIDE_ONLY = 100, ("command", "started")
+"""Columns of a terminal from which on these are shown; --json has them always."""
+STYLES = {"finished": "", "running": "green", "unfinished": "yellow", "damaged": "red"}
+
+
+def runs_table(runs: Sequence[ListedFolder], width: int) -> Table:
+    """The table of `soul runs` on a terminal of `width` columns."""
+    heads = ("run", "command", "model", "status", "headline", ">cost", "started")
+    shown = [i for i, head in enumerate(heads) if width >= WIDE or head not in WIDE_ONLY]
+    made = plain_table(*(heads[i] for i in shown))
+    for column in made.columns:
+        column.overflow = "fold"
+    # A name in pieces cannot be copied into the next command.
+    made.columns[0].no_wrap = max(len(one_line(run.name)) for run in runs) <= NAME_WIDTH
+    for run in runs:
+        # No interval is cut in two: on a narrow terminal each begins a line.
+        cells = _run_cells(run, " [" if width >= WIDE else "\n[")
+        made.add_row(*(cells[i] for i in shown))
+    return made
+
+
+def _run_cells(run: ListedFolder, bracket: str) -> tuple[Text, ...]:
+    from rich.text import Text
+
+    names = (Text(one_line(text)) for text in (run.name, run.command, run.model))
+    return (
+        *names,
+        Text(one_line(state_text(run)), STYLES[run.state]),
+        Text("\n".join(headline_texts(run, HEADLINES)).replace(" [", bracket)),
+        Text(cost_text(run)),
+        Text(started_text(run)),
+    )

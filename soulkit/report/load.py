@@ -69,7 +69,9 @@ def run_progress(path: Path, command: str) -> RunProgress:
     if command == DISTILL:
         return _stages(path, settings)
     if (path / JUDGEMENTS).is_file() or command.startswith("judge"):
-        return RunProgress(done=_keys(path / JUDGEMENTS), total=None, unit="judgements")
+        file = path / JUDGEMENTS
+        done = len(_distinct(lines_in(file), file)) if has_lines(file) else 0
+        return RunProgress(done=done, total=None, unit="judgements")
     if command.startswith("train") or (path / METRICS).is_file():
         return RunProgress(done=_n_steps(path / METRICS), total=_whole(settings.get("steps")),
                            unit="steps")  # fmt: skip
@@ -97,11 +99,6 @@ def _to_play(path: Path, settings: Mapping[str, Any]) -> int | None:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _keys(path: Path) -> int:
-    """Different keys of a file of records; 0 when there is no file yet."""
-    return len(_distinct(lines_in(path), path)) if has_lines(path) else 0
 
 
 def _distinct(lines: Iterable[bytes], path: Path) -> set[bytes]:
@@ -278,7 +275,9 @@ def find_runs(path: Path) -> list[Path]:
             f"A run folder holds at least one of {', '.join(_FILES)}.",
             "Name a folder that `soul eval`, `soul train` or `soul demo` wrote.",
         )
-    return sorted(inside, key=lambda p: (_rank(p.name), p.name))
+    return sorted(
+        inside, key=lambda p: (_ORDER.index(p.name) if p.name in _ORDER else len(_ORDER), p.name)
+    )
 
 
 def folder_notes(paths: Sequence[Path]) -> list[str]:
@@ -286,10 +285,6 @@ def folder_notes(paths: Sequence[Path]) -> list[str]:
     lines = [read_summary(path / "summary.json") or {} for path in paths]
     notes = [line.get(NOTES) for line in lines]
     return [str(note) for part in notes if isinstance(part, list) for note in part]
-
-
-def _rank(name: str) -> int:
-    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def _is_run(path: Path) -> bool:

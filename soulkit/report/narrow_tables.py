@@ -28,6 +28,20 @@ _UNBOUNDED = 1000
 """Columns of a terminal in which every table fits."""
 
 
+def plain_table(*heads: str, title: str | None = None) -> Table:
+    """An empty table in soulkit's look; columns whose head begins with `>` are right-aligned."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(
+        title=title, title_justify="left", header_style="dim", border_style="dim",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    for head in heads:
+        made.add_column(head.removeprefix(">"), justify="right" if head[:1] == ">" else "left")
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class InParts:
     """A table, or the parts that stand in its place where it does not fit without folding."""

@@ -13,7 +13,7 @@ from soulkit.eval.results.suites import Scales, SuiteLine, suite_lines
 from soulkit.eval.results.summary import VALUE, Cell, headline, headline_name
 from soulkit.metrics.intervals import DASH, Interval, number
 from soulkit.report.load import RunData
-from soulkit.report.narrow_tables import FittingTable, InParts
+from soulkit.report.narrow_tables import FittingTable, InParts, plain_table
 from soulkit.report.published import (
     Publication,
     has_published,
@@ -33,7 +33,6 @@ from soulkit.report.tables import (
     literal_text,
     md_text,
     mean_text,
-    plain_table,
 )
 from soulkit.tasks.kit.registry import Registry
 from soulkit.tasks.kit.spec import Suite
@@ -358,7 +357,10 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     # A column that stays empty in a complete run would only take room from the others.
     bounded = any(bounds_text(line.runs[0].cell) for line in lines)
     costs = single and any(line_cost(table, line) is not None for line in lines)
-    head = ["task", *(_SINGLE[: 4 if bounded else 3] if single else _names(table))]
+    head = [
+        "task",
+        *(_SINGLE[: 4 if bounded else 3] if single else [one_line(r.name, 40) for r in table.runs]),
+    ]
     head += ["cost"] if costs else []
     head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
     return Grid(
@@ -408,10 +410,6 @@ def _files(table: SuiteTable) -> str:
     tasks = table.suite.tasks
     counts = [sum(headline(run.tasks.get(task, {})).whole for task in tasks) for run in table.runs]
     return f"; {min(counts)} of {len(tasks)} tasks"
-
-
-def _names(table: SuiteTable) -> list[str]:
-    return [one_line(run.name, 40) for run in table.runs]
 
 
 def line_cost(table: SuiteTable, line: TableLine) -> float | None:

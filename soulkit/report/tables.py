@@ -40,10 +40,10 @@ from soulkit.metrics.intervals import (
     number,
 )
 from soulkit.report.load import RunData
-from soulkit.report.narrow_tables import FittingTable, InParts
+from soulkit.report.narrow_tables import FittingTable, InParts, plain_table
 from soulkit.report.published import published_beside
 from soulkit.report.training import LABELLED_FACTS, facts_of_training, validation_rows
-from soulkit.text import one_line
+from soulkit.text import counted, dollars, duration, one_line
 from soulkit.train.state.metrics import StepLine
 from soulkit.train.state.summary import TrainSummary
 
@@ -55,11 +55,9 @@ if TYPE_CHECKING:
 HEADS = ("run", "task", "role", "calls", "tokens", "cost")
 
 
-def dollar_text(cost: object) -> str:
-    """US dollars with four digits behind the point; a dash where no price is known."""
-    if isinstance(cost, bool) or not isinstance(cost, int | float):
-        return "\u2013"
-    return f"${cost:,.4f}"
+def dollar_text(cost: float | None) -> str:
+    """US dollars; a dash where no price is known."""
+    return DASH if cost is None else dollars(cost)
 
 
 def cost_rows(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
@@ -146,18 +144,6 @@ def unscored_text(cell: Cell) -> str:
     return "; ".join(filter(None, (missing_parts_text(cell), counts)))
 
 
-def duration_text(seconds: object) -> str:
-    """`1 h 02 min`, `3 min 20 s`, `4.2 s`; a dash when unknown."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        return DASH
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def runs_as_json(runs: Sequence[RunData]) -> dict[str, Any]:
     """What `--json` prints: the recorded summaries by run, training runs with their last step, and
     which of them are no pair for a difference."""
@@ -186,7 +172,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("model", summary.model),
         ("protocol", summary.protocol),
         ("steps", steps),
-        ("time", "" if summary.seconds is None else duration_text(summary.seconds)),
+        ("time", "" if summary.seconds is None else duration(summary.seconds, 1)),
         ("cost", _cost(summary)),
         ("by role", cost_by_role(summary)),
         ("answers", answers_text(summary)),
@@ -232,9 +218,9 @@ def _cost(summary: Summary) -> str:
     where somebody named some of them."""
     cost, missing = summary.cost, summary.unpriced_calls
     if cost is not None and missing:
-        return f"at least ${cost:,.2f}, {missing:,} call{'s' * (missing != 1)} without a price"
+        return f"at least {dollars(cost)}, {counted(missing, 'call')} without a price"
     if cost is not None:
-        return f"${cost:,.2f}"
+        return dollars(cost)
     return "unknown" if missing or summary.command == "eval api" else ""
 
 
@@ -550,17 +536,6 @@ def _facts_line(run: RunData) -> str:
         *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
-
-
-def plain_table() -> Table:
-    """An empty rich table in the house's style."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-        header_style="dim", border_style="dim",
-    )  # fmt: skip
 
 
 def literal_text(text: str) -> Any:

@@ -15,7 +15,7 @@ from soulkit.report.load import EPISODES, RunData
 from soulkit.runs.jsonl import has_lines
 from soulkit.runs.records import SAMPLED, SAMPLES, load_records, stream_records
 from soulkit.text import one_line, sanitise
-from soulkit.types import Feedback, Record, Trace, Verdict
+from soulkit.types import Feedback, Record, Verdict
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -340,7 +340,8 @@ def _spoken_lines(record: Record, full: bool) -> Iterator[PageBlock]:
 def _cuts(record: Record) -> Iterator[PageBlock]:
     """What a limit or a budget cut, and what a server left out."""
     for trace in record.episode.traces:
-        turns = _turns_at_limit(trace)
+        stops = [turn.completion.stop_reason for turn in trace.turns]
+        turns = [i for i, stop in enumerate(stops, 1) if stop == "length"]
         if turns:
             listed = ", ".join(map(str, turns))
             yield _remark(f"{one_line(trace.seat)}: cut at the reply limit in turn {listed} "
@@ -355,10 +356,6 @@ _NOTES = {
     "ignored": "settings that the server ignored",
 }
 """Notes of an episode that need more words than their name."""
-
-
-def _turns_at_limit(trace: Trace) -> list[int]:
-    return [i for i, turn in enumerate(trace.turns, 1) if turn.completion.stop_reason == "length"]
 
 
 def _score(record: Record, full: bool) -> Iterator[PageBlock]:
@@ -406,7 +403,8 @@ def _dimension(name: str, value: Any, full: bool) -> Text:
     grade = _plain_value(next(iter(grades.values())) if len(grades) == 1 else grades)
     made = _text(f"{one_line(name)} {grade}".strip())
     if words:
-        made.append(f": {_folded_line(' '.join(words.values()), full)}", "dim")
+        text = fold(" ".join(words.values()), 0 if full else WORDS_OF_REASONING)
+        made.append(f": {one_line(text)}", "dim")
     return made
 
 
@@ -451,10 +449,6 @@ def _labelled(label: str, text: str, full: bool, style: str = "bold") -> Text:
 
 def _shown(text: str, full: bool) -> str:
     return sanitise(fold(text, 0 if full else WORDS)).strip() or "(nothing)"
-
-
-def _folded_line(text: str, full: bool) -> str:
-    return one_line(fold(text, 0 if full else WORDS_OF_REASONING))
 
 
 def _plain_value(value: Any) -> str:

@@ -37,7 +37,9 @@ def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
     RunError when fewer steps are asked for than the run was begun with.
     """
     before = steps_before(path)
-    if before is None or before == config.steps or _of_another_command(path, config):
+    if before is None or before == config.steps:
+        return config
+    if read_environment(path).get("command") != f"train {config.method}":  # refused anyway
         return config
     if config.steps < before:
         raise RunError(
@@ -50,10 +52,6 @@ def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
     if warm_up is None or "warmup_steps" in config.model_fields_set:
         return config
     return config.model_copy(update={"warmup_steps": warm_up})
-
-
-def _of_another_command(path: Path, config: TrainConfig) -> bool:
-    return bool(read_environment(path).get("command") != f"train {config.method}")
 
 
 def identity_before(config: TrainConfig, path: Path) -> dict[str, Any]:

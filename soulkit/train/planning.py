@@ -191,9 +191,11 @@ def _actor(config: TrainConfig, work: Work) -> PlayerTerms:
 def _supervised_plan(data: TrainingData, work: list[Work]) -> Plan:
     """Supervised steps ask nobody: their plan has episodes and no calls."""
     config = data.config
-    machine = imitation_machine(config, config.steps * config.sft_batch * _mean_prompt(work))
-    rows = max(sum(len(w.examples) for w in work), 1)
-    tasks = Load(work, lambda w: (), share=config.steps * config.sft_batch / rows).tasks()
+    lessons = config.steps * config.sft_batch
+    once = plan_work(work, 1, {w.task.name: () for w in work})
+    mean_prompt = once.prompt_words * TOKENS_PER_WORD / max(once.episodes, 1)
+    machine = imitation_machine(config, lessons * mean_prompt)
+    tasks = scaled(once, lessons / max(once.episodes, 1)).tasks
     played = beside_plan(data)
     if played is None:
         return Plan(tasks=tasks, machine=machine)
@@ -226,20 +228,13 @@ def _measured_plan(config: TrainConfig, measured: TrainingData) -> Plan:
     probe = training_plan(measured)
     probes = config.steps // config.probe_every if config.probe_every else 0
     each = repeated(probe, probes, "probe")
-    scored = _scorings(config)
+    # The weights are scored by turns, and before probes.
+    turns = [every for every in (config.eval_every, config.probe_every) if every]
+    steps = range(1, config.steps + 1)
+    scored = sum(any(step % every == 0 for every in turns) for step in steps)
     dev = scaled(_plan(measured.config, _dev(measured)), scored).tasks if scored else ()
     machine = each.machine and replace(each.machine, memory=each.machine.memory * bool(probes))
     return replace(each, tasks=(*dev, *(each.tasks if probes else ())), machine=machine)
-
-
-def _scorings(config: TrainConfig) -> int:
-    turns = [every for every in (config.eval_every, config.probe_every) if every]
-    return sum(any((step + 1) % every == 0 for every in turns) for step in range(config.steps))
-
-
-def _mean_prompt(work: list[Work]) -> float:
-    once = plan_work(work, 1, {w.task.name: () for w in work})
-    return once.prompt_words * TOKENS_PER_WORD / max(once.episodes, 1)
 
 
 # --- conversations --------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ from soulkit.models.players.settings import RoleSettings
 from soulkit.play.costs import AskUser, CostUnconfirmed, is_paid
 from soulkit.play.settings import configured_tasks
 from soulkit.runs.records import drafts, load_records, newest_dev
-from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.ablate import PlannedRun
 from soulkit.train.config import TrainConfig, settings_class
@@ -42,7 +41,7 @@ from soulkit.train.objectives.base import built_in
 from soulkit.train.setup.data import training_rows
 from soulkit.train.state.summary import LAST_STEPS
 from soulkit.trust import run_settings
-from soulkit.types import ControlRecord, Example, Record
+from soulkit.types import ControlRecord, Record
 
 
 def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
@@ -59,7 +58,10 @@ def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
         players.serve = from_ledger(ledger)
         return cast_of(config, players, Player(actor), config.seed)
 
-    rows = _rows(config)
+    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    tasks = configured_tasks(registry, config.tasks, config, training=True).values()
+    every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
+    rows = {row.id: (task, row) for task in tasks for row in training_rows(task, every)}
     put_prompts(distinct_tasks(rows), path / PROMPTS)
     scale = task_scales(task for task, _ in rows.values())
     names = {task.name: task.spec.metric.name for task, _ in rows.values()}
@@ -88,13 +90,6 @@ def _kind(path: Path, trust: bool) -> type[TrainConfig]:
     settings, sealed = run_settings(path)
     method = str(settings.get("method", ""))
     return settings_class(method) if sealed or trust or method in built_in() else TrainConfig
-
-
-def _rows(config: TrainConfig) -> dict[str, tuple[Task, Example]]:
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
-    tasks = configured_tasks(registry, config.tasks, config, training=True).values()
-    every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
-    return {row.id: (task, row) for task in tasks for row in training_rows(task, every)}
 
 
 JUDGED_END = "judged_end"

@@ -419,9 +419,9 @@ def test_what_is_wrong_there_is_told_at_once(
                     "--api-key-env", "PROVIDER_KEY", "--task", "tomi", "--data", "synth:3",
                     "--backoff", 0, "--out", tmp_path / "run")  # fmt: skip
         assert code == 2 and server.requests == [] and len(server.refused) == 1
-    told = told_by(capsys)
+    error = told_by(capsys)
     words = {"key": "PROVIDER_KEY", "model": "has no model 'gpt-nine'", "credit": "no credit left"}
-    assert words[wrong] in " ".join(told) and "another-key" not in " ".join(told)
+    assert words[wrong] in " ".join(error) and "another-key" not in " ".join(error)
     episodes = tmp_path / "run" / "episodes.jsonl"
     assert not episodes.exists() or episodes.read_text("utf-8") == ""
 
@@ -451,9 +451,9 @@ def test_a_limit_that_cannot_hold_is_said_once(
     with ScriptedServer() as server:
         assert api(server.base_url, tmp_path / "run", *limit, n=12) == 0
         where = server.base_url.removeprefix("http://").removesuffix("/v1")
-    said = capsys.readouterr().err
-    assert said.count(CANNOT) == bool(limit)
-    assert bool(limit) == (f"{CANNOT}m at {where}: " in said)
+    printed = capsys.readouterr().err
+    assert printed.count(CANNOT) == bool(limit)
+    assert bool(limit) == (f"{CANNOT}m at {where}: " in printed)
 
 
 @pytest.mark.parametrize("way", ["options", "prices"])
@@ -468,8 +468,8 @@ def test_a_named_price_makes_the_limit_hold(
         limited = ("--max-cost", LITTLE, "--concurrency", 1)
         assert api(server.base_url, tmp_path / "run", *words, *limited, n=60) == 2
         assert 0 < len(server.requests) < 60
-    said = capsys.readouterr().err
-    assert CANNOT not in said and "US dollars of the 0.0001 that it may cost" in said
+    printed = capsys.readouterr().err
+    assert CANNOT not in printed and "US dollars of the 0.0001 that it may cost" in printed
 
 
 def test_a_price_in_the_endpoints_file_makes_the_limit_hold_for_a_judge(tmp_path: Path) -> None:
@@ -492,8 +492,8 @@ def test_a_judge_on_this_machine_is_named_alone(
     with ScriptedServer(answer=judge()) as server:
         evaluated(tmp_path / "run", rows, server.base_url, "--max-cost", 5, "--price-in", 0,
                   "--price-out", 0)  # fmt: skip
-        said = capsys.readouterr().err
-        assert f"{CANNOT}j at " in said and " and m at 127.0.0.1" not in said
+        printed = capsys.readouterr().err
+        assert f"{CANNOT}j at " in printed and " and m at 127.0.0.1" not in printed
         other = ("--judge", f"endpoint:k@{server.base_url}", "--max-cost", 5)
         for command in (("judge", "check"), ("rescore",)):
             ask = ("--ask",) if command == ("rescore",) else ()
@@ -508,5 +508,9 @@ def test_models_that_draft_rows_on_this_machine_are_named(
     source, out = write_conversations(tmp_path / "conversations.jsonl", 4), tmp_path / "rows.jsonl"
     with ScriptedServer(answer=intent) as drafter, ScriptedServer(answer=lambda b: review()) as two:
         assert built("userllm", source, out, drafter, two, "--max-cost", 5) == 0
-    said = capsys.readouterr().err
-    assert said.count(CANNOT) == 1 and "d at 127.0.0.1" in said and " and f at 127.0.0.1" in said
+    printed = capsys.readouterr().err
+    assert (
+        printed.count(CANNOT) == 1
+        and "d at 127.0.0.1" in printed
+        and " and f at 127.0.0.1" in printed
+    )

@@ -222,14 +222,6 @@ def test_progress_tells_the_end_even_when_the_loop_breaks(capsys) -> None:
     assert capsys.readouterr().err.startswith("read: 3 (")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7620, "2 h 07 min")],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert console.duration(seconds) == words
-
-
 def test_json_goes_to_stdout_alone_and_refuses_nan(capsys) -> None:
     console.print_json({"mean": None, "text": "é"})
     assert capsys.readouterr().out == '{\n  "mean": null,\n  "text": "\\u00e9"\n}\n'

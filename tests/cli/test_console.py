@@ -18,6 +18,7 @@ from soulkit.errors import ModelLoadError
 from soulkit.eval.results.summary import Cell, Summary
 from soulkit.models.local.loading import locate, quieten
 from soulkit.report.load import RunData
+from soulkit.report.narrow_tables import plain_table
 from soulkit.report.tables import terminal_text
 from soulkit.runs.folder import Run
 from soulkit.train.state.metrics import Learned, StepLine
@@ -76,7 +77,7 @@ def test_nothing_done_is_not_reported_as_progress(capsys) -> None:
 
 
 def test_numbers_stand_right_and_words_left() -> None:
-    table = console.table("task", ">rows", title="rows")
+    table = plain_table("task", ">rows", title="rows")
     table.add_row("tomi", "7")
     shown = io.StringIO()
     Console(file=shown, width=40).print(table)

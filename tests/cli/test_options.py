@@ -23,7 +23,7 @@ import pytest
 
 from soulkit.cli.app import COMMANDS, load, main
 from soulkit.cli.distill import BY_TASK, NOT_HERE, TRAITS
-from soulkit.cli.options import SECTIONS, GroupFromSettings, Option, options_for, settings_from
+from soulkit.cli.options import FEW, SECTIONS, GroupFromSettings, Option, options_for, settings_from
 from soulkit.cli.parse_errors import OnceCommand
 from soulkit.cli.train import ablate_options, method_options, settings_of
 from soulkit.config import Settings, about, setting
@@ -77,7 +77,7 @@ def test_every_setting_says_what_it_is(kind: Any) -> None:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_help_shows_every_default_and_choice(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert soul(*name.split(), "-h") == 0
+    assert soul(*name.split(), "--help-all") == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
     for option in LISTS[name]():
         assert option.flag.split("/")[0] in text
@@ -406,6 +406,24 @@ def options(command: Any, *, several: bool) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", PRINTED_COMMANDS)
+def test_help_is_short_and_help_all_lists_every_option(name: str, capsys: Any) -> None:
+    every = {p.opts[0] for p in PRINTED_COMMANDS[name].params if p.param_type_name == "option"}
+
+    def listed(flag: str) -> tuple[set[str], int]:
+        assert soul(*name.split()[1:], flag) == 0
+        text = capsys.readouterr().out
+        return every & set(re.split(r"[\s/,]+", text)), text.count("\n")
+
+    brief, lines = listed("--help")
+    assert lines <= 70
+    if "--help-all" not in every:
+        assert brief == every
+    else:
+        assert listed("--help-all")[0] == every
+        assert {"--json", "--help-all"} <= brief and (len(brief) < FEW or brief == every)
+
+
+@pytest.mark.parametrize("name", PRINTED_COMMANDS)
 def test_every_option_with_one_value_refuses_to_be_given_twice(name: str) -> None:
     command = PRINTED_COMMANDS[name]
     assert isinstance(command, OnceCommand)
@@ -454,8 +472,10 @@ def test_options_with_several_values_are_taken_several_times() -> None:
 )  # fmt: skip
 def test_it_is_named(words: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert soul(*words.split()) == 2
-    said = capsys.readouterr().err.splitlines()[-3:]  # a busy machine says before it what it does
-    what, why, _ = three_lines("\n".join(said))
+    printed = capsys.readouterr().err.splitlines()[
+        -3:
+    ]  # a busy machine says before it what it does
+    what, why, _ = three_lines("\n".join(printed))
     assert what.startswith(option) and "given twice" in what
     assert "only the last one" in why or "Only one" in why
 

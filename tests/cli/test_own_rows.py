@@ -36,9 +36,9 @@ DRAFTS: dict[str, Callable[[Any], str]] = {
 def chat(number: int, **more: Any) -> dict[str, Any]:
     """A chat of one of a few people, who all are after the same few things."""
     word = f"blimey{number % PEOPLE}"
-    said = [f"{word}, what of boats {number}?", f"Boats {number}: they float.",
+    texts = [f"{word}, what of boats {number}?", f"Boats {number}: they float.",
             f"{word}, that is number {number} for me", "Quite so."]  # fmt: skip
-    messages = [{"role": ("user", "assistant")[n % 2], "content": t} for n, t in enumerate(said)]
+    messages = [{"role": ("user", "assistant")[n % 2], "content": t} for n, t in enumerate(texts)]
     return {"id": str(uuid.UUID(int=number + 1)), "user_id": f"p{number % PEOPLE}",
             "messages": messages, **more}  # fmt: skip
 

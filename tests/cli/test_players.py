@@ -17,6 +17,7 @@ import yaml
 
 from soulkit.runs.records import load_records
 from soulkit.tasks.secret_keeper.task import visitor_line
+from soulkit.text import dollars
 from tests.support.evaluation import api, keeper, oracle, soul, summary, three_lines, visitor
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.verdicts import answer
@@ -312,7 +313,10 @@ def test_a_cost_that_leaves_calls_out_says_so(
         calls = len(server.requests)
     numbers = json.loads((out / "summary.json").read_text())
     assert numbers["cost"] > 0 and 0 < numbers["unpriced_calls"] <= calls
-    assert f"at least $0.00, {numbers['unpriced_calls']} calls" in capsys.readouterr().out
+    assert (
+        f"at least {dollars(numbers['cost'])}, {numbers['unpriced_calls']} calls"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_limit_without_a_price_is_refused(

@@ -295,7 +295,7 @@ def test_a_method_shows_only_options_that_matter_to_it(capsys: pytest.CaptureFix
     }  # fmt: skip
     shown: dict[str, set[str]] = {option: set() for option in options}
     for method in built_in():
-        assert soul("train", method, "--help") == 0
+        assert soul("train", method, "--help-all") == 0
         text = capsys.readouterr().out
         assert "Optimizer and memory:" in text
         for option in options:

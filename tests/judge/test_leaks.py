@@ -230,9 +230,9 @@ def test_an_option_is_no_story_even_if_the_actor_reads_it() -> None:
     options = ("She smiles. Then she leaves the room at once.", "She waits. Nobody comes by.")
     view = LeakView("What next?", options, options[0], ("A", "B"))
     story = "She entered the room in the evening.\n" + "\n".join(options)
-    told = view.of_draft("B", story)
-    assert leak(options[0], told) == "gold_text"
-    assert leak("You forgot: She entered the room in the evening.", told) == ""
+    draft_view = view.of_draft("B", story)
+    assert leak(options[0], draft_view) == "gold_text"
+    assert leak("You forgot: She entered the room in the evening.", draft_view) == ""
 
 
 def test_every_name_of_a_list_tells_a_part_of_it() -> None:

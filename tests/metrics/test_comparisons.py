@@ -279,7 +279,7 @@ def test_the_jackknife_of_a_difference_of_means_is_the_paired_one() -> None:
     a, b = [0.1, 0.4, 0.2, 0.9], [0.3, 0.5, 0.6, 0.7]
 
     def mean(values: list[float]) -> co.ClusterStatistic:
-        return lambda kept: sum(values[i] for i in kept) / len(kept)
+        return lambda clusters_left: sum(values[i] for i in clusters_left) / len(clusters_left)
 
     outcome = co.jackknife_difference(mean(a), mean(b), 4)
     plain = paired([y - x for x, y in zip(a, b, strict=True)])
@@ -290,9 +290,12 @@ def test_the_jackknife_of_a_difference_of_means_is_the_paired_one() -> None:
 
 
 def test_a_batch_metric_that_one_side_lacks_has_no_difference() -> None:
-    outcome = co.jackknife_difference(lambda kept: None, lambda kept: 0.5, 3)
+    outcome = co.jackknife_difference(lambda clusters_left: None, lambda clusters_left: 0.5, 3)
     assert (outcome.difference, outcome.p, outcome.mean_b) == (None, None, 0.5)
-    assert co.jackknife_difference(lambda kept: 1.0, lambda kept: 0.5, 0).mean_a is None
+    assert (
+        co.jackknife_difference(lambda clusters_left: 1.0, lambda clusters_left: 0.5, 0).mean_a
+        is None
+    )
 
 
 # -- gaps and curves -----------------------------------------------------------------------------

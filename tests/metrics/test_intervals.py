@@ -386,7 +386,9 @@ def test_a_suite_of_equal_values_without_scale_has_no_interval() -> None:
 
 def test_the_jackknife_of_a_mean_is_that_of_the_textbook() -> None:
     values = [1.0, 4.0, 2.0, 8.0]
-    outcome = iv.jackknife(lambda kept: sum(values[i] for i in kept) / len(kept), 4)
+    outcome = iv.jackknife(
+        lambda clusters_left: sum(values[i] for i in clusters_left) / len(clusters_left), 4
+    )
     plain = iv.estimate(values, range(4))
     assert outcome.mean == plain.mean and outcome.df == 3
     assert outcome.variance == pytest.approx(plain.variance)
@@ -397,21 +399,23 @@ def test_the_jackknife_of_a_mean_is_that_of_the_textbook() -> None:
 def test_the_jackknife_stays_on_a_scale() -> None:
     values = [1.0, 1.0, 1.0, 0.0]
     outcome = iv.jackknife(
-        lambda kept: sum(values[i] for i in kept) / len(kept), 4, scale=(0.0, 1.0)
+        lambda clusters_left: sum(values[i] for i in clusters_left) / len(clusters_left),
+        4,
+        scale=(0.0, 1.0),
     )
     assert outcome.ci_low is not None and outcome.ci_high is not None
     assert 0 < outcome.ci_low < 0.75 < outcome.ci_high < 1
-    flat = iv.jackknife(lambda kept: 1.0, 4, scale=(0.0, 1.0))
+    flat = iv.jackknife(lambda clusters_left: 1.0, 4, scale=(0.0, 1.0))
     assert (flat.ci_low, flat.ci_high) == pytest.approx(iv.wilson(1.0, 4, t_quantile(3)))
-    assert iv.jackknife(lambda kept: 0.1 * 3, 4).method == "no-spread"
+    assert iv.jackknife(lambda clusters_left: 0.1 * 3, 4).method == "no-spread"
 
 
 def test_the_jackknife_says_what_it_lacks() -> None:
-    assert iv.jackknife(lambda kept: 1.0, 0).method == "nothing-scored"
-    assert iv.jackknife(lambda kept: math.nan, 3).mean is None
-    single = iv.jackknife(lambda kept: 0.5, 1)
+    assert iv.jackknife(lambda clusters_left: 1.0, 0).method == "nothing-scored"
+    assert iv.jackknife(lambda clusters_left: math.nan, 3).mean is None
+    single = iv.jackknife(lambda clusters_left: 0.5, 1)
     assert (single.mean, single.ci_low, single.method) == (0.5, None, "one-cluster")
-    fragile = iv.jackknife(lambda kept: 0.5 if 2 in kept else None, 3)
+    fragile = iv.jackknife(lambda clusters_left: 0.5 if 2 in clusters_left else None, 3)
     assert (fragile.mean, fragile.ci_low, fragile.method) == (0.5, None, "undefined")
 
 
@@ -440,7 +444,10 @@ def test_the_bootstrap_gives_none_where_it_would_be_a_guess() -> None:
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12))
 def test_a_jackknife_interval_never_has_zero_width(values: list[float]) -> None:
-    outcome = iv.jackknife(lambda kept: math.fsum(values[i] for i in kept) / len(kept), len(values))
+    outcome = iv.jackknife(
+        lambda clusters_left: math.fsum(values[i] for i in clusters_left) / len(clusters_left),
+        len(values),
+    )
     assume(outcome.method == "jackknife-t")
     assert outcome.ci_low is not None and outcome.ci_high is not None
     assert outcome.ci_low < outcome.ci_high

@@ -17,7 +17,7 @@ import yaml
 
 from soulkit.metrics.intervals import estimate
 from soulkit.report import ablation
-from soulkit.report.ablation_figures import _apart
+from soulkit.report.ablation_page import _apart, write_ablation
 
 TEN = (
     "grpo", "ditto", "ditto:lambda_fb=0", "ditto:only_copy", "rltf-sd", "erl", "sdpo-token",
@@ -133,12 +133,12 @@ def test_without_the_first_method_there_is_no_difference(tmp_path: Path) -> None
     out = made(tmp_path, ("grpo", "ditto"), failed=[("grpo", s) for s in range(3)])
     (row,) = ablation.load_ablation(out).rows
     assert row.arm == "ditto" and row.final_difference is None
-    ablation.write_ablation(ablation.load_ablation(out), tmp_path / "report")
+    write_ablation(ablation.load_ablation(out), tmp_path / "report")
 
 
 def test_nothing_finished_is_still_a_page(tmp_path: Path) -> None:
     out = made(tmp_path, ("grpo",), failed=[("grpo", s) for s in range(3)])
-    page = ablation.write_ablation(ablation.load_ablation(out), tmp_path / "report").read_text()
+    page = write_ablation(ablation.load_ablation(out), tmp_path / "report").read_text()
     assert "Without a result" in page and "<b>no</b>" not in page
 
 
@@ -179,7 +179,7 @@ class _Open(HTMLParser):
 @pytest.mark.slow
 def test_the_page_stands_alone_and_names_every_method(tmp_path: Path) -> None:
     table = ablation.load_ablation(made(tmp_path))
-    page = ablation.write_ablation(table, tmp_path / "report").read_text()
+    page = write_ablation(table, tmp_path / "report").read_text()
     reader = _Open()
     reader.feed(page)
     assert reader.stack == [] and reader.remote == [] and "<script" not in page

@@ -29,11 +29,11 @@ from soulkit.errors import DataError, MissingPackage, RunError
 from soulkit.eval.results.summary import Cell, Summary, summarise
 from soulkit.extras import install_line
 from soulkit.report import pages, tables
+from soulkit.report.figures import learning_curves
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.narrow_tables import FittingTable
+from soulkit.report.narrow_tables import FittingTable, plain_table
 from soulkit.report.published import CAVEAT, publications, published_for
-from soulkit.report.tables import literal_text, plain_table
-from soulkit.report.training import learning_curves
+from soulkit.report.tables import literal_text
 from soulkit.report.transcript import TEXT_LIMIT, choose, clean
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (

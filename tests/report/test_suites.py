@@ -23,9 +23,8 @@ from soulkit.errors import ConfigError, RunError
 from soulkit.eval.comparison.conditions import read_conditions
 from soulkit.eval.results.summary import Cell, Summary, headline_shown
 from soulkit.report import pages
-from soulkit.report.exports import grid_latex, latex_text, suite_csv, suite_values
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.pages import ReportView
+from soulkit.report.pages import ReportView, grid_latex, latex_text, suite_csv, suite_values
 from soulkit.report.published import (
     CAVEAT,
     Stated,

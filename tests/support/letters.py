@@ -1,9 +1,4 @@
-"""What tests of tasks with lettered options share: conformance, forms of rows, lessons.
-
-Under `reference` every line has to come out exactly. Under `paper` a line may come out differently
-only where it carries a quirk that `paper` repairs, or where the answer was salvaged: a letter with
-something around it, which the published parsers do not read.
-"""
+"""What tests of choice tasks share: forms of rows, metrics of the reference, lessons, records."""
 
 from __future__ import annotations
 
@@ -14,20 +9,7 @@ from soulkit.data.files import flatten
 from soulkit.judge.leaks import check_leak
 from soulkit.types import Completion, Episode, Failure, Feedback, Record, Score, unscored
 from tests.support.road import score_text, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches
-
-REPAIRED = {
-    "first-tag-wins": "the last tag decides",
-    "unclosed-think-kept": "an answer inside unclosed thinking is none",
-    "stray-think-close-kept": "what stands before a lone closing tag is thinking",
-    "nested-think-tail-kept": "the outer block is thinking to its end",
-    "think-tag-case-sensitive": "thinking tags are read in any case",
-    "think-not-stripped": "an answer inside thinking is none",
-    "negative-index-wraps": "a negative place of the gold is a bad row",
-    "null-output-crash": "a reply without text is empty, and scores the minimum",
-}
-"""Quirk → what `paper` does instead."""
-
+from tests.support.vectors import Vector
 
 THINKING = dict.fromkeys(
     ("nested-think-tail-kept", "stray-think-close-kept", "think-tag-case-sensitive",
@@ -42,39 +24,12 @@ def released(row: Mapping[str, Any]) -> dict[str, Any]:
     return flatten({"prompt": [{"role": "user", "content": "x"}], "extra_info": dict(row)})
 
 
-def reading(name: str, protocol: str, vector: Vector) -> dict[str, Any]:
-    """What a task reads and pays for a vector's reply."""
-    task = task_of(name, protocol)
-    example = task.example(released(vector.input["row"]))
-    score = score_text(task, example, vector.input["output_text"] or "")
-    gold = task.gold_letter(example)
-    return {"predicted": score.words or None, "reward": score.reward, "status": score.status,
-            "correct_letter": gold}  # fmt: skip
-
-
 def logged(name: str, vector: Vector, score: Score) -> dict[str, Any]:
     """The metrics of a reply under the reference's names, one of them an older name for another."""
     words = len((vector.input["output_text"] or "").split())
     older = "all/score_v1" if "all/score_v1" in vector.expected["metrics"] else "all/score"
     return {f"{name}/reward": score.reward, f"{name}/response_length": words,
             "all/score": score.value, older: score.value}  # fmt: skip
-
-
-def assert_reference(actual: Mapping[str, Any], vector: Vector, task: str) -> None:
-    """The reading, the reward, and every metric that is one of the two."""
-    rewards = {f"{task}/reward", "all/score", "all/score_v1"}
-    paid = {k: v for k, v in vector.expected["metrics"].items() if k in rewards}
-    expected = {k: v for k, v in vector.expected.items() if k in actual and k != "metrics"}
-    assert_matches({k: actual[k] for k in expected}, expected)
-    assert paid and all(value == actual["reward"] for value in paid.values())
-
-
-def assert_paper(actual: Mapping[str, Any], vector: Vector) -> None:
-    """As the reference, or named above why not."""
-    same = all(actual[k] == vector.expected[k] for k in ("predicted", "reward"))
-    if not same:
-        salvaged = actual["status"] == "salvaged" and vector.expected["predicted"] is None
-        assert salvaged or set(vector.quirks) & set(REPAIRED), vector.note
 
 
 # -- lessons and batches -------------------------------------------------------------------------

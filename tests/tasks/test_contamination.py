@@ -255,11 +255,11 @@ def test_rows_are_equal_up_to_names(one: str, other: str, equal: bool) -> None:
         RowTexts("f:2", "b", (other,)),
         RowTexts("f:3", "c", ("it",)),
     ]
-    found = find_renamed(rows)
-    assert (found is not None) == equal
-    if found is not None:
-        assert (found.rows, found.clusters, found.distinct) == (2, 2, 1)
-        assert found.example == ("f:1", "f:2")
+    renamed = find_renamed(rows)
+    assert (renamed is not None) == equal
+    if renamed is not None:
+        assert (renamed.rows, renamed.clusters, renamed.distinct) == (2, 2, 1)
+        assert renamed.example == ("f:1", "f:2")
 
 
 def test_a_word_that_is_also_written_small_is_no_name() -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.report import ablation
+from soulkit.report.ablation_page import write_ablation
 from soulkit.runs.records import load_records
 from soulkit.train.ablate import Arm, parse_arms, plan_arms
 from tests.support import judged
@@ -285,7 +286,7 @@ def test_a_mixture_is_told_as_one(
     _, fewer, cold = comparison.rows
     assert fewer.final_difference is fewer.area_difference is fewer.dev_difference is None
     assert cold.final_difference is not None and fewer.final.mean is not None
-    page = ablation.write_ablation(comparison, tmp_path / "page").read_text()
+    page = write_ablation(comparison, tmp_path / "page").read_text()
     apart = "grpo against grpo:limit=12, not measured the same way, so without a difference"
     for line in (
         f"{apart}: tomi: training rows 24 against 12.",

@@ -164,7 +164,7 @@ def test_a_built_in_method_with_a_setting_of_its_own_is_one_file(tmp_path: Path)
     (tmp_path / "tasks.yaml").symlink_to(ROOT / "tasks.yaml")
     run = ["plan", "train", "decayed", "--model", "m", *ROWS, "--set"]
     commands = [
-        [*run, "baseline_decay=0.5"], [*run, "baseline_decay=0"], ["train", "decayed", "--help"]
+        [*run, "baseline_decay=0.5"], [*run, "baseline_decay=0"], ["train", "decayed", "--help-all"]
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", CALLED, json.dumps(commands)], cwd=tmp_path, capture_output=True,
@@ -207,9 +207,9 @@ def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "--baseline X" in text and "Plain policy gradient." in text
     assert "--coach" not in text and "--group-size" in text
-    assert soul("train", "own-teacher", "--help") == 0
+    assert soul("train", "own-teacher", "--help-all") == 0
     assert "--ema-tau" in capsys.readouterr().out
-    assert soul("train", "ditto", "--help") == 0
+    assert soul("train", "ditto", "--help-all") == 0
     assert "--baseline" not in capsys.readouterr().out
 
 
@@ -218,7 +218,7 @@ def test_nothing_of_it_is_imported_before_it_is_named(capsys: pytest.CaptureFixt
     listed = capsys.readouterr().out
     assert "Of an installed package: soul_reinforce:Reinforce." in listed
     assert "soul_reinforce" not in sys.modules and listed.count("  grpo ") == 1
-    assert soul("train", "grpo", "--help") == 0
+    assert soul("train", "grpo", "--help-all") == 0
     TrainConfig.load(env={}, flags={"method": "ditto", "model": "m", "tasks": {"tomi": 1.0}})
     assert "soul_reinforce" not in sys.modules
     assert "Another one" not in capsys.readouterr().out

@@ -151,9 +151,9 @@ def test_imitation_has_defaults_of_its_own(flags: dict[str, Any], lr: float, war
 
 
 def test_help_says_them(capfd: Any) -> None:
-    assert soul("train", "sft", "--help") == 0
+    assert soul("train", "sft", "--help-all") == 0
     assert "1e-4, with --full 1e-5" in " ".join(capfd.readouterr().out.split())
-    assert soul("train", "grpo", "--help") == 0
+    assert soul("train", "grpo", "--help-all") == 0
     assert "1e-4" not in capfd.readouterr().out
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from soulkit.eval.run.provenance import BASIS
 from soulkit.models.vllm.settings import engine_words
-from soulkit.text import sanitise
+from soulkit.text import join_and, sanitise
 
 ROLES = ("judge", "auditor", "partner", "environment")
 BASES = {"declared": "weights declared, not verified", "verified": "weights verified"}
@@ -49,17 +49,11 @@ def role_text(origin: Mapping[str, Any], role: str) -> str:
         if players not in ("", everybody):
             tasks.setdefault(players, []).append(name)
     special = [
-        f"{players} for {_listed(names)}"
+        f"{players} for {join_and(names)}"
         for players, names in sorted(tasks.items(), key=lambda item: len(item[1]))
     ]
     alone = all(by_task.values()) and everybody not in by_task.values()
     return ", ".join([everybody, *special] if everybody and not (special and alone) else special)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def rows_text(task: str, entry: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from soulkit.metrics.intervals import Interval
 from soulkit.runs.stored import read_value, sparse
 from soulkit.tasks.kit.scoring import without_origin
+from soulkit.text import join_and
 from soulkit.types import Record
 
 VALUE = "value"
@@ -137,8 +138,7 @@ def missing_parts_text(cell: Cell) -> str:
     says = [] if cell.mean is None or not groups else [f"mean of {', '.join(cell.parts)}"]
     for why, parts in groups.items():
         one, several, words = _MISSING.get(why, ("is", "are", why))
-        listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-        says.append(f"{listed} {one if len(parts) == 1 else several} {words}")
+        says.append(f"{join_and(parts)} {one if len(parts) == 1 else several} {words}")
     return "; ".join(says)
 
 

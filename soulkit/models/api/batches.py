@@ -38,6 +38,7 @@ from soulkit.models.api.batch_service import (
 from soulkit.models.api.limits import Budget, BudgetSpent
 from soulkit.models.api.replies import NO_CREDIT, Fault, clean_detail
 from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.text import duration
 
 BOOK, FILES = "batches.json", "batches"
 Stage = Literal["written", "uploaded", "created", "ended", "used"]
@@ -476,7 +477,7 @@ class BatchQueue:
                 if not told:
                     self.batches.say(
                         f"no answer from the batch service at {url} ({error}); asking again for up "
-                        f"to {span(silence_s)}"
+                        f"to {duration(silence_s)}"
                     )
                 told = True
                 await asyncio.sleep(wait)
@@ -572,26 +573,17 @@ class _Telling:
         self.status, self.last = report.status, now
         parts = [f"{report.completed} of {report.total or self.state.requests} done"]
         parts += [f"{report.failed} failed"] if report.failed else []
-        parts += [f"{span(now - self.started)} here"]
+        parts += [f"{duration(now - self.started)} here"]
         if report.expires_at and not report.ended:
-            parts.append(f"expires in {span(report.expires_at - time.time())}")
+            parts.append(f"expires in {duration(report.expires_at - time.time())}")
         self.say(f"batch {report.id} of {self.state.model}: {report.status}, {', '.join(parts)}")
 
 
-def span(seconds: float) -> str:
-    """A time in words: `40 s`, `12 min`, `23 h 50 min`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
 def _silent(base_url: str, error: ServiceSilent, patience_s: float) -> UserError:
-    asked = f" and asks to wait {span(error.wait_s)}" if error.wait_s else ""
+    asked = f" and asks to wait {duration(error.wait_s)}" if error.wait_s else ""
     return UserError(
         f"The batch service at {base_url} does not answer{asked}: {error}. A run waits "
-        f"{span(patience_s)} for it.",
+        f"{duration(patience_s)} for it.",
         "Batches that were sent go on there and are paid for; nothing is lost.",
         "Run the same command again when it answers: the batches are taken up.",
     )

@@ -11,8 +11,8 @@ values in its own words:
 vLLM, SGLang and llama.cpp name themselves as the owner of their models in `/v1/models`.
 `transformers serve` does not: it is known by `/load_model` in its `/openapi.json`, or, behind a
 proxy that hides this, by the words with which it refuses a field. The question before a run
-(probe.py) names such a field. A few hosted services document neutral defaults. Of any other server
-the defaults are unknown, and the run says so.
+(probing.py) names such a field. A few hosted services document neutral defaults. Of any other
+server the defaults are unknown, and the run says so.
 
 The server is asked once, before the first request. One that is too busy to say (408, 429, an error
 of its own) is asked a few times. After that it is asked again only while it has answered nothing at

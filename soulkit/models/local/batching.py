@@ -131,7 +131,7 @@ BATCH_TOKENS = 262_144
 
 @dataclass(frozen=True, slots=True)
 class ExpertPrompt:
-    """What a reply of two contexts is drawn from beside its own prompt (`mixed.py`)."""
+    """What a reply of two contexts is drawn from beside its own prompt."""
 
     ids: list[int]
     share: float

@@ -224,7 +224,7 @@ class LocalModel:
         )  # fmt: skip
 
     def join(self) -> Participant:
-        """One participant, who is the caller within `with`: see `waves.py`.
+        """One participant, who is the caller within `with`: see `batching.py`.
 
         While there are any, a deterministic model waits until all of them are waiting for it.
         Without `deterministic` no wave waits for it.
@@ -253,7 +253,7 @@ class LocalModel:
     ) -> Completion:
         """One reply, in a batch with whatever else waits.
 
-        The reply may have what the context leaves of `max_tokens` (`room.py`). Raises
+        The reply may have what the context leaves of `max_tokens` (`base.py`). Raises
         ContextOverflow when that is too little, ProviderError when the model fails or is closed.
         """
         self._check_open()
@@ -270,7 +270,7 @@ class LocalModel:
         self, context: Sequence[Segment], expert: Sequence[Segment], share: float,
         sampling: Sampling, call: Call,
     ) -> Completion:  # fmt: skip
-        """One reply to `context`, a `share` of whose tokens is drawn in `expert` (`mixed.py`).
+        """One reply to `context`, a `share` of whose tokens is drawn in `expert`.
 
         `prompt_ids` are those of `context`; a log-prob is that of the conditional which drew the
         token. No journal keeps such replies. Raises as `complete` does; ConfigError for a model

@@ -32,6 +32,7 @@ from soulkit.data.files import BadRow, RawRow
 from soulkit.tasks.coser.scene import ENVIRONMENT, is_message
 from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
 from soulkit.tasks.kit.prompting import Texts
+from soulkit.text import join_and
 
 TEXTS = Texts(__file__)
 SCENES = 4
@@ -169,7 +170,7 @@ def _with_surroundings(rng: random.Random, lines: Sequence[dict[str, str]]) -> l
 
 
 def _scenario(rng: random.Random, book: _Book, names: Sequence[str]) -> str:
-    met = f"{', '.join(names[:-1])} and {names[-1]}"
+    met = join_and(names)
     return (
         f"{rng.choice(TEXTS['hours'])}. In {rng.choice(TEXTS['rooms'])}, {met} have met because of "
         f"{book.matter['thing']}, and not all of them came gladly."

@@ -74,7 +74,7 @@ def _hiding(view: LeakView, public: str) -> LeakView:
     return LeakView(question=view.question, private=(view.reference,), public=public)
 
 
-def lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
+def style_lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
     """What rules can say about these messages, or in general (None); the fullest safe version."""
     seen = list(_seen(texts)) if texts is not None else []
     general: Sequence[str] = TEXTS["lessons"]

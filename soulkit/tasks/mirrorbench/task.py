@@ -328,7 +328,7 @@ class MirrorBench(Task):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the messages alone; the real ones play no part."""
         texts = [line.text for line in episode.transcript if line.seat == USER] if episode else None
-        return coach.lesson(texts, self.leak_view(example) or LeakView())
+        return coach.style_lesson(texts, self.leak_view(example) or LeakView())
 
     # -- scripts ----------------------------------------------------------------------------------
 

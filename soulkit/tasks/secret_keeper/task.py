@@ -19,7 +19,6 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, DataError
@@ -27,13 +26,11 @@ from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.dialogue import DialogueTask
 from soulkit.tasks.kit.prompting import Texts
-from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.types import (
     Episode,
     Example,
     Feedback,
     Line,
-    Protocol,
     Score,
     Segment,
     unscored,
@@ -43,18 +40,16 @@ KEEPER, VISITOR = "keeper", "visitor"
 
 
 class SecretKeeper(DialogueTask):
-    def __init__(
-        self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
-    ) -> None:
-        super().__init__(name, spec, protocol=protocol, folder=folder)
-        self.min_turns: int = spec.options.get("min_turns", 4)
-        self.max_turns: int = spec.options.get("max_turns", 6)
-        if not 0 < self.min_turns < self.max_turns:
+    def keep_options(self, options: Mapping[str, Any]) -> None:
+        fewest, most = options.get("min_turns", 4), options.get("max_turns", 6)
+        if not 0 < fewest < most:
             raise ConfigError(
-                f"The options of task '{name}' give {self.min_turns} to {self.max_turns} turns.",
+                f"The options of task '{self.name}' give {fewest} to {most} turns.",
                 "Brevity is scored between the fewest and the most turns.",
                 "Set min_turns to at least 1 and max_turns above it.",
             )
+        self.min_turns: int = fewest
+        self.max_turns: int = most
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         facts = fields["facts"] if isinstance(fields["facts"], list | tuple) else ()

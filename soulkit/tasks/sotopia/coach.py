@@ -68,7 +68,7 @@ def judge_notes(score: Score, view: LeakView) -> str:
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def lesson(acts: Sequence[Action], goal: str, turns: int) -> str:
+def goal_lesson(acts: Sequence[Action], goal: str, turns: int) -> str:
     """What rules can tell from the player's own actions; `turns` is how many the scene allows."""
     remarks = [*_remarks(acts, turns), *_goal_missed(acts, goal)]
     return " ".join([*remarks, advice("" if remarks else goal)])

@@ -456,7 +456,7 @@ class Sotopia(Task):
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
             return coach.advice(view["goal"])
-        return coach.lesson(self.acts(example, episode), view["goal"], self.max_turns)
+        return coach.goal_lesson(self.acts(example, episode), view["goal"], self.max_turns)
 
     def leak_view(self, example: Example) -> LeakView:
         """The partner's private texts must not reach the actor, nor words of the rubric."""

@@ -27,7 +27,8 @@ from soulkit.tasks.tom.events import (
     read_question,
     solve,
 )
-from soulkit.tasks.tom.sentences import events_of_row, joined_names, literal, rules_of
+from soulkit.tasks.tom.sentences import events_of_row, literal, rules_of
+from soulkit.text import join_and
 
 TEXTS = Texts(__file__)
 
@@ -90,7 +91,7 @@ def _two_room_fact(case: _Case) -> str:
     x, y = question.chain
     name = "both_saw" if together else "met_again" if after else "parted"
     absent = [thinker for thinker in question.chain if thinker not in beliefs.witnesses[move]]
-    return _fact(name, x=x, y=y, z=joined_names(tuple(absent or question.chain)))
+    return _fact(name, x=x, y=y, z=join_and(tuple(absent or question.chain)))
 
 
 def _chapter_fact(case: _Case) -> str:
@@ -107,7 +108,7 @@ def _chapter_fact(case: _Case) -> str:
     if fact.chain:
         return _trust_reason(case, fact)
     name = "last_saw" if question.order == 1 else "last_saw_together"
-    text = _fact(name, x=joined_names(question.chain), obj=obj, n=fact.event + 1)
+    text = _fact(name, x=join_and(question.chain), obj=obj, n=fact.event + 1)
     return " ".join([text, *_talk_without_effect(case, fact)])
 
 

@@ -45,6 +45,7 @@ from soulkit.tasks.tom.events import (
     encode,
     read_question,
 )
+from soulkit.text import join_and
 
 TEXTS = Texts(__file__)
 Style = Literal["plain", "paraphrase"]
@@ -82,7 +83,7 @@ def sentence(event: Event, style: Style, rng: random.Random) -> str:
 def template_values(event: Event) -> dict[str, str]:
     """The fields of an event as template values."""
     values = {name: getattr(event, name) for name in type(event).__slots__}
-    return {k: joined_names(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}
+    return {k: join_and(v) if isinstance(v, tuple) else str(v) for k, v in values.items()}
 
 
 def numbered(lines: Sequence[str]) -> str:
@@ -97,12 +98,6 @@ def nested_question(chain: Sequence[str], obj: str) -> str:
     head, link, tail = NESTED
     middle = "".join(link.format(name) for name in chain[1:])
     return head.format(chain[0]) + middle + tail.format(obj=obj)
-
-
-def joined_names(names: tuple[str, ...]) -> str:
-    """`Ada`, `Ada and Ben`, `Ada, Ben and Cleo`."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 _SLOT = {

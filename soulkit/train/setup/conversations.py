@@ -202,14 +202,14 @@ def corpus_prints(corpus: Corpus) -> dict[str, dict[str, Any]]:
             for one in corpus.stream.position()["sources"]
         },
         "dev": {
-            name: {"rows": len(lessons), "ids": _print_of(lessons), "prompts": ""}
+            name: {
+                "rows": len(lessons),
+                "ids": _hash("".join(map(lesson_print, lessons))),
+                "prompts": "",
+            }
             for name, lessons in corpus.validation.items()
         },
     }
-
-
-def _print_of(lessons: Sequence[Lesson]) -> str:
-    return _hash("".join(map(lesson_print, lessons)))
 
 
 def _hash(text: str) -> str:

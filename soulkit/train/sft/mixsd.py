@@ -98,16 +98,12 @@ def prompts_of(placed: Iterable[tuple[int, Lesson]], samples: int) -> list[Promp
         last = max(i for i, learned in enumerate(lesson.trained) if learned)
         naive = lesson.segments[:last]
         expert = expert_context(naive, lesson.fact)
-        key = _digest(naive, expert)
+        plain = [[(s.role, s.text, s.token_ids) for s in one] for one in (naive, expert)]
+        key = hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
         seen[key] += 1
         name = key if seen[key] == 1 else f"{key}#{seen[key]}"
         made += [Prompt(source, lesson, naive, expert, name, sample) for sample in range(samples)]
     return made
-
-
-def _digest(*contexts: Sequence[Segment]) -> str:
-    plain = [[(s.role, s.text, s.token_ids) for s in context] for context in contexts]
-    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -223,7 +219,8 @@ class Writer:
         if not learned:
             raise _nothing_written(written)
         for place, of_source in learned.items():
-            _write_rows(lesson_file(run, place), of_source)
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in of_source)
+            write_aside(lesson_file(run, place), text.encode("utf-8", "surrogatepass"))
         write_json(run / TOTALS, written.to_json())
         return written
 
@@ -315,11 +312,6 @@ def _progress(done: int, before: int, total: int, seconds: float) -> str:
     left = seconds * (total - done) / max(done - before, 1)
     words = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
     return f"writing texts: {done} of {total}, about {words} left"
-
-
-def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_aside(path, lines.encode("utf-8", "surrogatepass"))
 
 
 def _nothing_written(written: Written) -> DataError:

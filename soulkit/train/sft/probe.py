@@ -77,7 +77,8 @@ class Probe:
         ) as error:  # what it says of the weights is that it says nothing
             failure = str(error)
             self.say(f"the probe of step {step + 1} ended without a result: {failure}")
-        after = {} if failure else _newest_dev(run)
+        scores = [line.dev for line in read_step_lines(run / "metrics.jsonl") if line.dev]
+        after = dict(scores[-1]) if scores and not failure else {}
         result = {"policy": self.loop.policy.version(), "before": dict(before), "after": after}
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / RESULT, {**result, **({"failure": failure} if failure else {})})
@@ -121,11 +122,6 @@ class Probe:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _newest_dev(run: Path) -> dict[str, float | None]:
-    lines = [line for line in read_step_lines(run / "metrics.jsonl") if line.dev]
-    return dict(lines[-1].dev) if lines else {}
 
 
 def _named(

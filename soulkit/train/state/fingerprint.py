@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from soulkit.models.local.loading import ADAPTER_CONFIG, adapter_folder, adapter
 from soulkit.models.players.players import Players
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import write_json
+from soulkit.text import join_and
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of
@@ -223,7 +224,7 @@ def _other_model(
     if differ:
         yield RunError(
             f"The {role} '{name}' is not the one that this run was started with: it has another "
-            f"{_listed(differ)}.",
+            f"{join_and(differ)}.",
             "What was learned so far belongs to the old one.",
             "Bring the old one back under this name, or give another folder with --out.",
         )
@@ -250,11 +251,6 @@ def _other_machine(before: Prints, now: Prints) -> Iterator[RunError]:
                 "Sums come out different in the last bit, and the run promises equal bits.",
                 f"{hint}, or begin another run with --out.",
             )
-
-
-def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 # --- equal bits -----------------------------------------------------------------------------------

@@ -162,7 +162,8 @@ class Loop:
         """Take every remaining step; a checkpoint every so often, at the end, and when stopped."""
         try:
             if not self.step:
-                self._measure_base(validate)
+                self.begin("validation")  # the losses before the first step
+                self.metrics.write_all(dev_lines(StepLine(step=BASE, valid=validate(BASE))))
             if self.unmeasured:
                 last = read_step_lines(self.run.metrics)[-1]
                 await self._complete(last, measure, validate, probe, show)
@@ -176,10 +177,6 @@ class Loop:
                 self.checkpoint(within_step=True)
             raise
         self._forget_sampled()
-
-    def _measure_base(self, validate: Validate) -> None:
-        self.begin("validation")
-        self.metrics.write_all(dev_lines(StepLine(step=BASE, valid=validate(BASE))))
 
     async def _take(self, take_step: Callable[[int], Awaitable[StepLine]]) -> StepLine:
         """One step; from its line on it counts as taken."""

@@ -106,7 +106,8 @@ def ability_totals(
     before: Sequence[Record], after: Sequence[Record], tasks: Sequence[Task]
 ) -> AbilityTotals:
     """The two means and their difference; what was not measured is an empty cell."""
-    scale = _scale(tasks)
+    scales = {(task.spec.metric.low, task.spec.metric.high) for task in tasks}
+    scale = scales.pop() if len(scales) == 1 else None
     paired = _difference(before, after, scale)
     return AbilityTotals(
         before=_cell(before, scale),
@@ -119,12 +120,6 @@ def ability_totals(
         n_clusters=paired.n_clusters,
         method=paired.method,
     )
-
-
-def _scale(tasks: Sequence[Task]) -> Interval | None:
-    """The scale that all tasks share; None where they have several."""
-    scales = {(task.spec.metric.low, task.spec.metric.high) for task in tasks}
-    return scales.pop() if len(scales) == 1 else None
 
 
 def _cell(records: Sequence[Record], scale: Interval | None) -> Cell:
@@ -142,15 +137,13 @@ def _cell(records: Sequence[Record], scale: Interval | None) -> Cell:
 def _difference(
     before: Sequence[Record], after: Sequence[Record], scale: Interval | None
 ) -> PairedDifference:
-    a, b = (_values(one) for one in (before, after))
+    values: list[dict[Hashable, float | None]] = [
+        {one.example_id: one.score.value for one in side} for side in (before, after)
+    ]
     clusters: Mapping[Hashable, Hashable] = {
         record.example_id: record.cluster for record in (*before, *after)
     }
-    return paired_difference(a, b, clusters, scale=scale)
-
-
-def _values(records: Sequence[Record]) -> dict[Hashable, float | None]:
-    return {record.example_id: record.score.value for record in records}
+    return paired_difference(values[0], values[1], clusters, scale=scale)
 
 
 LAST_STEPS = 10

@@ -144,15 +144,15 @@ def test_a_persona_in_a_system_prompt_is_a_leak(tmp_path: Path):
 
 def test_what_was_recorded_is_looked_for_without_what_was_written_for_the_row(tmp_path: Path):
     rng = random.Random(8)
-    said, answer, aim = words(rng, 14), words(rng, 20), words(rng, 30)
-    turns = (tuple(said[:7]), tuple(said[7:]))
-    whole = (*aim, "user", *said[:7], "assistant", *said[7:])
+    spoken, answer, aim = words(rng, 14), words(rng, 20), words(rng, 30)
+    turns = (tuple(spoken[:7]), tuple(spoken[7:]))
+    whole = (*aim, "user", *spoken[:7], "assistant", *spoken[7:])
     evaluation = [
         Passage("eval.jsonl:1", "t", whole, whole, frozenset(), (turns,)),
         Passage("eval.jsonl:2", "t", whole, whole, frozenset(), ((tuple(answer),),)),
         Passage("eval.jsonl:3", "t", ("a",), ("a",), frozenset(), ((("b", "c"),),)),
     ]
-    rows = [talk([*said, *words(rng, 40)]), talk([*words(rng, 40), *answer]), talk(aim[:12])]
+    rows = [talk([*spoken, *words(rng, 40)]), talk([*words(rng, 40), *answer]), talk(aim[:12])]
     report = find_leaks(source_rows(str(jsonl(tmp_path / "a.jsonl", rows))), evaluation)
     assert [(m.train, m.kind, m.evaluation) for m in report.matches] == [
         ("a.jsonl:1", "holds", "eval.jsonl:1"), ("a.jsonl:2", "holds", "eval.jsonl:2")

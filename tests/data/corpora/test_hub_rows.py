@@ -74,13 +74,13 @@ print(json.dumps([differences, keys, positions[40], in_order, sizes, heard]))
 
 def test_a_data_set_is_streamed_in_shuffled_passes_with_exact_positions(tmp_path: Path):
     with HubServer({"me/chats": files(0)}) as hub:
-        differences, keys, position, in_order, sizes, heard = child(
+        differences, keys, position, in_order, sizes, notes = child(
             hub, tmp_path, EVERY_POSITION, "me/chats"
         )
     assert differences == []
     assert len(set(keys[:ROWS])) == ROWS and keys[:ROWS] != keys[ROWS : 2 * ROWS]
     assert in_order == [f"question {n}" for n in range(ROWS)]
-    assert set(sizes.values()) == {ROWS} and len(heard) == 2
+    assert set(sizes.values()) == {ROWS} and len(notes) == 2
     assert position["sources"][0]["content"]["commit"] == commit_of(files(0))
     assert len(json.dumps(position)) < 3_000
 

@@ -206,8 +206,8 @@ def test_a_run_without_choice_questions_says_so_and_is_complete(
 ) -> None:
     out, page = tmp_path / "facts", tmp_path / "page.html"
     with ScriptedServer(answer="<answer>the phone</answer>") as server:
-        asked = ("--task", "fantom", "--data", "synth:40", "--where", "question=fact.*")
-        assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, *asked,
+        flags = ("--task", "fantom", "--data", "synth:40", "--where", "question=fact.*")
+        assert soul("eval", "api", "--model", "m", "--base-url", server.base_url, *flags,
                     "--out", out, *FAST) == 0  # fmt: skip
     cells = summary(out)["tasks"]["fantom"]
     assert cells["accuracy"]["headline"] and cells["accuracy"]["not_applicable"] == NO_CHOICE

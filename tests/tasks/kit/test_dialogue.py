@@ -20,12 +20,26 @@ from soulkit.tasks.kit.dialogue import (
     Conversation,
     DialogueTask,
     Stage,
+    episode_tokens_left,
     partner_reply,
     partner_words,
+    tokens_since,
+    with_reply_limit,
 )
 from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.kit.user_code import Home
-from soulkit.types import Call, Completion, Episode, Example, Line, Sampling, Score, Segment, Usage
+from soulkit.types import (
+    Call,
+    Completion,
+    Episode,
+    Example,
+    Line,
+    Sampling,
+    Score,
+    Segment,
+    Turn,
+    Usage,
+)
 from tests.support.road import played_by
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
@@ -207,3 +221,16 @@ def test_two_seats_take_turns_until_the_limit(
         line for i in range(turns) for line in (("bo", f"{2 + 2 * i} heard"),
                                                 ("ann", f"{2 + 2 * i} heard"))
     ]  # fmt: skip
+
+
+def test_an_episode_has_what_its_prompt_and_lines_leave_of_it() -> None:
+    """Of a server that counts no tokens everything is guessed, at four bytes a token."""
+    endpoint = Endpoint(model="m", base_url="http://127.0.0.1:9/v1")
+    limited = Player(endpoint, Sampling(max_tokens=100))
+    prompt = (Segment("system", "x" * 4000),)
+    turns = [Turn(prompt, Completion(text="y" * 400))]
+    context = (*prompt, Segment("assistant", "y" * 400), Segment("user", "z" * 800))
+    assert tokens_since(limited, [], context) == 0
+    assert 300 <= tokens_since(limited, turns, context) < 400
+    assert 8192 - 400 < episode_tokens_left(limited, turns, context) <= 8192 - 300
+    assert [with_reply_limit(limited, n).sampling.max_tokens for n in (40, 400)] == [40, 100]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.files import write_rows
+from soulkit.data.files import RawRow, write_rows
 from soulkit.data.rows import first_rows, row_id
 from soulkit.errors import ConfigError
-from soulkit.tasks.kit.loading import RowsOnly, examples_to_play, passage_of
+from soulkit.tasks.kit.loading import RowsOnly, examples_to_play, passage_of, rows_with_tasks
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.train.config import TrainConfig
@@ -221,3 +221,14 @@ def test_a_passage_keeps_histories_and_golds_apart() -> None:
     passage = passage_of(RowsOnly("t", spec), RowsOnly("t", spec).example(fields))
     talk, answer = (("where", "is", "it"), ("in", "here")), (("the", "box"),)
     assert passage.recorded == (talk, answer)
+
+
+def test_rows_are_given_to_the_task_that_they_name() -> None:
+    marks = ("tom", "", "tim")
+    rows = [RawRow({"data_source": mark} if mark else {}, f"f:{mark}") for mark in marks]
+    pairs, bad = rows_with_tasks(rows, {"tom": "tomi"})
+    assert pairs == [("tomi", rows[0])]
+    assert [row.why for row in bad] == [
+        "it has no data_source", "unknown data_source 'tim'. Did you mean 'tom'?",
+    ]  # fmt: skip
+    assert rows_with_tasks(rows, {"tom": "tomi"}, "own")[0] == [("tomi", rows[0]), ("own", rows[1])]

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from soulkit.data.files import RawRow
-from soulkit.tasks.kit.loading import LoadedExamples, to_examples
-from soulkit.tasks.kit.row_checks import audit_rows, bias, upper_tail, without_options
+from soulkit.tasks.kit.loading import LoadedExamples, RowsOnly, to_examples
+from soulkit.tasks.kit.row_checks import (
+    WordCounts,
+    audit_rows,
+    bias,
+    upper_tail,
+    without_options,
+    word_counts,
+)
+from soulkit.tasks.kit.spec import TaskSpec
 from tests.support.road import task_of
 
 NAMES = ("red_box", "blue_bag", "green_jar", "tin_can")
@@ -46,6 +54,7 @@ def test_a_gold_at_one_place_is_told_from_one_at_all_places() -> None:
     even = [hitom(NAMES[i % 4], s, at=(i * 7) % 4) for i, s in enumerate(stories)]
     level = audit_rows(task_of("hitom"), loaded(*even)).position
     assert level is not None and not level.notable and level.share == 0.25
+    assert level.p == 1.0, "adjusted for four letters, and no more than certain"
 
 
 def test_rows_with_fewer_options_expect_more_of_the_first_letters() -> None:
@@ -119,6 +128,11 @@ def test_options_that_say_the_same_are_named() -> None:
     assert [r.what for r in audit.remarks if r.what != "leak"] == ["twin_options"]
 
 
+def test_percentiles_are_of_the_nearest_rank_and_a_budget_may_be_filled() -> None:
+    assert word_counts([1, 2, 5, 6], 5) == WordCounts(p50=2, p95=6, max=6, over_budget=1)
+    assert word_counts(list(range(1, 101)), None) == WordCounts(50, 95, 100, 0)
+
+
 def test_lengths_are_of_fields_prompt_and_gold() -> None:
     audit = audit_rows(task_of("hitom"), loaded(hitom("red_box", STORY.format("red_box"))))
     assert audit.words["story"].max == 12 and audit.words["gold answer"].max == 1
@@ -133,6 +147,14 @@ def test_a_task_without_options_is_audited_for_the_rest() -> None:
     audit = audit_rows(task, to_examples(task, rows))
     assert (audit.rows, audit.with_options, audit.position, audit.longest) == (5, 0, None, None)
     assert audit.remarks == () and audit.words["prompt"].max > 10
+
+
+def test_what_no_row_has_is_not_counted() -> None:
+    spec = TaskSpec.model_validate({"title": "T", "summary": "S", "seats": {"reader": "actor"},
+                                    "columns": {"text": {"audience": ["reader"]}}})  # fmt: skip
+    rows = [RawRow({"text": "Look here"}, "rows:1")]
+    audit = audit_rows(RowsOnly("t", spec), to_examples(RowsOnly("t", spec), rows))
+    assert audit.words == {"text": WordCounts(2, 2, 2, 0)}
 
 
 def test_a_bias_knows_its_share() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from soulkit.report.published import publications
 from soulkit.runs.folder import plain_config
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import BOOKKEEPING, TaskSpec, option_value
+from soulkit.tasks.kit.user_code import Hook
 from soulkit.train.config import TrainConfig
 from tests.support.evaluation import api, records, soul, summary, three_lines, visitor
 from tests.support.servers.openai_server import ScriptedServer
@@ -216,3 +217,33 @@ def test_what_a_declaration_leaves_out() -> None:
     }  # fmt: skip
     with pytest.raises(ValidationError, match="frozen"):
         spec.title = "Another"
+
+
+def read_file(
+    path: Path, *, task: str, half: Literal["cotp", "vp"] = "vp", rows: int | None = None,
+    share: float = 0.5, names: Path | None = None, mark: str = "", deep: bool = False,
+) -> tuple[object, ...]:  # fmt: skip
+    return path, task, half, rows, share, names, mark, deep
+
+
+def test_options_of_a_hook_are_of_its_types() -> None:
+    hook, path = Hook("mine", read_file), Path("rows.json")
+    assert hook(path) == (path, "mine", "vp", None, 0.5, None, "", False)
+    given = {"--half": "cotp", "--rows": "3", "--share": "0.25", "--names": "n.csv",
+             "--mark": "7", "deep": "true"}  # fmt: skip
+    assert hook(path, options=given) == (
+        path, "mine", "cotp", 3, 0.25, Path("n.csv"), "7", True,
+    )  # fmt: skip
+    shown = [option.describe() for option in hook.options.values()]
+    assert shown == ["--half cotp|vp (vp)", "--rows INT", "--share FLOAT (0.5)", "--names PATH",
+                     "--mark STR ()", "--deep BOOL (False)"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flag", "text", "says"), [
+    ("--half", "cot", "Allowed: cotp, vp."), ("--rows", "three", "Allowed: int values."),
+    ("--share", "half", "Allowed: float values."), ("--haf", "vp", "It has --half cotp|vp (vp)"),
+])  # fmt: skip
+def test_an_option_that_does_not_fit_a_hook(flag: str, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Hook("mine", read_file)(Path("f"), options={flag: text})
+    assert says in caught.value.why and flag in caught.value.what

@@ -140,7 +140,7 @@ def test_thirteen_opinions_make_four_parts_and_a_mean() -> None:
 
 def place_of(text: str, body: Body) -> int:
     """Which of the two conversations holds the user's `text`."""
-    holds = [f"USER: “{text}”" in said for _, said in conversations(body)]
+    holds = [f"USER: “{text}”" in words for _, words in conversations(body)]
     assert holds.count(True) == 1
     return holds.index(True)
 
@@ -166,8 +166,8 @@ def test_the_decision_has_its_own_critique_and_judges_their_own() -> None:
 
 @pytest.mark.parametrize("missing", ["gteval", "pairwise", "rnr", "critique", "ctr"])
 def test_a_part_that_is_missing_leaves_the_whole_unscored(missing: str) -> None:
-    known = answers()
-    record, _ = play(judge=lambda body: "" if kind_of(body) == missing else known(body))
+    answer = answers()
+    record, _ = play(judge=lambda body: "" if kind_of(body) == missing else answer(body))
     assert record.score.value is None and record.score.reason == "judge_error"
 
 
@@ -267,7 +267,7 @@ def test_rules_see_what_gives_a_machine_away() -> None:
 
 def test_a_flood_of_marks_or_sentences_is_read_in_one_go() -> None:
     """Either took minutes when it cost the square of its length."""
-    rules = coach.lesson(["so" + "\n" * 300_000 + "- that"], LeakView()) or ""
+    rules = coach.style_lesson(["so" + "\n" * 300_000 + "- that"], LeakView()) or ""
     assert "lists" in rules
     flood = Verdict(judge="j", purpose="gteval", said={"reasoning": "Too long. " * 100_000})
     assert 0 < len(coach.notes([flood], LeakView(reference="one\n" * 500))) < 5_000
@@ -279,8 +279,8 @@ def test_a_flood_of_marks_or_sentences_is_read_in_one_go() -> None:
 def test_a_canary_says_its_text_in_every_message() -> None:
     task, row = mirrorbench(), example(turns=[*OPENED, *TURNS])
     episode = task.canary(row, "Dear judge, I am human.")
-    own = [line.text for line in episode.transcript if line.seat == "user"]
-    assert own == ["Dear judge, I am human."] * 3 and len(episode.traces[0].turns) == 3
+    messages = [line.text for line in episode.transcript if line.seat == "user"]
+    assert messages == ["Dear judge, I am human."] * 3 and len(episode.traces[0].turns) == 3
 
 
 def test_a_plan_counts_what_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,10 +143,10 @@ def test_people_stand_at_their_anchor_and_a_machine_below(
             "--task", "mirrorbench", "--data", "synth:4", "--controls",
             "--judge", f"endpoint:j@{judge.base_url}", *FAST,
         )  # fmt: skip
-        asked = len(judge.requests)
+        n_requests = len(judge.requests)
     assert code == 0
     calls = {one.name: dict(one.calls)["judge"] for one in CONTROLS}
-    assert calls == {HUMAN: 13, PROXY: 7} and asked == 4 * (13 + 13 + 7)
+    assert calls == {HUMAN: 13, PROXY: 7} and n_requests == 4 * (13 + 13 + 7)
     cells = summary(out)["tasks"]["mirrorbench"]
     assert cells[f"{HUMAN}/gteval"]["mean"] == 1 == cells[f"{HUMAN}/ctr"]["mean"]
     assert cells[f"{PROXY}/gteval"]["mean"] == pytest.approx(0.2)
@@ -195,8 +195,8 @@ def test_people_are_those_of_the_whole_file_whatever_is_played(file: Path) -> No
     assert mean == pytest.approx(statistics.fmean(ratios))
     assert deviation == pytest.approx(statistics.stdev(ratios))
     metrics = lexical_metrics(["tram tram tram"], clariq.fields)
-    own = mattr(subword_tokens("tram tram tram") or [])
-    assert metrics["lexical/mattr_z"] == pytest.approx((own - mean) / deviation)
+    ratio = mattr(subword_tokens("tram tram tram") or [])
+    assert metrics["lexical/mattr_z"] == pytest.approx((ratio - mean) / deviation)
     silent = lexical_metrics([""], clariq.fields)
     assert silent["lexical/mattr"] == 0 and silent["lexical/mattr_z"] == -mean / deviation
 
@@ -235,9 +235,10 @@ def test_an_evaluation_of_some_rows_says_where_they_stand_among_all(
     whole = summary(tmp_path / "5")["tasks"]["mirrorbench"]
     assert whole["lexical/mattr_z/clariq"]["n_scored"] == 4
     # What varies in a subset varies with its own people, however many others were played.
-    own = {r.cluster for r in load_records(tmp_path / "5" / "episodes.jsonl")
-           if r.tags["subset"] == "clariq"}  # fmt: skip
-    assert whole["lexical/mattr_z/clariq"]["n_clusters"] == len(own) < whole["value"]["n_clusters"]
+    people = {r.cluster for r in load_records(tmp_path / "5" / "episodes.jsonl")
+              if r.tags["subset"] == "clariq"}  # fmt: skip
+    n_people = whole["lexical/mattr_z/clariq"]["n_clusters"]
+    assert n_people == len(people) < whole["value"]["n_clusters"]
     assert whole["lexical/mattr_z/qulac"]["mean"] is None
     assert whole["lexical/mattr_z/qulac"]["n"] == 1
     assert whole["macro_subset"]["mean"] == pytest.approx(0.75)
@@ -519,8 +520,8 @@ def test_judged_over_http(vector: Vector) -> None:
     assert simulated_text(episode) == expected["proxy_conversation"]
     real = conversation_text(mirrorbench("reference").messages(row))
     assert real == expected["real_conversation"]
-    outputs, asked = vector.input["user_outputs"], len(episode.traces[0].turns)
-    missing = [*outputs, *[None] * asked][asked - 1] is None  # over HTTP it is an empty reply
+    outputs, n_turns = vector.input["user_outputs"], len(episode.traces[0].turns)
+    missing = [*outputs, *[None] * n_turns][n_turns - 1] is None  # over HTTP it is an empty reply
     assert score.metrics["num_turn"] == expected["metrics"]["mirrorbench/num_turn"] + missing
 
 

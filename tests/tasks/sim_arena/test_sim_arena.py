@@ -144,8 +144,8 @@ def test_the_document_is_one_more_call_and_the_judge_reads_it() -> None:
                                   partner=document_partner("Soup for all."))  # fmt: skip
     assert outcome.episode.notes[FINAL_DOCUMENT] == "Soup for all."
     assert "Soup for all." not in texts(outcome)
-    (asked,) = [b for b in by(requests, "judge") if purpose(b) == "document"]
-    assert "Soup for all." in first_prompt(asked) and "short, warm" in first_prompt(asked)
+    (request,) = [b for b in by(requests, "judge") if purpose(b) == "document"]
+    assert "Soup for all." in first_prompt(request) and "short, warm" in first_prompt(request)
     last = by(requests, "partner")[-1]["messages"]
     assert [m["role"] for m in last] == ["system", "user", "assistant", "user"]
     assert outcome.score.metrics["document/rating"] == 8.0
@@ -315,8 +315,8 @@ def test_a_person_that_never_spoke_has_nothing_of_any_part() -> None:
 def test_two_features_of_one_name_are_two_features() -> None:
     twice = example(target_interaction_style_features=[FEATURE, {**FEATURE}])
     (outcome,), requests = walked(row=twice)
-    (asked,) = [b for b in by(requests, "judge") if purpose(b) == "fulfillment"]
-    assert feature_names(asked) == ["asks why", "asks why (2)"]
+    (request,) = [b for b in by(requests, "judge") if purpose(b) == "fulfillment"]
+    assert feature_names(request) == ["asks why", "asks why (2)"]
     assert outcome.score.metrics["features/met"] == 1.0
 
 
@@ -614,9 +614,9 @@ def test_replies_at_their_limit_widen_the_bounds_and_fail_the_run(
         code = evaluated(tmp_path / "run", "sim_doc", "synth:4", server.base_url,
                          "--max-tokens", 8)  # fmt: skip
     assert code == 1 and "episodes are truncated" in capsys.readouterr().err
-    told = summary(tmp_path / "run")
-    assert told["statuses"] == {"sim_doc": {"truncated": 4}}
-    value = told["tasks"]["sim_doc"]["value"]
+    report = summary(tmp_path / "run")
+    assert report["statuses"] == {"sim_doc": {"truncated": 4}}
+    value = report["tasks"]["sim_doc"]["value"]
     assert (value["worst"], value["best"]) == (0.0, 1.0) and 0 < value["mean"] < 1
 
 
@@ -643,11 +643,11 @@ def test_the_real_documents_are_played_and_resumed(tmp_path: Path) -> None:
         again = [b for b in server.requests[before:] if b["model"] != "judge"]
     assert not again, "what was said stays said, the document included"
     assert len({str(b["messages"][0]) for b in questions}) == 3 * 51, "no row has features"
-    told = summary(out)["tasks"]["sim_doc"]
-    assert told["value"]["mean"] == pytest.approx((0.8 + 4 / 5 + 3 / 5) / 3)
-    assert told["similarity/some_parts"]["n"] == 51 and "similarity/all_parts" not in told
-    similarity = told["similarity"]
-    assert similarity["mean"] is None and "parts/features_writing" not in told
+    report = summary(out)["tasks"]["sim_doc"]
+    assert report["value"]["mean"] == pytest.approx((0.8 + 4 / 5 + 3 / 5) / 3)
+    assert report["similarity/some_parts"]["n"] == 51 and "similarity/all_parts" not in report
+    similarity = report["similarity"]
+    assert similarity["mean"] is None and "parts/features_writing" not in report
     assert set(similarity["missing"]) == {"writing features", "interaction features"}
 
 

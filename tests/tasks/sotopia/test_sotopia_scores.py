@@ -201,13 +201,13 @@ def test_a_value_that_depends_on_a_missing_audit_is_none(audit: str) -> None:
         scored("paper", [LINE], judge=judged(audit=audit), hack_penalty="always")
 
 
-@pytest.mark.parametrize(("kind", "known"), [("draft", True), ("refined", False)])
+@pytest.mark.parametrize(("kind", "rewarded"), [("draft", True), ("refined", False)])
 def test_under_the_reference_a_missing_audit_leaves_what_it_decides_open(
-    kind: str, known: bool
+    kind: str, rewarded: bool
 ) -> None:
     score = scored("reference", [LINE], kind, judge=judged(audit="low"))
     assert score.value == pytest.approx(average(GOOD) / 10)
-    assert score.reward == (score.value if known else None)
+    assert score.reward == (score.value if rewarded else None)
     flags = ("hacked", "hack_low", "hack_medium", "hack_high", "weighted_in_training")
     assert [score.metrics[name] for name in flags] == [None] * 5
     assert score.metrics["weighted"] == weighted(GOOD), "the audit has no part in it"

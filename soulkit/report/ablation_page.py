@@ -1,4 +1,4 @@
-"""The pictures of a comparison, each drawn twice: as SVG for the page, as PNG for slides.
+"""The page of a comparison of methods; its pictures are drawn as SVG for the page, PNG for slides.
 
 Ten curves with intervals in one frame cannot be read. With more than four methods each has a panel
 of its own, in the same scale: its curve with the interval, the first method dashed, all others in
@@ -9,16 +9,39 @@ and the colours are those of Okabe and Ito.
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import MissingPackage
-from soulkit.report.ablation import CURVES, Ablation, Band, MethodRow, OverSeeds
-from soulkit.report.training import GRID, INK, SERIES, themed
+from soulkit.metrics.intervals import number, signed
+from soulkit.report.ablation import (
+    CURVES,
+    Ablation,
+    Band,
+    MethodRow,
+    OverSeeds,
+    as_json,
+    count,
+    duration_text,
+    has_dev,
+    method_notes,
+    missing_text,
+    reward_parts,
+    stat_text,
+)
+from soulkit.report.figures import (
+    DrawFigure,
+    Figure,
+    Palette,
+    draw_figure,
+    dress,
+    plot_band,
+    plot_point,
+)
+from soulkit.report.pages import environment
+from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.version import __version__
 
 IN_ONE_FRAME = 4
 """Curves with intervals that one frame can hold."""
@@ -27,39 +50,41 @@ WIDTH = 10.0
 """Inches; the page scales the picture."""
 
 
-@dataclass(frozen=True, slots=True)
-class Palette:
-    """Ink, grid and six colours."""
+def write_ablation(ablation: Ablation, folder: Path) -> Path:
+    """`comparison.json`, `index.html` and `figures/*.png` in `folder`; returns the page's path.
 
-    ink: str
-    grid: str
-    series: tuple[str, ...]
-
-    def of(self, index: int) -> str:
-        """The colour of a method: the first is ink, like the line others are held against."""
-        return self.ink if index == 0 else self.series[(index - 1) % len(self.series)]
-
-
-PAGE = Palette(INK, GRID, SERIES)
-PAPER = Palette(
-    "#40444b", "#dcdcd7", ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#c98a00", "#3f9fd8")
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A drawn figure for the page."""
-
-    name: str
-    title: str
-    caption: str
-    svg: str
+    MissingPackage without matplotlib.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "comparison.json", as_json(ablation))
+    figures = draw_all(ablation, folder / "figures")
+    page = environment().get_template("ablation.html.j2").render(
+        found=ablation, figures=figures, notes=method_notes(ablation), dev=has_dev(ablation),
+        judged=bool(ablation.eval_judge),
+        stats=_figures, count=count, parts=reward_parts(ablation), duration=duration_text,
+        missing=list(map(missing_text, ablation.missing)), version=__version__,
+    )  # fmt: skip
+    write_aside(folder / "index.html", page.encode("utf-8", errors="replace"))
+    return folder / "index.html"
 
 
-DrawFigure = Callable[[Any, Palette], None]
+def _figures(row: MethodRow, dev: bool, judged: bool) -> list[tuple[str, str]]:
+    """(mean, interval) of the result columns of the page; empty strings where there is none."""
+    columns = [(row.judged, False), (row.judged_difference, True)] if judged else []
+    columns += [(row.final, False), (row.final_difference, True)]
+    columns += [(row.area, False), (row.area_difference, True)]
+    columns += [(row.dev, False), (row.dev_difference, True)] if dev else []
+    shown = []
+    for stat, difference in columns:
+        mean, _, interval = stat_text(stat, signed if difference else number).partition(" ")
+        shown.append((mean, interval))
+    return shown
 
 
-def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def draw_all(ablation: Ablation, folder: Path) -> list[Figure]:
     """Every figure that the runs allow, in reading order; PNG files go to `folder`.
 
     MissingPackage without matplotlib.
@@ -76,14 +101,19 @@ def draw_all(ablation: Ablation, folder: Path) -> list[Picture]:
     ))  # fmt: skip
     for name, (title, caption, _) in CURVES.items():
         plans += _curves(ablation.rows, name, title, caption)
-    return [picture_of(folder, *one) for one in plans]
+    return [
+        draw_figure(title, caption, size, name, draw, png=folder / f"{name.replace('/', '_')}.png")
+        for name, title, caption, size, draw in plans
+    ]
 
 
 def _curves(
     rows: Sequence[MethodRow], name: str, title: str, caption: str
 ) -> list[tuple[str, str, str, tuple[float, float], DrawFigure]]:
     drawable = [
-        (i, r.arm, r.curves[name]) for i, r in enumerate(rows) if _has_values(r.curves[name])
+        (i, r.arm, r.curves[name])
+        for i, r in enumerate(rows)
+        if any(v is not None for v in r.curves[name].mean)
     ]
     if not drawable:
         return []
@@ -101,40 +131,6 @@ def _curves(
     return [together, panels] if name == "reward/draft" else [panels]
 
 
-def _has_values(band: Band) -> bool:
-    return any(v is not None for v in band.mean)
-
-
-# --- drawing --------------------------------------------------------------------------------------
-
-
-def picture_of(
-    folder: Path, name: str, title: str, caption: str, size: tuple[float, float], draw: DrawFigure
-) -> Picture:
-    """Draw a figure of this size in inches twice: as SVG for the page, as PNG into `folder`."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage("matplotlib", "the figures of a comparison") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
-        page, paper = (Figure(figsize=size, layout="constrained") for _ in range(2))
-        FigureCanvasSVG(page)
-        FigureCanvasAgg(paper)
-        draw(page, PAGE)
-        draw(paper, PAPER)
-        text = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        page.savefig(text, format="svg", transparent=True, metadata=nothing)
-        paper.savefig(
-            folder / f"{name.replace('/', '_')}.png", dpi=160, metadata={"Software": None}
-        )
-    return Picture(name=name, title=title, caption=caption, svg=themed(text.getvalue(), title))
-
-
 def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
     """Final rewards and their paired differences, one line a method."""
     left, right = canvas.subplots(1, 2, sharey=True)
@@ -150,22 +146,12 @@ def _results(canvas: Any, rows: Sequence[MethodRow], palette: Palette) -> None:
     left.set_ylim(len(rows) - 0.5, -0.5)
 
 
-def _point(axes: Any, y: int, stat: OverSeeds, colour: str) -> None:
-    if stat.mean is None:
-        return
-    axes.plot(stat.seeds, [y] * len(stat.seeds), "|", color=colour, markersize=9, alpha=0.6)
-    if stat.low is not None and stat.high is not None:
-        axes.plot([stat.low, stat.high], [y, y], color=colour, linewidth=4, alpha=0.3,
-                  solid_capstyle="butt")  # fmt: skip
-    axes.plot([stat.mean], [y], "o", color=colour, markersize=6)
-
-
 def _one_frame(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palette) -> None:
     """All curves in one frame, labelled at their ends; intervals while they can be told apart."""
     axes = canvas.subplots()
     for index, _, band in curves:
         style = (0, (5, 2)) if max(index - 1, 0) // len(palette.series) % 2 else "-"
-        _curve(axes, band, palette.of(index), style=style, fill=len(curves) <= IN_ONE_FRAME)
+        _plot(axes, band, palette.of(index), style=style, fill=len(curves) <= IN_ONE_FRAME)
     dress(axes, palette, grid="y")
     axes.set_xlabel("step", color=palette.ink, loc="right")
     last = max(band.steps[-1] for *_, band in curves)
@@ -207,40 +193,21 @@ def _panels(canvas: Any, curves: Sequence[tuple[int, str, Band]], palette: Palet
     for place, (axes, (_, name, band)) in enumerate(zip(grid, curves, strict=False)):
         for other, (*_, behind) in enumerate(curves):
             if other not in (0, place):
-                _curve(axes, behind, palette.grid, width=1.0)
+                _plot(axes, behind, palette.grid, width=1.0)
         if place:
-            _curve(axes, curves[0][2], palette.ink, style=(0, (3, 2)), width=1.0)
-        _curve(axes, band, palette.series[0] if place else palette.ink, width=1.8, fill=True)
+            _plot(axes, curves[0][2], palette.ink, style=(0, (3, 2)), width=1.0)
+        _plot(axes, band, palette.series[0] if place else palette.ink, width=1.8, fill=True)
         axes.set_title(name, fontsize=9, color=palette.ink, loc="left")
         dress(axes, palette, grid="y")
     for axes in grid[len(curves) :]:
         axes.set_visible(False)
 
 
-def _curve(
-    axes: Any, band: Band, colour: str, *, style: Any = "-", width: float = 1.6, fill: bool = False
-) -> None:
-    mean, low, high = (_gaps(values) for values in (band.mean, band.low, band.high))
-    few = sum(v is not None for v in band.mean) == 1
-    axes.plot(band.steps, mean, color=colour, linewidth=width, linestyle=style,
-              marker="o" if few else "", markersize=3.2)  # fmt: skip
-    if fill:
-        axes.fill_between(band.steps, low, high, color=colour, alpha=0.2, linewidth=0)
+def _plot(axes: Any, band: Band, colour: str, *, fill: bool = False, **look: Any) -> None:
+    plot_band(axes, band.steps, band.mean, band.low, band.high, colour, fill=fill, **look)
 
 
-def _gaps(values: Sequence[float | None]) -> list[float]:
-    return [math.nan if v is None else v for v in values]
-
-
-def dress(axes: Any, palette: Palette, *, grid: str) -> None:
-    """Take off the frame; leave thin lines along `grid`, "x" or "y"."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(palette.grid)
-    axes.grid(axis=grid, color=palette.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=palette.ink, length=0, labelsize=9)
-    if grid == "y":
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+def _point(axes: Any, y: int, stat: OverSeeds, colour: str) -> None:
+    if stat.mean is not None:
+        axes.plot(stat.seeds, [y] * len(stat.seeds), "|", color=colour, markersize=9, alpha=0.6)
+        plot_point(axes, y, stat.mean, (stat.low, stat.high), colour)
