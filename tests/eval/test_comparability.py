@@ -184,10 +184,10 @@ def test_what_is_compared_is_named(case: str, tmp_path: Path) -> None:
 
 def test_engines_are_named_except_those_of_endpoints(tmp_path: Path) -> None:
     served = changed(EVALUATION, (("record", "engine"), {"kind": "vllm", "version": "0.9"}))
-    asked = changed(EVALUATION, (("record", "engine"), None))
+    endpoint = changed(EVALUATION, (("record", "engine"), None))
     words = ["sampled by local against vllm 0.9"]
     assert differing(tmp_path / "local", EVALUATION, served) == ([], words)
-    assert differing(tmp_path / "api", asked, served) == ([], [])
+    assert differing(tmp_path / "api", endpoint, served) == ([], [])
 
 
 def test_players_and_panels_that_come_to_the_same(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def test_a_finished_run_is_left_as_it_is(
 ) -> None:
     out = tmp_path / "run"
     assert api(server.base_url, out) == 0
-    written, asked = (out / "summary.json").read_bytes(), len(server.requests)
+    written, n_requests = (out / "summary.json").read_bytes(), len(server.requests)
     with opened() as files:
         assert api(server.base_url, out) == 0
-    assert (out / "summary.json").read_bytes() == written and len(server.requests) == asked
+    assert (out / "summary.json").read_bytes() == written and len(server.requests) == n_requests
     assert files["episodes.jsonl"] == 1, "keys and scores are read, once"
     assert "is finished already" in capsys.readouterr().err
 
@@ -96,10 +96,10 @@ def test_controls_are_read_once(tmp_path: Path) -> None:
     with ScriptedServer(answer=player()) as running:
         words = command(running.base_url, out, rows, "--controls")
         assert soul(*words) == 0
-        good, asked = summary(out)["tasks"], len(running.requests)
+        good, n_requests = summary(out)["tasks"], len(running.requests)
         with opened() as files:
             assert soul(*words) == 0
-        assert len(running.requests) == asked and summary(out)["tasks"] == good
+        assert len(running.requests) == n_requests and summary(out)["tasks"] == good
     assert files["controls.jsonl"] == 1
 
 

@@ -265,10 +265,10 @@ def coached(*tasks: str, **flags: Any) -> TrainingData:
 
 @pytest.mark.parametrize("task", BY_MODEL)
 def test_where_rules_hardly_differ_the_papers_model_coaches(task: str) -> None:
-    found = coached(task)
-    (coach,) = found.config.cast_as("coach", task)
+    data = coached(task)
+    (coach,) = data.config.cast_as("coach", task)
     assert (coach.kind, coach.model, coach.reasoning_effort) == ("endpoint", "gpt-5-nano", "low")
-    assert found.remarks() == []
+    assert data.remarks() == []
     for named in ("symbolic", "terse", "actor", LOCAL):
         config_ = coached(task, coach=named).config
         players = [one.written() for one in config_.cast_as("coach", task)]
@@ -279,9 +279,9 @@ def test_where_rules_hardly_differ_the_papers_model_coaches(task: str) -> None:
 
 @pytest.mark.parametrize("task", BY_RULES)
 def test_where_rules_answer_to_the_draft_they_coach_and_it_is_said(task: str) -> None:
-    found = coached(task)
-    assert found.config.cast_as("coach", task) == () and found.config.task_players == {}
-    (remark,) = found.remarks()
+    data = coached(task)
+    assert data.config.cast_as("coach", task) == () and data.config.task_players == {}
+    (remark,) = data.remarks()
     assert remark.startswith(f"{task}: rules") and "stand in for the paper's model" in remark
     assert "--coach endpoint:gpt-5-nano" in remark
     assert coached(task, coach="symbolic").remarks() == []
