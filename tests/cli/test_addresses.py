@@ -311,7 +311,7 @@ def test_equal_players_share_one_endpoint_however_they_are_written(
     named = RoleSettings(model="m", base_url=f"{gateway.base_url}/", requests_per_minute=7.0)
     players = Players(settings_of_all=[plain, named])
     assert players.model("judge", plain) is players.model("partner", named)
-    assert players._terms(plain)["requests_per_minute"] == 7.0
+    assert players.limits_and_prices(plain)["requests_per_minute"] == 7.0
 
 
 PROVIDER_KEY = "pk0123456789abcdef0123"

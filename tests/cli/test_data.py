@@ -21,6 +21,7 @@ from soulkit.data.files import data_folder, released_files
 from soulkit.errors import DataError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.tasks.kit.registry import load_registry
+from soulkit.text import byte_size
 from soulkit.train.config import TrainConfig
 from soulkit.train.setup.data import training_rows
 from tests.support.hub import EVAL, EVALS, HITOM, HITOM_TRAIN, TRAIN, alone_with_the_hub, names_in
@@ -361,13 +362,13 @@ def test_a_part_of_the_files_is_not_taken_for_all(tmp_path: Path) -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_340_000, "2.3 MB"), (7.7e12, "7700.0 GB")],
 )
 def test_sizes(count: float, words: str) -> None:
-    assert console.size(count) == words
+    assert byte_size(count) == words
 
 
 def test_a_terminal_shows_bytes_rate_and_rest(monkeypatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(console, "err", Console(file=shown, force_terminal=True, width=120))
-    with console.progress(4_000_000, "pull", console.size) as bar:
+    with console.progress(4_000_000, "pull", byte_size) as bar:
         bar.advance(1_000_000, "hitom_val.parquet")
         time.sleep(0.01)
         bar.advance(1_000_000)
