@@ -438,20 +438,17 @@ class ReportView:
 
     def latex(self) -> str:
         """A `table` for an article; the runs without a suite are one of all their tasks."""
-        pass
 
         grid = self._grid()
         return grid_latex(grid) if grid is not None else ""
 
     def csv(self) -> str:
         """A line for each number of the suite."""
-        pass
 
         return suite_csv(self.suite, **self._shown()) if self.suite is not None else ""
 
     def values(self) -> dict[str, Any]:
         """What `--json` prints."""
-        pass
 
         suite = {} if self.suite is None else {"suite": suite_values(self.suite, **self._shown())}
         return {**tables.runs_as_json(self.runs), **suite}

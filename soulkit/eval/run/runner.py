@@ -406,8 +406,10 @@ async def _play_and_close(
             suite = config.suite or ""
             if (summary := finished_summary(run, work, standing, suite)) is not None:
                 return summary
-        if left + controls:
-            await players.preflight.hold()  # before anything is played
+        # Before anything is played. The ledger of a resumed run may have every reply that is left, and
+        # then no server needs to run; a local model could play for an hour before it comes to one.
+        if left + controls and (config.kind == "local" or not run.resumed):
+            await players.preflight.hold()
         if not run.resumed:  # said now: the folder goes when a server refuses
             say(f"run folder {run.path}")
         with bars(left + controls) if bars else nullcontext() as bar:

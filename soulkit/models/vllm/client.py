@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from soulkit.errors import SoulError
 from soulkit.models.api.protocol import CHAT, ERROR_CHARS, Unreadable, json_or_none
@@ -45,10 +45,6 @@ from soulkit.models.api.transport import (
 )
 from soulkit.models.api.wire import NEUTRAL, sent_seed
 from soulkit.types import Call, Sampling
-
-if TYPE_CHECKING:
-    pass
-
 
 COMPLETIONS_PATH = "/v1/completions"
 LogprobsMode = Literal["processed", "raw", "none"]

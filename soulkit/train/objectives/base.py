@@ -193,7 +193,6 @@ def _built_in_class(name: str) -> type[Method]:
 
 
 def _classes(module: Any) -> Iterator[type[Method]]:
-    pass
 
     yield from (
         one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Method)
@@ -201,7 +200,6 @@ def _classes(module: Any) -> Iterator[type[Method]]:
 
 
 def _from_package(entry: EntryPoint) -> type[Method]:
-    pass
 
     loaded = entry.load()
     if isinstance(loaded, type) and issubclass(loaded, Method) and entry.name in loaded.names:
@@ -231,7 +229,6 @@ def rollout_methods() -> list[str]:
 
 def make_objective(config: Any) -> Objective:
     """The objective of `config.method`; ConfigError when it is no method of reinforcement."""
-    pass
 
     kind = method_class(config.method)
     if not issubclass(kind, Objective):
