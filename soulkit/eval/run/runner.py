@@ -406,8 +406,8 @@ async def _play_and_close(
             suite = config.suite or ""
             if (summary := finished_summary(run, work, standing, suite)) is not None:
                 return summary
-        # Before anything is played. The ledger of a resumed run may have every reply that is left, and
-        # then no server needs to run; a local model could play for an hour before it comes to one.
+        # Before anything is played: a local model may play for an hour before it comes to a server.
+        # The ledger of a resumed run may have every reply that is left; then no server need run.
         if left + controls and (config.kind == "local" or not run.resumed):
             await players.preflight.hold()
         if not run.resumed:  # said now: the folder goes when a server refuses
