@@ -45,11 +45,11 @@ def test_some_are_kept_beside_what_the_person_wrote(run: Path) -> None:
     assert sorted({r.step for r in records}) == [1, 3] and len(records) == 8
     for record in records:
         row = int(record.example_id.rpartition(":")[2]) - 1
-        said = person_chat(row, seed=2)["messages"]
-        assert record.gold == [m["content"] for m in said if m["role"] == "user"][-1].strip()
-        for message, who in zip(said[1:3], ("person", "assistant"), strict=True):
+        remarks = person_chat(row, seed=2)["messages"]
+        assert record.gold == [m["content"] for m in remarks if m["role"] == "user"][-1].strip()
+        for message, who in zip(remarks[1:3], ("person", "assistant"), strict=True):
             assert f"{who}: {message['content']}" in record.prompt, "not by the learned role"
-        assert said[2]["content"] in record.prompt and record.gold not in record.prompt
+        assert remarks[2]["content"] in record.prompt and record.gold not in record.prompt
         assert record.score.value is None and record.episode.transcript[0].seat == "model"
 
 

@@ -81,10 +81,10 @@ def test_a_soul_task_says_what_it_downloads(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], data: str
 ) -> None:
     flags = {"method": "ditto", "tasks": {"hitom": 1.0}, "data": {"hitom": data}}
-    said: list[str] = []
+    remarks: list[str] = []
     config = TrainConfig.load(env={}, flags={**flags, "coach": "symbolic"})
-    prepare_training(config, tmp_path / "run", said.append)
-    assert said[0] == SAID
+    prepare_training(config, tmp_path / "run", remarks.append)
+    assert remarks[0] == SAID
     capfd.readouterr()
     words = (*DITTO, "--task", "hitom", "--data", data, "--steps", 1)
     assert soul("train", *words, "--dry-run") == 0

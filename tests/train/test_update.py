@@ -459,11 +459,11 @@ def test_the_correction_says_what_it_weighs(shared: Policy) -> None:
             (alone(shared, s.span)[0] - torch.tensor(s.span.sampler)).exp() for s in sampled
         ])  # fmt: skip
     weights = ratios.clamp(max=cap)
-    said = learn(shared, still(shared), sequences, config(**LOOSE, sampler_cap=cap)).correction
-    assert said.weight == pytest.approx(float(weights.mean()), rel=1e-4)
-    assert said.capped == pytest.approx(float((ratios > cap).float().mean()), rel=1e-4)
+    remarks = learn(shared, still(shared), sequences, config(**LOOSE, sampler_cap=cap)).correction
+    assert remarks.weight == pytest.approx(float(weights.mean()), rel=1e-4)
+    assert remarks.capped == pytest.approx(float((ratios > cap).float().mean()), rel=1e-4)
     ess = float(weights.sum()) ** 2 / (len(weights) * float((weights**2).sum()))
-    assert said.ess == pytest.approx(ess, rel=1e-4) and 0 < said.ess < 1
+    assert remarks.ess == pytest.approx(ess, rel=1e-4) and 0 < remarks.ess < 1
     assert (
         learn(shared, still(shared), sequences, config(**LOOSE)).correction == SamplerCorrection()
     )
@@ -480,8 +480,8 @@ def test_the_correction_says_what_it_weighs(shared: Policy) -> None:
 def test_numbers_of_a_correction(
     ratios: list[float], cap: float, weight: float, capped: float, ess: float
 ) -> None:
-    said = correction_of([torch.tensor(ratios), None], cap)
-    assert (said.weight, said.capped, said.ess) == pytest.approx((weight, capped, ess))
+    remarks = correction_of([torch.tensor(ratios), None], cap)
+    assert (remarks.weight, remarks.capped, remarks.ess) == pytest.approx((weight, capped, ess))
     assert correction_of([None], cap) == SamplerCorrection()
 
 
