@@ -8,6 +8,7 @@ package, one after the other, because starting Python for each would take a minu
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -33,17 +34,17 @@ NEED_TORCH = {"train.py", "distill.py"}
 ESSAYS = f"--tasks {TASKS} --task essay --data essay=essays.jsonl --judge endpoint:j"
 FIRST = {
     "demo.py": "demo --scripted --out demo",
-    "data.py": "data synth tomi -n 6 -o tomi.jsonl",
+    "data_build.py": "data synth tomi -n 6 -o tomi.jsonl",
     "eval.py": "eval api --model m --task tomi --data synth:6 --out other",
     "eval.py, judged": f"eval api --model m {ESSAYS} --repeats 2 --out essays",
-    "runs.py": "runs .",
+    "report.py": "runs .",
     "show.py": "show essays",
     "show.py, trained": "show ditto",
     "rescore.py": "rescore essays --trust --out rescored",
     "rescore.py, trained": "rescore ditto --trust --out again",
     "judge.py": "judge check essays --trust --judge endpoint:j --out check",
-    "judge_people.py": "judge import essays-sheet/rater-1/sheet.csv --run essays",
-    "tasks_new.py": "tasks new night_bus",
+    "judge.py, people": "judge import essays-sheet/rater-1/sheet.csv --run essays",
+    "tasks.py": "tasks new night_bus",
 }  # fmt: skip
 REPORTED = (
     "report essays", "report essays other --format html", "report ditto",
@@ -66,6 +67,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     write_rows(folder / "essays.jsonl", 12)
     shutil.copytree(ROOT / "tests" / "recorded", folder, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "tests" / "support" / "shade_task", folder / "shade_task")
+    shades = ["amber", "cobalt", "olive"]
+    rows = [
+        {"said": f"Speaker {n} points.", "shades": shades, "meant": shades[n % 3]}
+        for n in range(12)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows" / "shade.jsonl").write_text(lines, encoding="utf-8")
     return folder
 
 
@@ -144,7 +153,7 @@ def seen() -> set[str]:
 def test_every_next_line_runs_without_torch(
     command: str, plain: ProcessPoolExecutor, home: Path, seen: set[str]
 ) -> None:
-    if command == "judge_people.py":
+    if command == "judge.py, people":
         fill_sheet(plain, home)
     assert followed(plain, FIRST[command], seen) == []
 
@@ -152,10 +161,10 @@ def test_every_next_line_runs_without_torch(
 def test_every_command_that_prints_a_next_line_runs_here() -> None:
     printing = {
         path.name for path in (ROOT / "soulkit" / "cli").glob("*.py")
-        if re.search(r"\bsay_next\(|next:", path.read_text("utf-8"))
+        if re.search(r"\bprint_next\(|next:", path.read_text("utf-8"))
     }  # fmt: skip
     run_here = {command.partition(",")[0] for command in FIRST}
-    assert printing - {"onward.py"} == run_here | NEED_TORCH
+    assert printing - {"console.py"} == run_here | NEED_TORCH
 
 
 @pytest.mark.parametrize("line", REPORTED)

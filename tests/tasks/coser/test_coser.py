@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from soulkit.errors import ConfigError, DataError
 from soulkit.judge.leaks import check_leak
@@ -684,13 +683,6 @@ def test_a_record_holds_a_line_at_most_once_for_each_table(
         assert counts and max(counts.values()) <= len(episode["traces"])
     read = {record.key: record for record in load_records(folder / "episodes.jsonl")}
     assert read == {record.key: record for record in records}
-
-
-def test_contexts_that_stand_whole_are_read_as_well(records: list[Record], folder: Path) -> None:
-    """As every record had them once."""
-    path = folder / "whole.jsonl"
-    path.write_text(json.dumps(TypeAdapter(Record).dump_python(records[0], mode="json")) + "\n")
-    assert load_records(path) == [records[0]]
 
 
 def lines_in(text: str, records: list[Record]) -> list[str]:
