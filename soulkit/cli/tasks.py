@@ -273,7 +273,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the tasks and suites."""
-    from soulkit.tasks.kit.user_code import installed_tasks
+    from soulkit.tasks.kit.registry import installed_tasks
 
     registry = _registry(tasks)
     chosen = registry.suite(suite) if suite is not None else (*registry.specs, *installed_tasks())

@@ -1,13 +1,18 @@
 """The registry: the tasks and suites of `tasks.yaml`, of `--tasks FILE` and of installed packages.
 
 A user's file is read after the built-in one and may add tasks and suites. A name that neither file
-declares may be that of a task in an installed package.
+declares may be that of a task in an installed package, which offers it through an entry point:
+
+    [project.entry-points."soulkit.tasks"]
+    game = "my_lab.game"            # the task's name = the package with its tasks.yaml
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,16 +38,7 @@ from soulkit.tasks.kit.spec import (
     cannot_play,
     check_suites,
 )
-from soulkit.tasks.kit.user_code import (
-    DECLARATION,
-    Home,
-    Hook,
-    installed_task,
-    installed_tasks,
-    load_declared,
-    note_shadowed,
-    unloadable,
-)
+from soulkit.tasks.kit.user_code import Home, Hook, load_declared, unloadable
 from soulkit.types import Protocol
 
 if TYPE_CHECKING:
@@ -306,3 +302,84 @@ def _refuse_second(path: Path, kind: str, names: Iterable[str], declared: Iterab
                 "A second declaration would silently change what the name means.",
                 f"Give your {kind} another name.",
             )
+
+
+GROUP = "soulkit.tasks"
+DECLARATION = "tasks.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledTask:
+    """A task that an installed distribution offers."""
+
+    task: str
+    package: str
+    distribution: str
+
+    def home(self) -> Home:
+        """The folder of its package; ConfigError when there is none, or no declaration in it."""
+        folder = self._folder()
+        if not (folder / DECLARATION).is_file():
+            raise self.broken(f"There is no {DECLARATION} in '{folder}'.")
+        return Home(folder, self.package, self.distribution)
+
+    def _folder(self) -> Path:
+        try:
+            spec = importlib.util.find_spec(self.package)
+        except Exception as error:
+            raise self.broken(f"Python says: {type(error).__name__}: {error}.") from error
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        if not places:
+            raise self.broken(f"'{self.package}' is no package that can be imported.")
+        return Path(places[0])
+
+    def broken(self, why: str) -> ConfigError:
+        """The error of an offer that nothing can be made of."""
+        return ConfigError(
+            f"The task '{self.task}' of the distribution '{self.distribution}' cannot be used.",
+            " ".join(why.split()),
+            f"Mend or reinstall the distribution '{self.distribution}'; docs/authoring.md says "
+            "what such a package holds.",
+        )
+
+
+def installed_tasks() -> Mapping[str, tuple[InstalledTask, ...]]:
+    """Task → who offers it, as installers noted it; nothing is imported."""
+    return _offers(tuple(sys.path))
+
+
+@cache
+def _offers(path: tuple[str, ...]) -> Mapping[str, tuple[InstalledTask, ...]]:
+    from importlib.metadata import entry_points
+
+    by_task: dict[str, list[InstalledTask]] = {}
+    for entry in entry_points(group=GROUP):
+        name = entry.dist.name if entry.dist is not None else "unknown"
+        by_task.setdefault(entry.name, []).append(
+            InstalledTask(entry.name, entry.value.strip(), name)
+        )
+    return {task: tuple(by_task[task]) for task in sorted(by_task)}
+
+
+def installed_task(task: str) -> InstalledTask | None:
+    """Who offers a task; ConfigError when several do, as nobody could tell which one is meant."""
+    offers = installed_tasks().get(task, ())
+    if len(offers) > 1:
+        names = ", ".join(f"'{offer.distribution}'" for offer in offers)
+        raise ConfigError(
+            f"Several installed distributions offer a task '{task}': {names}.",
+            "Which of them is meant cannot be told from the name.",
+            "Uninstall all but one.",
+        )
+    return offers[0] if offers else None
+
+
+def note_shadowed(task: str, where: str) -> None:
+    """One line on stderr, once: the name that was used is not that of the installed task."""
+    if names := ", ".join(f"'{offer.distribution}'" for offer in installed_tasks().get(task, ())):
+        _write_once(f"the task '{task}' is the one {where}, not that of the distribution {names}\n")
+
+
+@cache
+def _write_once(line: str) -> None:
+    sys.stderr.write(line)
