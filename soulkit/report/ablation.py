@@ -1,14 +1,11 @@
-"""What the judge of all ends said of a method's end: one number a run, read from its folder.
-
-Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
+"""Methods side by side over seeds: a table, curves with intervals, one page, one JSON file.
 
 Read from what `soul train ablate` left: `ablation.json` and each run's metrics and summary. A
-number is a mean over seeds with a 95% interval, which stays on the scores' scale where the runs
-recorded it; differences are taken seed by seed, because equal seeds share their rows. Only finished
-runs count, and what failed or is missing is listed. A method that was not measured like the first
-stands beside it without a difference, and why is said.
-
-Budgets are shown and not assumed: rollouts sampled and tokens trained stand beside every result.
+number is a mean over seeds with a 95 % interval, kept within the scale of the scores where the runs
+recorded it. Differences are taken seed by seed, because equal seeds share their rows. Only finished
+runs count; what failed or is missing is listed. A method that was measured under other conditions
+than the first is shown without a difference, and with the reason. Rollouts sampled and tokens
+trained are shown beside every result.
 """
 
 from __future__ import annotations
