@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,11 @@ gc.disable()  # until all tests are collected
 
 # Who runs tests in several processes tells them a width, as of a terminal.
 os.environ.pop("COLUMNS", None)
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
+    # Runs save each episode and wait for the disk, which takes longer than all else that they do.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # --- without torch --------------------------------------------------------------------------------
 

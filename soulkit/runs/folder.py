@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -357,6 +358,7 @@ def run_environment() -> dict[str, Any]:
     }
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions: dict[str, str] = {}
     for name in PACKAGES:

@@ -81,7 +81,7 @@ def test_a_busy_machine_leaves_one_thread() -> None:
     """By real processes that keep every core busy, seen from a process of its own."""
     if not threads.STAT.is_file():
         pytest.skip("no such file on this system")
-    code = "from soulkit.models.local.threads import by_load, idle_cores; print(by_load().number)"
+    code = "from soulkit.models.local import threads; print(threads.idle_core_threads().number)"
     spin = [sys.executable, "-c", "import time\nwhile time.monotonic(): pass"]
     cores = len(threads.allowed_cores())
     busy = [subprocess.Popen(spin) for _ in range(min(2 * cores, 32))]
