@@ -462,8 +462,10 @@ def test_a_judge_on_attached_servers_is_known_as_the_actor_is(
     tiny: Path, server: TinyVllm, tmp_path: Path, more: tuple[str, ...], basis: str
 ) -> None:
     out, engine = tmp_path / "run", ("--engine", f"vllm@{server.url}")
-    python = interpreter(tmp_path)
-    assert judged(tiny, out, python, *engine, "--judge", f"vllm:{tiny}", *more) == 0
+    python, known = interpreter(tmp_path), tmp_path / "endpoints.yaml"
+    known.write_text(f"endpoints: {{brief: {{kind: vllm, model: {tiny}, max_tokens: 16}}}}")
+    players = ("--endpoints", known, "--judge", "brief")  # this judge never ends by itself
+    assert judged(tiny, out, python, *engine, *players, *more) == 0
     assert not starts(tmp_path)
     (judge,) = record(out)["players"]["judge"]
     assert judge["weights_basis"] == basis == record(out)["actor"]["weights_basis"]

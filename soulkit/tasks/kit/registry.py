@@ -365,7 +365,7 @@ def installed_task(task: str) -> InstalledTask | None:
     """Who offers a task; ConfigError when several do, as nobody could tell which one is meant."""
     offers = installed_tasks().get(task, ())
     if len(offers) > 1:
-        names = ", ".join(f"'{offer.distribution}'" for offer in offers)
+        names = ", ".join(sorted(f"'{offer.distribution}'" for offer in offers))
         raise ConfigError(
             f"Several installed distributions offer a task '{task}': {names}.",
             "Which of them is meant cannot be told from the name.",
