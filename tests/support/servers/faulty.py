@@ -174,7 +174,9 @@ class FaultyServer:
         if what == "broken":
             return 200, b'{"choices": [{"mess'
         text = {"empty": "", "malformed": '{"overall": "about seven'}.get(what)
-        reply_body = completion(body, self.answer(body) if text is None else text)
+        if text is None:  # whoever answers knows the questions of the run, not the one before it
+            text = "yes" if is_probe(body) else self.answer(body)
+        reply_body = completion(body, text)
         reply_body["latency_s"] = latency
         return 200, json.dumps(reply_body).encode()
 
