@@ -129,7 +129,7 @@ def paired_difference(
     values cuts the interval where no difference can be, which moves neither p nor its side of zero.
     `n_only_a` counts keys scored in A but not in B (unscored or not played there).
     """
-    in_a, in_b = _scored_values(a), _scored_values(b)
+    in_a, in_b = scored_values(a), scored_values(b)
     shared = sorted(in_a.keys() & in_b.keys(), key=repr)
     size = max((abs(v) for v in (*in_a.values(), *in_b.values(), *(scale or ()))), default=0.0)
     d = [difference_of(in_a[k], in_b[k], size) for k in shared]
@@ -397,7 +397,8 @@ def auc(steps: Sequence[float], values: Sequence[float | None]) -> float | None:
     return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) / (x[-1] - x[0]))
 
 
-def _scored_values(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
+def scored_values(values: Mapping[Hashable, float | None]) -> dict[Hashable, float]:
+    """The values that are finite numbers."""
     return {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
 
 

@@ -503,14 +503,14 @@ def jackknife(
     where the statistic is undefined without one of them. Efron & Stein (1981).
     """
     everything = list(range(n_clusters))
-    value = _defined(statistic(everything)) if n_clusters else None
+    value = finite_value(statistic(everything)) if n_clusters else None
     if value is None:
         return Estimate(n=n_clusters, n_clusters=n_clusters, method="nothing-scored")
     counts = {"n_scored": n_clusters, "n": n_clusters, "n_clusters": n_clusters}
     limits = _scale_of([value], scale)
     if n_clusters < 2:
         return Estimate(mean=value, scale=limits, **counts, method="one-cluster")
-    less = [_defined(statistic(everything[:c] + everything[c + 1 :])) for c in everything]
+    less = [finite_value(statistic(everything[:c] + everything[c + 1 :])) for c in everything]
     rest = [v for v in less if v is not None]
     if len(rest) < n_clusters:
         return Estimate(mean=value, scale=limits, **counts, method="undefined")
@@ -526,7 +526,8 @@ def jackknife(
     )  # fmt: skip
 
 
-def _defined(value: float | None) -> float | None:
+def finite_value(value: float | None) -> float | None:
+    """The number; None for one that is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -550,7 +551,7 @@ def cluster_bootstrap(
         return None
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, n_clusters, size=(resamples, n_clusters))
-    values = [v for v in (_defined(statistic(row.tolist())) for row in drawn) if v is not None]
+    values = [v for v in (finite_value(statistic(row.tolist())) for row in drawn) if v is not None]
     if len(values) < (1 - _MOST_UNDEFINED) * resamples or np.ptp(values) < _SAME:
         return None
     outside = significance(confidence) / 2

@@ -18,7 +18,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from soulkit.metrics.comparisons import difference_of
+from soulkit.metrics.comparisons import difference_of, scored_values
 from soulkit.metrics.intervals import (
     ClusterStatistic,
     Interval,
@@ -106,7 +106,7 @@ def paired_gains(
     `clusters` names the cluster of each of them. Cov(g, e) = (V(g + e) − V(g) − V(e)) / 2, every V
     the CR2 variance of a mean.
     """
-    sides = [_scored(side) for side in (base, expert, generalist)]
+    sides = [scored_values(side) for side in (base, expert, generalist)]
     keys = sorted(sides[0].keys() & sides[1].keys() & sides[2].keys(), key=repr)
     if not keys:
         return None
@@ -153,10 +153,6 @@ def batch_gains(
 def _cross(x: Sequence[float], y: Sequence[float]) -> float:
     a, b = _mean(x), _mean(y)
     return math.fsum((p - a) * (q - b) for p, q in zip(x, y, strict=True))
-
-
-def _scored(values: Values) -> dict[Hashable, float]:
-    return {k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -14,7 +14,6 @@ One cell of a task is its headline: `value`, or the number over the batch that t
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -42,7 +41,7 @@ from soulkit.eval.results.warnings import (
     uniform_verdicts,
     word_cuts,
 )
-from soulkit.metrics.intervals import Interval, bounds, estimate
+from soulkit.metrics.intervals import Interval, bounds, estimate, finite_value
 from soulkit.runs.records import drafts
 from soulkit.runs.stored import SUMMARY_SCHEMA, read_value, refuse_other_schema, sparse
 from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
@@ -223,18 +222,14 @@ def metric_values(records: Sequence[Record], metric: str) -> list[tuple[Record, 
     not finite (a task's own code divided by nothing) is undefined.
     """
     if metric == "value":
-        return [(r, _finite(r.score.value)) for r in records]
+        return [(r, finite_value(r.score.value)) for r in records]
     scored = [r for r in records if r.score.scored]
     everywhere = bool(scored) and all(metric in r.score.metrics for r in scored)
     return [
-        (r, _finite(r.score.metrics.get(metric)))
+        (r, finite_value(r.score.metrics.get(metric)))
         for r in records
         if metric in r.score.metrics or (everywhere and not r.score.scored)
     ]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _task(name: str, records: Sequence[Record], scale: Mapping[str, Interval]) -> dict[str, Cell]:

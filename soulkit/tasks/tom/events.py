@@ -243,8 +243,6 @@ def _decode_one(row: Sequence[Any]) -> Event:
 
 Rules = Literal["tomi", "hitom"]
 MAX_ORDER: dict[Rules, int] = {"tomi": 2, "hitom": 4}
-TALK_ORDER = 2
-"""Talk changes beliefs up to this order; deeper chains rest on joint observation alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from soulkit.metrics.intervals import finite_value
 from soulkit.train.config import TrainConfig
 from soulkit.train.loss.advantage import (
     combine,
@@ -23,7 +24,7 @@ from soulkit.train.loss.losses import importance_weights
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.teacher import Teacher
 from soulkit.train.objectives.sequences import Span, TrainSequence
-from soulkit.train.state.metrics import SamplerCorrection, SamplerGap, finite
+from soulkit.train.state.metrics import SamplerCorrection, SamplerGap
 
 Scores = Mapping[tuple[tuple[int, ...], tuple[bool, ...]], tuple[Tensor, Tensor]]
 """`Span.key` → log-probs and entropies of its trained tokens, both [n_trained], by the policy
@@ -213,9 +214,9 @@ def correction_of(ratios: Sequence[Tensor | None], cap: float) -> SamplerCorrect
     weights = flat.clamp(max=cap)
     squares = float((weights**2).sum())
     return SamplerCorrection(
-        weight=finite(float(weights.mean())),
-        capped=finite(float((flat > cap).double().mean())),
-        ess=finite(float(weights.sum()) ** 2 / (len(weights) * squares)) if squares else None,
+        weight=finite_value(float(weights.mean())),
+        capped=finite_value(float((flat > cap).double().mean())),
+        ess=finite_value(float(weights.sum()) ** 2 / (len(weights) * squares)) if squares else None,
     )
 
 
@@ -237,7 +238,9 @@ def gap_among(parts: Sequence[Tensor]) -> SamplerGap | None:
     gaps = torch.cat([torch.empty(0), *(part.cpu() for part in parts)])
     if not len(gaps):
         return None
-    return SamplerGap(mean=finite(float(gaps.mean())), largest=finite(float(gaps.max())))
+    return SamplerGap(
+        mean=finite_value(float(gaps.mean())), largest=finite_value(float(gaps.max()))
+    )
 
 
 def _own_ratios(sequence: TrainSequence, old: Tensor) -> Tensor:

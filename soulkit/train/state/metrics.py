@@ -6,7 +6,6 @@ missing from the line.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -16,12 +15,6 @@ from typing import Any, Self
 from soulkit.errors import DataError
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.stored import METRICS_SCHEMA, SCHEMA, form_of, read_value, refuse_other_schema
-
-
-def finite(value: float | None) -> float | None:
-    """The number; None for one that is not finite."""
-    return value if value is not None and math.isfinite(value) else None
-
 
 # --- records with a name for every field ----------------------------------------------------------
 

@@ -11,9 +11,10 @@ from typing import Any
 from soulkit.eval.results.summary import cluster_of
 from soulkit.judge.coach import distinct_share
 from soulkit.metrics.comparisons import RewardGroup, leave_one_out_gap, pair_gap
+from soulkit.metrics.intervals import finite_value
 from soulkit.train.loss.advantage import GroupMember, group_stats
 from soulkit.train.objectives.sequences import TrainSequence
-from soulkit.train.state.metrics import CoachCounts, FeedbackCounts, Learned, Rewards, finite
+from soulkit.train.state.metrics import CoachCounts, FeedbackCounts, Learned, Rewards
 from soulkit.types import Feedback, Kind, Record
 
 
@@ -140,7 +141,7 @@ def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
 def member_of(sequence: TrainSequence) -> GroupMember:
     """A sequence as the group statistics see it; all those of one rollout are one play, and a
     reward that is not finite is none."""
-    play, reward = (sequence.example_id, sequence.rollout), finite(sequence.reward)
+    play, reward = (sequence.example_id, sequence.rollout), finite_value(sequence.reward)
     return GroupMember(sequence.group, sequence.rollout, reward, play)
 
 

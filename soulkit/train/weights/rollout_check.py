@@ -29,6 +29,7 @@ from typing import Self
 import torch
 
 from soulkit.errors import UserError
+from soulkit.metrics.intervals import finite_value
 from soulkit.models.base import Sampler
 from soulkit.models.vllm.adapters import Distance
 from soulkit.models.vllm.weights_check import EXACT, GROSS
@@ -36,7 +37,7 @@ from soulkit.runs.folder import note_start
 from soulkit.train.model.prepare import Scores, needs_old, scores_by_key
 from soulkit.train.objectives.sequences import Span, TrainSequence, emitted_spans
 from soulkit.train.state.loop import Loop
-from soulkit.train.state.metrics import PushCost, SamplerGap, finite, read_step_lines
+from soulkit.train.state.metrics import PushCost, SamplerGap, read_step_lines
 from soulkit.train.weights.push import ServedPolicy
 from soulkit.types import Completion, Record, Trace
 
@@ -113,7 +114,7 @@ class RolloutCheck:
             gap = replace(gap, mean=whole.mean, largest=whole.largest)
             self.earlier.append(whole.mean)
         push_seconds, pusher.seconds = pusher.seconds, 0.0
-        proof = finite(pusher.distance.largest) if pusher.distance else None
+        proof = finite_value(pusher.distance.largest) if pusher.distance else None
         push = PushCost(push_seconds=round(push_seconds, 3), proof=proof)
         return CheckedRollouts(scores, gap, push, time.monotonic() - started)
 
