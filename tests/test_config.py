@@ -1,14 +1,22 @@
-"""Settings: the order of their sources, and errors that can be mended."""
+"""Settings: the order of their sources, errors that can be mended, and what a run compares."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import Field
 
 from soulkit.config import Settings
+from soulkit.distill.config import DistillConfig
 from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.drafted_rows import BuildConfig
+from soulkit.eval.judges.check import CheckConfig
+from soulkit.models.players.config import RolesConfig
+from soulkit.play.settings import PlayConfig
+from soulkit.train.config import TrainConfig
 
 
 class Judge(Settings):
@@ -117,3 +125,52 @@ def test_settings_are_frozen_finite_and_resolved(tmp_path: Path) -> None:
         got.model = "other"  # type: ignore[misc]
     with pytest.raises(ConfigError, match="finite"):
         load(tmp_path, "model: m\ntemperature: .nan")
+
+
+SPEED = "changes only how fast, or how persistently, servers are asked"
+MONEY = "what calls may cost, not what they say"
+PLACE = "where the work is done or how it is reported"
+OUTSIDE: dict[type[RolesConfig], dict[str, str]] = {
+    RolesConfig: {
+        "endpoints": "a file whose players are recorded one by one",
+        "requests_per_minute": SPEED, "tokens_per_minute": SPEED, "timeout_s": SPEED,
+        "max_attempts": SPEED, "backoff_s": SPEED, "rate_limit_wait_s": SPEED,
+        "down_after_s": SPEED, "prices": MONEY, "max_cost": MONEY, "yes": MONEY,
+        "vllm_python": PLACE, "vllm_start_s": PLACE,
+    },
+    PlayConfig: {
+        "threads": PLACE, "engine": "the engine in use is recorded with the model",
+        "verify_weights": "checks what was loaded and changes nothing",
+    },
+    EvalConfig: {
+        "concurrency": SPEED, "batch_size": SPEED, "batch": SPEED, "batch_judges": SPEED,
+        "batch_poll_s": SPEED, "max_unscored": "decides the exit code alone",
+        "controls": "more are played when a run is resumed",
+    },
+    TrainConfig: {
+        "stop_flat": "decides when to stop; the steps before are the same",
+        "show_samples": PLACE,
+    },
+    DistillConfig: {
+        "concurrency": SPEED, "batch_size": SPEED, "gate": "judges a finished student",
+    },
+    CheckConfig: {"concurrency": SPEED},
+    BuildConfig: {"concurrency": SPEED, "source": "the digest of the file is recorded"},
+}  # fmt: skip
+"""Settings that a resumed run may change, and why. Every other one is part of its identity."""
+
+SMALLEST: dict[type[RolesConfig], dict[str, Any]] = {
+    EvalConfig: {"kind": "local", "model": "m", "tasks": ["tomi"]},
+    TrainConfig: {"method": "ditto", "model": "m", "tasks": {"tomi": 1.0}},
+    DistillConfig: {"model": "m", "experts": {"tomi": "folder"}, "data": {"tomi": "synth:2"}},
+    CheckConfig: {"run": "folder"},
+    BuildConfig: {"task": "userllm", "source": "rows.jsonl", "drafter": "endpoint:m"},
+}
+
+
+@pytest.mark.parametrize("kind", SMALLEST)
+def test_every_setting_is_part_of_a_runs_identity_or_listed_here(kind: type[RolesConfig]) -> None:
+    listed = {name for base in kind.__mro__ for name in OUTSIDE.get(base, ())}
+    identity = kind.load(env={}, flags=SMALLEST[kind] | {"vllm_arg": {"max-model-len": "64"}}).identity()
+    assert set(kind.model_fields) - set(identity) == listed
+    assert "vllm_arg" not in kind.load(env={}, flags=SMALLEST[kind]).identity()

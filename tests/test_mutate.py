@@ -109,6 +109,24 @@ def test_a_seed_draws_the_same_wherever_files_lie(mutate: ModuleType, tmp_path: 
     assert mutate.drawn(home, count, 1) != again
 
 
+def test_a_draw_from_one_place_stays_there(mutate: ModuleType) -> None:
+    places = ["soulkit/eval/run", "soulkit/play/settings.py"]
+    first = mutate.drawn(ROOT, 6, 0, places)
+    assert [m.path.is_relative_to(places[i % 2]) for i, m in enumerate(first)] == [True] * 6
+    with pytest.raises(ValueError, match="no Python file"):
+        mutate.drawn(ROOT, 6, 0, ["soulkit/nowhere"])
+
+
+def test_listed_mutants_exist_have_a_reason_and_are_not_drawn(mutate: ModuleType) -> None:
+    listed = mutate.equivalent()
+    files = {file for file, *_ in listed}
+    paths = [path for path in (ROOT / "soulkit").rglob("*.py") if path.name in files]
+    made = {m.change for path in paths for m in mutate.mutants(ROOT, path.relative_to(ROOT))}
+    assert set(listed) <= made and all(map(str.strip, listed.values()))
+    places = [path.relative_to(ROOT).as_posix() for path in paths]
+    assert not {m.change for m in mutate.drawn(ROOT, len(made), 0, places)} & set(listed)
+
+
 # Exactly two mutants.
 SUM = '"""A sum."""\n\nLEAST = 3\n\n\ndef enough(n):\n    return n >= LEAST\n'
 BROKEN = "def test_some():\n    assert False\n"
