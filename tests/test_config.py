@@ -171,6 +171,8 @@ SMALLEST: dict[type[RolesConfig], dict[str, Any]] = {
 @pytest.mark.parametrize("kind", SMALLEST)
 def test_every_setting_is_part_of_a_runs_identity_or_listed_here(kind: type[RolesConfig]) -> None:
     listed = {name for base in kind.__mro__ for name in OUTSIDE.get(base, ())}
-    identity = kind.load(env={}, flags=SMALLEST[kind] | {"vllm_arg": {"max-model-len": "64"}}).identity()
+    identity = kind.load(
+        env={}, flags=SMALLEST[kind] | {"vllm_arg": {"max-model-len": "64"}}
+    ).identity()
     assert set(kind.model_fields) - set(identity) == listed
     assert "vllm_arg" not in kind.load(env={}, flags=SMALLEST[kind]).identity()
