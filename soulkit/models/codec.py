@@ -19,9 +19,7 @@ from soulkit.models.local.chat_template import (
     END_OF_THINKING,
     START_OF_THINKING,
     Renderer,
-    SpliceReport,
     first_true,
-    splice_report,
 )
 from soulkit.models.local.loading import ModelPlace
 from soulkit.types import Completion, Sampling, Segment, Usage
@@ -37,8 +35,8 @@ class Codec:
     """Reads and writes one model's ids.
 
     Attributes: `tokenizer`; `name`, for messages; `context_limit` in tokens (None: not known);
-    `end_ids`, each of which ends a turn; `pad`, an id that is never a word; `splice`, what the
-    template does to a conversation; `commit`, where a model of the hub stands (None: a folder's).
+    `end_ids`, each of which ends a turn; `pad`, an id that is never a word; `commit`, where a model
+    of the hub stands (None: a folder's).
     """
 
     def __init__(
@@ -50,17 +48,13 @@ class Codec:
         self.tokenizer, self.name, self.context_limit = tokenizer, name, context_limit
         self.commit = commit
         self._renderer = lru_cache(maxsize=None)(lambda thinking: Renderer(tokenizer, thinking))
-        self.splice: SpliceReport = splice_report(self.renderer())
         ends = (*end_ids, tokenizer.eos_token_id, self.renderer().end_of_turn)
         self.end_ids = frozenset(one for one in ends if one is not None)
         pad = tokenizer.pad_token_id
         self.pad = int(pad) if pad is not None else min(self.end_ids, default=0)
 
     @classmethod
-    def load(
-        cls, path: str | Path | ModelPlace, *, max_context: int | None = None,
-        name: str | None = None,
-    ) -> Codec:  # fmt: skip
+    def load(cls, path: str | Path | ModelPlace, *, max_context: int | None = None) -> Codec:
         """That of a model's folder, or of `owner/name@revision` of the hub, without its weights.
 
         ModelLoadError, which names what is missing.
@@ -74,7 +68,7 @@ class Codec:
         return cls(
             tokenizer,
             end_ids=next((ids for one in settings if (ids := _end_ids(one))), ()),
-            name=name or (str(place) if place.on_hub else Path(place.where).name),
+            name=str(place) if place.on_hub else Path(place.where).name,
             context_limit=least_limit(max_context, longest if isinstance(longest, int) else None),
             commit=commit,
         )

@@ -91,7 +91,6 @@ class Run:
         command: str,
         config: Mapping[str, Any],
         *,
-        fresh_ok: bool = True,
         sealed: bool = True,
         replacing: bool = False,
     ) -> Run:
@@ -100,9 +99,9 @@ class Run:
         A new folder is sealed as the user's own, unless its settings are somebody else's (`sealed`
         is False); a resumed one stays as it is.
 
-        RunError: the folder is another command's, another configuration's, no run at all, or new
-        although `fresh_ok` is False. ConfigError: `config` holds a secret. With `replacing` a run
-        that is there gets this configuration, and the rest of it stays.
+        RunError: the folder is another command's, another configuration's, or no run at all.
+        ConfigError: `config` holds a secret. With `replacing` a run that is there gets this
+        configuration, and the rest of it stays.
         """
         path, plain = Path(path), plain_config(config)
         refuse_secrets(plain)
@@ -111,7 +110,7 @@ class Run:
         if resumed:
             _same_run(path, command, plain)
         elif not there:
-            _may_start(path, fresh_ok)
+            _may_start(path)
             path.mkdir(parents=True, exist_ok=True)
         text = _yaml_text(plain).encode()
         seal = seal_of(path, command, text, plain) if sealed and not resumed else ""
@@ -313,13 +312,11 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key], ensure_ascii=False)[:80] if key in values else "(unset)"
 
 
-def _may_start(path: Path, fresh_ok: bool) -> None:
+def _may_start(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise _not_ours(path, "it is a file")
     if path.is_dir() and any(not _is_leftover(p) for p in path.iterdir()):
         raise _not_ours(path, "it is not empty and holds no complete soulkit run")
-    if not fresh_ok:
-        raise _no_run(path, "there is nothing to resume")
 
 
 def _is_leftover(path: Path) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.ledger.ledger import call_key
+from soulkit.models.ledger.ledger import request_key, request_of
 from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.client import completion_request, gives_logprobs
 from soulkit.types import ADDED_LATER, Call, Completion, Form, Sampling, Segment
@@ -25,7 +25,7 @@ CUT = Sampling(top_k=40, min_p=0.05)
 
 def key(sampling: Sampling) -> str:
     messages = [{"role": "user", "content": "a"}]
-    return call_key(base_url="u", model="m", messages=messages, sampling=sampling, call=CALL)
+    return request_key(request_of("u", messages, sampling), "m", CALL)
 
 
 def test_keys_that_were_recorded_before_an_option_existed_stay_valid() -> None:

@@ -51,7 +51,7 @@ def test_a_new_run_holds_its_configuration_and_environment(tmp_path: Path) -> No
 
 def test_the_same_command_and_configuration_resume(tmp_path: Path) -> None:
     Run.open(tmp_path / "run", "eval local", CONFIG)
-    again = Run.open(tmp_path / "run", "eval local", {**CONFIG}, fresh_ok=False)
+    again = Run.open(tmp_path / "run", "eval local", {**CONFIG})
     assert again.resumed is True
     assert len(read_environment(again.path)["resumed"]) == 1
 
@@ -90,12 +90,6 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(RunError, match="it is a file"):
         Run.open(tmp_path / "thesis.tex", "eval", CONFIG)
-
-
-def test_resume_only_needs_a_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nothing to resume"):
-        Run.open(tmp_path / "run", "eval", CONFIG, fresh_ok=False)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_start_killed_before_its_configuration_starts_anew(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The ledger: every paid reply, kept so that it is paid for once and can be replayed offline.
 
 One SQLite file in WAL mode, one row per call, one commit per row: a process that is killed loses at
-most the calls that were still in flight. A call is found again by `call_key`, a hash of everything
+most the calls that were still in flight. A call is found again by `request_key`, a hash of everything
 that decides its answer (endpoint, model, messages, sampling) and of who asked (role, example,
 rollout, kind, turn, sample, step, and seat and purpose where there are any), so that eight drafts
 of one example stay eight entries.
@@ -113,25 +113,13 @@ class LedgerEntry:
     """UTC, ISO 8601."""
 
 
-def call_key(
-    *,
-    base_url: str,
-    model: str,
-    messages: Sequence[Mapping[str, str]],
-    sampling: Sampling,
-    call: Call,
-) -> str:
-    """The sha256 (hex) that names one call; equal inputs give equal keys on every machine."""
-    return request_key(request_of(base_url, messages, sampling), model, call)
-
-
 def request_of(base_url: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> Request:
     """What is asked, in the form that the ledger keeps."""
     return Request(base_url=base_url, messages=tuple(messages), sampling=sampling.identity())
 
 
 def request_key(request: Request, model: str, call: Call) -> str:
-    """`call_key` of a request, a stored one for instance."""
+    """The sha256 (hex) that names one call; equal inputs give equal keys on every machine."""
     parts = {
         "base_url": request.base_url,
         "model": model,

@@ -5,10 +5,9 @@ with a marker in the place of each such message, the text is cut at the markers,
 tokenised one by one, and the ids go in between. Where the template closes a turn with a token that
 the actor has already emitted, the token stands there once.
 
-Three habits of templates are found by rendering small conversations, not by looking at names:
-thinking that is stripped from the history, a system message that is refused (its text is then put
-before the first user message), and a history that does not continue the earlier prompt.
-`splice_report` says which, so that a trainer knows whether turns share one sequence.
+Two habits of templates are found by rendering small conversations, not by looking at names:
+thinking that is stripped from the history, and a system message that is refused (its text is then
+put before the first user message).
 
 **Special tokens.** A tokenizer finds its added tokens in any text: `<|eot_id|>` in a message would
 end it and begin another one that nobody said. Which tokens count: every one that the tokenizer
@@ -27,7 +26,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -130,19 +129,6 @@ def _gap(match: re.Match[str]) -> str:
 
 
 MARKER = "SPLICEdHEREx"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpliceReport:
-    """What a template does to a conversation, measured by a probe."""
-
-    prefix_stable: bool
-    """A later prompt starts with the earlier prompt ids + emitted ids: turns share a sequence."""
-    strips_thinking: bool
-    """Thinking of earlier turns is left out of later prompts."""
-    folds_system: bool
-    """System text goes into the first user message, because the template has no system role."""
-    detail: str
 
 
 def bare(context: Sequence[Segment]) -> tuple[Segment, ...]:
@@ -338,33 +324,6 @@ def first_true(n: int, holds: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return low
-
-
-def splice_report(renderer: Renderer) -> SpliceReport:
-    """Plays two turns through the template and says whether the second continues the first."""
-    thinks = renderer.strips_thinking and renderer.thinking is not False
-    plain = _continues(renderer, "yes")
-    stable = plain and not (thinks and not _continues(renderer, "<think>\na\n</think>\n\nyes"))
-    if stable:
-        detail = "Each prompt continues the one before: the turns of a dialogue share one sequence."
-    elif plain:
-        detail = "The template drops earlier thinking: a turn that thought ends its sequence."
-    else:
-        detail = "A later prompt does not continue the earlier one: each turn is its own sequence."
-    return SpliceReport(
-        prefix_stable=stable,
-        strips_thinking=renderer.strips_thinking,
-        folds_system=renderer.folds_system,
-        detail=detail,
-    )
-
-
-def _continues(renderer: Renderer, reply: str) -> bool:
-    end = renderer.end_of_turn
-    ids = (*renderer.tokenize(reply), *(() if end is None else (end,)))
-    turn = Segment("assistant", reply, token_ids=tuple(ids))
-    first = [*renderer.prompt_ids(_probe()), *ids]
-    return renderer.prompt_ids(_probe(turn))[: len(first)] == first
 
 
 def _probe(*turns: Segment) -> list[Segment]:

@@ -42,13 +42,11 @@ from soulkit.models.codec import Codec, least_limit
 from soulkit.models.local.batching import (
     ExpertPrompt,
     GenerationRequest,
-    Participant,
     Queue,
     batches_of,
     current_participant,
     fail,
     loop_barrier,
-    participants,
 )
 from soulkit.models.local.chat_template import Renderer
 from soulkit.models.local.decode import (
@@ -153,7 +151,7 @@ class LocalModel:
 
     Attributes: `name`; `policy_version`, stamped on completions (the hash of the adapter, or of
     the weights that a trainer has it `take`); `codec`, between words and ids. `deterministic`:
-    batches depend on who takes part (`join`), not on the clock. With a `journal`, every batch is
+    batches depend on who takes part (`participants`), not on the clock. With a `journal`, every batch is
     recorded, and what is recorded is not sampled again.
     """
 
@@ -190,7 +188,6 @@ class LocalModel:
         dtype: str = "auto",
         batch_size: int = 64,
         max_context: int | None = None,
-        name: str | None = None,
     ) -> LocalModel:
         """Loads a folder or `owner/name@revision` of the hub, with a LoRA adapter if one is named.
 
@@ -206,7 +203,7 @@ class LocalModel:
         if folder is not None:
             model, version = load_adapter(model, folder), adapter_hash(folder)
         model.to(place).eval()
-        label = name or (str(where) if where.on_hub else Path(where.where).name)
+        label = str(where) if where.on_hub else Path(where.where).name
         return cls(
             model,
             tokenizer,
@@ -222,14 +219,6 @@ class LocalModel:
             self.model, self.tokenizer, batch_size=self.batch_size, max_context=self.context_limit,
             name=self.name, policy_version=self.policy_version,
         )  # fmt: skip
-
-    def join(self) -> Participant:
-        """One participant, who is the caller within `with`: see `batching.py`.
-
-        While there are any, a deterministic model waits until all of them are waiting for it.
-        Without `deterministic` no wave waits for it.
-        """
-        return participants([self], 1)[0]
 
     def renderer(self, thinking: bool | None = None) -> Renderer:
         """The renderer that prompts this model, for one value of `Sampling.thinking`."""

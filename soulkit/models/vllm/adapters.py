@@ -65,10 +65,10 @@ class NotArrived(UserError):
     """New weights were pushed, and what is served is not them: nothing may be sampled."""
 
 
-def unique_name(folder: str | Path, stem: str = "soulkit") -> str:
-    """A name that no server has: the stem, the hash of the weights, and random digits, so that two
+def unique_name(folder: str | Path) -> str:
+    """A name that no server has: soulkit, the hash of the weights, and random digits, so that two
     runs with the same adapter do not unload each other's."""
-    return f"{stem}-{adapter_hash(folder)}-{secrets.token_hex(4)}"
+    return f"soulkit-{adapter_hash(folder)}-{secrets.token_hex(4)}"
 
 
 async def push_adapter(fleet: Replicas, folder: str | Path, name: str) -> None:
@@ -165,8 +165,6 @@ class ServedAdapter:
     name: str
     lent: bool
     """Whether soulkit loaded it, and takes it away in the end; else the servers had it."""
-    moves: float
-    """How far it moves the log-probs of a prompt from the base's, in nats."""
 
     async def unload(self, fleet: Replicas) -> None:
         """Leave the servers as they were."""
@@ -191,7 +189,8 @@ async def serve_adapter(
         name, lent = await _served_name(fleet, folder), False
         if not name:
             raise
-    return ServedAdapter(name, lent, await prove_adapter(fleet, base, name, folder, prompt_ids))
+    await prove_adapter(fleet, base, name, folder, prompt_ids)
+    return ServedAdapter(name, lent)
 
 
 async def _served_name(fleet: Replicas, folder: str | Path) -> str:
@@ -301,41 +300,38 @@ async def read_prompt(
 
 async def prove_adapter(
     fleet: Replicas, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
-) -> float:
-    """How far an adapter moves the log-probs of a prompt from those of `base`, in nats, at least.
+) -> None:
+    """Raise AdapterNotServed unless servers compute with an adapter.
 
-    An adapter that is not zero has to move them, and by more than they differ when the base is
-    asked twice; raises AdapterNotServed otherwise. One that is zero moves nothing: 0 then. What was
-    pushed and cannot be proven is taken away again.
+    Unless it is zero it has to move the log-probs of a prompt from those of `base` by more than
+    they differ when the base is asked twice. What was pushed and fails is taken away again.
     """
     try:
-        return await _moves(fleet, base, name, folder, prompt_ids)
+        await _check_moves(fleet, base, name, folder, prompt_ids)
     except BaseException:  # Ctrl-C among them
         if name in fleet.adapters:
             await unload_adapter(fleet, name)
         raise
 
 
-async def _moves(
+async def _check_moves(
     fleet: Replicas, base: str, name: str, folder: str | Path, prompt_ids: Sequence[int]
-) -> float:
+) -> None:
     plain = await prompt_logprobs(fleet, base, prompt_ids)
     again = await prompt_logprobs(fleet, base, prompt_ids)
     served = await prompt_logprobs(fleet, name, prompt_ids)
     check_agreement(served, f"the adapter {adapter_folder(folder)}")
     if not any_weight(folder):
-        return 0.0
-    moved: list[float] = []
+        return
     for url in served.keys() & plain.keys() & again.keys():
-        moved.append(Distance.between([plain[url]], [served[url]]).largest)
-        if not moved[-1] > Distance.between([plain[url]], [again[url]]).largest:
+        moved = Distance.between([plain[url]], [served[url]]).largest
+        if not moved > Distance.between([plain[url]], [again[url]]).largest:
             raise AdapterNotServed(
                 f"The adapter {adapter_folder(folder)} was loaded at {url}, and nothing changed.",
                 "Its weights are not zero, and the log-probs of a prompt are the same with it as "
                 "without it: the base model would be measured under the adapter's name.",
                 "Look into the server's log, or measure the adapter with --engine local.",
             )
-    return min(moved)
 
 
 def check_agreement(served: Mapping[str, Sequence[float]], what: str) -> None:

@@ -101,14 +101,12 @@ class VllmModel:
         codec: of the model that they serve.
         name: what the model is called here.
         served: what the servers call it, or the adapter on it.
-        abilities: what the servers can do, or what finds it out, once, before the first call that
-            no ledger answers.
+        abilities: what the servers can do.
         policy_version: hash of the adapter, stamped on completions.
         ledger: where a player's replies are kept and looked up; None for an actor.
         ledger_name: MODEL of `vllm:MODEL` in the ledger; `name` if empty.
         push: brings the weights of a trainer there; None: nobody trains them.
         weights_basis: how it is known which weights attached servers compute with.
-        say: is told whether the servers hold replies to a form, once it was asked; None: the log.
     """
 
     def __init__(
@@ -118,28 +116,24 @@ class VllmModel:
         *,
         name: str,
         served: str,
-        abilities: ServerCapabilities | Callable[[], Awaitable[ServerCapabilities]],
+        abilities: ServerCapabilities,
         policy_version: str = "",
         ledger: Ledger | None = None,
         ledger_name: str = "",
         push: Push | None = None,
         weights_basis: Basis = "",
-        say: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.served, self.policy_version = name, served, policy_version
         self.weights_basis = weights_basis
-        self.codec = copy(codec)  # its limit may be lowered to the servers'
-        self._fleet, self._ledger, self._push, self._say = fleet, ledger, push, say
+        self.codec = copy(codec)
+        self.codec.context_limit = least_limit(codec.context_limit, abilities.max_context)
+        self._fleet, self._ledger, self._push = fleet, ledger, push
         self._ledger_name = ledger_name or name
-        self._look = abilities
-        self._truths: ServerCapabilities | None = None
-        self._forms: bool | None = None
+        self._abilities, self._forms = abilities, abilities.forms
         self._expects_forms = False
         self._refused_forms: set[str] = set()
         self._locks = PerLoop(asyncio.Lock)
         self._closed = False
-        if not callable(abilities):
-            self._learn(abilities)
 
     @property
     def context_limit(self) -> int | None:
@@ -169,9 +163,9 @@ class VllmModel:
         """The same weights on the same servers for another run, once this one is closed."""
         return VllmModel(
             self._fleet, self.codec, name=self.name, served=self.served,
-            abilities=self._truths or self._look, policy_version=self.policy_version,
+            abilities=self._abilities, policy_version=self.policy_version,
             ledger=self._ledger, ledger_name=self._ledger_name, push=self._push,
-            weights_basis=self.weights_basis, say=self._say,
+            weights_basis=self.weights_basis,
         )  # fmt: skip
 
     async def complete(
@@ -207,12 +201,12 @@ class VllmModel:
     async def holds_forms(self) -> bool:
         """Whether the servers hold a reply to a form; asked once, by a question of its own, where
         nobody has found out yet."""
-        await self._look_at_servers()
         if self._forms is None:
             async with self._locks.get():
                 if self._forms is None:
                     self._forms = await self._ask_for_forms()
-                    self._tell(self._forms)
+                    level = logging.INFO if self._forms else logging.WARNING
+                    log.log(level, "%s: %s", self.name, schema_words(self._forms))
         return self._forms
 
     async def close(self) -> None:
@@ -225,7 +219,6 @@ class VllmModel:
     async def _question(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> _Question:
-        await self._look_at_servers()
         if self._expects_forms:
             await self.holds_forms()
         prompt = self.codec.prompt_ids(context, sampling.thinking)
@@ -236,10 +229,8 @@ class VllmModel:
     def _put(
         self, prompt: tuple[int, ...], sampling: Sampling, call: Call, room: int, form: bool
     ) -> _Question:
-        assert self._truths is not None
-        logprobs = self._ledger is None and gives_logprobs(
-            sampling, self._truths.logprobs, form=form
-        )
+        mode = self._abilities.logprobs
+        logprobs = self._ledger is None and gives_logprobs(sampling, mode, form=form)
         body = completion_request(
             self.served, prompt, sampling, call, room=room, end_ids=self.codec.end_ids,
             logprobs=logprobs, form=form,
@@ -313,25 +304,6 @@ class VllmModel:
             log.warning("%s: asked for a form, the server fails: %s", self.name, error)
             return False
         return follows_schema(self.codec.text(emitted)) is True
-
-    def _tell(self, holds: bool) -> None:
-        line = f"{self.name}: {schema_words(holds)}"
-        if self._say is not None:
-            self._say(line)
-        else:
-            log.log(logging.INFO if holds else logging.WARNING, line)
-
-    # -- what the servers are ----------------------------------------------------------------------
-
-    async def _look_at_servers(self) -> None:
-        if self._truths is None and callable(self._look):
-            async with self._locks.get():
-                if self._truths is None:
-                    self._learn(await self._look())
-
-    def _learn(self, truths: ServerCapabilities) -> None:
-        self._truths, self._forms = truths, truths.forms
-        self.codec.context_limit = least_limit(self.codec.context_limit, truths.max_context)
 
     # -- replies -----------------------------------------------------------------------------------
 

@@ -148,11 +148,6 @@ class Replicas:
         alive = await asyncio.gather(*(self._answers(member) for member in living))
         return tuple(member.url for member, well in zip(living, alive, strict=True) if not well)
 
-    @property
-    def places(self) -> int:
-        """Requests that can be under way at once."""
-        return self.in_flight * len(self.urls)
-
     async def ask(self, path: str, body: Body) -> ServerReply:
         """The reply to a POST at the least loaded server; it waits for a place and outlives the
         death of servers.

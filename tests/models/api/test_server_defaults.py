@@ -182,13 +182,11 @@ def test_what_was_sent_beside_the_settings_is_recorded(tmp_path: Path, capfd: An
 
 def test_a_ledger_of_requests_without_top_p_is_replayed(tmp_path: Path) -> None:
     """The key is made of the settings, not of what was sent: this one was written before."""
-    from soulkit.models.ledger.ledger import call_key
+    from soulkit.models.ledger.ledger import request_key, request_of
 
-    key = call_key(
-        base_url="http://localhost:8000/v1", model="m",
-        messages=[{"role": "user", "content": "hello"}], sampling=Sampling(seed=1, max_tokens=512),
-        call=Call(role="judge", example_id="e"),
-    )  # fmt: skip
+    messages = [{"role": "user", "content": "hello"}]
+    request = request_of("http://localhost:8000/v1", messages, Sampling(seed=1, max_tokens=512))
+    key = request_key(request, "m", Call(role="judge", example_id="e"))
     assert key == "b4dc62c947609ae3263f78b3675740b3233e6c9f03d698e48438f84336f53bd6"
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from soulkit.models.ledger.ledger import (
     Ledger,
     LedgerEntry,
     ReplayMiss,
-    call_key,
     request_key,
     request_of,
 )
@@ -223,9 +223,11 @@ def test_threads_and_connections_share_a_file(tmp_path: Path) -> None:
         assert one.totals()["calls"] == two.totals()["calls"] == 85
 
 
-def _key(sampling: Sampling = PLAIN, call: Call = CALL, **changed: Any) -> str:
-    parts = {"base_url": "u", "model": "m", "messages": [{"role": "user", "content": "a"}]}
-    return call_key(**(parts | changed), sampling=sampling, call=call)
+def _key(
+    sampling: Sampling = PLAIN, call: Call = CALL, base_url: str = "u", model: str = "m",
+    messages: Sequence[Mapping[str, str]] = ({"role": "user", "content": "a"},),
+) -> str:  # fmt: skip
+    return request_key(request_of(base_url, messages, sampling), model, call)
 
 
 def test_everything_that_matters_is_in_the_key() -> None:
@@ -287,7 +289,7 @@ NAMED = (
 
 def key_of(call: Call) -> str:
     messages = [{"role": "user", "content": "x"}]
-    return call_key(base_url="u", model="m", messages=messages, sampling=Sampling(), call=call)
+    return request_key(request_of("u", messages, Sampling()), "m", call)
 
 
 def test_a_call_without_seat_keeps_key_seed_and_stream() -> None:

@@ -61,7 +61,7 @@ def played(folder: Path, seed: int) -> list[Batch]:
     model, naps = watched(folder, batch_size=3), random.Random(seed)
 
     async def run() -> None:
-        members = [model.join() for _ in range(5)]
+        members = [participants([model], 1)[0] for _ in range(5)]
         names = ["ba", "be", "bi", "bo", "bu"]
         order = list(zip(members, names, (2, 1, 3, 2, 4), strict=True))
         naps.shuffle(order)
@@ -93,7 +93,7 @@ def test_who_fails_or_is_cancelled_leaves_and_nobody_waits_for_them(folder: Path
             await asyncio.Event().wait()
 
     async def run() -> str:
-        one, two, three, four = (model.join() for _ in range(4))
+        one, two, three, four = (participants([model], 1)[0] for _ in range(4))
         hanging = asyncio.create_task(hangs(three))
         unborn = asyncio.create_task(hangs(four))
         unborn.cancel()
@@ -126,7 +126,9 @@ def test_a_cancelled_call_is_not_waited_for(folder: Path) -> None:
             await say(model, "be", 0)
 
     async def run() -> None:
-        await asyncio.gather(impatient(model.join()), late(model.join()))
+        await asyncio.gather(
+            impatient(participants([model], 1)[0]), late(participants([model], 1)[0])
+        )
 
     asyncio.run(asyncio.wait_for(run(), 30))
     assert model.batches == [(("be", 0, 0),)]
@@ -158,7 +160,7 @@ def test_callers_that_are_no_participants_are_served_at_once(folder: Path) -> No
     model = watched(folder)
 
     async def run() -> None:
-        participant = model.join()
+        participant = participants([model], 1)[0]
         await say(model, "ba", 0)
         with participant:
             await asyncio.gather(say(model, "be", 0), say(model, "be", 0, rollout=1))
@@ -187,7 +189,7 @@ def test_a_failing_wave_fails_its_calls_and_the_next_one_opens(folder: Path) -> 
             await say(model, name, 1)
 
     async def run() -> None:
-        walks: list[Awaitable[None]] = [one(model.join(), n) for n in ("ba", "be")]
+        walks: list[Awaitable[None]] = [one(participants([model], 1)[0], n) for n in ("ba", "be")]
         await asyncio.gather(*walks)
 
     asyncio.run(asyncio.wait_for(run(), 30))
@@ -198,7 +200,7 @@ def test_without_the_setting_no_wave_waits(folder: Path) -> None:
     model = LocalModel.load(folder)
 
     async def run() -> str:
-        with model.join() as one, model.join():
+        with participants([model], 1)[0] as one, participants([model], 1)[0]:
             assert not one.waited_for
             return await say(model, "ba", 0)
 

@@ -21,7 +21,6 @@ from soulkit.models.local.chat_template import (
     Renderer,
     after_thinking,
     bare,
-    splice_report,
 )
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import TEMPLATE, build_tiny, tiny_tokenizer
@@ -139,15 +138,25 @@ def test_a_template_without_a_system_role_gets_the_rules_in_the_first_user_messa
     assert folded == renderer.prompt_ids([user("rule\n\nsay")])
 
 
-def test_the_report_says_what_the_template_does() -> None:
-    assert splice_report(make()).prefix_stable
-    assert not splice_report(make(STRIPS)).prefix_stable
-    assert splice_report(make(STRIPS, False)).prefix_stable
-    assert "thinking" in splice_report(make(STRIPS)).detail
-    assert splice_report(make(EMPTY_THOUGHT)).prefix_stable
-    lost = splice_report(make(EMPTY_THOUGHT, False))
-    assert not lost.prefix_stable and "its own sequence" in lost.detail
-    assert splice_report(make(NO_SYSTEM)).folds_system
+@pytest.mark.parametrize(
+    ("renderer", "reply", "stable"),
+    [
+        (make(), "yes", True),
+        (make(STRIPS), "yes", True),
+        (make(STRIPS), "<think>\na\n</think>\n\nyes", False),
+        (make(STRIPS, False), "yes", True),
+        (make(EMPTY_THOUGHT), "yes", True),
+        (make(EMPTY_THOUGHT, False), "yes", False),
+    ],
+)
+def test_whether_a_prompt_continues_the_one_before(
+    renderer: Renderer, reply: str, stable: bool
+) -> None:
+    assert renderer.end_of_turn is not None
+    emitted = [*ids(renderer, reply), renderer.end_of_turn]
+    before = [*renderer.prompt_ids([user("say")]), *emitted]
+    after = renderer.prompt_ids([user("say"), turn_of(reply, *emitted), user("x")])
+    assert (after[: len(before)] == before) is stable
 
 
 def test_a_tokenizer_without_a_template_is_refused() -> None:

@@ -29,6 +29,7 @@ PROGRAM = """
 import asyncio, json, sys, time
 from dataclasses import asdict
 from pathlib import Path
+from soulkit.models.local.batching import participants
 from soulkit.models.local.journal import Journal
 from soulkit.models.local.sampler import LocalModel
 from soulkit.types import Call, Sampling, Segment
@@ -59,7 +60,7 @@ async def talk(participant, rollout):
     return replies
 
 async def main():
-    return await asyncio.gather(*(talk(model.join(), r) for r in range(6)))
+    return await asyncio.gather(*(talk(participants([model], 1)[0], r) for r in range(6)))
 
 replies = asyncio.run(main())
 print(json.dumps({"replies": replies, "generated": generated}))

@@ -174,7 +174,7 @@ def test_ctrl_c_while_it_arrives_leaves_the_servers_clean(tmp_path: Path) -> Non
 def test_unloading_from_servers_that_have_gone_is_no_trouble(tmp_path: Path) -> None:
     with ToyVllm() as server:
         servers = fleet(server)
-        served = ServedAdapter("policy", lent=True, moves=1.0)
+        served = ServedAdapter("policy", lent=True)
         run(lambda: served.unload(servers))  # it has lost it already
         server.die()
         run(lambda: served.unload(servers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,28 +153,30 @@ def test_a_prompt_that_leaves_no_room_is_not_sent() -> None:
 # -- forms -----------------------------------------------------------------------------------------
 
 
-def test_a_server_is_asked_once_whether_it_follows_a_schema() -> None:
-    remarks: list[str] = []
+def test_a_server_is_asked_once_whether_it_follows_a_schema(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     with says('{"yes": 1}', spell=lambda text: [*ids(text), END]) as server:
         server.answer = lambda body: [*ids('{"yes": 1}'), END]
-        one = model(server, say=remarks.append)
+        one = model(server)
         assert asyncio.run(one.holds_forms())
         assert server.requests[0]["structured_outputs"] == {"json": {"enum": [SCHEMA_WORD]}}
         assert asyncio.run(one.holds_forms()) and len(server.requests) == 1
-    assert remarks == ["tiny: it holds replies to a schema"]
+    assert "tiny: it holds replies to a schema" in caplog.messages
 
 
-def test_a_server_that_ignores_schemas_is_asked_without() -> None:
-    remarks: list[str] = []
+def test_a_server_that_ignores_schemas_is_asked_without(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     with says("Tuesday", "yes", "red") as server:
-        one = model(server, say=remarks.append)
+        one = model(server)
         one.expect_forms()
         first = run(one, call=JUDGE)
         second = run(one, replace(GREEDY, form=FORM), JUDGE)
     asked = [body.get("structured_outputs") for body in server.requests]
     assert asked == [{"json": {"enum": [SCHEMA_WORD]}}, None, None]
     assert (first.dropped, second.dropped, second.ignored) == ((), ("form",), ())
-    assert len(remarks) == 1 and "holds no reply to a schema" in remarks[0]
+    assert sum("holds no reply to a schema" in line for line in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -245,14 +248,11 @@ def test_a_players_replies_are_found_again_on_another_port(tmp_path: Path) -> No
 
 
 def test_a_replay_asks_nobody(tmp_path: Path) -> None:
-    async def nobody() -> Truths:
-        raise AssertionError("a replay looks at no server")
-
     path = tmp_path / "ledger.sqlite"
     with says("red") as server, Ledger(path) as ledger:
         recorded = run(kept(server, ledger), call=JUDGE)
     with Ledger(path, "replay") as ledger:
-        offline = kept(server, ledger, abilities=nobody)
+        offline = kept(server, ledger)
         offline.expect_forms()
         assert run(offline, call=JUDGE) == recorded
         with pytest.raises(ReplayMiss):
