@@ -22,9 +22,9 @@ import os
 import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -62,6 +62,11 @@ def setting(
     }  # fmt: skip
     start = {"default_factory": factory} if factory is not None else {"default": default}
     return Field(**start, description=help, json_schema_extra={OPTION: facts}, **limits)
+
+
+def section(title: str, *, only: Collection[str] = ()) -> Callable[..., Any]:
+    """`setting` for the fields of one part of the help, and what they matter to."""
+    return partial(setting, section=title, only=only)
 
 
 class MissingSetting(ValueError):

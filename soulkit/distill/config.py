@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import setting
+from soulkit.config import section, setting
 from soulkit.errors import RunError
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, read_environment
@@ -44,6 +44,11 @@ _BEGUN: dict[Stage, str] = {
     "sample": SAMPLES, "select": SELECTION, "train": "generalist", "report": "measured",
 }  # fmt: skip
 """What is in the folder once a stage has begun to write."""
+_task = section("Task and model")
+_rollouts = section("Rollouts")
+_sampling = section("Sampling")
+_objective = section("Objective")
+_optimizer = section("Optimizer and memory")
 
 
 class DistillConfig(PlayConfig):
@@ -54,121 +59,77 @@ class DistillConfig(PlayConfig):
         "concurrency", "batch_size", "gate",
     }  # fmt: skip
 
-    experts: dict[str, str] = setting(
-        section="Task and model",
-        metavar="[TASK=]DIR",
-        min_length=1,
+    experts: dict[str, str] = _task(
+        metavar="[TASK=]DIR", min_length=1,
         help="A folder with an expert for each task, adapters or runs in any depth; TASK=FOLDER "
         "names one that says nothing of itself, TASK=endpoint:MODEL@URL a served one; may be "
         "repeated.",
-    )
-    data: dict[str, str] = setting(
-        factory=dict,
-        section="Task and model",
-        metavar="[TASK=]WHERE",
+    )  # fmt: skip
+    data: dict[str, str] = _task(
+        factory=dict, metavar="[TASK=]WHERE",
         unset="the rows that each expert was trained on, else the pulled training files",
         help="Rows to learn from: FILE, FOLDER or synth:N, bare or for one task; may be repeated.",
-    )
-    model: str | None = setting(  # type: ignore[assignment]
-        None,
-        min_length=1,
-        section="Task and model",
-        unset="the base that the experts name",
+    )  # fmt: skip
+    model: str | None = _task(
+        None, min_length=1, unset="the base that the experts name",
         help="The base of the experts and of the generalist, where it lies elsewhere now.",
-    )
+    )  # fmt: skip
 
     # -- sample --
-    samples: int = setting(4, gt=0, section="Sampling", help="Replies to each training prompt.")
-    temperature: float = setting(
-        1.0, gt=0, section="Sampling", help="At which the experts are sampled."
-    )
-    max_tokens: int | None = setting(
-        None,
-        gt=0,
-        section="Sampling",
-        unset="the task's own, else 8192",
+    samples: int = _sampling(4, gt=0, help="Replies to each training prompt.")
+    temperature: float = _sampling(1.0, gt=0, help="At which the experts are sampled.")
+    max_tokens: int | None = _sampling(
+        None, gt=0, unset="the task's own, else 8192",
         help="Limit of a reply; the context may leave less.",
-    )
+    )  # fmt: skip
 
     # -- select --
-    keep_top: int = setting(
-        1, gt=0, section="Rollouts", help="Samples of each prompt at most, the best first."
-    )
-    min_reward: float | None = setting(
-        None,
-        section="Rollouts",
-        unset="the full reward where a score is 0 or 1, else above the mean of the prompt",
+    keep_top: int = _rollouts(1, gt=0, help="Samples of each prompt at most, the best first.")
+    min_reward: float | None = _rollouts(
+        None, unset="the full reward where a score is 0 or 1, else above the mean of the prompt",
         help="Samples below this reward are rejected.",
-    )
-    quota: int | None = setting(
-        None,
-        gt=0,
-        section="Rollouts",
-        metavar="N",
-        unset="all that pass",
+    )  # fmt: skip
+    quota: int | None = _rollouts(
+        None, gt=0, metavar="N", unset="all that pass",
         help="Samples of each task at most, spread over its prompts.",
+    )  # fmt: skip
+    near: float = _rollouts(
+        0.8, gt=0, le=1, help="Share of word triples from which two texts count as the same."
     )
-    near: float = setting(
-        0.8,
-        gt=0,
-        le=1,
-        section="Rollouts",
-        help="Share of word triples from which two texts count as the same.",
-    )
-    exclude_overlap: bool = setting(
-        False,
-        section="Rollouts",
-        help="Leave out training rows that overlap evaluation rows, instead of stopping.",
+    exclude_overlap: bool = _rollouts(
+        False, help="Leave out training rows that overlap evaluation rows, instead of stopping."
     )
 
     # -- train --
-    by: Literal["sft", "opd"] = setting(
+    by: Literal["sft", "opd"] = _objective(
         "sft",
-        section="Objective",
         help="sft: the selected samples are imitated; opd: the experts read what the generalist "
         "says, task by task.",
+    )  # fmt: skip
+    opd_form: Literal["token", "logits"] = _objective(
+        "logits", help="By opd: whole distributions are compared, or the sampled tokens alone."
     )
-    opd_form: Literal["token", "logits"] = setting(
-        "logits",
-        section="Objective",
-        help="By opd: whole distributions are compared, or the sampled tokens alone.",
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = _objective(
+        "reverse_kl", help="By opd, of whole distributions: how far two are apart."
     )
-    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = setting(
-        "reverse_kl",
-        section="Objective",
-        help="By opd, of whole distributions: how far two are apart.",
-    )
-    epochs: float = setting(
-        3.0, gt=0, section="Optimizer and memory", help="Passes over the selected samples."
-    )
-    batch: int | None = setting(
-        None,
-        gt=0,
-        section="Optimizer and memory",
-        unset="3% of the selected samples, 4 to 32; by opd 32",
+    epochs: float = _optimizer(3.0, gt=0, help="Passes over the selected samples.")
+    batch: int | None = _optimizer(
+        None, gt=0, unset="3% of the selected samples, 4 to 32; by opd 32",
         help="Samples an update.",
+    )  # fmt: skip
+    lr: float | None = _optimizer(
+        None, gt=0, unset="the method's own", help="Learning rate of AdamW."
     )
-    lr: float | None = setting(
-        None,
-        gt=0,
-        section="Optimizer and memory",
-        unset="the method's own",
-        help="Learning rate of AdamW.",
-    )
-    lora: LoraSettings = setting(
-        LoraSettings(), flag=None, section="Task and model", help="The generalist's adapter."
-    )
+    lora: LoraSettings = _task(LoraSettings(), flag=None, help="The generalist's adapter.")
 
     # -- report --
-    held_out: dict[str, str] = setting(
-        factory=dict,
-        section="Task and model",
-        metavar="[TASK=]WHERE",
+    held_out: dict[str, str] = _task(
+        factory=dict, metavar="[TASK=]WHERE",
         unset="the experts' dev rows, else a fifth of the clusters of the training rows",
         help="Rows to measure on, as --data names those to learn from; may be repeated.",
-    )
-    held_out_limit: int | None = setting(
-        None, gt=0, section="Task and model", unset="all", help="Of these rows at most, by task."
+    )  # fmt: skip
+    held_out_limit: int | None = _task(
+        None, gt=0, unset="all", help="Of these rows at most, by task."
     )
     retention: bool = setting(
         False, section="Run", help="Measure general ability of base and generalist, too."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import MissingSetting, setting
+from soulkit.config import MissingSetting, section, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
@@ -34,6 +34,10 @@ if TYPE_CHECKING:  # the options of a command are made from this module: they ne
 
 WHOLE_BENCHMARK = "soul-27"
 """The suite that is meant where a served model is evaluated and nothing else is named."""
+_task = section("Task and model")
+_api_task = section("Task and model", only=("api",))
+_sampling = section("Sampling")
+_call = section("Calls", only=("api",))
 
 
 class EvalConfig(PlayConfig):
@@ -45,55 +49,33 @@ class EvalConfig(PlayConfig):
     }  # fmt: skip
 
     kind: Literal["local", "api"] = setting(flag=None, help="The name of the command.")
-    base_url: str | None = setting(
-        None,
-        section="Task and model",
-        only=("api",),
-        metavar="URL",
-        unset="OPENAI_BASE_URL, or OpenAI's own",
+    base_url: str | None = _api_task(
+        None, metavar="URL", unset="OPENAI_BASE_URL, or OpenAI's own",
         help="The server's address, up to /v1.",
-    )
-    api_key_env: str = setting(
-        "OPENAI_API_KEY",
-        section="Task and model",
-        only=("api",),
-        metavar="NAME",
-        help="NAME of the environment variable with the key.",
+    )  # fmt: skip
+    api_key_env: str = _api_task(
+        "OPENAI_API_KEY", metavar="NAME", help="NAME of the environment variable with the key."
     )
 
-    headers: dict[str, str] = setting(
-        factory=dict,
-        section="Task and model",
-        only=("api",),
-        metavar="NAME=ENV",
+    headers: dict[str, str] = _api_task(
+        factory=dict, metavar="NAME=ENV",
         help="A header with the NAME of the environment variable that holds its value; may be "
         "repeated.",
-    )
-    api_version: str | None = setting(
-        None,
-        pattern=VERSION,
-        section="Task and model",
-        only=("api",),
-        metavar="VERSION",
+    )  # fmt: skip
+    api_version: str | None = _api_task(
+        None, pattern=VERSION, metavar="VERSION",
         help="Of an Azure deployment; may stand behind its address.",
-    )
+    )  # fmt: skip
 
     # -- rows --
-    tasks: tuple[str, ...] = setting(
-        (),
-        section="Task and model",
-        flag="--task",
-        complete="tasks",
-        metavar="TASK",
-        help="Tasks to play: NAME,NAME.",
+    tasks: tuple[str, ...] = _task(
+        (), flag="--task", complete="tasks", metavar="TASK", help="Tasks to play: NAME,NAME."
     )
-    split: Literal["train", "test"] = setting(
-        "test",
-        section="Task and model",
-        flag=None,
+    split: Literal["train", "test"] = _task(
+        "test", flag=None,
         help="test: rows to evaluate on; train: rows to train on, as training reads them.",
-    )
-    repeats: int = setting(1, gt=0, section="Sampling", help="Plays of each row.")
+    )  # fmt: skip
+    repeats: int = _sampling(1, gt=0, help="Plays of each row.")
 
     controls: bool = setting(
         False,
@@ -102,63 +84,32 @@ class EvalConfig(PlayConfig):
     )
 
     # -- sampling; None is the task's own --
-    temperature: float | None = setting(
-        None, ge=0, section="Sampling", unset="the task's own", help="0 is greedy."
+    temperature: float | None = _sampling(None, ge=0, unset="the task's own", help="0 is greedy.")
+    top_p: float | None = _sampling(
+        None, gt=0, le=1, unset="the task's own", help="Nucleus; 1 keeps every token."
     )
-    top_p: float | None = setting(
-        None,
-        gt=0,
-        le=1,
-        section="Sampling",
-        unset="the task's own",
-        help="Nucleus; 1 keeps every token.",
-    )
-    top_k: int | None = setting(
-        None,
-        ge=0,
-        section="Sampling",
-        unset="the task's own",
+    top_k: int | None = _sampling(
+        None, ge=0, unset="the task's own",
         help="Sample from the K likeliest tokens only; 0 keeps every token.",
-    )
-    min_p: float | None = setting(
-        None,
-        ge=0,
-        le=1,
-        section="Sampling",
-        unset="the task's own",
+    )  # fmt: skip
+    min_p: float | None = _sampling(
+        None, ge=0, le=1, unset="the task's own",
         help="Sample only tokens at least P times as likely as the likeliest one; 0 keeps all.",
-    )
-    max_tokens: int | None = setting(
-        None,
-        gt=0,
-        section="Sampling",
-        unset="the task's own, else 8192",
+    )  # fmt: skip
+    max_tokens: int | None = _sampling(
+        None, gt=0, unset="the task's own, else 8192",
         help="Limit of a reply; the context may leave less.",
-    )
-    reasoning_effort: str | None = setting(
-        None,
-        section="Sampling",
-        only=("api",),
-        unset="the server's own",
-        help="As the server knows it: low, medium …",
+    )  # fmt: skip
+    reasoning_effort: str | None = _sampling(
+        None, only=("api",), unset="the server's own", help="As the server knows it: low, medium …"
     )
 
     # -- calls --
-    price_in: float | None = setting(
-        None,
-        ge=0,
-        section="Calls",
-        only=("api",),
-        unset="the price table's",
-        help="US dollars per million prompt tokens.",
+    price_in: float | None = _call(
+        None, ge=0, unset="the price table's", help="US dollars per million prompt tokens."
     )
-    price_out: float | None = setting(
-        None,
-        ge=0,
-        section="Calls",
-        only=("api",),
-        unset="the price table's",
-        help="US dollars per million reply tokens.",
+    price_out: float | None = _call(
+        None, ge=0, unset="the price table's", help="US dollars per million reply tokens."
     )
     ledger: Mode = setting(
         "record", section="Calls", help="Keep paid replies, or replay them without any call."
@@ -170,25 +121,12 @@ class EvalConfig(PlayConfig):
         help="The ledger to replay; a recording run keeps its own in its folder.",
     )
 
-    batch: bool = setting(
-        False,
-        section="Calls",
-        only=("api",),
-        help="Ask actor and judges by batch: half the price, within 24 hours; no dialogues.",
+    batch: bool = _call(
+        False, help="Ask actor and judges by batch: half the price, within 24 hours; no dialogues."
     )
-    batch_judges: bool = setting(
-        False,
-        section="Calls",
-        only=("api",),
-        help="Ask the judges alone by batch; everybody else live.",
-    )
-    batch_poll_s: float = setting(
-        30.0,
-        gt=0,
-        section="Calls",
-        only=("api",),
-        flag="--batch-poll",
-        help="Seconds between two looks at a batch.",
+    batch_judges: bool = _call(False, help="Ask the judges alone by batch; everybody else live.")
+    batch_poll_s: float = _call(
+        30.0, gt=0, flag="--batch-poll", help="Seconds between two looks at a batch."
     )
 
     # -- local models --

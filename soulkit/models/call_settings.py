@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soulkit.config import Settings, setting
+from soulkit.config import Settings, section
 
 ASKING = ("plays", "check")
 """Traits of the commands that ask models beside the actor."""
@@ -11,72 +11,33 @@ LIMITED = (
     "Of a served model under test; without one, of each served player for which --endpoints says "
     "nothing else."
 )
+_call = section("Calls", only=ASKING)
 
 
 class CallSettings(Settings):
     """Time, attempts and money. None of it changes what is answered."""
 
-    concurrency: int = setting(16, gt=0, section="Calls", only=ASKING, help="Requests at once.")
-    requests_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=ASKING, help=LIMITED
-    )
-    tokens_per_minute: float | None = setting(
-        None, gt=0, section="Calls", only=ASKING, help=LIMITED
-    )
-    prices: str | None = setting(
-        None,
-        section="Calls",
-        only=ASKING,
-        metavar="FILE",
-        unset="the built-in table",
+    concurrency: int = _call(16, gt=0, help="Requests at once.")
+    requests_per_minute: float | None = _call(None, gt=0, help=LIMITED)
+    tokens_per_minute: float | None = _call(None, gt=0, help=LIMITED)
+    prices: str | None = _call(
+        None, metavar="FILE", unset="the built-in table",
         help="Prices that go before the built-in table.",
+    )  # fmt: skip
+    max_cost: float | None = _call(None, gt=0, help="Stop after so many US dollars; resumable.")
+    yes: bool = _call(False, flag="--yes", help="Confirm what the run will cost.")
+    timeout_s: float = _call(
+        120.0, gt=0, flag="--timeout", help="Seconds for one attempt at an endpoint."
     )
-    max_cost: float | None = setting(
-        None,
-        gt=0,
-        section="Calls",
-        only=ASKING,
-        help="Stop after so many US dollars; resumable.",
+    max_attempts: int = _call(6, gt=0, help="Tries of a call before it fails.")
+    backoff_s: float = _call(
+        1.0, ge=0, flag="--backoff", help="Seconds before the second attempt, doubled after each."
     )
-    yes: bool = setting(
-        False,
-        section="Calls",
-        only=ASKING,
-        flag="--yes",
-        help="Confirm what the run will cost.",
-    )
-    timeout_s: float = setting(
-        120.0,
-        gt=0,
-        section="Calls",
-        only=ASKING,
-        flag="--timeout",
-        help="Seconds for one attempt at an endpoint.",
-    )
-    max_attempts: int = setting(
-        6, gt=0, section="Calls", only=ASKING, help="Tries of a call before it fails."
-    )
-    backoff_s: float = setting(
-        1.0,
-        ge=0,
-        section="Calls",
-        only=ASKING,
-        flag="--backoff",
-        help="Seconds before the second attempt, doubled after each.",
-    )
-    rate_limit_wait_s: float = setting(
-        600.0,
-        ge=0,
-        section="Calls",
-        only=ASKING,
-        flag="--rate-limit-wait",
+    rate_limit_wait_s: float = _call(
+        600.0, ge=0, flag="--rate-limit-wait",
         help="Total seconds one call waits when rate-limited (429) before it fails.",
-    )
-    down_after_s: float = setting(
-        120.0,
-        gt=0,
-        section="Calls",
-        only=ASKING,
-        flag="--down-after",
+    )  # fmt: skip
+    down_after_s: float = _call(
+        120.0, gt=0, flag="--down-after",
         help="Seconds until a silent server counts as down; 30 at most if it never answered.",
-    )
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import setting
+from soulkit.config import section, setting
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 OWN_OPTIONS = ("hack_penalty", "assistant")
 """Options of tasks that are settings of their own as well."""
 TASKS_OR_SUITE = "name either tasks (--task NAME,NAME) or one suite (--suite small)"
+_task = section("Task and model")
+_machine = section("Machine", only=HERE)
+_local = section("Machine", only=("local", "train"))
 
 
 class PlayConfig(RolesConfig):
@@ -36,132 +39,74 @@ class PlayConfig(RolesConfig):
         "threads", "engine",
     }  # fmt: skip
 
-    model: str = setting(
+    model: str = _task(
         min_length=1,
-        section="Task and model",
         help="Folder or hub id (owner/name@revision) of a model; a served one: its name there.",
-    )
-    adapter: str | None = setting(
-        None,
-        section="Task and model",
-        only=("local", "train"),
-        metavar="ADAPTER",
+    )  # fmt: skip
+    adapter: str | None = _task(
+        None, only=("local", "train"), metavar="ADAPTER",
         help="A LoRA adapter on the model, folder or hub id; training goes on from it.",
-    )
-    suite: str | None = setting(
-        None,
-        section="Task and model",
-        complete="suites",
-        metavar="SUITE",
-        unset="none; of eval api without tasks soul-27",
+    )  # fmt: skip
+    suite: str | None = _task(
+        None, complete="suites", metavar="SUITE", unset="none; of eval api without tasks soul-27",
         help="A named list of tasks instead.",
-    )
-    playable: bool = setting(
+    )  # fmt: skip
+    playable: bool = _task(
         False,
-        section="Task and model",
         help="Of the suite what can be played here; the rest is named, and there is no average.",
+    )  # fmt: skip
+    tasks_file: str | None = _task(
+        None, flag="--tasks", metavar="FILE", help="A YAML file with your own tasks."
     )
-    tasks_file: str | None = setting(
-        None,
-        section="Task and model",
-        flag="--tasks",
-        metavar="FILE",
-        help="A YAML file with your own tasks.",
-    )
-    data: dict[str, str] = setting(
-        factory=dict,
-        section="Task and model",
-        metavar="[TASK=]WHERE",
-        unset="what was pulled",
+    data: dict[str, str] = _task(
+        factory=dict, metavar="[TASK=]WHERE", unset="what was pulled",
         help="FILE, FOLDER or synth:N, bare or for one task; may be repeated.",
-    )
-    limit: int | None = setting(
-        None, gt=0, section="Task and model", unset="all", help="Rows of each task at most."
-    )
-    where: dict[str, str] = setting(
-        factory=dict,
-        section="Task and model",
-        metavar="TAG=REGEX",
-        unset="all rows",
+    )  # fmt: skip
+    limit: int | None = _task(None, gt=0, unset="all", help="Rows of each task at most.")
+    where: dict[str, str] = _task(
+        factory=dict, metavar="TAG=REGEX", unset="all rows",
         help="Only rows whose tag matches as a whole; may be repeated.",
+    )  # fmt: skip
+    example: tuple[str, ...] = _task(
+        (), metavar="ID", unset="all rows", help="Only the row of this id; may be repeated."
     )
-    example: tuple[str, ...] = setting(
-        (),
-        section="Task and model",
-        metavar="ID",
-        unset="all rows",
-        help="Only the row of this id; may be repeated.",
+    protocol: Protocol = _task(
+        "paper", only=("plays",), help="Score as the paper says, or as the published code does."
     )
-    protocol: Protocol = setting(
-        "paper",
-        section="Task and model",
-        only=("plays",),
-        help="Score as the paper says, or as the published code does.",
-    )
-    option: dict[str, str] = setting(
-        factory=dict,
-        section="Task and model",
-        only=("plays",),
-        metavar="NAME=VALUE",
-        unset="the tasks' own",
+    option: dict[str, str] = _task(
+        factory=dict, only=("plays",), metavar="NAME=VALUE", unset="the tasks' own",
         help="An option that `soul tasks show` lists for a task; may be repeated.",
-    )
-    hack_penalty: Literal["train", "off", "always"] | None = setting(
-        None,
-        section="Task and model",
-        only=("plays",),
-        unset="train",
+    )  # fmt: skip
+    hack_penalty: Literal["train", "off", "always"] | None = _task(
+        None, only=("plays",), unset="train",
         help="What playing to the judge costs where an auditor looks for it: train: the reward; "
         "always: the score, too; off: nothing.",
-    )
-    assistant: Literal["replay", "live"] | None = setting(
-        None,
-        section="Task and model",
-        only=("plays",),
-        unset="the task's own",
+    )  # fmt: skip
+    assistant: Literal["replay", "live"] | None = _task(
+        None, only=("plays",), unset="the task's own",
         help="Where a recorded conversation is played again: replay: its assistant says what it "
         "said then; live: the partner speaks for it.",
-    )
+    )  # fmt: skip
     seed: int = setting(0, section="Run", help="Of every random choice.")
-    engine: str = setting(
-        "auto",
-        section="Machine",
-        only=HERE,
-        metavar="|".join(ENGINES),
-        complete="engines",
-        help="What samples on this machine.",
+    engine: str = _machine(
+        "auto", metavar="|".join(ENGINES), complete="engines", help="What samples on this machine."
     )
-    verify_weights: bool = setting(
+    verify_weights: bool = _machine(
         False,
-        section="Machine",
-        only=HERE,
         help="Compare attached servers (--engine vllm@URL) with the model's folder by the "
         "log-probs of a few prompts, and stop where they differ; trainings always do.",
-    )
-    batch_size: int = setting(
-        64, gt=0, section="Machine", only=HERE, help="Replies generated at once."
-    )
-    device: str = setting(
+    )  # fmt: skip
+    batch_size: int = _machine(64, gt=0, help="Replies generated at once.")
+    device: str = _local("auto", help="cpu, cuda:0 …; auto: a GPU if any.")
+    dtype: str = _local(
         "auto",
-        section="Machine",
-        only=("local", "train"),
-        help="cpu, cuda:0 …; auto: a GPU if any.",
-    )
-    dtype: str = setting(
-        "auto",
-        section="Machine",
-        only=("local", "train"),
         help="float32, bfloat16 …; auto: the checkpoint's own; on a CPU, or with --full, float32.",
-    )
-    threads: int | None = setting(
-        None,
-        gt=0,
-        le=MOST_THREADS,
-        section="Machine",
-        only=("local", "train"),
+    )  # fmt: skip
+    threads: int | None = _local(
+        None, gt=0, le=MOST_THREADS,
         unset="OMP_NUM_THREADS, else the cores that are idle at the start; deterministic: 1",
         help="Threads of the CPU; a resumed run keeps its own.",
-    )
+    )  # fmt: skip
     thinking: bool | None = setting(
         None,
         section="Sampling",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from soulkit.config import Settings, read_settings_file, setting
+from soulkit.config import Settings, read_settings_file, section, setting
 from soulkit.errors import ConfigError
 from soulkit.models.players.settings import Coach, RoleSettings
 from soulkit.option_texts import BY_TASK, row_sources, values_by_task
@@ -24,6 +24,7 @@ from soulkit.train.presets import preset_settings
 from soulkit.types import LeakCheck
 
 SFT = ("sft",)
+_sft = section("Run", only=SFT)
 NOTHING_TO_PLAY = (
     "conversations have no rows to play: say which with --eval-task TASK --eval-data WHERE"
 )
@@ -41,24 +42,24 @@ class MeasurementSettings(Settings):
         None, gt=0, flag=None, unset="the tasks' own",
         help="Limit of a reply there; a model that thinks needs more than one that answers.",
     )  # fmt: skip
-    eval_task: tuple[str, ...] = setting(
-        (), only=SFT, complete="tasks", metavar="TASK", unset="the tasks that are imitated",
+    eval_task: tuple[str, ...] = _sft(
+        (), complete="tasks", metavar="TASK", unset="the tasks that are imitated",
         help="Tasks that are played greedily every --eval-every steps, on a dev split of their "
         "training rows; the best weights are those that play best.",
     )  # fmt: skip
-    eval_data: dict[str, str] = setting(
-        factory=dict, only=SFT, metavar="[TASK=]WHERE", unset="what was pulled",
+    eval_data: dict[str, str] = _sft(
+        factory=dict, metavar="[TASK=]WHERE", unset="what was pulled",
         help="Rows of --eval-task, as --data names those of a task; may be repeated.",
     )  # fmt: skip
-    probe_every: int | None = setting(
-        None, gt=0, only=SFT, unset="never",
+    probe_every: int | None = _sft(
+        None, gt=0, unset="never",
         help="Steps between probes: a short reinforcement from a snapshot of the weights, measured "
         "before and after, and thrown away.",
     )  # fmt: skip
-    probe_steps: int = setting(5, gt=0, only=SFT, help="Steps of a probe.")
-    probe_method: str = setting("ditto", only=SFT, metavar="METHOD", help="What a probe trains by.")
-    probe_lr: float | None = setting(
-        None, gt=0, flag=None, only=SFT, unset="that of the method", help="Its learning rate."
+    probe_steps: int = _sft(5, gt=0, help="Steps of a probe.")
+    probe_method: str = _sft("ditto", metavar="METHOD", help="What a probe trains by.")
+    probe_lr: float | None = _sft(
+        None, gt=0, flag=None, unset="that of the method", help="Its learning rate."
     )
 
     @field_validator("eval_task", mode="before")
@@ -120,12 +121,20 @@ def names_chats(method: Any, sources: Sequence[str]) -> bool:
     return method == "sft" and bool(sources) and not of_tasks
 
 
+_objective = section("Objective", only=RL)
+_optimizer = section("Optimizer and memory")
+_task = section("Task and model")
+_rl = section("Run", only=RL)
+_feedback = section("Feedback", only=("feedback",))
+_sampling = section("Sampling", only=RL)
+
+
 class LoraSettings(Settings):
     """The adapter that is trained (PEFT), on every linear layer."""
 
-    r: int = setting(32, gt=0, section="Task and model", help="Rank of the adapter.")
-    alpha: int | None = setting(
-        None, gt=0, section="Task and model", flag=None, unset="twice the rank",
+    r: int = _task(32, gt=0, help="Rank of the adapter.")
+    alpha: int | None = _task(
+        None, gt=0, flag=None, unset="twice the rank",
         help="Scale of the adapter: its product is multiplied by alpha / rank.",
     )  # fmt: skip
     """Never None once validated."""
@@ -149,109 +158,93 @@ class RolloutSettings(Settings):
     group_size: int = setting(
         8, gt=0, section="Rollouts", only=RL, help="Drafts of each prompt (G)."
     )
-    temperature: float = setting(
-        1.0, gt=0, section="Sampling", only=RL,
-        help="Of the sampling, and of the log-probs in the loss.",
-    )  # fmt: skip
-    max_tokens: int | None = setting(
-        None, gt=0, section="Sampling", only=RL, unset="the task's own, else 8192",
+    temperature: float = _sampling(
+        1.0, gt=0, help="Of the sampling, and of the log-probs in the loss."
+    )
+    max_tokens: int | None = _sampling(
+        None, gt=0, unset="the task's own, else 8192",
         help="Limit of a reply; the context may leave less.",
     )  # fmt: skip
-    max_prompt: int = setting(
-        8192, gt=0, section="Sampling", flag=None, only=RL, help="Longest first prompt, in tokens."
-    )
-    feedback_for: Literal["auto", "all", "imperfect", "task"] = setting(
-        "auto", section="Feedback", only=("feedback",),
+    max_prompt: int = _sampling(8192, gt=0, flag=None, help="Longest first prompt, in tokens.")
+    feedback_for: Literal["auto", "all", "imperfect", "task"] = _feedback(
+        "auto",
         help="Drafts that get feedback: all; imperfect: below the full reward; task: the "
         "reference's gates; auto: all, under protocol reference task.",
     )  # fmt: skip
-    coach: Coach | None = setting(
-        None, section="Feedback", only=("feedback", "sft"), metavar=BY_TASK,
+    coach: Coach | None = _feedback(
+        None, only=("feedback", "sft"), metavar=BY_TASK,
         unset="the judge's model on a judged task, else the task's own, else symbolic",
         help="Writes feedback: symbolic (the task's rules), terse (those without remarks on the "
         "draft), none, actor or another player; may be repeated for single tasks.",
     )  # fmt: skip
-    leak_check: LeakCheck | None = setting(
-        None, section="Feedback", only=("feedback",),
-        unset="drop; under protocol reference log",
+    leak_check: LeakCheck | None = _feedback(
+        None, unset="drop; under protocol reference log",
         help="Feedback that gives the answer away: drop records it and does not use it, log uses "
         "it all the same, off looks for none.",
     )  # fmt: skip
-    blind_reader: RoleSettings | None = setting(
-        None, section="Feedback", only=("feedback",), metavar="WHO",
+    blind_reader: RoleSettings | None = _feedback(
+        None, metavar="WHO",
         help="Model that answers from the feedback alone: finds some leaks that a comparison of "
         "words misses.",
     )  # fmt: skip
-    worked_examples: bool = setting(
-        False, section="Feedback", flag=None, only=("feedback", "sft"),
+    worked_examples: bool = _feedback(
+        False, flag=None, only=("feedback", "sft"),
         help="Use feedback that shows how the row is solved, answer included, where a task gives "
         "such; without it such a task is refused by methods that need feedback.",
     )  # fmt: skip
-    coach_sees_gold: bool = setting(
-        False, section="Feedback", only=("feedback",),
+    coach_sees_gold: bool = _feedback(
+        False,
         help="Tell a model coach the right answer; the leak check finds feedback that says it, but "
         "not a paraphrase or a code.",
     )  # fmt: skip
-    shuffle_feedback: bool = setting(
-        False, section="Feedback", only=("feedback",),
-        help="Control: every draft gets the feedback of another example's draft.",
-    )  # fmt: skip
-    show_draft: bool = setting(
-        False, section="Feedback", only=("refined",),
-        help="Refined rollouts see their draft beside the feedback.",
-    )  # fmt: skip
+    shuffle_feedback: bool = _feedback(
+        False, help="Control: every draft gets the feedback of another example's draft."
+    )
+    show_draft: bool = _feedback(
+        False, only=("refined",), help="Refined rollouts see their draft beside the feedback."
+    )
 
 
 class LossSettings(Settings):
     """How sequences become a loss, whatever the method."""
 
-    denominator: Literal["joint", "separate"] = setting(
-        "joint", section="Objective", flag=None, only=RL,
-        help="Token means over all parts together, or over each.",
-    )  # fmt: skip
-    advantage_std: Literal["group", "batch", "none"] = setting(
-        "group", section="Objective", flag=None, only=RL,
+    denominator: Literal["joint", "separate"] = _objective(
+        "joint", flag=None, help="Token means over all parts together, or over each."
+    )
+    advantage_std: Literal["group", "batch", "none"] = _objective(
+        "group", flag=None,
         help="What divides a centred reward: the spread of its group, of the batch, nothing.",
     )  # fmt: skip
-    ratio: Literal["token", "sequence"] = setting(
-        "token", section="Objective", flag=None, only=RL,
+    ratio: Literal["token", "sequence"] = _objective(
+        "token", flag=None,
         help="Importance ratio per token, or per sequence (with seq-mean-token-mean).",
     )  # fmt: skip
-    eps_low: float = setting(
-        0.2, gt=0, lt=1, section="Objective", flag=None, only=RL,
-        help="Lower clip bound: ratios below 1 − this.",
-    )  # fmt: skip
-    eps_high: float = setting(
-        0.28, gt=0, section="Objective", flag=None, only=RL,
-        help="Upper clip bound: ratios above 1 + this.",
-    )  # fmt: skip
-    clip_ratio_c: float = setting(
-        10.0, gt=1, section="Objective", flag=None, only=RL,
-        help="Dual clip of tokens with negative advantage.",
-    )  # fmt: skip
+    eps_low: float = _objective(
+        0.2, gt=0, lt=1, flag=None, help="Lower clip bound: ratios below 1 − this."
+    )
+    eps_high: float = _objective(
+        0.28, gt=0, flag=None, help="Upper clip bound: ratios above 1 + this."
+    )
+    clip_ratio_c: float = _objective(
+        10.0, gt=1, flag=None, help="Dual clip of tokens with negative advantage."
+    )
     aggregation: Literal[
         "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
-    ] = setting(
-        "token-mean", section="Objective", flag=None, only=RL,
-        help="How losses of tokens become one.",
-    )  # fmt: skip
-    norm_length: int = setting(
-        8192, gt=0, section="Objective", flag=None, only=RL,
-        help="The fixed length of seq-mean-token-sum-norm.",
-    )  # fmt: skip
-    kl_coef: float = setting(
-        0.0, ge=0, section="Objective", flag=None, only=RL,
+    ] = _objective("token-mean", flag=None, help="How losses of tokens become one.")
+    norm_length: int = _objective(
+        8192, gt=0, flag=None, help="The fixed length of seq-mean-token-sum-norm."
+    )
+    kl_coef: float = _objective(
+        0.0, ge=0, flag=None,
         help="Penalty on the distance to the base (the adapter switched off), k3 estimate.",
     )  # fmt: skip
-    entropy_coef: float = setting(
-        0.0, ge=0, section="Objective", flag=None, only=RL, help="Entropy bonus."
-    )
-    sampler_cap: float | None = setting(
-        None, gt=0, section="Objective", only=RL, unset="no correction",
+    entropy_coef: float = _objective(0.0, ge=0, flag=None, help="Entropy bonus.")
+    sampler_cap: float | None = _objective(
+        None, gt=0, unset="no correction",
         help="Cap of the sampler/trainer correction; a copy takes its refined twin's.",
     )  # fmt: skip
-    mask_truncated: bool = setting(
-        False, section="Objective", flag=None, only=RL,
+    mask_truncated: bool = _objective(
+        False, flag=None,
         help="Replies that ran into the length limit leave the loss, not the baseline.",
     )  # fmt: skip
 
@@ -259,49 +252,35 @@ class LossSettings(Settings):
 class OptimizerSettings(Settings):
     """How weights move, and what that may cost in memory."""
 
-    lr: float = setting(5e-6, gt=0, section="Optimizer and memory", help="Learning rate of AdamW.")
-    lr_schedule: Literal["constant", "cosine"] = setting(
-        "constant", section="Optimizer and memory", flag=None,
-        help="After the warm-up; cosine falls to a tenth at the last step.",
-    )  # fmt: skip
-    warmup_steps: int = setting(
-        0, ge=0, section="Optimizer and memory", flag=None, help="Linear warm-up."
+    lr: float = _optimizer(5e-6, gt=0, help="Learning rate of AdamW.")
+    lr_schedule: Literal["constant", "cosine"] = _optimizer(
+        "constant", flag=None, help="After the warm-up; cosine falls to a tenth at the last step."
     )
-    beta2: float = setting(
-        0.999, gt=0, lt=1, section="Optimizer and memory", flag=None, help="Of AdamW."
+    warmup_steps: int = _optimizer(0, ge=0, flag=None, help="Linear warm-up.")
+    beta2: float = _optimizer(0.999, gt=0, lt=1, flag=None, help="Of AdamW.")
+    weight_decay: float = _optimizer(0.0, ge=0, flag=None, help="Of AdamW.")
+    max_grad_norm: float = _optimizer(
+        1.0, gt=0, flag=None, help="Gradients are scaled down to this norm."
     )
-    weight_decay: float = setting(
-        0.0, ge=0, section="Optimizer and memory", flag=None, help="Of AdamW."
+    mini_batch_prompts: int = _optimizer(
+        16, gt=0, flag=None, only=RL, help="Prompts an update; 64 prompts make four updates a step."
     )
-    max_grad_norm: float = setting(
-        1.0, gt=0, section="Optimizer and memory", flag=None,
-        help="Gradients are scaled down to this norm.",
-    )  # fmt: skip
-    mini_batch_prompts: int = setting(
-        16, gt=0, section="Optimizer and memory", flag=None, only=RL,
-        help="Prompts an update; 64 prompts make four updates a step.",
-    )  # fmt: skip
-    tokens_per_batch: int | None = setting(
-        None, gt=0, section="Optimizer and memory",
-        unset="{cpu} on a CPU, {cuda} elsewhere".format(**TOKENS_PER_BATCH),
+    tokens_per_batch: int | None = _optimizer(
+        None, gt=0, unset="{cpu} on a CPU, {cuda} elsewhere".format(**TOKENS_PER_BATCH),
         help="Tokens in one forward pass; same result.",
     )  # fmt: skip
-    packing: Literal["auto", "off"] = setting(
-        "auto", section="Optimizer and memory",
-        help="Shared prefixes are computed once where that is cheaper; off: padded rows.",
-    )  # fmt: skip
-    attention: Literal["auto", "sdpa", "flex"] = setting(
-        "auto", section="Optimizer and memory",
-        help="Kernel of packed attention; auto: flex on a GPU, sdpa elsewhere.",
-    )  # fmt: skip
-    fused: Literal["auto", "off", "modules", "compile"] = setting(
-        "auto", section="Optimizer and memory", flag=None,
+    packing: Literal["auto", "off"] = _optimizer(
+        "auto", help="Shared prefixes are computed once where that is cheaper; off: padded rows."
+    )
+    attention: Literal["auto", "sdpa", "flex"] = _optimizer(
+        "auto", help="Kernel of packed attention; auto: flex on a GPU, sdpa elsewhere."
+    )
+    fused: Literal["auto", "off", "modules", "compile"] = _optimizer(
+        "auto", flag=None,
         help="Fewer kernels for the same numbers; auto: adapted layers, modules: norms and "
         "feed-forward parts, too, compile: torch.compile for the parts of each layer.",
     )  # fmt: skip
-    activation_checkpointing: bool = setting(
-        False, section="Optimizer and memory", help="Less memory, more time; same result."
-    )
+    activation_checkpointing: bool = _optimizer(False, help="Less memory, more time; same result.")
 
 
 class MonitoringSettings(Settings):
@@ -332,28 +311,25 @@ class MonitoringSettings(Settings):
         help="Print what the model says on N held-out rows every --eval-every steps, beside the "
         "gold; sft keeps such continuations beside what the person wrote, for soul show.",
     )  # fmt: skip
-    canary_every: int | None = setting(
-        None, gt=0, only=RL, unset="never",
-        help="Steps between checks that no judge likes nonsense.",
-    )  # fmt: skip
-    canary_margin: float = setting(
-        0.1, ge=0, flag=None, only=RL,
+    canary_every: int | None = _rl(
+        None, gt=0, unset="never", help="Steps between checks that no judge likes nonsense."
+    )
+    canary_margin: float = _rl(
+        0.1, ge=0, flag=None,
         help="Share of the metric's scale that a canary may rise above its first score.",
     )  # fmt: skip
-    stop_flat: int | None = setting(
-        None, ge=0, only=RL, metavar="N", unset="10 where players cost money, else never",
+    stop_flat: int | None = _rl(
+        None, ge=0, metavar="N", unset="10 where players cost money, else never",
         help="End after N steps in a row that learn nothing, with exit code 1; the same command "
         "goes on. 0: never.",
     )  # fmt: skip
-    dev_share: float = setting(
-        0.1, gt=0, lt=1, flag=None, only=RL,
+    dev_share: float = _rl(
+        0.1, gt=0, lt=1, flag=None,
         help="Share of the rows in the dev split, whole stories at a time.",
     )  # fmt: skip
-    dev_limit: int = setting(
-        200, gt=0, flag=None, only=RL, help="Rows of a task in the dev split at most."
-    )
-    dev_by: tuple[str, ...] = setting(
-        (), only=RL, metavar="COLUMN", unset="stories",
+    dev_limit: int = _rl(200, gt=0, flag=None, help="Rows of a task in the dev split at most.")
+    dev_by: tuple[str, ...] = _rl(
+        (), metavar="COLUMN", unset="stories",
         help="Dev split by combinations of these columns instead: NAME,NAME. What is measured was "
         "never trained on in this combination.",
     )  # fmt: skip
@@ -406,23 +382,21 @@ class TrainConfig(
     """The method of a package whose settings stand here, too."""
 
     method: str = setting(flag=None, help="The name of the command.")
-    model: str = setting(
-        DEFAULT_MODEL, min_length=1, section="Task and model",
+    model: str = _task(
+        DEFAULT_MODEL, min_length=1,
         help="What is trained: a Hugging Face folder or hub id (owner/name@revision).",
     )  # fmt: skip
-    tasks: dict[str, float] = setting(
-        factory=dict, section="Task and model", flag="--task", complete="tasks",
-        metavar="TASK[:RATIO]", unset="those of the suite",
+    tasks: dict[str, float] = _task(
+        factory=dict, flag="--task", complete="tasks", metavar="TASK[:RATIO]",
+        unset="those of the suite",
         help="Tasks with mixing ratios: a,b:0.5 takes half of the second's rows.",
     )  # fmt: skip
-    rows_per_task: int | None = setting(
-        None, gt=0, section="Task and model", unset="all of them",
+    rows_per_task: int | None = _task(
+        None, gt=0, unset="all of them",
         help="Rows of each task, drawn by seed, so that all have equal shares; of a task with "
         "fewer each is taken several times.",
     )  # fmt: skip
-    lora: LoraSettings = setting(
-        LoraSettings(), flag=None, section="Task and model", help="The adapter that is trained."
-    )
+    lora: LoraSettings = _task(LoraSettings(), flag=None, help="The adapter that is trained.")
     concurrency: int = setting(
         512, gt=0, section="Calls", only=RL, help="Rollouts under way at once."
     )

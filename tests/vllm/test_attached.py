@@ -119,19 +119,17 @@ def test_a_server_that_soulkit_started_lacks_nothing(
     assert abilities.version.startswith("0.")
 
 
-def test_an_adapter_comes_moves_log_probs_and_leaves_nothing(
+def test_an_adapter_is_proven_and_leaves_nothing(
     address: Address, vllm_server: VllmServer, tiny_adapter: Path, codec: Codec
 ) -> None:
     before, servers, ids = listed(address), fleet(address), probe_ids(codec)
 
-    async def serving() -> float:
+    async def serving() -> None:
         served = await serve_adapter(servers, vllm_server.served, tiny_adapter, ids)
-        moves = served.moves
         await served.unload(servers)
         await servers.close()
-        return moves
 
-    assert asyncio.run(serving()) > 0.1
+    asyncio.run(serving())
     assert listed(address) == before
 
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter
 
-from soulkit.config import setting
+from soulkit.config import section, setting
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, eval_registry, load_rows, task_names
 from soulkit.eval.judges.questions import (
@@ -73,6 +73,7 @@ UNREAD = frozenset(
 """What an evaluation was told that no check of its judge acts on."""
 
 _JUDGEMENT, _MATCH = TypeAdapter(Judgement), TypeAdapter(PairJudgement)
+_check = section("Check")
 
 
 class CheckConfig(RolesConfig):
@@ -86,21 +87,13 @@ class CheckConfig(RolesConfig):
         flag=None,
         help="Digest of the episodes: another evaluation in the same folder is noticed.",
     )
-    samples: int = setting(2, gt=0, section="Check", help="Opinions of each judge.")
-    limit: int | None = setting(
-        None,
-        gt=0,
-        section="Check",
-        unset="all",
-        help="Episodes of each task at most: the same ones at every call.",
+    samples: int = _check(2, gt=0, help="Opinions of each judge.")
+    limit: int | None = _check(
+        None, gt=0, unset="all", help="Episodes of each task at most: the same ones at every call."
     )
-    temperature: float | None = setting(
-        None, ge=0, section="Check", unset="as in the run", help="Of the judges."
-    )
-    pairs: bool = setting(
-        True, section="Check", help="Compare drafts of the same row in both orders."
-    )
-    seed: int = setting(0, section="Check", help="Of the judges' sampling.")
+    temperature: float | None = _check(None, ge=0, unset="as in the run", help="Of the judges.")
+    pairs: bool = _check(True, help="Compare drafts of the same row in both orders.")
+    seed: int = _check(0, help="Of the judges' sampling.")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The ledger: every paid reply, kept so that it is paid for once and can be replayed offline.
 
 One SQLite file in WAL mode, one row per call, one commit per row: a process that is killed loses at
-most the calls that were still in flight. A call is found again by `request_key`, a hash of everything
-that decides its answer (endpoint, model, messages, sampling) and of who asked (role, example,
-rollout, kind, turn, sample, step, and seat and purpose where there are any), so that eight drafts
-of one example stay eight entries.
+most the calls that were still in flight. A call is found again by `request_key`, a hash of all that
+decides its answer (endpoint, model, messages, sampling) and of who asked (role, example, rollout,
+kind, turn, sample, step, and seat and purpose where there are any), so that eight drafts of one
+example stay eight entries.
 
 The row holds the server's reply as it came; what was read from it is derived anew on every lookup,
 so a repaired reader also repairs old entries. Beside it stands what was asked (storage.py):

@@ -151,8 +151,8 @@ class LocalModel:
 
     Attributes: `name`; `policy_version`, stamped on completions (the hash of the adapter, or of
     the weights that a trainer has it `take`); `codec`, between words and ids. `deterministic`:
-    batches depend on who takes part (`participants`), not on the clock. With a `journal`, every batch is
-    recorded, and what is recorded is not sampled again.
+    batches depend on who takes part (`participants`), not on the clock. With a `journal`, every
+    batch is recorded, and what is recorded is not sampled again.
     """
 
     def __init__(

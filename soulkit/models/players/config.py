@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from soulkit.config import setting
+from soulkit.config import section
 from soulkit.models.api.addresses import account_headers, checked_url
 from soulkit.models.base import Panel
 from soulkit.models.call_settings import ASKING, CallSettings
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LIMITS = ("requests_per_minute", "tokens_per_minute")
 _PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
+_player = section("Players", only=("plays",))
 
 
 class RolesConfig(CallSettings, VllmSettings):
@@ -39,46 +40,36 @@ class RolesConfig(CallSettings, VllmSettings):
     )  # fmt: skip
     """Settings that change only speed, retries and prices: a run may be resumed with others."""
 
-    endpoints: str | None = setting(
-        None,
-        section="Players",
-        only=ASKING,
-        metavar="FILE",
+    endpoints: str | None = _player(
+        None, only=ASKING, metavar="FILE",
         help="Models by name: URLs, limits, prices; may also say who plays a role.",
-    )
-    partner: RoleSettings | None = setting(
-        None, section="Players", only=("plays",), metavar=BY_TASK, unset="the task's own",
+    )  # fmt: skip
+    partner: RoleSettings | None = _player(
+        None, metavar=BY_TASK, unset="the task's own",
         help="Plays the other side; may be repeated for single tasks.",
     )  # fmt: skip
-    environment: RoleSettings | None = setting(
-        None, section="Players", only=("plays",), metavar=BY_TASK, unset="the task's own",
+    environment: RoleSettings | None = _player(
+        None, metavar=BY_TASK, unset="the task's own",
         help="Plays the surroundings; may be repeated for single tasks.",
     )  # fmt: skip
-    judge: tuple[RoleSettings, ...] = setting(
-        (), section="Players", only=ASKING, metavar=BY_TASK, unset="the task's own",
-        help="Scores; may be repeated.",
-    )  # fmt: skip
-    auditor: tuple[RoleSettings, ...] = setting(
-        (), section="Players", only=("plays",), metavar=BY_TASK,
-        unset="the judge if one is named, else the task's own",
+    judge: tuple[RoleSettings, ...] = _player(
+        (), only=ASKING, metavar=BY_TASK, unset="the task's own", help="Scores; may be repeated."
+    )
+    auditor: tuple[RoleSettings, ...] = _player(
+        (), metavar=BY_TASK, unset="the judge if one is named, else the task's own",
         help="Looks whether the actor plays to the judge; may be repeated.",
     )  # fmt: skip
-    task_players: dict[str, TaskPlayers] = setting(
-        factory=dict, flag=None, section="Players", only=("plays",),
-        help="Who plays in one task alone, by task and role.",
-    )  # fmt: skip
-    judge_samples: int | None = setting(
-        None, gt=0, section="Players", only=("plays",), unset="the question's own",
-        help="Opinions of each judge on every question.",
-    )  # fmt: skip
-    judge_combine: Literal["mean", "vote"] = setting(
-        "mean", section="Players", only=("plays",), help="What becomes of several opinions."
+    task_players: dict[str, TaskPlayers] = _player(
+        factory=dict, flag=None, help="Who plays in one task alone, by task and role."
     )
-    judge_order: Literal["both", "seeded"] = setting(
-        "both",
-        section="Players",
-        only=("plays",),
-        help="Of pairs: both ways round, or one by seed.",
+    judge_samples: int | None = _player(
+        None, gt=0, unset="the question's own", help="Opinions of each judge on every question."
+    )
+    judge_combine: Literal["mean", "vote"] = _player(
+        "mean", help="What becomes of several opinions."
+    )
+    judge_order: Literal["both", "seeded"] = _player(
+        "both", help="Of pairs: both ways round, or one by seed."
     )
 
     @model_validator(mode="before")

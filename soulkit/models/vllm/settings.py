@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from soulkit.config import Settings, setting
+from soulkit.config import Settings, section
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
 from soulkit.models.call_settings import ASKING
@@ -80,35 +80,24 @@ def _address(text: str) -> str:
     return url
 
 
+_machine = section("Machine", only=ASKING)
+
+
 class VllmSettings(Settings):
     """How a vLLM server is started. Base of every command that plays."""
 
-    vllm_arg: dict[str, str] = setting(
-        factory=dict,
-        section="Machine",
-        only=ASKING,
-        metavar="FLAG=VALUE",
-        unset="none",
+    vllm_arg: dict[str, str] = _machine(
+        factory=dict, metavar="FLAG=VALUE", unset="none",
         help="A flag for every vLLM server that is started: tensor-parallel-size=2; FLAG= for one "
         "without a value; may be repeated.",
+    )  # fmt: skip
+    vllm_python: str | None = _machine(
+        None, metavar="PATH", unset="this one", help="The Python interpreter that has vLLM."
     )
-    vllm_python: str | None = setting(
-        None,
-        section="Machine",
-        only=ASKING,
-        metavar="PATH",
-        unset="this one",
-        help="The Python interpreter that has vLLM.",
-    )
-    vllm_start_s: float = setting(
-        300.0,
-        gt=0,
-        section="Machine",
-        only=ASKING,
-        flag="--vllm-start",
-        metavar="SECONDS",
+    vllm_start_s: float = _machine(
+        300.0, gt=0, flag="--vllm-start", metavar="SECONDS",
         help="How long a vLLM server may take until it answers.",
-    )
+    )  # fmt: skip
 
     @field_validator("vllm_arg")
     @classmethod

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from soulkit.config import setting
+from soulkit.config import section
 from soulkit.errors import ConfigError
 from soulkit.option_texts import ADAPTERS
 from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
@@ -18,30 +18,25 @@ from soulkit.train.objectives.sdpo import DistillSettings, taught, unweighted
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, sequences_of
 from soulkit.types import Record
 
+_opd = section("Objective")
+
 
 class OpdSettings(DistillSettings):
-    teacher_model: str | None = setting(
-        None,
-        section="Objective",
-        metavar="MODEL",
-        unset="the student's base, with teacher_adapter",
+    teacher_model: str | None = _opd(
+        None, metavar="MODEL", unset="the student's base, with teacher_adapter",
         help="Folder or hub id of the teacher.",
-    )
-    teacher_adapter: str | None = setting(
-        None,
-        section="Objective",
-        metavar=ADAPTERS,
+    )  # fmt: skip
+    teacher_adapter: str | None = _opd(
+        None, metavar=ADAPTERS,
         help="LoRA adapter on the teacher, a task expert for instance; TASK=ADAPTER for one task "
         "alone, may be repeated.",
-    )
-    teacher_adapters: dict[str, str] = setting(
-        factory=dict,
-        section="Objective",
-        flag=None,
+    )  # fmt: skip
+    teacher_adapters: dict[str, str] = _opd(
+        factory=dict, flag=None,
         help="Task → the adapter that teaches it, in a mixture of experts' tasks.",
-    )
-    opd_form: Literal["token", "logits"] = setting(
-        "token", section="Objective", help="Compare sampled tokens, or whole distributions."
+    )  # fmt: skip
+    opd_form: Literal["token", "logits"] = _opd(
+        "token", help="Compare sampled tokens, or whole distributions."
     )
 
 

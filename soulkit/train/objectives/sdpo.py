@@ -12,111 +12,64 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from soulkit.config import Settings, setting
+from soulkit.config import Settings, section
 from soulkit.train.objectives.base import Lines, Objective, no_slot, scored_records
 from soulkit.train.objectives.sequences import Renders, Slot, TrainSequence, feedback_sequences
 from soulkit.types import Record
 
 TOKEN_SHARE, LOGIT_SHARE = 0.1, 1.0
 """What the teacher's part counts for beside the rewards, unless told otherwise."""
+_tokens = section("Objective", only=("token",))
+_logits = section("Objective", only=("logits",))
+_objective = section("Objective")
 
 
 class DistillSettings(Settings):
     """What every method has that follows a teacher."""
 
     method: str
-    distill_weight: float | None = setting(
-        None,
-        ge=0,
-        section="Objective",
-        only=("sum",),
-        unset="0.1 in token form, 1.0 in logit form",
+    distill_weight: float | None = _objective(
+        None, ge=0, only=("sum",), unset="0.1 in token form, 1.0 in logit form",
         help="Weight of the teacher's part in a sum.",
+    )  # fmt: skip
+    distill_clip: float = _tokens(
+        5.0, gt=0, flag=None, help="Bound of a token's distillation advantage."
     )
-    distill_clip: float = setting(
-        5.0,
-        gt=0,
-        section="Objective",
-        flag=None,
-        only=("token",),
-        help="Bound of a token's distillation advantage.",
+    distill_centred: bool = _tokens(
+        False, flag=None, help="Subtract the group's mean from distillation advantages."
     )
-    distill_centred: bool = setting(
-        False,
-        section="Objective",
-        flag=None,
-        only=("token",),
-        help="Subtract the group's mean from distillation advantages.",
+    estimator: Literal["local", "sum", "discount", "window"] = _tokens(
+        "local", help="How far ahead a token's distillation advantage looks."
     )
-    estimator: Literal["local", "sum", "discount", "window"] = setting(
-        "local",
-        section="Objective",
-        only=("token",),
-        help="How far ahead a token's distillation advantage looks.",
+    estimator_discount: float = _tokens(
+        0.99, gt=0, le=1, flag=None, help="Of the estimator discount, per trained token."
     )
-    estimator_discount: float = setting(
-        0.99,
-        gt=0,
-        le=1,
-        section="Objective",
-        flag=None,
-        only=("token",),
-        help="Of the estimator discount, per trained token.",
+    estimator_window: int = _tokens(
+        32, ge=0, flag=None, help="Of the estimator window, trained tokens ahead."
     )
-    estimator_window: int = setting(
-        32,
-        ge=0,
-        section="Objective",
-        flag=None,
-        only=("token",),
-        help="Of the estimator window, trained tokens ahead.",
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = _logits(
+        "reverse_kl", help="How far two distributions are apart."
     )
-    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = setting(
-        "reverse_kl",
-        section="Objective",
-        only=("logits",),
-        help="How far two distributions are apart.",
-    )
-    divergence_top_k: int | None = setting(
-        10,
-        gt=0,
-        section="Objective",
-        only=("logits",),
-        unset="the whole vocabulary",
+    divergence_top_k: int | None = _logits(
+        10, gt=0, unset="the whole vocabulary",
         help="Student's likeliest tokens that are compared; null in a file: the whole vocabulary.",
+    )  # fmt: skip
+    divergence_tail: Literal["renorm", "bucket"] = _logits(
+        "renorm", help="The mass outside: left out (renorm), or one more outcome."
     )
-    divergence_tail: Literal["renorm", "bucket"] = setting(
-        "renorm",
-        section="Objective",
-        only=("logits",),
-        help="The mass outside: left out (renorm), or one more outcome.",
-    )
-    divergence_temperature: float = setting(
-        1.0, gt=0, section="Objective", flag=None, only=("logits",), help="Of both distributions."
-    )
-    jsd_beta: float = setting(
-        0.5,
-        gt=0,
-        lt=1,
-        section="Objective",
-        flag=None,
-        only=("logits",),
-        help="The teacher's share in the mixture of jsd.",
+    divergence_temperature: float = _logits(1.0, gt=0, flag=None, help="Of both distributions.")
+    jsd_beta: float = _logits(
+        0.5, gt=0, lt=1, flag=None, help="The teacher's share in the mixture of jsd."
     )
 
 
 class SdpoSettings(DistillSettings):
-    teacher: Literal["live", "base", "ema"] = setting(
+    teacher: Literal["live", "base", "ema"] = _objective(
         "live",
-        section="Objective",
         help="Who reads the feedback: the current weights, the frozen base, a moving average.",
-    )
-    ema_tau: float = setting(
-        0.05,
-        gt=0,
-        le=1,
-        section="Objective",
-        help="Share of the student that ema takes up after each update.",
+    )  # fmt: skip
+    ema_tau: float = _objective(
+        0.05, gt=0, le=1, help="Share of the student that ema takes up after each update."
     )
 
 

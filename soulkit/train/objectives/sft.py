@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from soulkit.config import Settings, setting
+from soulkit.config import Settings, section, setting
 from soulkit.data.corpora.settings import SourceSettings
 from soulkit.train.objectives.base import Method
 
@@ -18,27 +18,25 @@ WITHOUT_FACT = (
     "--mix-lambda 0: no token is drawn by whoever sees the fact, and the model learns its own "
     "words again; a control, by which no fact is taught"
 )
+_task = section("Task and model")
+_sft = section(SECTION, only=("sft",))
 
 
 class MixSettings(Settings):
     """Who writes what is learned: the rows' authors, or the model with a fact in its context."""
 
-    objective: Literal["nll", "mixsd"] = setting(
-        "nll", section=SECTION, only=("sft",),
+    objective: Literal["nll", "mixsd"] = _sft(
+        "nll",
         help="nll: the conversations' own words; mixsd: the model first writes the answers, with "
         "each row's fact in the context of a share of the tokens, and then learns those.",
     )  # fmt: skip
-    mix_lambda: float = setting(
-        0.5, ge=0, le=1, section=SECTION, only=("sft",),
-        help="mixsd: share of the tokens that are drawn by whoever sees the fact.",
-    )  # fmt: skip
-    mix_samples: int = setting(
-        4, gt=0, section=SECTION, only=("sft",), help="mixsd: texts that are written for each fact."
+    mix_lambda: float = _sft(
+        0.5, ge=0, le=1, help="mixsd: share of the tokens that are drawn by whoever sees the fact."
     )
-    mix_tokens: int = setting(
-        512, gt=0, section=SECTION, flag=None, only=("sft",),
-        help="mixsd: longest text; a longer one is left out.",
-    )  # fmt: skip
+    mix_samples: int = _sft(4, gt=0, help="mixsd: texts that are written for each fact.")
+    mix_tokens: int = _sft(
+        512, gt=0, flag=None, help="mixsd: longest text; a longer one is left out."
+    )
 
     @model_validator(mode="after")
     def _mixed_for_something(self) -> Self:
@@ -60,52 +58,42 @@ SOURCE = "FILE[:RATIO]"
 class CorpusSettings(Settings):
     """What conversations are learned from, and how they are cut."""
 
-    corpora: tuple[SourceSettings, ...] = setting(
-        (), section="Task and model", flag=None,
+    corpora: tuple[SourceSettings, ...] = _task(
+        (), flag=None,
         help="Conversations instead of tasks; --data FILE[:RATIO] without a task names them.",
     )  # fmt: skip
-    side: str | None = setting(
-        None, section="Task and model", metavar="human|assistant|NAME",
-        unset="that of each source",
+    side: str | None = _task(
+        None, metavar="human|assistant|NAME", unset="that of each source",
         help="Of conversations: whose words are learned.",
     )  # fmt: skip
-    strip_system: bool = setting(
-        False, section="Task and model",
-        help="Of conversations: without their system prompts, an ablation.",
-    )  # fmt: skip
-    turns: int | None = setting(
-        None, gt=0, section="Task and model", unset="all, or the source's own",
+    strip_system: bool = _task(
+        False, help="Of conversations: without their system prompts, an ablation."
+    )
+    turns: int | None = _task(
+        None, gt=0, unset="all, or the source's own",
         help="Of a conversation the last so many; what came before is folded into context.",
     )  # fmt: skip
-    validation: tuple[SourceSettings, ...] = setting(
-        (), section="Task and model", metavar="FILE", unset="those of shard folders",
+    validation: tuple[SourceSettings, ...] = _task(
+        (), metavar="FILE", unset="those of shard folders",
         help="Conversations whose loss is measured, never learned; may be repeated.",
     )  # fmt: skip
-    validation_limit: int = setting(
-        200, gt=0, section="Task and model", flag=None,
+    validation_limit: int = _task(
+        200, gt=0, flag=None,
         help="Conversations of each validation file that are measured at most: always the same.",
     )  # fmt: skip
     lesson_tokens: int | None = setting(
         None, gt=0, section="Optimizer and memory", unset="the model's context",
         help="Longest conversation; of a longer one the oldest turns leave.",
     )  # fmt: skip
-    window: int = setting(
-        10_000, gt=0, section="Task and model",
-        help="Rows of a source that are shuffled at a time.",
-    )  # fmt: skip
-    preset: str | None = setting(
-        None, section="Task and model", metavar="NAME", unset="none",
+    window: int = _task(10_000, gt=0, help="Rows of a source that are shuffled at a time.")
+    preset: str | None = _task(
+        None, metavar="NAME", unset="none",
         help="Published settings by name, osim-midtrain; options and files go before them.",
     )  # fmt: skip
 
 
 class SftSettings(CorpusSettings, MixSettings):
-    full: bool = setting(
-        False,
-        section="Task and model",
-        flag="--full/--lora",
-        help="Train all weights instead of an adapter.",
-    )
+    full: bool = _task(False, flag="--full/--lora", help="Train all weights instead of an adapter.")
     sft_batch: int = setting(
         32, gt=0, section="Optimizer and memory", flag="--batch", help="Examples an update."
     )

