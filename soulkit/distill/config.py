@@ -70,7 +70,7 @@ class DistillConfig(PlayConfig):
         unset="the rows that each expert was trained on, else the pulled training files",
         help="Rows to learn from: FILE, FOLDER or synth:N, bare or for one task; may be repeated.",
     )  # fmt: skip
-    model: str | None = _task(
+    model: str | None = _task(  # type: ignore[assignment]
         None, min_length=1, unset="the base that the experts name",
         help="The base of the experts and of the generalist, where it lies elsewhere now.",
     )  # fmt: skip
