@@ -38,6 +38,8 @@ PREFIX = "SOULKIT_"
 RESERVED = frozenset({"DATA", "DEBUG", "REQUIRE", "STATE", "TEST_DATA", "VECTORS"})
 """SOULKIT_ variables that are no settings."""
 
+ASKING = ("plays", "check")
+"""Traits of the commands that ask models beside the actor."""
 _SECRETIVE = re.compile(r"key|token|secret|password|auth", re.IGNORECASE)
 
 

@@ -1,4 +1,5 @@
-"""The settings of everybody but the actor: who fills which role, in all tasks or in one.
+"""The settings of everybody but the actor: who fills which role, in all tasks or in one, and what
+calls to endpoints may cost.
 
 What is named for one task goes before what is named for all of them; a judge also audits where
 nobody else does. Where nothing is named, a task's declaration may offer somebody (play/seating.py).
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from soulkit.config import section
+from soulkit.config import ASKING, Settings, section
 from soulkit.models.api.addresses import account_headers, checked_url
 from soulkit.models.base import Panel
-from soulkit.models.call_settings import ASKING, CallSettings
 from soulkit.models.players.settings import REPLY, RoleSettings, TaskPlayers, players_by_name
 from soulkit.models.vllm.settings import VllmSettings
 from soulkit.option_texts import BY_TASK
@@ -25,7 +25,41 @@ if TYPE_CHECKING:
 
 LIMITS = ("requests_per_minute", "tokens_per_minute")
 _PRICING = frozenset((*LIMITS, "price_in", "price_out", "by_batch"))
+LIMITED = (
+    "Of a served model under test; without one, of each served player for which --endpoints says "
+    "nothing else."
+)
 _player = section("Players", only=("plays",))
+_call = section("Calls", only=ASKING)
+
+
+class CallSettings(Settings):
+    """Time, attempts and money. None of it changes what is answered."""
+
+    concurrency: int = _call(16, gt=0, help="Requests at once.")
+    requests_per_minute: float | None = _call(None, gt=0, help=LIMITED)
+    tokens_per_minute: float | None = _call(None, gt=0, help=LIMITED)
+    prices: str | None = _call(
+        None, metavar="FILE", unset="the built-in table",
+        help="Prices that go before the built-in table.",
+    )  # fmt: skip
+    max_cost: float | None = _call(None, gt=0, help="Stop after so many US dollars; resumable.")
+    yes: bool = _call(False, flag="--yes", help="Confirm what the run will cost.")
+    timeout_s: float = _call(
+        120.0, gt=0, flag="--timeout", help="Seconds for one attempt at an endpoint."
+    )
+    max_attempts: int = _call(6, gt=0, help="Tries of a call before it fails.")
+    backoff_s: float = _call(
+        1.0, ge=0, flag="--backoff", help="Seconds before the second attempt, doubled after each."
+    )
+    rate_limit_wait_s: float = _call(
+        600.0, ge=0, flag="--rate-limit-wait",
+        help="Total seconds one call waits when rate-limited (429) before it fails.",
+    )  # fmt: skip
+    down_after_s: float = _call(
+        120.0, gt=0, flag="--down-after",
+        help="Seconds until a silent server counts as down; 30 at most if it never answered.",
+    )  # fmt: skip
 
 
 class RolesConfig(CallSettings, VllmSettings):

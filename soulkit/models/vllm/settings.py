@@ -27,10 +27,9 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from soulkit.config import Settings, section
+from soulkit.config import ASKING, Settings, section
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
-from soulkit.models.call_settings import ASKING
 
 HERE = ("local", "rollouts")
 """Traits of the commands whose actor is sampled on this machine, or on servers of one's own."""
