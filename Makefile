@@ -3,7 +3,7 @@
 
 BIN := .venv/bin
 # Two processes; one thread each, or torch would start a pool per process and fight for the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 ELSEWHERE := not gpu and not vllm and not live
 
 help: ## list what can be made
@@ -22,7 +22,7 @@ test-slow: setup ## run the slow tests
 # Another interpreter may have been prepared by hand: make test-core CORE_PYTHON=python3.13
 CORE_PYTHON ?= $(BIN)/python
 test-core: $(if $(filter $(BIN)/%,$(CORE_PYTHON)),setup) ## run the tests that need no torch, without it
-	@PYTHONPATH=$(CURDIR)/tests/without_torch OMP_NUM_THREADS=1 $(CORE_PYTHON) -m pytest -q -n 2 --dist loadfile \
+	@PYTHONPATH=$(CURDIR)/tests/without_torch OMP_NUM_THREADS=1 $(CORE_PYTHON) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m "$(ELSEWHERE) and not slow"
 
 # Also another vLLM, as on a machine with a GPU: make test-vllm VLLM_PYTHON=/path/to/bin/python

@@ -63,18 +63,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs are sealed with a key that is made here, not with that of whoever runs the tests."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs are sealed with a key of these tests, and no address of this machine is a default."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOULKIT_STATE", str(tmp_path_factory.mktemp("state")))
+        for name in ("OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+            patch.delenv(name, raising=False)
         yield
-
-
-@pytest.fixture(autouse=True)
-def _no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address that whoever runs the tests asks by default."""
-    for name in ("OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
-        monkeypatch.delenv(name, raising=False)
 
 
 # --- conformance vectors --------------------------------------------------------------------------
@@ -116,6 +111,20 @@ def _skip_kind(report: Any) -> tuple[str, str]:
     if reason.startswith("quirk "):
         return "skipped by quirk", reason
     return ("skipped as not built" if reason.startswith("not built") else "skipped", reason)
+
+
+LONGEST = ("train", "cli", "eval", "models", "distill", "report")
+"""The folders that take longest, in order: they come first, so that all processes end together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(tests).parts[0]
+        return LONGEST.index(folder) if folder in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -366,8 +366,9 @@ def _versions() -> dict[str, str]:
     return versions
 
 
+@cache
 def _commit() -> str | None:
-    """The git commit of the current folder, `+` when it has uncommitted changes."""
+    """The git commit of the current folder at the first call, `+` with uncommitted changes."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("+" if head and _git("status", "--porcelain") else "") if head else None

@@ -143,7 +143,7 @@ def changed(words: Sequence[object], *options: object) -> list[object]:
 def visitor() -> Iterator[str]:
     """The scripted partner on a loopback socket; gives its base URL."""
     server = make_server(visitor_line, "scripted-visitor")
-    thread = threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.001,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/v1"

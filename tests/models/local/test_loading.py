@@ -161,7 +161,7 @@ def test_a_token_that_the_hub_repeats_is_not_told(flags: tuple[str, ...], tmp_pa
     token = "token-0123456789abcdef-of-mine"
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
     server.tokens = []  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.001,), daemon=True).start()
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     env |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_TOKEN": token,
             "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}  # fmt: skip

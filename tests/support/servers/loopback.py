@@ -13,7 +13,7 @@ class Loopback:
     def __init__(self, http: ThreadingHTTPServer) -> None:
         self._http = http
         self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.005,), daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.001,), daemon=True)
 
     @property
     def port(self) -> int:

@@ -141,7 +141,7 @@ class ScriptedServer:
         self._in_flight = 0
         self._lock = threading.Lock()
         self._http = _Http((host, port), self)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.005,), daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.001,), daemon=True)
         self._stopped = False
         self._dead = threading.Event()
 

@@ -30,7 +30,7 @@ KEEPER, VISITOR = "keeper", "visitor"
 @contextmanager
 def visitor() -> Iterator[Player]:
     server = make_server(visitor_line, "scripted-visitor")
-    thread = Thread(target=server.serve_forever, args=(0.005,), daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.001,), daemon=True)
     thread.start()
     try:
         yield player(f"http://127.0.0.1:{server.server_address[1]}/v1")
@@ -310,7 +310,7 @@ def test_rows_with_the_same_facts_and_secret_are_one_cluster() -> None:
 @pytest.fixture
 def url() -> Iterator[str]:
     server = make_server(visitor_line, "scripted-visitor")
-    thread = Thread(target=server.serve_forever, args=(0.005,), daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.001,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/v1"
     server.shutdown()
