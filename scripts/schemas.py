@@ -4,7 +4,7 @@
     .venv/bin/python scripts/schemas.py --check    # exit 1 when one is stale
 
 A change that older versions of soulkit would read wrongly needs a new version of the schema's name
-(`soulkit/runs/stored.py`); a member that they may pass over does not.
+(`soulkit/runs/jsonl.py`); a member that they may pass over does not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pydantic import TypeAdapter
 from soulkit.distill.report import Distillation
 from soulkit.doctor.machine import Checkup
 from soulkit.eval.results.summary import Summary
-from soulkit.runs.record_lines import ControlLine, RecordLine
-from soulkit.runs.stored import (
+from soulkit.runs.jsonl import (
     CONTROLS_SCHEMA,
     DISTILLATION_SCHEMA,
     DOCTOR_SCHEMA,
@@ -30,6 +29,7 @@ from soulkit.runs.stored import (
     SUMMARY_SCHEMA,
     schema_file,
 )
+from soulkit.runs.record_lines import ControlLine, RecordLine
 from soulkit.train.state.metrics import StepLine
 
 Schema = dict[str, Any]

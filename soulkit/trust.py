@@ -6,7 +6,7 @@
                                                              is asked, imported or read
 
 A config of a run names addresses, variables whose values go there as keys, code, and files. In a
-folder from a hub or a shared disk they are a stranger's. Trusted is a config whose seal (seals.py)
+folder from a hub or a shared disk they are a stranger's. Trusted is a config whose seal (folder.py)
 fits; anything else has all that it names shown, and acts when the user says `--trust`: for this one
 command, and what is made of it is not sealed. A settings file that a user writes by hand, outside
 of run folders, is the user's own word, and so is every option.
@@ -23,8 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import RunError, UserError
-from soulkit.runs.folder import CONFIG, config_bytes, is_run, parsed_config, read_environment
-from soulkit.runs.seals import seal_fits
+from soulkit.runs.folder import (
+    CONFIG,
+    config_bytes,
+    is_run,
+    parsed_config,
+    read_environment,
+    seal_fits,
+)
 from soulkit.text import one_line
 
 RUN_FILES = (

@@ -12,7 +12,7 @@ import yaml
 from soulkit.distill.config import DistillConfig
 from soulkit.eval.config import EvalConfig
 from soulkit.models.players.settings import RoleSettings
-from soulkit.runs.seals import state_folder
+from soulkit.runs.folder import state_folder
 from soulkit.train.config import TrainConfig
 from soulkit.trust import DEFAULT_KEY, DEFAULT_SERVER, SERVERS_KEY, SHOWN, reach_of
 

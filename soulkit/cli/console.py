@@ -320,7 +320,7 @@ def starting(what: str, limit_s: float) -> Iterator[Callable[[float, str], None]
 
 def warn_unsealed() -> None:
     """Say that a run will not be known as the user's own, where no key can be kept."""
-    from soulkit.runs.seals import no_seal_reason
+    from soulkit.runs.folder import no_seal_reason
 
     if why := no_seal_reason():
         print_note(

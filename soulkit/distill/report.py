@@ -64,8 +64,8 @@ from soulkit.eval.results.summary import (
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
 from soulkit.runs.folder import Run, read_config
+from soulkit.runs.jsonl import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
 from soulkit.runs.provenance import with_provenance
-from soulkit.runs.stored import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import Metric
 from soulkit.train.state.metrics import read_step_lines

@@ -25,7 +25,7 @@ from soulkit.extras import HOME, declared_requirements, install_line
 from soulkit.models.api.transport import BESIDE, file_limits
 from soulkit.models.local.threads import VARIABLE, allowed_cores, cpu_quota
 from soulkit.models.vllm.settings import NEWER, OLDEST, interpreter, vllm_version
-from soulkit.runs.stored import DOCTOR_SCHEMA, SCHEMA
+from soulkit.runs.jsonl import DOCTOR_SCHEMA, SCHEMA
 from soulkit.version import __version__
 
 Health = Literal["ok", "note", "problem"]

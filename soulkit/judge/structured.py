@@ -42,6 +42,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.verdict import after_blocks, split_thinking
 from soulkit.models.base import Player
+from soulkit.runs.jsonl import first_problem
 from soulkit.text import SignTable, is_mark
 from soulkit.types import Call, Completion, Form, Role, Segment
 
@@ -513,9 +514,7 @@ def _verdicts(reply: Scan, shape: type[S]) -> tuple[list[tuple[S, dict[str, Any]
         try:
             verdicts.append((shape.model_validate_json(json.dumps(span.value)), span.value))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the object"
-            problems.append(f"{where}: {first['msg']}")
+            problems.append(first_problem(error))
         except (ValueError, RecursionError):
             problems.append("it holds a number that is not finite, or is nested beyond reason")
     return verdicts, problems

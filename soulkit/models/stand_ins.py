@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from soulkit.config import read_settings_file
 from soulkit.errors import ConfigError
 from soulkit.models.base import ChatModel
+from soulkit.runs.jsonl import first_problem
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 
@@ -142,11 +143,9 @@ class ScriptedModel:
         try:
             return cls(Script.model_validate(read_settings_file(file)))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            message = str(first["msg"]).removeprefix("Value error, ")
+            problem = first_problem(error, "the file").replace("Value error, ", "")
             raise ConfigError(
-                f"The script '{file}' cannot be followed: {where}: {message}.",
+                f"The script '{file}' cannot be followed: {problem}.",
                 "A scripted player says what stands under 'rules' and 'replies', and nothing else.",
                 "Write  replies: ['Hello.']  or  rules: [{when: PATTERN, say: TEXT}].",
             ) from error

@@ -13,9 +13,15 @@ from typing import Any, get_args
 from soulkit.errors import DataError, RunError, did_you_mean
 from soulkit.eval.results.summary import Summary
 from soulkit.report.transcript import with_twins
-from soulkit.runs.jsonl import has_lines, lines_in, packed_file, placed_objects
+from soulkit.runs.jsonl import (
+    EPISODES_SCHEMA,
+    has_lines,
+    lines_in,
+    packed_file,
+    placed_objects,
+    refuse_other_schema,
+)
 from soulkit.runs.records import record_of_line
-from soulkit.runs.stored import EPISODES_SCHEMA, refuse_other_schema
 from soulkit.text import one_line
 from soulkit.train.state.summary import TrainSummary
 from soulkit.types import Kind, Record

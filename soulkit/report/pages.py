@@ -6,7 +6,6 @@ import base64
 import csv
 import hashlib
 import io
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -291,10 +290,7 @@ def write_page(
 ) -> Path:  # fmt: skip
     """Render into `path`, written aside and renamed; parents are made. Returns `path`."""
     page = render(runs, cap=cap, suite=suite, notes=notes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    aside.write_text(page, encoding="utf-8", errors="replace")
-    aside.replace(path)
+    write_aside(path, page.encode("utf-8", "replace"))
     return path
 
 

@@ -11,29 +11,34 @@ pair resumes, anything else stops with the differing keys. Files are append-only
 and renamed, so a killed process leaves at most one torn last line. No secret is written: under a
 key-like name only the *name* of an environment variable is accepted.
 
-A new folder carries a seal in `environment.json` (see seals.py), by which `trust.py` knows the
-user's own configuration again.
+A new folder carries a seal in `environment.json`, by which `trust.py` knows the user's own
+configuration again: an HMAC of the command, the bytes of `config.yaml` and the place of the tasks
+file (links followed), with a key in the user's state folder. The folder may move. Code is not
+sealed, as rescoring exists to apply changed code; code inside the run's folder is never covered.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import importlib.metadata
 import json
 import os
 import platform
 import re
+import secrets
+import stat
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from functools import cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.runs.jsonl import write_aside, write_json
-from soulkit.runs.seals import seal_fits, seal_of
 from soulkit.version import __version__
 
 CONFIG = "config.yaml"
@@ -51,6 +56,12 @@ _CREDENTIAL_URL = re.compile(r"[a-z][\w+.-]*://[^/\s@]+@", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"^[A-Za-z_]\w*$", re.ASCII)
 _RANDOM_WORD = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{16,}")
 """No variable is called so, but many a key is: `gsk_4f09aB17cD22eF93`."""
+
+STATE = "SOULKIT_STATE"
+"""The environment variable that names the state folder."""
+KEY = "key"
+_KEY_BYTES = 32
+_SEAL_VERSION = "soulkit run 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,27 +208,12 @@ def default_run_path(command: str, tasks: Iterable[str], root: Path = Path("runs
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with only dicts, lists, strings, numbers, booleans and None in it.
+    """`config` with only dicts, lists, strings, numbers, booleans and None in it; ValueError for
+    a value that has no such form."""
+    from pydantic_core import to_jsonable_python
 
-    TypeError names a value that has no plain form.
-    """
-    return {str(key): _plain(value, str(key)) for key, value in config.items()}
-
-
-def _plain(value: Any, where: str) -> Any:
-    if isinstance(value, Enum):
-        return _plain(value.value, where)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{where}.{k}") for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if isinstance(value, set | frozenset):
-        return sorted(_plain(v, where) for v in value)
-    raise TypeError(f"the setting {where} is a {type(value).__name__}, which no config file holds")
+    plain: dict[str, Any] = to_jsonable_python(dict(config))
+    return plain
 
 
 def refuse_secrets(config: Mapping[str, Any]) -> None:
@@ -406,3 +402,124 @@ def _note_environment(path: Path, command: str, resumed: bool, seal: str) -> Non
     noted = read_environment(path)
     noted["resumed"] = [*noted.get("resumed", []), now]
     write_json(path / ENVIRONMENT, noted)
+
+
+# --- seals ----------------------------------------------------------------------------------------
+
+
+def seal_of(folder: Path, command: str, config: bytes, settings: Mapping[str, Any]) -> str:
+    """The seal of a run's configuration, in hex; empty when none can be made.
+
+    `settings` is what `config`, the text of `config.yaml`, says.
+    """
+    content = _sealed_content(folder, command, config, settings)
+    if content is None:
+        return ""
+    try:
+        return _digest(_key(), content)
+    except OSError:  # `no_seal_reason` says why
+        return ""
+
+
+def seal_fits(
+    seal: object, folder: Path, command: str, config: bytes, settings: Mapping[str, Any]
+) -> bool:
+    """Whether `seal` was made of exactly this, by this user."""
+    content = _sealed_content(folder, command, config, settings)
+    if content is None or not isinstance(seal, str):
+        return False
+    try:
+        right = _digest(_existing_key(), content)
+    except OSError:  # without the key nothing is known to be the user's own
+        return False
+    return hmac.compare_digest(right.encode(), seal.encode("utf-8", "replace"))
+
+
+def no_seal_reason() -> str:
+    """Why no seal can be made here; empty when one can."""
+    try:
+        _key()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _digest(key: bytes, content: bytes) -> str:
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
+
+
+def _sealed_content(
+    folder: Path, command: str, config: bytes, settings: Mapping[str, Any]
+) -> bytes | None:
+    """None for code that no seal covers."""
+    code = settings.get("tasks_file")
+    if code is not None:
+        try:
+            place = Path(code).resolve()
+            inside = place.is_relative_to(folder.resolve())
+        except (OSError, RuntimeError, TypeError, ValueError):  # no path, or links in a circle
+            return None
+        if inside:
+            return None
+        code = str(place)
+    return json.dumps([_SEAL_VERSION, command, hashlib.sha256(config).hexdigest(), code]).encode()
+
+
+def state_folder() -> Path:
+    """Where this user's key lies; OSError when there is no such place.
+
+    A relative path would be looked up in whatever folder a stranger's files were unpacked to.
+    """
+    state, base = os.environ.get(STATE), os.environ.get("XDG_STATE_HOME", "")
+    if state and not os.path.isabs(state):
+        raise OSError(f"{STATE} is no absolute path")
+    if state:
+        return Path(state)
+    if os.path.isabs(base):
+        return Path(base) / "soulkit"
+    try:
+        return Path.home() / ".local" / "state" / "soulkit"
+    except RuntimeError as error:
+        raise OSError("there is no home folder") from error
+
+
+def _key() -> bytes:
+    try:
+        return _existing_key()
+    except FileNotFoundError:
+        _make_key(state_folder())
+        return _existing_key()
+
+
+def _existing_key() -> bytes:
+    """OSError when there is none, or one that others can read or have put there."""
+    # Neither a link to another file nor a pipe that never answers is a key.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(state_folder() / KEY, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"'{file.name}' is no file")
+        if hasattr(os, "geteuid") and (
+            status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077
+        ):
+            raise OSError("the key belongs to somebody else, or others can read it")
+        key = file.read(_KEY_BYTES + 1)
+    if len(key) != _KEY_BYTES:
+        raise OSError("the key is damaged")
+    return key
+
+
+def _make_key(folder: Path) -> None:
+    """A new key, whole or not at all; of two processes at once the first one's stays."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, aside = tempfile.mkstemp(dir=folder, prefix=".key.")  # readable by the user alone
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, folder / KEY)
+    except FileExistsError:
+        return
+    finally:
+        os.unlink(aside)

@@ -1,11 +1,12 @@
-"""JSON files that survive a killed process, and large files of JSON lines packed when complete.
+"""The JSON files of a run: their schemas, and writing that survives a killed process.
 
     while a run plays   episodes.jsonl                     appended to, line by line
     when it is done     episodes.jsonl.gz                  as pandas, duckdb and datasets read it
     resumed             episodes.jsonl.gz, episodes.jsonl  new lines come after the packed ones
 
 A file is packed aside and renamed, and only then is the plain one removed: a process that dies
-between leaves lines twice, which readers of records take for one.
+between leaves lines twice, which readers of records take for one. The JSON Schemas ship with the
+package, in `soulkit/schemas/`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,31 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
-from soulkit.errors import DataError
+from soulkit.errors import DataError, RunError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
+SCHEMA = "schema"
+"""The member under which a line, or a summary, says what it is."""
+EPISODES_SCHEMA = "soulkit/episodes@1"
+"""Of `episodes.jsonl` and `dev.jsonl`."""
+CONTROLS_SCHEMA = "soulkit/controls@1"
+METRICS_SCHEMA = "soulkit/metrics@1"
+SUMMARY_SCHEMA = "soulkit/summary@1"
+DISTILLATION_SCHEMA = "soulkit/distillation@1"
+"""Of `distillation.json`, and of the member `distillation` of a summary."""
+DOCTOR_SCHEMA = "soulkit/doctor@1"
+"""Of what `soul doctor --json` prints."""
 
 PACK_FROM = 32_000_000
 """Bytes from which a file of lines is packed; what is smaller stays plain."""
@@ -82,15 +101,9 @@ def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
         if packed.is_file():
             path.unlink(missing_ok=True)  # of a run that was taken up, and had nothing to add
         return False
-    aside = path.with_name(f".{packed.name}.tmp")  # one that a kill left is written over
-    try:
-        with aside.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as stream:
-            stream.writelines(_once(lines_in(path)))
-        with aside.open("rb") as written:
-            os.fsync(written.fileno())
-        aside.replace(packed)
-    finally:
-        aside.unlink(missing_ok=True)
+    # One name for all processes: what a kill left is written over.
+    with aside(packed, f".{packed.name}.tmp") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as stream:
+        stream.writelines(_once(lines_in(path)))
     path.unlink(missing_ok=True)
     return True
 
@@ -103,9 +116,6 @@ def _once(lines: Iterator[bytes]) -> Iterator[bytes]:
         if line.endswith(b"\n") and digest not in seen:
             seen.add(digest)
             yield line
-
-
-T = TypeVar("T")
 
 
 class JsonlWriter:
@@ -256,10 +266,10 @@ def _move_tail(path: Path, offset: int, suffix: str) -> None:
     """Append the bytes from `offset` on to `<name><suffix>`, then cut them off."""
     with path.open("r+b") as stream:
         stream.seek(offset)
-        with path.with_name(path.name + suffix).open("ab") as aside:
-            aside.write(stream.read())
-            aside.flush()
-            os.fsync(aside.fileno())
+        with path.with_name(path.name + suffix).open("ab") as tail:
+            tail.write(stream.read())
+            tail.flush()
+            os.fsync(tail.fileno())
         stream.truncate(offset)
         os.fsync(stream.fileno())
 
@@ -293,13 +303,116 @@ def write_json(path: Path, obj: Mapping[str, Any]) -> None:
 
 def write_aside(path: Path, data: bytes) -> None:
     """Replace the file `path` by `data`, whole or not at all."""
+    with aside(path) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def aside(path: Path, name: str = "") -> Iterator[BinaryIO]:
+    """A stream that becomes the file `path` once it is complete; nothing of it stays otherwise.
+    Until then it has a name of this process, unless another is given."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    part = path.with_name(name or f".{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("wb") as stream:
-            stream.write(data)
+        with part.open("wb") as stream:
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        aside.replace(path)
+        part.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+
+
+# -- schemas and values ----------------------------------------------------------------------------
+
+
+def refuse_other_schema(line: Mapping[str, Any], schema: str, where: str) -> None:
+    """DataError unless `line` is of `schema`, or names none.
+
+    `where` names the file, or the line in it, for the reader.
+    """
+    name = line.get(SCHEMA)
+    if name is None or name == schema:
+        return
+    other_version = str(name).partition("@")[0] == schema.partition("@")[0]
+    raise DataError(
+        f"{where} is '{name}', and this soulkit reads '{schema}'.",
+        "Another version of soulkit wrote it, and it could be read wrongly."
+        if other_version
+        else "It is another file than its name says, or was changed by another program.",
+        "Read it with the version that wrote it: pip install --upgrade soulkit"
+        if other_version
+        else "Restore the file that `soul eval` or `soul train` wrote.",
+    )
+
+
+@cache
+def form_of(kind: type[Any]) -> TypeAdapter[Any]:
+    """What reads and writes values of a dataclass."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def read_value(kind: type[T], value: object, what: str) -> T:
+    """A dataclass from plain JSON values; members that it does not have are passed over. DataError
+    names `what` and the member that cannot be read."""
+    from pydantic import ValidationError
+
+    try:
+        made: T = form_of(kind).validate_python(value)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise DataError(
+            f"{what} cannot be read ({first_problem(error)}).",
+            "The file was edited, damaged, or written by another version of soulkit.",
+            "Restore the file, or give the run's own command again.",
+        ) from error
+    return made
+
+
+def first_problem(error: ValidationError, whole: str = "the object") -> str:
+    """`member: message` of the first thing that pydantic found, without what was written there;
+    `whole` stands for a member where it is about all of it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or whole
+    return f"{where}: {first['msg']}"
+
+
+def sparse(value: Any, always: Container[str] = ()) -> dict[str, Any]:
+    """The members of a dataclass that differ from their defaults, and those that are `always`
+    written."""
+    return {
+        one.name: getattr(value, one.name)
+        for one in fields(value)
+        if one.name in always or getattr(value, one.name) != _default(one)
+    }
+
+
+def _default(one: Field[Any]) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run; empty where there is no file, RunError for a damaged
+    one."""
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(loaded, dict):
+        raise _damaged(path, "it holds no JSON object")
+    return loaded
+
+
+def _damaged(path: Path, detail: str) -> RunError:
+    return RunError(
+        f"'{path}' cannot be read ({detail}).",
+        "The file was changed by hand or by another program.",
+        "Restore it from where the run was copied, or start the run again with another --out.",
+    )
+
+
+def schema_file(schema: str) -> Path:
+    """Where the JSON Schema of `schema` lies, in the package."""
+    name, version = schema.removeprefix("soulkit/").split("@")
+    return Path(__file__).parents[1] / "schemas" / f"{name}-{version}.json"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.runs.folder import CONFIG, ENVIRONMENT, read_config, read_environment
-from soulkit.runs.stored import SCHEMA, SUMMARY_SCHEMA, read_object
+from soulkit.runs.jsonl import SCHEMA, SUMMARY_SCHEMA, read_object
 from soulkit.types import row_id
 
 SummaryProvenance = dict[str, Any]

@@ -17,7 +17,19 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from soulkit.errors import DataError
-from soulkit.runs.jsonl import JsonlWriter, has_lines, parsed_object, placed_objects, placed_values
+from soulkit.runs.jsonl import (
+    CONTROLS_SCHEMA,
+    EPISODES_SCHEMA,
+    SCHEMA,
+    JsonlWriter,
+    first_problem,
+    form_of,
+    has_lines,
+    parsed_object,
+    placed_objects,
+    placed_values,
+    refuse_other_schema,
+)
 from soulkit.runs.record_lines import (
     ControlLine,
     EpisodeHead,
@@ -32,13 +44,6 @@ from soulkit.runs.record_lines import (
     short_traces,
     whole_lines,
     whole_traces,
-)
-from soulkit.runs.stored import (
-    CONTROLS_SCHEMA,
-    EPISODES_SCHEMA,
-    SCHEMA,
-    form_of,
-    refuse_other_schema,
 )
 from soulkit.types import ControlRecord, Episode, Record, Trace, Turn
 
@@ -255,9 +260,7 @@ def _of_line(
     try:
         return form.validate_python(line)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the line"
-        raise _unreadable(path, number, what, f"{where}: {first['msg']}") from error
+        raise _unreadable(path, number, what, first_problem(error, "the line")) from error
 
 
 def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:

@@ -28,8 +28,7 @@ from soulkit.eval.comparison.comparability import differences, grouped_by_task
 from soulkit.eval.comparison.conditions import Conditions, announced_conditions
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
-from soulkit.runs.jsonl import write_json
-from soulkit.runs.stored import read_value, sparse
+from soulkit.runs.jsonl import read_value, sparse, write_json
 from soulkit.tasks.kit.registry import NotForTraining, load_registry
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class

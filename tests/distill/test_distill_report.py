@@ -50,8 +50,7 @@ from soulkit.models.local.loading import adapter_hash
 from soulkit.report.distillation import distillation_parts, remarks_of, write_distillation_page
 from soulkit.report.tables import parts_text
 from soulkit.runs.folder import Run
-from soulkit.runs.jsonl import write_json
-from soulkit.runs.stored import schema_file
+from soulkit.runs.jsonl import schema_file, write_json
 from tests.support.distilling import distillation, save_expert, small_base
 from tests.support.evaluation import Body, api, oracle
 from tests.support.servers.openai_server import ScriptedServer

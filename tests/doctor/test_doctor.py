@@ -17,7 +17,7 @@ from soulkit.doctor.needs import needs_of
 from soulkit.eval.config import EvalConfig
 from soulkit.models.local.tiny import build_tiny
 from soulkit.runs.folder import Run
-from soulkit.runs.stored import DOCTOR_SCHEMA, schema_file
+from soulkit.runs.jsonl import DOCTOR_SCHEMA, schema_file
 from tests.support.evaluation import keeper, soul, three_lines, visitor
 from tests.support.judged import TASKS, essay, judge, write_rows
 from tests.support.servers.openai_server import Fault, ScriptedServer

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from soulkit.errors import RunError
-from soulkit.runs.folder import Run, change_settings, read_config, read_environment
-from soulkit.runs.seals import seal_fits
+from soulkit.runs.folder import Run, change_settings, read_config, read_environment, seal_fits
 from soulkit.train.ablate import is_finished, parse_arms, plan_arms, refuse_other_settings
 from soulkit.train.state.metrics import read_step_lines
 from tests.support.evaluation import soul, three_lines

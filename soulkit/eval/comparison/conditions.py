@@ -22,9 +22,8 @@ from soulkit.eval.run.provenance import (
 )
 from soulkit.play.settings import PlayConfig
 from soulkit.runs.folder import CONFIG, plain_config, read_config
-from soulkit.runs.jsonl import has_lines
+from soulkit.runs.jsonl import has_lines, read_object
 from soulkit.runs.records import stream_records
-from soulkit.runs.stored import read_object
 from soulkit.types import Record
 
 ACTOR = (*SAMPLING, "max_context", "seed", "repeats")

@@ -52,9 +52,8 @@ from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, Work
 from soulkit.runs.folder import CONFIG, Run, note_start, read_environment
-from soulkit.runs.jsonl import JsonlWriter, read_jsonl
+from soulkit.runs.jsonl import JsonlWriter, read_jsonl, read_object
 from soulkit.runs.records import load_records
-from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.types import Example, Record
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from soulkit.metrics.intervals import Interval
-from soulkit.runs.stored import read_value, sparse
+from soulkit.runs.jsonl import read_value, sparse
 from soulkit.tasks.kit.scoring import without_origin
 from soulkit.text import join_and
 from soulkit.types import Record

@@ -62,8 +62,7 @@ from soulkit.models.vllm.manager import Starts, check_needs, player_servers, pla
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
 from soulkit.runs.folder import Run, is_run, note_start
-from soulkit.runs.jsonl import write_json
-from soulkit.runs.stored import read_object
+from soulkit.runs.jsonl import read_object, write_json
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
 
 LEDGER = "ledger.sqlite"

@@ -48,10 +48,9 @@ from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
-from soulkit.runs.jsonl import write_json
+from soulkit.runs.jsonl import first_problem, read_object, write_json
 from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import CONTROLS, RecordWriter, drafts, load_controls, load_records
-from soulkit.runs.stored import read_object
 from soulkit.tasks.kit.base import Task
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import ControlRecord, Example, Record, Score
@@ -271,21 +270,19 @@ def load_recorded(
     settings, sealed = run_settings(path)
     for name in settings:
         if name not in kind.model_fields:
-            raise unreadable_settings(path, str(name), "no setting of this version")
+            raise unreadable_settings(path, f"{name}: no setting of this version")
     if not (sealed or trust):
         refuse_foreign(path / CONFIG, settings)
     try:
         return kind.model_validate(settings), settings, sealed
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the settings"
-        raise unreadable_settings(path, where, first["msg"]) from error
+        raise unreadable_settings(path, first_problem(error, "the settings")) from error
 
 
-def unreadable_settings(path: Path, where: str, why: str) -> RunError:
+def unreadable_settings(path: Path, problem: str) -> RunError:
     """The error of a config.yaml that this version of soulkit cannot read."""
     return RunError(
-        f"The settings of '{path}' cannot be used here ({where}: {why}).",
+        f"The settings of '{path}' cannot be used here ({problem}).",
         "Its config.yaml was changed by hand, or written by another version of soulkit.",
         "Restore the file, or rescore with the version that wrote it.",
     )

@@ -42,8 +42,8 @@ from soulkit.eval.results.warnings import (
     word_cuts,
 )
 from soulkit.metrics.intervals import Interval, bounds, estimate, finite_value
+from soulkit.runs.jsonl import SUMMARY_SCHEMA, read_value, refuse_other_schema, sparse
 from soulkit.runs.records import drafts
-from soulkit.runs.stored import SUMMARY_SCHEMA, read_value, refuse_other_schema, sparse
 from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
 from soulkit.types import Record
 

@@ -48,8 +48,7 @@ from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, is_run, read_config
-from soulkit.runs.jsonl import has_lines, write_json
-from soulkit.runs.stored import read_object
+from soulkit.runs.jsonl import has_lines, read_object, write_json
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import MADE
 from soulkit.tasks.kit.spec import DRAFTED_BY

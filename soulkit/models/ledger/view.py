@@ -7,7 +7,6 @@ something has already gone wrong.
 from __future__ import annotations
 
 import math
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -26,6 +25,7 @@ from soulkit.models.ledger.storage import (
     unusable_ledger,
     version,
 )
+from soulkit.runs.jsonl import aside
 from soulkit.types import CONTROL_PURPOSE, ControlRecord, Record, Role
 
 _NAMED = 5
@@ -252,19 +252,11 @@ class LedgerView:
 
 def write_export(path: Path, lines: Iterable[str]) -> int:
     """Write lines of ASCII aside and rename: `path` is there whole or not at all. Their number."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
-    try:
-        with aside.open("w", encoding="ascii") as stream:
-            for line in lines:
-                stream.write(f"{line}\n")
-                count += 1
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with aside(path) as stream:
+        for line in lines:
+            stream.write(f"{line}\n".encode("ascii"))
+            count += 1
     return count
 
 

@@ -43,6 +43,7 @@ from soulkit.models.api.addresses import checked_headers, checked_url
 from soulkit.models.players.kinds import FORMS, KINDS, PlayerFields, PlayerKind, is_spec, parse_kind
 from soulkit.models.vllm.settings import checked_flags
 from soulkit.runs.folder import is_secret
+from soulkit.runs.jsonl import first_problem
 from soulkit.types import Sampling
 
 REPLY: dict[str, tuple[float, int]] = {
@@ -224,9 +225,7 @@ def _problem(error: ValueError) -> str:
     """What is wrong, without what was written: that may be a key in the wrong place."""
     if not isinstance(error, ValidationError):
         return f"{error}."
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}."
+    return f"{first_problem(error, 'the file')}."
 
 
 def _roles_looked_up(roles: Any, book: Book) -> Any:

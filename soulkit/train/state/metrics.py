@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from soulkit.errors import DataError
-from soulkit.runs.jsonl import read_jsonl
-from soulkit.runs.stored import METRICS_SCHEMA, SCHEMA, form_of, read_value, refuse_other_schema
+from soulkit.runs.jsonl import (
+    METRICS_SCHEMA,
+    SCHEMA,
+    form_of,
+    read_jsonl,
+    read_value,
+    refuse_other_schema,
+)
 
 # --- records with a name for every field ----------------------------------------------------------
 

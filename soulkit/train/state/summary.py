@@ -23,7 +23,7 @@ from soulkit.metrics.intervals import (
     number,
     signed,
 )
-from soulkit.runs.stored import form_of, read_value, sparse
+from soulkit.runs.jsonl import form_of, read_value, sparse
 from soulkit.tasks.kit.base import Task
 from soulkit.train.state.metrics import (
     Alarm,
