@@ -165,7 +165,7 @@ def _dry_run(
 def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool) -> None:
     """Print what every stage will ask for, and all of them together."""
     from soulkit.cli.plan import show_plan
-    from soulkit.train.planning import in_turn
+    from soulkit.play.plan import in_turn
 
     whole = in_turn([one.plan for one in plans])
     if as_json:

@@ -218,7 +218,7 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
 def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     """What `--dry-run` prints: the remarks of a start, and what the training would cost."""
     from soulkit.cli.plan import show_corpus_plan, show_plan
-    from soulkit.train.planning import beside_plan, corpus_plan, refuse_unfitting, training_plan
+    from soulkit.train.planning import corpus_plan, played_beside, refuse_unfitting, training_plan
     from soulkit.train.run import adapter_remark
     from soulkit.train.setup.data import download_remark, load_training_data
 
@@ -230,7 +230,7 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
         if remark not in material.coaches:
             print_note(remark)
     if material.corpus is not None:
-        played = beside_plan(material)
+        played = played_beside(material)
         show_corpus_plan(corpus_plan(config, material.corpus), values["json"], played)
         return
     plan = training_plan(material)

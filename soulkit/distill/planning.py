@@ -22,8 +22,8 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.run.runner import prepare
 from soulkit.play.engine import ControlJob
-from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Plan, scaled
-from soulkit.train.planning import imitation_machine, in_turn, training_plan
+from soulkit.play.plan import TOKENS_PER_WORD, USUAL, Plan, in_turn
+from soulkit.train.planning import imitation_machine, training_plan
 from soulkit.train.setup.data import load_training_data
 
 
@@ -50,23 +50,25 @@ def distillation_plan(
     if "sample" in stages and sampled:
         left = [one for one, expert in zip(sampled, experts, strict=True)
                 if not is_complete(samples_folder(out, expert.task))]  # fmt: skip
-        plan = in_turn([scaled(_planned(one), 1, "samples") for one in left])
+        plan = in_turn([_planned(one, label="samples") for one in left])
         plans.append(StagePlan(stage="sample", plan=plan))
     if "train" in stages and not (generalist_folder(out) / "summary.json").is_file():
         plans.append(_training(config, experts, out, sampled))
     if "report" in stages:
         # The generalist's weights need not be there yet: they are as large as the experts'.
         parts = [one for one in measurements(config, experts, out) if not one.finished]
-        plan = in_turn([scaled(_planned(part.config), 1, part.side) for part in parts])
+        plan = in_turn([_planned(part.config, label=part.side) for part in parts])
         plans.append(StagePlan(stage="report", plan=plan))
     if plans and remarks:
         plans[0] = replace(plans[0], remarks=(*remarks, *plans[0].remarks))
     return plans
 
 
-def _planned(config: EvalConfig, controls: Sequence[ControlJob] | None = None) -> Plan:
+def _planned(
+    config: EvalConfig, controls: Sequence[ControlJob] | None = None, label: str = ""
+) -> Plan:
     seated, work = prepare(config, asking=False)
-    return evaluation_plan(seated, work, controls)
+    return evaluation_plan(seated, work, controls, label)
 
 
 def _training(

@@ -49,8 +49,8 @@ from soulkit.eval.run.run_lock import run_lock
 from soulkit.eval.run.runner import EvalBars, Waiting
 from soulkit.models.vllm.manager import Starts
 from soulkit.play.costs import AskUser, confirm_cost
+from soulkit.play.plan import in_turn
 from soulkit.runs.folder import Run, is_run
-from soulkit.train.planning import in_turn
 from soulkit.train.run import prepare_training, refuse_untrainable, train
 from soulkit.train.state.loop import Begin, Show
 

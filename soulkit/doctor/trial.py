@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from soulkit.doctor.machine import PlayerCheck
@@ -39,7 +40,7 @@ from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.players.players import cast_of
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.costs import AskUser, confirm_cost, is_paid, prices_of
-from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, Work, plan_work
+from soulkit.play.plan import Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.play.settings import PlayConfig
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.user_code import task_code
@@ -110,12 +111,9 @@ def _actor_name(part: TrialPart) -> str:
 
 def trial_plan(trials: Sequence[TaskTrial]) -> Plan:
     """What the questions cost at most: as if each of these rows were played to its end."""
-    tasks: list[TaskPlan] = []
-    for trial in trials:
-        work = Work(trial.task, (trial.example,))
-        voices = _voices(trial.part, work)
-        tasks += plan_work([work], 1, {trial.task.name: voices}).tasks
-    return Plan(tasks=tuple(tasks), concurrency=1)
+    return plan_loads(
+        Load([Work(trial.task, (trial.example,))], partial(_voices, trial.part)) for trial in trials
+    )
 
 
 def _voices(part: TrialPart, work: Work) -> list[PlayerTerms]:

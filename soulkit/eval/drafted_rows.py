@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from soulkit.config import setting
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError, UnreadableVerdict
-from soulkit.eval.planning import question_load, voice_of
+from soulkit.eval.planning import voice_of
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.eval.run.runner import GIVE_UP, EvalBar
 from soulkit.judge.structured import ask
@@ -36,7 +36,7 @@ from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.manager import Starts, player_servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather
-from soulkit.play.plan import USUAL, Plan, PlayerTerms, TaskPlan
+from soulkit.play.plan import USUAL, Plan, PlayerTerms, TaskPlan, question_load
 from soulkit.runs.folder import Run, note_start
 from soulkit.runs.jsonl import JsonlWriter
 from soulkit.tasks.kit.base import Task

@@ -7,30 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.actor import starts_servers
-from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.local.memory import Footprint, device_speed, footprint
+from soulkit.models.local.memory import Machine, footprint, together
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
 from soulkit.play.costs import is_paid, prices_of
 from soulkit.play.engine import ControlJob, control_jobs
-from soulkit.play.plan import (
-    AGAIN,
-    TOKENS_PER_WORD,
-    Machine,
-    Plan,
-    PlayerLoad,
-    PlayerTerms,
-    TaskPlan,
-    Work,
-    on_machine,
-    plan_controls,
-    plan_work,
-)
-from soulkit.tasks.kit.base import Task
+from soulkit.play.plan import CONTROLS, Load, Plan, PlayerLoad, PlayerTerms, Work, plan_loads
 from soulkit.types import MAX_TOKENS
 
 SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server takes more than its model: "
@@ -39,25 +26,27 @@ SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server takes more than its
 
 
 def evaluation_plan(
-    config: EvalConfig, work: Sequence[Work], controls: Sequence[ControlJob] | None = None
-) -> Plan:
-    """What `config` will ask for; `controls` are all that `work` has where nothing else is said."""
-    voices = {w.task.name: _voices(config, w) for w in work}
-    whole = plan_work(work, config.repeats, voices, concurrency=config.concurrency)
+    config: EvalConfig, work: Sequence[Work], controls: Sequence[ControlJob] | None = None,
+    label: str = "",
+) -> Plan:  # fmt: skip
+    """What `config` will ask for; `controls` are all that `work` has where nothing else is said.
+    `label` follows the names of the tasks."""
     if controls is None:
         controls = [job for part in work for job in control_jobs(part, config.repeats)]
-    tasks = {job.task.name: job.task for job in controls}
-    beside = [_controls_plan(config, task, controls) for task in tasks.values()]
-    whole = replace(whole, tasks=(*whole.tasks, *beside))
-    return on_machine(whole, together(_machines(config, whole)))
+    players = partial(_players, config)
+    loads = [Load(work, players, label, config.repeats)]
+    by_task: dict[str, list[ControlJob]] = {}
+    for job in controls:
+        by_task.setdefault(job.task.name, []).append(job)
+    for jobs in by_task.values():
+        parts = [(job.control, job.example) for job in jobs]
+        name = f"{CONTROLS} {label}".rstrip()
+        loads.append(Load([Work(jobs[0].task, ())], players, name, controls=parts))
+    whole = plan_loads(loads, concurrency=config.concurrency)
+    return replace(whole, machine=together(_machines(config, whole)))
 
 
-def _controls_plan(config: EvalConfig, task: Task, controls: Sequence[ControlJob]) -> TaskPlan:
-    parts = [(job.control, job.example) for job in controls if job.task is task]
-    return plan_controls(task, parts, _voices(config, Work(task, ())))
-
-
-def _voices(config: EvalConfig, work: Work) -> list[PlayerTerms]:
+def _players(config: EvalConfig, work: Work) -> list[PlayerTerms]:
     actor = _actor(config, work)
     named = config.players_in(work.task.name)
     return [actor, *(voice_of(config, role, who, actor) for role, who in named)]
@@ -131,55 +120,11 @@ def sampler(
     model = footprint(Path(path))
     if model is None:
         return Machine(memory=0, seconds=0.0, words=f"{path} is not counted: no checkpoint folder")
-    kind, speed = device_speed(device)
-    itemsize = number_bytes(dtype, kind, model)
-    memory = model.parameters * itemsize + model.cache_bytes(batch, longest_of(whole), itemsize)
-    prompts, replies = sum(a.prompt_tokens for a in parts), sum(a.reply_tokens for a in parts)
-    seconds = model.seconds(prompts, replies, 0, batch, speed)
-    return Machine(memory=round(memory), seconds=seconds, words=assumed(model, kind, speed.flops))
-
-
-def together(machines: Sequence[Machine]) -> Machine | None:
-    """All of them on one machine; None where nothing is known of any."""
-    if not any(one.memory for one in machines):
-        return None
-    words = "; ".join(dict.fromkeys(one.words for one in machines))
-    memory, seconds = sum(one.memory for one in machines), sum(one.seconds for one in machines)
-    return Machine(memory=memory, seconds=seconds, words=words)
-
-
-def longest_of(whole: Plan) -> int:
-    """Tokens of the longest context of a plan."""
-    return max((longest_tokens(t.longest_prompt, limit_of(whole, t.task)) for t in whole.tasks),
-               default=0)  # fmt: skip
-
-
-def limit_of(whole: Plan, task: str) -> int:
-    """Tokens of all replies of one episode's actor, about: what its context grows by."""
-    part = next(t for t in whole.tasks if t.task == task)
-    spoken = [one for one in part.asked if one.role in ("actor", "partner", "environment")]
-    return sum(one.reply_tokens for one in spoken) // max(part.episodes, 1)
-
-
-def longest_tokens(words: int, replies: int) -> int:
-    """Tokens of the longest context: its first prompt and what is said after it."""
-    return round(words * TOKENS_PER_WORD) + replies
-
-
-def number_bytes(dtype: str, kind: str, model: Footprint) -> int:
-    """Bytes of one number of the loaded model: float32 on a CPU, else as the files have it."""
-    named = {"float32": 4, "bfloat16": 2, "float16": 2}
-    return named.get(dtype, 4 if kind == "cpu" else model.itemsize)
-
-
-def assumed(model: Footprint, kind: str, flops: float) -> str:
-    """What time and memory rest on, in words."""
-    millions = model.parameters / 1e6
-    count = f"{millions / 1e3:.1f} billion" if millions >= 1e3 else f"{millions:.1f} million"
-    return (
-        f"{count} parameters on {kind} at an assumed "
-        f"{flops / 1e9:,.0f} GFLOP/s; right to a factor of two or three"
-    )
+    itemsize = model.number_bytes(dtype, device)
+    longest = max((task.longest_context for task in whole.tasks), default=0)
+    memory = model.parameters * itemsize + model.cache_bytes(batch, longest, itemsize)
+    prompt, reply = sum(a.prompt_tokens for a in parts), sum(a.reply_tokens for a in parts)
+    return model.on(device, memory, prompt=prompt, reply=reply, batch=batch)
 
 
 def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Plan:
@@ -191,25 +136,7 @@ def judging_plan(config: RolesConfig, work: Sequence[Work], opinions: int) -> Pl
         for who in config.judge
         for role in PANELS
     ]
-    whole = plan_work(work, 1, {w.task.name: [actor, *judges] for w in work})
+    load = Load(work, lambda _: [actor, *judges])
+    whole = plan_loads([load], concurrency=config.concurrency)
     tasks = [replace(t, asked=tuple(a for a in t.asked if a.role in PANELS)) for t in whole.tasks]
-    return replace(whole, tasks=tuple(tasks), concurrency=config.concurrency)
-
-
-def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
-    """One player's questions, by the words of each prompt; at most each of them is put again, and
-    answered at full length."""
-    calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
-    most = QUESTION_ATTEMPTS * tokens + (QUESTION_ATTEMPTS - 1) * calls * AGAIN
-    prices = terms.prices
-
-    def dollars(prompt: int, reply: int) -> float | None:
-        return None if prices is None else (prices[0] * prompt + prices[1] * reply) / 1e6
-
-    return PlayerLoad(
-        role=terms.role, name=terms.name, paid=terms.paid, calls=calls, usual_calls=calls,
-        prompt_tokens=tokens, reply_tokens=calls * terms.reply,
-        cost=dollars(tokens, calls * terms.reply),
-        cost_limit=dollars(most, QUESTION_ATTEMPTS * calls * terms.limit),
-        seconds=float(calls) if terms.served else 0.0,
-    )  # fmt: skip
+    return replace(whole, tasks=tuple(tasks))

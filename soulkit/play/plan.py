@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from soulkit.data.files import BadRow
 from soulkit.judge.pairwise import purposes_asked
 from soulkit.judge.structured import QUESTION_ATTEMPTS
+from soulkit.models.local.memory import Machine
 from soulkit.models.players.settings import PANELS
 from soulkit.tasks.kit.base import Control, Task
 from soulkit.types import Example, Role
@@ -119,6 +120,21 @@ class PlayerTerms:
         return min(self.limit, self.usual or USUAL[self.role])
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Rows that are played, or asked about: how often, and by which players."""
+
+    work: Sequence[Work]
+    players: Callable[[Work], Sequence[PlayerTerms]]
+    """The actor first. Roles that the task does not call are left out."""
+    label: str = ""
+    """What follows the names of the tasks."""
+    times: float = 1.0
+    """Plays of every row."""
+    controls: Sequence[tuple[Control, Example]] = ()
+    """Where given, these are asked about and no episode is played; `work` names their task."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerLoad:
     """What one player is asked for in one task. Tokens and US dollars over all its calls."""
@@ -165,14 +181,11 @@ class TaskPlan:
             counts[one.role] = counts.get(one.role, 0) + one.calls
         return counts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What the plan takes on this machine: bytes and seconds, `about` said in `words`."""
-
-    memory: int
-    seconds: float
-    words: str
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest context, about: the longest prompt and an episode's replies."""
+        spoken = sum(one.reply_tokens for one in self.asked if one.role in SPEAKERS)
+        return round(self.longest_prompt * TOKENS_PER_WORD) + spoken // max(self.episodes, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,90 +282,49 @@ def total(values: Any) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def plan_work(
-    work: Sequence[Work],
-    repeats: int,
-    players: Mapping[str, Sequence[PlayerTerms]],
-    *,
-    concurrency: int = 1,
-) -> Plan:
-    """The plan of `repeats` plays of every example.
-
-    `players` are those of each task: the actor first, then the others. Roles that
-    the task does not call are left out.
-    """
-    tasks = tuple(_plan_task(w, repeats, players[w.task.name]) for w in work)
+def plan_loads(loads: Iterable[Load], *, concurrency: int = 1) -> Plan:
+    """The plan of all `loads`; this machine is not in it."""
+    tasks = tuple(_plan_task(load, work) for load in loads for work in load.work)
     return Plan(tasks=tasks, concurrency=concurrency)
 
 
-def plan_controls(
-    task: Task, parts: Sequence[tuple[Control, Example]], players: Sequence[PlayerTerms]
-) -> TaskPlan:
-    """The plan of asking about controls of a task's rows and drafts, under a name of its own; it
-    plays no episode."""
-    words = {example.id: _mean_words(words_by_seat(task, example)) for _, example in parts}
+def in_turn(plans: Sequence[Plan]) -> Plan:
+    """Plans one after the other: times add up, memory does not."""
+    machines = [one.machine for one in plans if one.machine is not None]
+    machine = Machine(
+        memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
+        words=machines[0].words,
+    ) if machines else None  # fmt: skip
+    width = min((one.concurrency for one in plans if one.asked), default=1)
+    tasks = tuple(task for one in plans for task in one.tasks)
+    return Plan(tasks=tasks, concurrency=width, machine=machine)
+
+
+def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
+    """One player's questions, by the words of each prompt; only the cost counts second asks."""
+    calls, tokens = len(prompts), round(sum(prompts) * TOKENS_PER_WORD)
+    return replace(_priced(terms, calls, tokens, calls, tokens, QUESTION_ATTEMPTS), calls=calls)
+
+
+def _plan_task(load: Load, work: Work) -> TaskPlan:
+    task, players = work.task, load.players(work)
+    parts = load.controls or [(None, example) for example in work.examples]
+    by_seat = {example.id: words_by_seat(task, example) for _, example in parts}
+    words = {name: _mean_words(seats) for name, seats in by_seat.items()}
     loads = []
     for player in players:
-        asks = [
-            _control_ask(task, control, example, words[example.id], player)
-            for control, example in parts
-        ]
-        loads.append(_player_load(task, asks, 1, player, players))
+        asks = [_ask(task, control, row, words[row.id], player) for control, row in parts]
+        loads.append(_player_load(task, asks, load.times, player, players))
+    plays = 0.0 if load.controls else load.times
     return TaskPlan(
-        task=f"{task.name} {CONTROLS}", examples=len(words), episodes=0, prompt_words=0,
-        longest_prompt=max(words.values(), default=0),
+        task=f"{task.name} {load.label}".rstrip(),
+        examples=len(work.examples) or len(words),
+        episodes=round(plays * len(parts)),
+        prompt_words=round(plays * sum(words[row.id] for _, row in parts)),
+        longest_prompt=max((max(seats, default=0) for seats in by_seat.values()), default=0),
         asked=tuple(one for one in loads if one.calls),
-        chain=sum(one.seconds for one in loads) / max(len(parts), 1),
-    )  # fmt: skip
-
-
-def scaled(base: Plan, factor: float, label: str = "") -> Plan:
-    """The plan of `factor` times as many episodes, its tasks marked with `label`."""
-    return replace(base, tasks=tuple(_scale_task(t, factor, label) for t in base.tasks))
-
-
-def _scale_task(part: TaskPlan, factor: float, label: str) -> TaskPlan:
-    def more(value: float | None) -> float | None:
-        return None if value is None else value * factor
-
-    loads = [
-        replace(
-            one, calls=round(one.calls * factor), usual_calls=round(one.usual_calls * factor),
-            prompt_tokens=round(one.prompt_tokens * factor),
-            reply_tokens=round(one.reply_tokens * factor), cost=more(one.cost),
-            cost_limit=more(one.cost_limit), seconds=one.seconds * factor,
-        )
-        for one in part.asked
-    ]  # fmt: skip
-    return replace(
-        part, task=f"{part.task} {label}".strip(), episodes=round(part.episodes * factor),
-        prompt_words=round(part.prompt_words * factor), shared=round(part.shared * factor),
-        asked=tuple(loads),
-    )  # fmt: skip
-
-
-def on_machine(base: Plan, machine: Machine | None) -> Plan:
-    """The plan with what it takes on this machine."""
-    return replace(base, machine=machine)
-
-
-def _plan_task(work: Work, repeats: int, players: Sequence[PlayerTerms]) -> TaskPlan:
-    by_seat = [words_by_seat(work.task, example) for example in work.examples]
-    lengths = [_mean_words(words) for words in by_seat]
-    loads = [
-        _player_load(work.task, _asks(work, lengths, player), repeats, player, players)
-        for player in players
-    ]
-    episodes = repeats * len(work.examples)
-    return TaskPlan(
-        task=work.task.name,
-        examples=len(work.examples),
-        episodes=episodes,
-        prompt_words=repeats * sum(lengths),
-        longest_prompt=max((max(words, default=0) for words in by_seat), default=0),
-        asked=tuple(one for one in loads if one.calls),
-        chain=sum(one.seconds for one in loads) / max(episodes, 1),
-        shared=_shared(work, players) * repeats,
+        chain=sum(one.seconds for one in loads) / max(load.times * len(parts), 1),
+        shared=round(plays * _shared(work, players)),
     )
 
 
@@ -372,18 +344,19 @@ class Ask:
     """Role → what it says in the episode, per turn of the actor, about."""
 
 
-def _asks(work: Work, lengths: Sequence[int], player: PlayerTerms) -> list[Ask]:
-    """What an episode of each example asks of a player."""
-    task = work.task
-    return [
-        Ask(
-            _opening(task, example, words, player.role),
-            *_times(task.calls(example), player, task.pair_calls),
-            *_times(task.usual_calls(example), player, task.pair_calls),
-            _lines(task, example),
-        )
-        for example, words in zip(work.examples, lengths, strict=True)
-    ]
+def _ask(
+    task: Task, control: Control | None, example: Example, words: int, player: PlayerTerms
+) -> Ask:
+    most, usual = task.calls(example), task.usual_calls(example)
+    if control is None:
+        calls, about = (_calls_to(player, one, task.pair_calls) for one in (most, usual))
+    else:
+        calls = about = _calls_to(replace(player, each=0), control.calls, control.pair_calls)
+    return Ask(
+        _opening(task, example, words, player.role),
+        int(most.get("actor", 1)), calls, int(usual.get("actor", 1)), about,
+        _lines(task, example),
+    )  # fmt: skip
 
 
 def _opening(task: Task, example: Example, words: int, role: str) -> float:
@@ -410,19 +383,16 @@ def _shared(work: Work, players: Sequence[PlayerTerms]) -> int:
     )  # fmt: skip
 
 
-def _times(
-    role_calls: Mapping[Role, int], player: PlayerTerms, pair_calls: int
-) -> tuple[int, float]:
-    """(turns of the actor in one episode, calls of a player in it); `pair_calls` of a judge's ask
-    about a pair, and the half of them falls away where one order is drawn."""
-    of_role = {str(role): count for role, count in role_calls.items()}
+def _calls_to(player: PlayerTerms, by_role: Mapping[Role, int], pair_calls: int) -> float:
+    """Calls of a player; `pair_calls` of a judge's ask about a pair, and the half of them falls
+    away where one order is drawn."""
     dropped = pair_calls / 2 if player.role == "judge" and player.orders == "seeded" else 0
-    calls = of_role.get(player.role, 0)
-    return int(of_role.get("actor", 1)), (calls - dropped if calls else player.each)
+    calls = next((count for role, count in by_role.items() if role == player.role), 0)
+    return calls - dropped if calls else player.each
 
 
 def _player_load(
-    task: Task, asks: Sequence[Ask], repeats: int, player: PlayerTerms,
+    task: Task, asks: Sequence[Ask], plays: float, player: PlayerTerms,
     players: Sequence[PlayerTerms],
 ) -> PlayerLoad:  # fmt: skip
     others = {v.role: v for v in players}
@@ -433,13 +403,20 @@ def _player_load(
         calls, about = calls + times, about + usual
         prompts += usual * _prompt(ask.opening, ask.usual_turns, player, _each(ask, others))
         most += times * _prompt(ask.opening, ask.turns, player, _longest(others))
-    calls, about, prompts, most = (round(repeats * n) for n in (calls, about, prompts, most))
-    replies = int(about) * player.reply
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
+    return _priced(player, *(round(plays * n) for n in (about, prompts, calls, most)), tries)
+
+
+def _priced(
+    player: PlayerTerms, about: int, prompts: int, calls: int, most: int, tries: int
+) -> PlayerLoad:
+    """The load of `about` calls with `prompts` tokens, and of `calls` with `most` tokens at most,
+    each of them put `tries` times and answered at full length."""
+    replies = about * player.reply
     most = tries * most + (tries - 1) * calls * AGAIN
     return PlayerLoad(
-        role=player.role, name=player.name, calls=tries * int(calls), usual_calls=int(about),
-        prompt_tokens=int(prompts), reply_tokens=replies,
+        role=player.role, name=player.name, calls=tries * calls, usual_calls=about,
+        prompt_tokens=prompts, reply_tokens=replies,
         cost=_cost(player, prompts, replies),
         cost_limit=_cost(player, most, tries * calls * player.limit),
         seconds=about * SECONDS_PER_CALL + replies * SECONDS_PER_TOKEN if player.served else 0.0,
@@ -483,14 +460,3 @@ def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
 def _mean_words(by_seat: Sequence[int]) -> int:
     """Words of the first prompt of an acted seat, on average."""
     return round(sum(by_seat) / max(len(by_seat), 1))
-
-
-def _control_ask(
-    task: Task, control: Control, example: Example, words: int, player: PlayerTerms
-) -> Ask:
-    _, calls = _times(control.calls, replace(player, each=0), control.pair_calls)
-    turns, usual_turns = (
-        int(counts.get("actor", 1)) for counts in (task.calls(example), task.usual_calls(example))
-    )
-    opening = _opening(task, example, words, player.role)
-    return Ask(opening, turns, calls, usual_turns, calls, _lines(task, example))

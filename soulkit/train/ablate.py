@@ -346,13 +346,15 @@ def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
     """What the runs will ask for, one after the other, by method."""
-    from soulkit.train.planning import in_turn, repeated, training_plan
+    from soulkit.play.plan import in_turn
+    from soulkit.train.planning import training_plan
     from soulkit.train.setup.data import load_training_data
 
     arms = Counter(run.arm.spelling for run in runs)
     first = {run.arm.spelling: run.config for run in reversed(runs)}
-    plans = {arm: training_plan(load_training_data(first[arm])) for arm in arms}
-    return in_turn([repeated(plans[arm], seeds, arm) for arm, seeds in arms.items()])
+    return in_turn([
+        training_plan(load_training_data(first[arm]), seeds, arm) for arm, seeds in arms.items()
+    ])  # fmt: skip
 
 
 def confirm_runs(

@@ -8,36 +8,26 @@ it, else by their words. `soul plan train …` and `--dry-run` print it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
-from soulkit.eval.planning import (
-    assumed,
-    local_players,
-    longest_of,
-    number_bytes,
-    sampler,
+from soulkit.eval.planning import local_players, sampler, voice_of
+from soulkit.models.local.memory import (
+    Footprint,
+    Machine,
+    context_of,
+    device_speed,
+    footprint,
+    free_bytes,
     together,
-    voice_of,
 )
-from soulkit.models.local.memory import Footprint, context_of, device_speed, footprint, free_bytes
 from soulkit.models.players.settings import PANELS
 from soulkit.play.engine import BLIND_READS
-from soulkit.play.plan import (
-    TOKENS_PER_WORD,
-    Machine,
-    Plan,
-    PlayerTerms,
-    TaskPlan,
-    Work,
-    on_machine,
-    plan_work,
-    scaled,
-)
+from soulkit.play.plan import TOKENS_PER_WORD, Load, Plan, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.objectives.base import Objective
@@ -51,61 +41,34 @@ PER_MESSAGE = 5
 """Tokens that a chat template puts around a message, about."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Rows that a run plays: how often, and with which players."""
-
-    work: Sequence[Work]
-    players: Callable[[Work], Sequence[PlayerTerms]]
-    label: str = ""
-    repeats: int = 1
-    share: float = 1.0
-    """Of these plays, those that happen; more than 1 for more."""
-
-    def tasks(self) -> tuple[TaskPlan, ...]:
-        players = {w.task.name: self.players(w) for w in self.work}
-        return scaled(plan_work(self.work, self.repeats, players), self.share, self.label).tasks
-
-
-def training_plan(data: TrainingData) -> Plan:
-    """What the whole run will ask for."""
+def training_plan(data: TrainingData, times: float = 1.0, label: str = "") -> Plan:
+    """What the whole run will ask for, `times` over. `label` follows the names of the tasks."""
     config, work = data.config, work_of(data)
     if data.objective is None:
-        return _supervised_plan(data, work)
-    learned = _plan(config, _rollouts(config, data.objective, work))
-    watched = _plan(config, [*_dev(data), *_canaries(data), *_general(config)])
+        return _supervised_plan(data, work, times, label)
+    learned = _plan(config, _rollouts(config, data.objective, work), times, label)
+    watched = _plan(config, [*_dev(data), *_canaries(data), *_general(config)], times, label)
     whole = replace(learned, tasks=(*learned.tasks, *watched.tasks))
     trained = _machine(config, data.objective, learned)
     if trained is None:
-        return on_machine(whole, None)
-    size = (config.batch_size, config.device, "auto")
-    of_actor = [one for one in watched.asked if "actor" in (one.role, one.name)]
-    # The trained model is there already.
-    watching = replace(sampler(config.model, watched, of_actor, *size), memory=0)
-    return on_machine(whole, together([trained, watching, *local_players(config, whole, *size)]))
+        return whole
+    others = local_players(config, whole, config.batch_size, config.device, "auto")
+    return replace(whole, machine=together([trained, _sampled(config, watched), *others]))
 
 
-def in_turn(plans: Sequence[Plan]) -> Plan:
-    """Plans one after the other: times add up, memory does not."""
-    machines = [one.machine for one in plans if one.machine is not None]
-    machine = Machine(
-        memory=max(one.memory for one in machines), seconds=sum(one.seconds for one in machines),
-        words=machines[0].words,
-    ) if machines else None  # fmt: skip
-    width = min((one.concurrency for one in plans if one.asked), default=1)
-    tasks = tuple(task for one in plans for task in one.tasks)
-    return Plan(tasks=tasks, concurrency=width, machine=machine)
+def _plan(config: TrainConfig, loads: Iterable[Load], times: float, label: str) -> Plan:
+    scaled = [
+        replace(load, times=load.times * times, label=f"{load.label} {label}".strip())
+        for load in loads
+    ]
+    return plan_loads(scaled, concurrency=config.concurrency)
 
 
-def repeated(plan: Plan, times: int, label: str) -> Plan:
-    """A plan so many times in a row."""
-    machine = plan.machine and replace(plan.machine, seconds=plan.machine.seconds * times)
-    return on_machine(scaled(plan, times, label), machine)
-
-
-def _plan(config: TrainConfig, loads: Iterable[Load]) -> Plan:
-    tasks = tuple(task for load in loads for task in load.tasks())
-    return Plan(tasks=tasks, concurrency=config.concurrency)
+def _sampled(config: TrainConfig, plan: Plan) -> Machine:
+    """What the trained model takes to play a plan: its memory is counted where it is trained."""
+    asked = [one for one in plan.asked if "actor" in (one.role, one.name)]
+    machine = sampler(config.model, plan, asked, config.batch_size, config.device, "auto")
+    return replace(machine, memory=0)
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -114,20 +77,21 @@ def _plan(config: TrainConfig, loads: Iterable[Load]) -> Plan:
 def _rollouts(config: TrainConfig, objective: Objective, work: list[Work]) -> Iterator[Load]:
     """The rollouts that are learned from."""
     rows = sum(len(w.examples) for w in work)
-    share = config.steps * config.prompts_per_step * config.group_size / rows
+    times = config.steps * config.prompts_per_step * config.group_size / rows
     coached = objective.uses_feedback
-    yield Load(work, lambda w: _players(config, w, coached), "drafts", share=share)
+    yield Load(work, lambda w: _players(config, w, coached), "drafts", times)
     if objective.refines:
         told = [w for w in work if _is_coached(config, w)]
-        yield Load(told, lambda w: _players(config, w, False), "refined", share=share)
+        yield Load(told, lambda w: _players(config, w, False), "refined", times)
 
 
-def _dev(data: TrainingData) -> list[Load]:
-    """The greedy dev scores of `eval_every`."""
+def _dev(data: TrainingData, times: int | None = None) -> list[Load]:
+    """The greedy dev scores, as often as `eval_every` has them where nothing else is said."""
     config = data.config
-    times = config.steps // config.eval_every if config.eval_every else 0
+    if times is None:
+        times = config.steps // config.eval_every if config.eval_every else 0
     work = [w for w in _by_task(data.tasks, data.dev) if w.examples] if times else []
-    return [Load(work, lambda w: _players(config, w, False), "dev", times)] if work else []
+    return [Load(work, lambda w: _players(config, w, False), "dev", times)]
 
 
 def _canaries(data: TrainingData) -> list[Load]:
@@ -188,53 +152,40 @@ def _actor(config: TrainConfig, work: Work) -> PlayerTerms:
 # --- supervised training --------------------------------------------------------------------------
 
 
-def _supervised_plan(data: TrainingData, work: list[Work]) -> Plan:
+def _supervised_plan(data: TrainingData, work: list[Work], times: float, label: str) -> Plan:
     """Supervised steps ask nobody: their plan has episodes and no calls."""
-    config = data.config
-    lessons = config.steps * config.sft_batch
-    once = plan_work(work, 1, {w.task.name: () for w in work})
-    mean_prompt = once.prompt_words * TOKENS_PER_WORD / max(once.episodes, 1)
-    machine = imitation_machine(config, lessons * mean_prompt)
-    tasks = scaled(once, lessons / max(once.episodes, 1)).tasks
-    played = beside_plan(data)
+    config, lessons = data.config, data.config.steps * data.config.sft_batch
+    each = lessons / max(len(data.pool), 1)
+    lesson_plan = _plan(config, [Load(work, lambda _: (), times=each)], times, label)
+    machine = imitation_machine(config, lesson_plan.prompt_words * TOKENS_PER_WORD)
+    played = played_beside(data, times, label)
     if played is None:
-        return Plan(tasks=tasks, machine=machine)
+        return replace(lesson_plan, machine=machine)
     machines = [one for one in (machine, played.machine) if one]
-    return on_machine(replace(played, tasks=(*tasks, *played.tasks)), together(machines))
+    tasks = (*lesson_plan.tasks, *played.tasks)
+    return replace(played, tasks=tasks, machine=together(machines))
 
 
-def beside_plan(data: TrainingData) -> Plan | None:
+def played_beside(data: TrainingData, times: float = 1.0, label: str = "") -> Plan | None:
     """What is played beside supervised training: dev scores, probes, general ability; None where
     nothing is."""
-    config = data.config
-    measured = _measured_plan(config, data.measured) if data.measured else None
-    general = _plan(config, _general(config))
-    if not general.tasks:
-        return measured
-    size = (config.batch_size, config.device, "auto")
-    by_itself = sampler(config.model, general, general.asked, *size)
-    # Its memory is counted with the training; of a model that is not here nothing is known.
-    machine = replace(by_itself, memory=0) if by_itself.memory else None
-    if measured is None:
-        return on_machine(general, machine)
-    machines = [one for one in (measured.machine, machine) if one]
-    whole = replace(measured, tasks=(*measured.tasks, *general.tasks))
-    return on_machine(whole, together(machines) or machine)
-
-
-def _measured_plan(config: TrainConfig, measured: TrainingData) -> Plan:
-    """What a supervised run's dev scores and probes will ask for; a probe's model stands beside the
-    one that is trained."""
-    probe = training_plan(measured)
-    probes = config.steps // config.probe_every if config.probe_every else 0
-    each = repeated(probe, probes, "probe")
-    # The weights are scored by turns, and before probes.
-    turns = [every for every in (config.eval_every, config.probe_every) if every]
-    steps = range(1, config.steps + 1)
-    scored = sum(any(step % every == 0 for every in turns) for step in steps)
-    dev = scaled(_plan(measured.config, _dev(measured)), scored).tasks if scored else ()
-    machine = each.machine and replace(each.machine, memory=each.machine.memory * bool(probes))
-    return replace(each, tasks=(*dev, *(each.tasks if probes else ())), machine=machine)
+    config, measured = data.config, data.measured
+    loads, probe = _general(config), Plan(tasks=())
+    if measured is not None:
+        # The weights are scored by turns, and before probes.
+        turns = [every for every in (config.eval_every, config.probe_every) if every]
+        steps = range(1, config.steps + 1)
+        scored = sum(any(step % every == 0 for every in turns) for step in steps)
+        loads = [*_dev(measured, scored), *loads]
+        if probes := config.steps // config.probe_every if config.probe_every else 0:
+            probe = training_plan(measured, probes * times, f"probe {label}".rstrip())
+    sampled = _plan(config, loads, times, label)
+    tasks = (*sampled.tasks, *probe.tasks)
+    if not tasks and measured is None:
+        return None
+    # A probe's model stands beside the one that is trained.
+    machines = [one for one in (probe.machine, _sampled(config, sampled)) if one]
+    return replace(sampled, tasks=tasks, machine=together(machines))
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -377,13 +328,7 @@ def learned_text(plan: CorpusPlan) -> Iterable[str]:
 def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
     """What supervised steps on so many tokens take; None where nothing is known of the model."""
     model = footprint(Path(config.model).expanduser())
-    if model is None:
-        return None
-    kind, speed = device_speed(config.device)
-    return Machine(
-        memory=training_memory(config, model), seconds=model.seconds(0, 0, tokens, 1, speed),
-        words=assumed(model, kind, speed.flops),
-    )  # fmt: skip
+    return model and model.on(config.device, training_memory(config, model), trained=tokens)
 
 
 def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
@@ -391,28 +336,27 @@ def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machin
     model = footprint(Path(config.model))
     if model is None:
         return None
-    kind, speed = device_speed(config.device)
-    cache = model.cache_bytes(
-        config.batch_size, longest_of(learned), number_bytes(config.dtype, kind, model)
-    )
+    longest = max((task.longest_context for task in learned.tasks), default=0)
+    itemsize = model.number_bytes(config.dtype, config.device)
+    cache = model.cache_bytes(config.batch_size, longest, itemsize)
     of_actor = [one for one in learned.asked if one.role == "actor"]
     prompts = sum(one.prompt_tokens for one in of_actor) / config.group_size
     replies = sum(one.reply_tokens for one in of_actor)
     others = [one for one in learned.asked if one.name == "actor" and one.role != "actor"]
-    read, written = sum(o.prompt_tokens for o in others), sum(o.reply_tokens for o in others)
-    # Refined replies are learned from twice: as they were said, and as copies.
-    trained = prompts + (1.5 if objective.refines else 1) * replies
-    return Machine(
-        memory=training_memory(config, model) + cache,
-        seconds=model.seconds(prompts + read, replies + written, trained, config.batch_size, speed),
-        words=assumed(model, kind, speed.flops),
-    )
+    return model.on(
+        config.device, training_memory(config, model) + cache,
+        prompt=prompts + sum(one.prompt_tokens for one in others),
+        reply=replies + sum(one.reply_tokens for one in others),
+        # Refined replies are learned from twice: as they were said, and as copies.
+        trained=prompts + (1.5 if objective.refines else 1) * replies,
+        batch=config.batch_size,
+    )  # fmt: skip
 
 
 def training_memory(config: TrainConfig, model: Footprint) -> int:
     """Bytes of weights, gradients, AdamW's moments and the activations of the largest pass."""
     kind, _ = device_speed(config.device)
-    itemsize = 4 if config.full else number_bytes(config.dtype, kind, model)
+    itemsize = 4 if config.full else model.number_bytes(config.dtype, config.device)
     budget = config.tokens_per_batch or TOKENS_PER_BATCH[kind]
     # A lesson that is longer than the budget is a pass of its own.
     tokens = max(budget, config.lesson_tokens or 0)

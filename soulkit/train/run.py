@@ -28,7 +28,6 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.costs import AskUser, confirm_cost, pays
-from soulkit.play.plan import scaled
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.provenance import with_provenance
@@ -178,7 +177,7 @@ def _confirm(
     done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
     if left:
-        confirm_cost(scaled(training_plan(material), left), asking, say, ask)
+        confirm_cost(training_plan(material, left), asking, say, ask)
 
 
 def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) -> Policy | None:

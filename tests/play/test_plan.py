@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,11 @@ from soulkit.models.local.memory import Speed, device_speed, footprint
 from soulkit.play.plan import (
     AGAIN,
     USUAL,
+    Load,
+    Plan,
     PlayerTerms,
     Work,
-    plan_controls,
-    plan_work,
-    scaled,
+    plan_loads,
 )
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
@@ -41,6 +43,14 @@ def works() -> list[Work]:
     return [Work(tasks.task(n), examples(n, 4)) for n in ("tomi", "secret_keeper")]
 
 
+def plan_of(
+    work: Sequence[Work], players: Mapping[str, Sequence[PlayerTerms]], times: float = 1,
+    **others: Any,
+) -> Plan:  # fmt: skip
+    load = Load(work, lambda one: players[one.task.name], times=times, **others)
+    return plan_loads([load], concurrency=4)
+
+
 def words(work: Work) -> list[int]:
     return [sum(len(s.text.split()) for s in work.task.preview(e)) for e in work.examples]
 
@@ -48,7 +58,7 @@ def words(work: Work) -> list[int]:
 def test_calls_words_and_cost() -> None:
     work = works()
     partner = PlayerTerms(role="partner", name="p", limit=30)
-    costs = plan_work(work, 3, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, concurrency=4)
+    costs = plan_of(work, {"tomi": [ACTOR], "secret_keeper": [ACTOR, partner]}, 3)
     choice, talk = costs.tasks
     assert choice.calls == {"actor": 12} and talk.calls == {"actor": 72, "partner": 72}
     assert (costs.episodes, costs.calls) == (24, 12 + 144)
@@ -63,18 +73,15 @@ def test_calls_words_and_cost() -> None:
     assert talk.asked[0].prompt_tokens == pytest.approx(grown, abs=1)
     assert costs.unpriced == ("p",)
     assert costs.seconds == pytest.approx(sum(a.seconds for a in costs.asked) / 4)
-    assert (
-        plan_work(work[:1], 1, {"tomi": [PlayerTerms(role="actor", name="x", limit=9)]}).cost
-        is None
-    )
+    assert plan_of(work[:1], {"tomi": [PlayerTerms(role="actor", name="x", limit=9)]}).cost is None
 
 
 def test_roles_that_a_task_does_not_call_cost_nothing() -> None:
     judge = PlayerTerms(role="judge", name="j", limit=4000, prices=(1.0, 1.0), times=3)
-    costs = plan_work(works()[:1], 1, {"tomi": [ACTOR, judge]})
+    costs = plan_of(works()[:1], {"tomi": [ACTOR, judge]})
     assert [one.role for one in costs.tasks[0].asked] == ["actor"]
     coach = PlayerTerms(role="coach", name="c", limit=4000, each=1)
-    coaching = plan_work(works()[:1], 1, {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
+    coaching = plan_of(works()[:1], {"tomi": [ACTOR, coach]}).tasks[0].asked[1]
     assert (coaching.calls, coaching.reply_tokens) == (4, 4 * USUAL["coach"])
 
 
@@ -87,18 +94,23 @@ def test_other_opinions_than_the_questions_own() -> None:
 
     def counted(times: int | None) -> float:
         judge = PlayerTerms(role="judge", name="j", limit=4000, times=times)
-        load = plan_work([work], 1, {"sotopia": [ACTOR, judge]}).tasks[0].asked[1]
+        load = plan_of([work], {"sotopia": [ACTOR, judge]}).tasks[0].asked[1]
         return load.calls / QUESTION_ATTEMPTS
 
     assert [counted(times) for times in (None, 1, 2, 3)] == [12, 4, 8, 12]
 
 
-def test_a_scaled_plan() -> None:
-    base = plan_work(works()[:1], 1, {"tomi": [ACTOR]})
-    tenfold = scaled(base, 10, "drafts")
-    assert tenfold.tasks[0].task == "tomi drafts"
-    assert (tenfold.episodes, tenfold.calls) == (40, 40)
-    assert tenfold.cost == pytest.approx(10 * (base.cost or 0))
+@pytest.mark.parametrize("times", [10, 1.25, 0.5])
+def test_rows_that_are_played_more_or_less_than_once(times: float) -> None:
+    partner = PlayerTerms(role="partner", name="p", limit=30, prices=(1.0, 1.0))
+    players = {"secret_keeper": [ACTOR, partner]}
+    once, more = plan_of(works()[1:], players), plan_of(works()[1:], players, times, label="drafts")
+    assert more.tasks[0].task == "secret_keeper drafts"
+    assert (more.episodes, more.calls) == (4 * times, 48 * times)
+    for name in ("cost", "cost_limit", "prompt_words"):
+        assert getattr(more, name) == pytest.approx(times * getattr(once, name), rel=1e-3)
+    assert more.tasks[0].longest_prompt == once.tasks[0].longest_prompt
+    assert more.tasks[0].chain == pytest.approx(once.tasks[0].chain)
 
 
 # --- footprints -----------------------------------------------------------------------------------
@@ -239,7 +251,7 @@ def test_judges_count_with_their_re_asks_and_samples() -> None:
     registry = load_registry()
     work = Work(registry.task("sotopia"), examples("sotopia", 3))
     judge = PlayerTerms(role="judge", name="j", limit=100, prices=(1.0, 1.0), times=3)
-    (one,) = plan_work([work], 2, {"sotopia": [judge]}).tasks[0].asked
+    (one,) = plan_of([work], {"sotopia": [judge]}, 2).tasks[0].asked
     assert one.calls == 3 * 2 * 3 * 2  # rows, repeats, samples, tries
     assert one.reply_tokens == one.calls // 2 * 100
     assert one.usual_calls == one.calls // 2
@@ -252,12 +264,13 @@ def test_roles_that_share_turns_are_not_counted_twice() -> None:
     work = Work(load_registry().task("coser"), examples("coser", 2))
     actor, judge = (PlayerTerms(role=role, name=role, limit=100) for role in ("actor", "judge"))
     environment = replace(actor, role="environment")
-    whole = plan_work([work], 3, {"coser": [actor, environment, judge]})
+    players = [actor, environment, judge]
+    whole = plan_of([work], {"coser": players}, 3)
     (part,) = whole.tasks
     assert part.calls == {"actor": 6 * 20, "environment": 6 * 29, "judge": 6 * 4 * 2}
     assert whole.calls == 6 * (39 + 4 * 2) == whole.as_dict()["calls"]
-    assert scaled(whole, 0.5).calls == whole.calls / 2
-    assert plan_work([work], 3, {"coser": [actor]}).calls == 6 * 20
+    assert plan_of([work], {"coser": players}, 1.5).calls == whole.calls / 2
+    assert plan_of([work], {"coser": [actor]}, 3).calls == 6 * 20
 
 
 @pytest.mark.parametrize(("times", "both", "drawn"), [(None, 13, 10), (1, 6, 5), (2, 12, 10)])
@@ -268,10 +281,11 @@ def test_a_pair_that_is_asked_about_in_one_order_costs_half(
     rows = examples("mirrorbench", 2)
     judge = PlayerTerms(role="judge", name="j", limit=100, times=times)
     for terms, calls in ((judge, both), (replace(judge, orders="seeded"), drawn)):
-        (one,) = plan_work([Work(task, rows)], 1, {"mirrorbench": [terms]}).tasks[0].asked
+        (one,) = plan_of([Work(task, rows)], {"mirrorbench": [terms]}).tasks[0].asked
         assert one.usual_calls == 2 * calls and one.calls == 2 * one.usual_calls
         asks = [(control, rows[0]) for control in task.controls]
-        (beside,) = plan_controls(task, asks, [terms]).asked
+        load = Load([Work(task, ())], lambda _, terms=terms: [terms], controls=asks)
+        (beside,) = plan_loads([load]).asked
         if times is None:
             assert beside.usual_calls == (13 + 7 if terms is judge else 10 + 4)
 

@@ -14,7 +14,7 @@ from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.models.base import Cast, Player
 from soulkit.models.stand_ins import Script, ScriptedModel
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, with_draft
-from soulkit.play.plan import Work, plan_work
+from soulkit.play.plan import Load, Work, plan_loads
 from soulkit.tasks.kit.loading import LoadedExamples
 from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.types import Feedback, Record
@@ -222,7 +222,7 @@ def test_a_plan_counts_the_mean_prompt_and_names_the_longest() -> None:
     task, examples = dinner(2)
     contexts = [task.previews(example).values() for example in examples]
     words = [[sum(len(s.text.split()) for s in c) for c in several] for several in contexts]
-    (part,) = plan_work([Work(task, examples)], 1, {"dinner": ()}).tasks
+    (part,) = plan_loads([Load([Work(task, examples)], lambda _: ())]).tasks
     assert part.longest_prompt == max(max(several) for several in words)
     assert part.prompt_words == sum(round(sum(several) / 3) for several in words)
 

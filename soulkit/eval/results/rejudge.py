@@ -21,7 +21,7 @@ from typing import Any
 
 from soulkit.errors import ConfigError, RunError
 from soulkit.eval.judges.questions import no_judge_asked
-from soulkit.eval.planning import question_load, voice_of
+from soulkit.eval.planning import voice_of
 from soulkit.eval.results.recorded import (
     RecordedRun,
     UnrecordedModel,
@@ -60,7 +60,7 @@ from soulkit.models.players.settings import PANELS, RoleSettings, TaskPlayers
 from soulkit.models.stand_ins import ObservedModel
 from soulkit.models.vllm.manager import Starts, check_needs, player_servers, players_needs, terms_of
 from soulkit.play.engine import gather
-from soulkit.play.plan import Plan, PlayerTerms, TaskPlan
+from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, question_load
 from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import read_object, write_json
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,24 @@ class Speed:
 
 SPEEDS = {"cpu": Speed(30e9, 8e9), "cuda": Speed(2e14, 2e12)}
 """`cpu` is one core. Assumed, not measured: a current server core and a current data-centre GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a plan takes on this machine: bytes and seconds, `about` said in `words`."""
+
+    memory: int
+    seconds: float
+    words: str
+
+
+def together(machines: Sequence[Machine]) -> Machine | None:
+    """All of them at once on one machine; None where nothing is known of any."""
+    if not any(one.memory or one.seconds for one in machines):
+        return None
+    words = "; ".join(dict.fromkeys(one.words for one in machines))
+    memory, seconds = sum(one.memory for one in machines), sum(one.seconds for one in machines)
+    return Machine(memory=memory, seconds=seconds, words=words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,27 @@ class Footprint:
         work = 2 * self.parameters
         decode = max(work * batch / speed.flops, self.parameters * self.itemsize / speed.bandwidth)
         return (prompt + 3 * trained) * work / speed.flops + reply / batch * decode
+
+    def number_bytes(self, dtype: str, device: str) -> int:
+        """Bytes of one number of the loaded model: float32 on a CPU, else as the files have it."""
+        kind, _ = device_speed(device)
+        named = {"float32": 4, "bfloat16": 2, "float16": 2}
+        return named.get(dtype, 4 if kind == "cpu" else self.itemsize)
+
+    def on(
+        self, device: str, memory: float, *, prompt: float = 0, reply: float = 0,
+        trained: float = 0, batch: int = 1,
+    ) -> Machine:  # fmt: skip
+        """So many tokens on `device`, as in `seconds`, and what that rests on, in words."""
+        kind, speed = device_speed(device)
+        millions = self.parameters / 1e6
+        count = f"{millions / 1e3:.1f} billion" if millions >= 1e3 else f"{millions:.1f} million"
+        return Machine(
+            memory=round(memory),
+            seconds=self.seconds(prompt, reply, trained, batch, speed),
+            words=f"{count} parameters on {kind} at an assumed {speed.flops / 1e9:,.0f} GFLOP/s; "
+            "right to a factor of two or three",
+        )
 
 
 def footprint(folder: Path) -> Footprint | None:

@@ -26,7 +26,7 @@ from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Panel
 from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.play.plan import PlayerTerms, Work, plan_work
+from soulkit.play.plan import Load, PlayerTerms, Work, plan_loads
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.sim_arena.play import read_utterance
 from soulkit.tasks.sim_arena.task import FINAL_DOCUMENT
@@ -392,7 +392,7 @@ def test_a_plan_counts_the_document_and_prices_it() -> None:
     rows = tuple(synth_examples("sim_doc", 6))
     terms = [PlayerTerms(role=role, name=role, limit=100, prices=(1.0, 2.0))
              for role in ("actor", "partner", "judge")]  # fmt: skip
-    plan = plan_work([Work(arena("sim_doc"), rows)], 1, {"sim_doc": terms})
+    plan = plan_loads([Load([Work(arena("sim_doc"), rows)], lambda _: terms)])
     (part,) = plan.tasks
     questions = sum(4 if row.tags["features"] == "with" else 3 for row in rows)
     asked_again = 2 * questions  # at most: every question once more
