@@ -308,7 +308,8 @@ def question_load(terms: PlayerTerms, prompts: Sequence[int]) -> PlayerLoad:
 
 def _plan_task(load: Load, work: Work) -> TaskPlan:
     task, players = work.task, load.players(work)
-    parts = load.controls or [(None, example) for example in work.examples]
+    parts: Sequence[tuple[Control | None, Example]] = load.controls
+    parts = parts or [(None, example) for example in work.examples]
     by_seat = {example.id: words_by_seat(task, example) for _, example in parts}
     words = {name: _mean_words(seats) for name, seats in by_seat.items()}
     loads = []
@@ -404,7 +405,8 @@ def _player_load(
         prompts += usual * _prompt(ask.opening, ask.usual_turns, player, _each(ask, others))
         most += times * _prompt(ask.opening, ask.turns, player, _longest(others))
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
-    return _priced(player, *(round(plays * n) for n in (about, prompts, calls, most)), tries)
+    about, prompts, calls, most = (round(plays * n) for n in (about, prompts, calls, most))
+    return _priced(player, int(about), int(prompts), int(calls), int(most), tries)
 
 
 def _priced(

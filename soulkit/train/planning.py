@@ -328,7 +328,9 @@ def learned_text(plan: CorpusPlan) -> Iterable[str]:
 def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
     """What supervised steps on so many tokens take; None where nothing is known of the model."""
     model = footprint(Path(config.model).expanduser())
-    return model and model.on(config.device, training_memory(config, model), trained=tokens)
+    if model is None:
+        return None
+    return model.on(config.device, training_memory(config, model), trained=tokens)
 
 
 def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
