@@ -20,8 +20,7 @@ from soulkit.config import MissingSetting, section, setting
 from soulkit.errors import ConfigError, did_you_mean
 from soulkit.models.api.addresses import checked_headers, checked_url, with_address
 from soulkit.models.ledger.ledger import Mode
-from soulkit.models.players.kinds import VERSION
-from soulkit.models.players.settings import PANELS, RoleSettings
+from soulkit.models.players.settings import PANELS, VERSION, RoleSettings
 from soulkit.play.settings import TASKS_OR_SUITE, PlayConfig, chosen_rows, configured_tasks
 from soulkit.types import Sampling
 

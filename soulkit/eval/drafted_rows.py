@@ -30,9 +30,8 @@ from soulkit.judge.structured import ask
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, Totals
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.players.kinds import FORMS
 from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
-from soulkit.models.players.settings import RoleSettings
+from soulkit.models.players.settings import FORMS, RoleSettings
 from soulkit.models.vllm.manager import Starts, player_servers
 from soulkit.play.costs import AskUser, confirm_cost, pays
 from soulkit.play.engine import gather

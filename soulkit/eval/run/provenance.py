@@ -43,9 +43,8 @@ from soulkit.models.api.addresses import OPENAI_URL
 from soulkit.models.local.loading import adapter_folder, commit_of
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.players.kinds import basis_of, revision_of
 from soulkit.models.players.players import Players
-from soulkit.models.players.settings import RoleSettings
+from soulkit.models.players.settings import RoleSettings, basis_of, revision_of
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run, is_run, read_config
 from soulkit.runs.jsonl import has_lines, read_object, write_json

@@ -8,9 +8,16 @@ import pytest
 
 from soulkit.errors import ConfigError
 from soulkit.models.api.prices import load_prices
-from soulkit.models.players.kinds import FORMS, KINDS, ActorKind, KindName, is_spec
 from soulkit.models.players.players import Players
-from soulkit.models.players.settings import RoleSettings, parse_spec
+from soulkit.models.players.settings import (
+    FORMS,
+    KINDS,
+    ActorKind,
+    KindName,
+    RoleSettings,
+    is_spec,
+    parse_spec,
+)
 
 WRITTEN = {
     "endpoint": "endpoint:m@http://localhost:1/v1", "local": "local:folder",
