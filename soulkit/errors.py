@@ -45,6 +45,13 @@ class DataError(UserError):
     """A data file is missing, unreadable, of the wrong shape, or empty."""
 
 
+class RowError(DataError):
+    """One row cannot be used."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why, "Mend the row, or leave it out.")
+
+
 class ModelLoadError(UserError):
     """A model folder or endpoint cannot be used."""
 

@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.data.files import ROW_SUFFIXES, BadRow, RawRow, read_rows
+from soulkit.data.files import ROW_SUFFIXES, BadRecord, BadRow, RawRow, read_rows
 from soulkit.data.literals import structure
-from soulkit.errors import DataError
+from soulkit.errors import DataError, RowError
 
 MESSAGE_ROLES = ("user", "assistant", "system")
 """`system` is an instruction that a recorded chat began with: part of it, and said by nobody."""
@@ -35,7 +35,7 @@ ChatMessage = dict[str, str]
 
 
 def conversation(value: Any, column: str, source: str = "") -> list[ChatMessage]:
-    """`value` as messages; DataError unless it is a list of them in which the user says something.
+    """`value` as messages; RowError unless it is a list of them in which the user says something.
 
     A message may be blank, and one role may speak twice in a row: both occur in recorded chats.
     """
@@ -57,12 +57,9 @@ def _message(item: Any, number: int, column: str, source: str) -> ChatMessage:
     return {"role": role, "content": content}
 
 
-def _no_conversation(column: str, source: str, why: str) -> DataError:
-    return DataError(
-        f"{source or 'row'}: '{column}' should hold a conversation.",
-        why,
-        "Write a list of messages, each with role (user or assistant) and content.",
-    )
+def _no_conversation(column: str, source: str, why: str) -> RowError:
+    what = f"{source or 'row'}: '{column}' should hold a conversation."
+    return RowError(what, f"{why} Each message has role and content.")
 
 
 def alternate(user: Sequence[str], assistant: Sequence[str]) -> list[ChatMessage]:
@@ -110,10 +107,6 @@ class Chat:
         return [m["content"] for m in self.messages if m["role"] == "user"]
 
 
-class _NoChat(Exception):
-    """This record holds no chat; the message says why."""
-
-
 def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
     """The chats of a file and the records without one; DataError when nothing in it is a chat."""
     raw, bad = read_rows(path)
@@ -122,7 +115,7 @@ def read_chats(path: Path) -> tuple[list[Chat], list[BadRow]]:
     for record, make in _groups(raw, names):
         try:
             chats.append(make(record))
-        except _NoChat as error:
+        except BadRecord as error:
             bad.append(BadRow(record.source, str(error)))
     if not chats:
         first = f"{bad[0].source}: {bad[0].why}." if bad else "It holds no record."
@@ -150,14 +143,6 @@ def holds_chats(path: Path, columns: Container[str] = ()) -> bool:
     return not any(name in columns for name in names)
 
 
-def chat_in(record: RawRow) -> Chat | str:
-    """The chat that stands in one record, or why there is none."""
-    try:
-        return _listed(record)
-    except _NoChat as error:
-        return str(error)
-
-
 def _groups(
     raw: Sequence[RawRow], names: frozenset[str]
 ) -> Iterator[tuple[RawRow, Callable[[RawRow], Chat]]]:
@@ -176,18 +161,18 @@ def _groups(
             if not record.fields.get("parent_id"):
                 yield record, partial(_tree, root=record.fields, children=children)
     else:
-        yield from ((record, _listed) for record in raw)
+        yield from ((record, chat_in) for record in raw)
 
 
-def _listed(record: RawRow) -> Chat:
-    """A chat that stands in one record."""
+def chat_in(record: RawRow) -> Chat:
+    """The chat that stands in one record; BadRecord where there is none."""
     root = structure(record.fields.get("prompt"))
     if isinstance(root, Mapping) and isinstance(root.get("replies"), list):
         return _tree(record, root, {})
     values = (structure(record.fields.get(name)) for name in COLUMNS)
     items = next((v for v in values if isinstance(v, list | tuple) and v), None)
     if items is None:
-        raise _NoChat(f"it has no list of messages under {', '.join(COLUMNS)}")
+        raise BadRecord(f"it has no list of messages under {', '.join(COLUMNS)}")
     if any(isinstance(item, Mapping) and "if_chosen" in item for item in items):
         return _chat(record, _chosen(items), "branches")
     return _chat(record, items, "messages")
@@ -198,7 +183,7 @@ def _chosen(items: Iterable[Any]) -> list[Mapping[str, Any]]:
     turns: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
     for item in items:
         if not isinstance(item, Mapping):
-            raise _NoChat(f"an entry of its history is {item!r:.60}")
+            raise BadRecord(f"an entry of its history is {item!r:.60}")
         turns.setdefault((item.get("turn"), _role(item)), []).append(item)
     return [_best(replies) for replies in turns.values()]
 
@@ -254,13 +239,13 @@ def _chat(record: RawRow, items: Iterable[Any], layout: Layout) -> Chat:
         if not role:
             continue
         if not content:
-            raise _NoChat(f"message {len(messages) + 1} of its conversation ({role}) is blank")
+            raise BadRecord(f"message {len(messages) + 1} of its conversation ({role}) is blank")
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += f"\n{content}"
         else:
             messages.append({"role": role, "content": content})
     if not any(message["role"] == "user" for message in messages):
-        raise _NoChat("its person says nothing")
+        raise BadRecord("its person says nothing")
     fields = record.fields
     key = next((str(fields[name]) for name in _KEYS if fields.get(name)), record.source)
     person = next((str(fields[name]) for name in _PEOPLE if fields.get(name)), "")
@@ -278,7 +263,7 @@ def _role(item: Any) -> str:
         return "assistant"
     if role == "system":
         return ""
-    raise _NoChat(f"nobody knows who says {item!r:.60}")
+    raise BadRecord(f"nobody knows who says {item!r:.60}")
 
 
 def _content(item: Mapping[str, Any]) -> str:

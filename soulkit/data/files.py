@@ -54,6 +54,10 @@ class BadRow:
     why: str
 
 
+class BadRecord(Exception):
+    """This one record is no row, chat or lesson; the message says why."""
+
+
 class UnusableFile(DataError):
     """A file that is missing, damaged or empty, or that is laid out as no list of rows."""
 

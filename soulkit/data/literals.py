@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.types import Protocol
 
 # A letter, a full stop, and text without commas, up to the next lettered option or the end.
@@ -89,10 +89,8 @@ def item_text(value: Any, what: str) -> str:
     DataError for a list or an object: written out, its brackets and keys would pass for words.
     """
     if isinstance(value, Mapping | list | tuple):
-        raise DataError(
-            f"One of the row's {what} is no text.",
-            f"It is {type(value).__name__} {value!r:.60}.",
-            "Write plain texts; the column may be nested otherwise than it used to be.",
+        raise RowError(
+            f"One of the row's {what} is no text.", f"It is {type(value).__name__} {value!r:.60}."
         )
     return "" if value is None else str(value).strip()
 

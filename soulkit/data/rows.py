@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from soulkit.data.files import RawRow, without_absent
 from soulkit.data.literals import literal_list, structure
-from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.errors import ConfigError, DataError, RowError, did_you_mean
 from soulkit.text import join_and, one_line
 from soulkit.types import Example
 from soulkit.types import row_id as row_id
@@ -89,12 +89,8 @@ def _canonical(value: Any) -> Any:
         return {str(k): _canonical(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
-    raise DataError(
-        f"A row holds {value!r:.60}, which has no canonical form.",
-        "Rows are named by their content, so that every value must be text, a finite number, a "
-        "truth value, a list or a mapping.",
-        "Convert the value, or leave it out.",
-    )
+    what = f"A row holds {value!r:.60}, which has no canonical form."
+    raise RowError(what, "A value is text, a finite number, a truth value, a list or a mapping.")
 
 
 def share_of(salt: str, key: str) -> float:
@@ -147,11 +143,8 @@ def with_unpacked(row: Mapping[str, Any], names: Sequence[str], source: str) -> 
             continue
         inner = structure(packed)
         if not isinstance(inner, Mapping):
-            raise DataError(
-                f"{source or 'row'}: '{name}' should hold an object, or the JSON text of one.",
-                f"It holds {type(packed).__name__} {packed!r:.60}.",
-                "Mend the row, or leave it out.",
-            )
+            what = f"{source or 'row'}: '{name}' should hold an object, or the JSON text of one."
+            raise RowError(what, f"It holds {type(packed).__name__} {packed!r:.60}.")
         opened |= without_absent(inner)
     return opened
 
@@ -229,11 +222,8 @@ def _near(a: str, b: str) -> bool:
 def _convert(name: str, value: Any, column: Column, source: str) -> Any:
     converted = _READ[column.type](value)
     if converted is None:
-        raise DataError(
-            f"{source or 'row'}: the column '{name}' should hold {_EXPECTED[column.type]}.",
-            f"It holds {type(value).__name__} {value!r:.60}.",
-            "Mend the row, or leave it out.",
-        )
+        what = f"{source or 'row'}: the column '{name}' should hold {_EXPECTED[column.type]}."
+        raise RowError(what, f"It holds {type(value).__name__} {value!r:.60}.")
     return converted
 
 

@@ -171,7 +171,7 @@ def test_features_that_say_nothing_are_left_out() -> None:
     complete = [{"Feature Name": "Tone", "Feature Question": "How?"}]
     assert features([full, *empty], "x") == features(json.dumps([full]), "x") == complete
     assert features(empty, "x") is features(None, "x") is features("", "x") is None
-    with pytest.raises(DataError, match="list of features"):
+    with pytest.raises(DataError, match="list of objects"):
         features("warm", "x")
 
 

@@ -26,9 +26,9 @@ import numpy as np
 
 from soulkit.data.contamination import Passage, RowMatch
 from soulkit.data.corpora.file_rows import source_rows
-from soulkit.data.corpora.lessons import ChatRow, Unusable, conversation_of
+from soulkit.data.corpora.lessons import ChatRow, conversation_of
 from soulkit.data.corpora.settings import AnySource, source_settings
-from soulkit.data.files import BadRow, SourcedRow
+from soulkit.data.files import BadRecord, BadRow, SourcedRow
 from soulkit.data.near_duplicates import (
     THRESHOLD,
     NearIndex,
@@ -100,13 +100,13 @@ def _conversations(source: AnySource, report: Duplicates) -> Iterator[tuple[str,
         report.rows += 1
         try:
             yield key, _conversation(key, row)
-        except Unusable as error:
+        except BadRecord as error:
             report.bad.append(BadRow(key, str(error)))
 
 
 def _conversation(key: str, row: Any) -> ChatRow:
     if isinstance(row, BadRow):
-        raise Unusable(row.why)
+        raise BadRecord(row.why)
     return conversation_of(row, key)
 
 
@@ -181,7 +181,7 @@ def find_leaks(
         report.chats += 1
         try:
             spoken = [u.text for u in _conversation(key, row).utterances]
-        except Unusable as error:
+        except BadRecord as error:
             report.bad.append(BadRow(key, str(error)))
             continue
         _compare(key, phrases_of(folded_words(spoken)), texts, threshold, report)

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from soulkit.data.chats import COLUMNS, chat_in
 from soulkit.data.corpora.settings import ASSISTANT, HUMAN
-from soulkit.data.files import RawRow, flatten
+from soulkit.data.files import BadRecord, RawRow, flatten
 from soulkit.data.literals import structure
 from soulkit.text import one_line
 from soulkit.types import Segment
@@ -41,10 +41,6 @@ _ROLES = {
 }
 _SPEAKERS = ("role", "from", "speaker", "name", "author")
 _WORDS = ("content", "value", "text")
-
-
-class Unusable(Exception):
-    """This row is no lesson; the message says why, in words that are the same for its like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +74,17 @@ class ChatRow:
 
 
 def conversation_of(row: Any, place: str) -> ChatRow:
-    """What one row of a file holds; Unusable where that is no conversation.
+    """What one row of a file holds; BadRecord where that is no conversation.
 
     `place` is `file:row`.
     """
     try:
         fields = flatten(row)
     except ValueError as error:
-        raise Unusable(str(error)) from error
+        raise BadRecord(str(error)) from error
     utterances = (*_prompt(fields), *(u for i in _items(fields, place) for u in _utterances(i)))
     if not utterances:
-        raise Unusable("its conversation is empty")
+        raise BadRecord("its conversation is empty")
     return ChatRow(
         utterances,
         _text_field(fields, "data_source"),
@@ -116,23 +112,20 @@ def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
     items = next((v for v in values if isinstance(v, list | tuple) and v), None)
     branches = items is not None and any(isinstance(i, Mapping) and "if_chosen" in i for i in items)
     if branches or (items is None and isinstance(structure(fields.get("prompt")), Mapping)):
-        chat = chat_in(RawRow(dict(fields), place))
-        if isinstance(chat, str):
-            raise Unusable(chat)
-        return list(chat.messages)
+        return list(chat_in(RawRow(dict(fields), place)).messages)
     if items is None:
-        raise Unusable(f"it has no list of messages under {', '.join(COLUMNS)}")
+        raise BadRecord(f"it has no list of messages under {', '.join(COLUMNS)}")
     return list(items)
 
 
 def _utterances(item: Any) -> Iterator[ChatLine]:
     if not isinstance(item, Mapping):
-        raise Unusable("one of its messages is no object")
+        raise BadRecord("one of its messages is no object")
     words = {k: item[k].strip() for k in _SPEAKERS if isinstance(item.get(k), str)}
     names = frozenset(word.casefold() for word in words.values() if word)
     role = next((_ROLES[n] for k in _SPEAKERS if (n := words.get(k, "").lower()) in _ROLES), "")
     if not names:
-        raise Unusable("one of its messages does not say who speaks")
+        raise BadRecord("one of its messages does not say who speaks")
     labels = (words.get(key) for key in ("name", "speaker", "author", "from", "role"))
     speaker = next((label for label in labels if label), "")
     text, marks = _words_of(item)
@@ -152,7 +145,7 @@ def _exact_ids(item: Mapping[str, Any]) -> tuple[int, ...]:
     if ids is None:
         return ()
     if not isinstance(ids, list | tuple) or not all(type(i) is int and i >= 0 for i in ids):
-        raise Unusable("its token_ids are no list of ids")
+        raise BadRecord("its token_ids are no list of ids")
     return tuple(ids)
 
 
@@ -313,14 +306,14 @@ class _Part:
 
 
 def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str) -> Lesson:
-    """The lesson of one conversation; Unusable where nothing can be learned from it."""
+    """The lesson of one conversation; BadRecord where nothing can be learned from it."""
     if conversation.evaluation_only:
-        raise Unusable("it is marked evaluation_only: nobody trains on it")
+        raise BadRecord("it is marked evaluation_only: nobody trains on it")
     system, spoken = _system(conversation.utterances, shape.strip_system)
     parts = _joined([part for u in spoken if (part := _part(u, shape)) is not None])
     last = max((n for n, part in enumerate(parts) if part.trained), default=-1)
     if last < 0:
-        raise Unusable(_nobody(shape.side))
+        raise BadRecord(_nobody(shape.side))
     crowd = len({piece.label for part in parts if part.role == "user" for piece in part.pieces}) > 1
     labelled = crowd and shape.side not in (HUMAN, ASSISTANT)
     segments, trained = _segments(parts[: last + 1], shape, labelled)
@@ -362,7 +355,7 @@ def _part(utterance: ChatLine, shape: LessonShape) -> _Part | None:
         return _Part("user", (piece,)) if seen else None
     if not utterance.text and utterance.trained:
         only = f": it is only {utterance.marks[0]}" if utterance.marks else ""
-        raise Unusable(f"a message that is to be learned has no words{only}")
+        raise BadRecord(f"a message that is to be learned has no words{only}")
     if not utterance.text:
         return None
     ids = () if shape.side == HUMAN else utterance.token_ids
@@ -373,7 +366,7 @@ def _is_learned(utterance: ChatLine, side: str) -> bool:
     if side not in (HUMAN, ASSISTANT):
         return utterance.role != "tool" and side.strip().casefold() in utterance.names
     if not utterance.role:
-        raise Unusable("its speakers have names, and none says who is the person: --side NAME")
+        raise BadRecord("its speakers have names, and none says who is the person: --side NAME")
     return utterance.role == ("user" if side == HUMAN else "assistant")
 
 
@@ -394,7 +387,7 @@ def _joined(parts: Sequence[_Part]) -> list[_Part]:
         if before is None or before.role != part.role or before.trained != part.trained:
             joined.append(part)
         elif before.token_ids or part.token_ids:
-            raise Unusable("two replies in a row, and one of them has exact ids")
+            raise BadRecord("two replies in a row, and one of them has exact ids")
         else:
             joined[-1] = replace(before, pieces=(*before.pieces, *part.pieces))
     return joined

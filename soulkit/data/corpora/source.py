@@ -22,7 +22,6 @@ from soulkit.data.corpora.lessons import (
     LAYOUTS,
     Lesson,
     LessonShape,
-    Unusable,
     conversation_of,
     lesson_from,
     nearest_layout,
@@ -37,7 +36,7 @@ from soulkit.data.corpora.settings import (
     rule_for,
     source_files,
 )
-from soulkit.data.files import BadRow, SourcedRow
+from soulkit.data.files import BadRecord, BadRow, SourcedRow
 from soulkit.errors import ConfigError, DataError
 from soulkit.text import one_line
 
@@ -274,7 +273,7 @@ class LessonSource:
             if len(self._speakers) < SPEAKERS:
                 self._speakers.update(one_line(u.speaker, 40) for u in conversation.utterances)
             return lesson_from(conversation, self._shape(mark, key), source, key)
-        except Unusable as error:
+        except BadRecord as error:
             self._odd = self._odd or (key, row)
             left_out(str(error), key)
             return None

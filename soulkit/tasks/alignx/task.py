@@ -26,7 +26,7 @@ from typing import Any
 
 from soulkit.data.literals import structure
 from soulkit.data.rows import content_hash
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
 from soulkit.tasks.kit.base import READABLE
@@ -84,11 +84,8 @@ class AlignX(ChoiceTask):
         """DataError on a row in which no reply can be the preferred one."""
         check_texts(fields)
         if fields["chosen"].strip() == fields["rejected"].strip():
-            raise DataError(
-                "The row's two replies say the same.",
-                "Neither of two equal replies can be the preferred one.",
-                "Mend the row, or leave it out.",
-            )
+            what = "The row's two replies say the same."
+            raise RowError(what, "Neither of two equal replies can be the preferred one.")
 
     def _shown(
         self, fields: Mapping[str, Any], column: str, count: int
@@ -210,11 +207,8 @@ def check_texts(fields: Mapping[str, Any]) -> None:
     """DataError on a row without a post or one of its replies."""
     blank = [name for name in _REPLIES if not str(fields[name]).strip()]
     if blank:
-        raise DataError(
-            f"The row's {' and '.join(blank)} is blank.",
-            "A post and two replies are needed to ask which reply is preferred.",
-            "Mend the row, or leave it out.",
-        )
+        what = f"The row's {' and '.join(blank)} is blank."
+        raise RowError(what, "A post and two replies are needed to ask which reply is preferred.")
 
 
 def describe(value: Any) -> str:
@@ -235,11 +229,8 @@ def items_of(fields: Mapping[str, Any], column: str, count: int) -> tuple[dict[s
     entries = [structure(item) for item in value] if isinstance(value, list | tuple) else [None]
     items = [item for item in entries if isinstance(item, Mapping)]
     if len(items) < len(entries):
-        raise DataError(
-            f"The row's '{column}' is no list of objects.",
-            f"Each item should have {', '.join(EVIDENCE[column])}; found {value!r:.60}.",
-            "Mend the row, or leave it out.",
-        )
+        why = f"Each item should have {', '.join(EVIDENCE[column])}; found {value!r:.60}."
+        raise RowError(f"The row's '{column}' is no list of objects.", why)
     shown = [
         {k: describe(item.get(k)) for k in EVIDENCE[column]} for item in items[: max(count, 0)]
     ]

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.data.literals import literal_list
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.runs.records import drafts
-from soulkit.tasks.kit.choice import LetteredTask, gold_error, opening, read_options, read_state
+from soulkit.tasks.kit.choice import LetteredTask, check_gold, opening, read_options, read_state
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Example, Record, Score
@@ -50,9 +50,8 @@ class BehaviorChain(LetteredTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         options = read_options(fields.get("options_dict"), fields.get("options"))
         letter = str(fields.get("right_option_letter") or "").strip().upper()
-        error = gold_error(letter, options)
-        if error and self.protocol == "paper":
-            raise error
+        if self.protocol == "paper":
+            check_gold(letter, options)
         steps = _steps(fields.get("prior_chain"))
         written = _chain_text(steps) if steps else str(fields.get("prior_chain_text") or "")
         return {
@@ -140,20 +139,17 @@ def _steps(value: Any) -> list[tuple[str, str]]:
     steps = literal_list(value)
     if steps is None:
         if isinstance(value, str) and value.strip():
-            raise _bad_chain(value)
+            raise _unreadable_chain(value)
         return []
     for step in steps:
         if not isinstance(step, Mapping):
-            raise _bad_chain(step)
+            raise _unreadable_chain(step)
     return [(str(s.get("context") or ""), str(s.get("behavior") or "")) for s in steps]
 
 
-def _bad_chain(value: Any) -> DataError:
-    return DataError(
-        "The chain of earlier behaviours cannot be read.",
-        f"It holds {value!r:.60}, which is no list of contexts with behaviours.",
-        "Mend prior_chain, or give it as text under prior_chain_text.",
-    )
+def _unreadable_chain(value: Any) -> RowError:
+    what = "The chain of earlier behaviours cannot be read."
+    return RowError(what, f"It holds {value!r:.60}, which is no list of contexts with behaviours.")
 
 
 def _chain_text(steps: Sequence[tuple[str, str]]) -> str:

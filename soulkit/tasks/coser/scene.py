@@ -38,7 +38,7 @@ from typing import Any
 from typing import Protocol as Interface
 
 from soulkit.data.literals import literal_list, structure
-from soulkit.errors import DataError, UnreadableVerdict
+from soulkit.errors import RowError, UnreadableVerdict
 from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeMaterial, VerdictShape, read_shape
 from soulkit.judge.verdict import remove_think, spoken
@@ -318,52 +318,35 @@ def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """A row that can be played; DataError for any other."""
     names = characters(fields)
     if not names:
-        raise _unusable("nobody speaks in it", "speaking_characters_w_env names no character.")
+        why = "speaking_characters_w_env names no character."
+        raise RowError("Nobody speaks in the row.", why)
     if reserved := [name for name in names if name in READERS]:
-        raise _unusable(
-            f"a character is called '{reserved[0]}'",
-            "The word says who may read a field, so that nobody at the table can be called so.",
-        )
+        what = f"A character of the row is called '{reserved[0]}'."
+        raise RowError(what, "The word says who may read a field, and is no name of a seat.")
     if taken := [name for name in names if name in (UNCLEAR, END)]:
-        raise _unusable(
-            f"a character is called '{taken[0]}'",
-            "So the model that names the next speaker says something else, and nobody could be "
-            "called by that name.",
-        )
+        what = f"A character of the row is called '{taken[0]}'."
+        raise RowError(what, "The model that names the next speaker says something else with it.")
     if not names_in(fields["major_characters"]):
-        raise _unusable("it has no major_characters", "Their fidelity is what is judged.")
+        raise RowError("The row has no major_characters.", "Their fidelity is what is judged.")
     lines = fields["dialogues"]
     if not lines or not all(map(is_message, lines)):
-        raise _unusable(
-            "its dialogues are no list of messages",
-            "Each message needs a 'character' and a 'message', both text.",
-        )
+        why = "Each message needs a 'character' and a 'message', both text."
+        raise RowError("The row's dialogues are no list of messages.", why)
     if not _filled_object(fields.get("plot")):
-        raise _unusable(
-            "its plot is no object, or an empty one", "Its summary is what judges compare with."
-        )
+        what = "The row's plot is no object, or an empty one."
+        raise RowError(what, "Its summary is what judges compare with.")
     if not _filled_object(fields.get("character_profiles")):
-        raise _unusable(
-            "its character_profiles are no object, or an empty one",
-            "A character that nobody describes cannot be played.",
-        )
+        what = "The row's character_profiles are no object, or an empty one."
+        raise RowError(what, "A character that nobody describes cannot be played.")
     replayed = fields.get("continue_from") or 0
     if not 0 <= replayed < len(lines):
-        raise _unusable(
-            f"it continues from message {replayed}",
-            f"It has {len(lines)} messages, and somebody must be left to say one.",
-        )
+        what = f"The row continues from message {replayed}."
+        raise RowError(what, f"It has {len(lines)} messages, and one must be left to say.")
     following = lines[replayed]["character"].strip()
     if replayed and following not in speakers(fields):
-        raise _unusable(
-            f"it continues from message {replayed}, and {following} would be next",
-            "speaking_characters_w_env does not list that name, so that nobody can play it.",
-        )
+        what = f"The row continues from message {replayed}, and {following} would be next."
+        raise RowError(what, "speaking_characters_w_env does not list that name.")
     return fields
-
-
-def _unusable(what: str, why: str) -> DataError:
-    return DataError(f"The row cannot be used: {what}.", why, "Mend the row, or leave it out.")
 
 
 def _filled_object(value: Any) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError, RowError
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import Opinion, ask_several
@@ -107,11 +107,8 @@ class Coser(Task):
         """DataError for a scene that cannot be played."""
         checked = checked_fields(fields)
         if int(fields.get("continue_from") or 0) >= self.max_rounds:
-            raise DataError(
-                f"The row continues from message {fields['continue_from']}.",
-                f"A scene ends after {self.max_rounds} messages, so that nothing would be played.",
-                "Write a smaller continue_from, or leave the row out.",
-            )
+            why = f"A scene ends after {self.max_rounds} messages: nothing would be played."
+            raise RowError(f"The row continues from message {fields['continue_from']}.", why)
         return checked
 
     def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:

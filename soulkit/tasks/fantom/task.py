@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from soulkit.data.literals import parse_candidates
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import has_word, named_options, plain, tagged_letter, tagged_text
 from soulkit.metrics.text import answer_words, token_f1
@@ -131,9 +131,9 @@ class Fantom(ChoiceTask):
         kind = str(fields["question_type"])
         form = answer_form(kind, free=self.free_beliefs)
         if form is None:
-            raise _unusable(f"The question type '{kind}' is not known.", "It decides the scoring.")
+            raise RowError(f"The question type '{kind}' is not known.", "It decides the scoring.")
         if not question:
-            raise _unusable("The row asks nothing.", "It has neither question nor its long form.")
+            raise RowError("The row asks nothing.", "It has neither question nor its long form.")
         prepared = {**fields, "complete_question": str(question), "form": form}
         self.check(prepared, form)
         return prepared
@@ -469,21 +469,17 @@ def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
     """DataError on a row that nobody could answer rightly."""
     gold = fields["correct_answer"]
     if not str(fields.get("context") or "").strip():
-        raise _unusable("The row has no conversation.", "All its questions are about one.")
+        raise RowError("The row has no conversation.", "All its questions are about one.")
     if form == "choice" and _gold_letter(gold) not in _options(fields):
-        raise _unusable(
+        raise RowError(
             f"The gold answer '{gold}' is no option's place.", "Lettered golds count from 0."
         )
     if form == "yes_no" and not _gold_polarity(gold):
-        raise _unusable(f"The gold answer '{gold}' is neither yes nor no.", "Nothing can match it.")
+        raise RowError(f"The gold answer '{gold}' is neither yes nor no.", "Nothing can match it.")
     # An empty list is the gold of a question about people whom nobody is one of.
     nobody = form == "names" and gold == []
     if not nobody and (not str(gold).strip() or gold in ([], {})):
-        raise _unusable("The gold answer is blank.", "Nothing can match it.")
-
-
-def _unusable(what: str, why: str) -> DataError:
-    return DataError(what, why, "Mend the row, or leave it out.")
+        raise RowError("The gold answer is blank.", "Nothing can match it.")
 
 
 _LETTER = re.compile(r"\(?([a-d])\)?\.?")

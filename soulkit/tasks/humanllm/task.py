@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soulkit.data.literals import first_message, item_text
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_text
 from soulkit.tasks.kit.choice import UNREAD_OPENINGS, ChoiceTask, read_state
@@ -62,17 +62,12 @@ class HumanLLM(ChoiceTask):
     def check(self, candidates: Sequence[str]) -> None:
         """DataError on candidates that cannot all be shown and ranked."""
         if not all(candidates):
-            raise DataError(
-                f"The row's candidate {candidates.index('') + 1} is blank.",
-                "What has no name can be neither shown nor bought.",
-                "Mend the row, or leave it out.",
-            )
+            what = f"The row's candidate {candidates.index('') + 1} is blank."
+            raise RowError(what, "It can be neither shown nor bought.")
         if not N_RANKED <= len(candidates) <= len(_LETTERS):
-            raise DataError(
+            raise RowError(
                 f"The row has {len(candidates)} candidates.",
-                f"Five of them are ranked by the letters A to T: there must be {N_RANKED} to "
-                f"{len(_LETTERS)}.",
-                "Mend the row, or leave it out.",
+                f"Five are ranked by the letters A to T: {N_RANKED} to {len(_LETTERS)} are needed.",
             )
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
@@ -194,11 +189,8 @@ _FORM = "Use all five places: a near miss in the second place still earns half."
 
 def _check_gold(candidates: Sequence[str], index: int) -> None:
     if not 0 <= index < len(candidates):
-        raise DataError(
-            f"The row's answer_index {index} is none of its {len(candidates)} candidates.",
-            "The gold is a place in the list of candidates, counted from 0.",
-            "Mend the row, or leave it out.",
-        )
+        what = f"The row's answer_index {index} is none of its {len(candidates)} candidates."
+        raise RowError(what, "The gold is a place in the list of candidates, counted from 0.")
 
 
 def _text(fields: Mapping[str, Any]) -> str:
@@ -207,12 +199,8 @@ def _text(fields: Mapping[str, Any]) -> str:
     if not text.strip():
         text = first_message(fields.get("conversations")) or ""
     if not text.strip():
-        raise DataError(
-            "The row has no prompt.",
-            "Person and history are read from 'prompt_text' or from the first message of "
-            "'conversations'.",
-            "Mend the row, or leave it out.",
-        )
+        why = "It is read from 'prompt_text' or from the first message of 'conversations'."
+        raise RowError("The row has no prompt.", why)
     return text
 
 

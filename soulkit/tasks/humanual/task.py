@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from soulkit.data.literals import structure
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView, echoes_reference
 from soulkit.judge.quoting import fence
@@ -136,11 +136,8 @@ class Humanual(ChoiceTask):
         """DataError on a row that cannot be scored."""
         for name in ("persona", "prompt", "completion"):
             if not str(fields[name]).strip():
-                raise DataError(
-                    f"The row's {name} is empty.",
-                    "Without it there is nobody to be, nothing to answer, or nothing to compare.",
-                    "Mend the row, or leave it out.",
-                )
+                what = f"The row's {name} is empty."
+                raise RowError(what, "Persona, prompt and completion are all needed.")
 
     def calls(self, example: Example) -> dict[Role, int]:
         return {"actor": 1, "judge": 1}

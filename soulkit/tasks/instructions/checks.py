@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.structured import STRICT
 
 LONGEST = 50_000
@@ -284,10 +284,10 @@ def refuse_unreadable(checks: Any) -> None:
     listed = isinstance(checks, list | tuple) and bool(checks)
     broken = [check for check in checks if not _is_check(check)] if listed else [checks]
     if broken:
-        raise DataError(
+        raise RowError(
             f"A row's checks cannot be used: {json.dumps(broken[0], default=str)[:120]}.",
-            "A check is an object with its kind and the arguments that this kind takes.",
-            f'Write {{"kind": "words", "least": 5, "most": 9}}; kinds: {", ".join(KINDS)}.',
+            'A check looks like {"kind": "words", "least": 5, "most": 9}; '
+            f"kinds: {', '.join(KINDS)}.",
         )
 
 

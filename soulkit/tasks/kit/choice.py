@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from soulkit.data.literals import item_text, read_literal
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken, tagged_letter
@@ -222,7 +222,7 @@ class LetteredTask(ChoiceTask):
 def read_options(mapping: Any, listed: Any) -> dict[str, str]:
     """Letter → text, from a mapping from letters, else from a list in order; {} when there is none.
 
-    Either may be JSON text. None, NaN and blanks are no options. DataError for anything else.
+    Either may be JSON text. None, NaN and blanks are no options. RowError for anything else.
     """
     by_letter, in_order = _structure_of(mapping, Mapping), _structure_of(listed, list)
     pairs = (
@@ -249,25 +249,18 @@ def _structure_of(value: Any, kind: type[Any]) -> Any:
     return structure
 
 
-def _unreadable(value: Any) -> DataError:
-    return DataError(
-        "The row's options cannot be read.",
-        f"They are {type(value).__name__} {value!r:.60}, neither a mapping from letters nor a list "
-        "in order.",
-        "Mend the row, or leave it out.",
-    )
+def _unreadable(value: Any) -> RowError:
+    what = "The row's options cannot be read."
+    return RowError(what, f"They are {value!r:.60}, neither a mapping from letters nor a list.")
 
 
-def gold_error(letter: str, options: Mapping[str, str]) -> DataError | None:
-    """Why a row cannot be answered: fewer than two options, or a gold that is none of them."""
+def check_gold(letter: str, options: Mapping[str, str]) -> None:
+    """RowError for a row with fewer than two options, or with a gold that is none of them."""
     if len(options) < 2:
-        what, why = "The row has fewer than two options.", "There is nothing to choose between."
-    elif letter not in options:
+        raise RowError("The row has fewer than two options.", "There is nothing to choose between.")
+    if letter not in options:
         what = f"The gold answer '{letter}' is none of the row's options."
-        why = f"Its options are {', '.join(options)}."
-    else:
-        return None
-    return DataError(what, why, "Mend the row, or leave it out.")
+        raise RowError(what, f"Its options are {', '.join(options)}.")
 
 
 def read_state(score: Score | None) -> str:
@@ -375,9 +368,6 @@ def letter_of(gold: str, options: Mapping[str, str], letters: str) -> str:
     return "" if contradicts or (options and letter not in options) else letter
 
 
-def bad_gold(gold: str, expected: str) -> DataError:
-    return DataError(
-        f"The gold answer '{gold:.60}' names none of the row's options.",
-        f"It should be {expected}.",
-        "Mend the row, or leave it out.",
-    )
+def bad_gold(gold: str, expected: str) -> RowError:
+    what = f"The gold answer '{gold:.60}' names none of the row's options."
+    return RowError(what, f"It should be {expected}.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from soulkit.data.chats import ChatMessage, blank_message, holds_chats
+from soulkit.data.files import BadRecord as BadRecord
 from soulkit.data.files import BadRow, RawRow, UnusableFile, read_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
@@ -33,10 +34,6 @@ class Imported:
     rows: tuple[Row, ...]
     bad: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-class BadRecord(Exception):
-    """Raised inside an importer: this one record is no row; the message says why."""
 
 
 class WrongShape(DataError):

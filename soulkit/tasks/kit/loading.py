@@ -34,7 +34,7 @@ from soulkit.data.files import (
 from soulkit.data.literals import structure, texts_of
 from soulkit.data.near_duplicates import Words, folded_words
 from soulkit.data.rows import ColumnsError, first_rows, share_of
-from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.errors import ConfigError, DataError, RowError, did_you_mean
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.importing import (
@@ -310,11 +310,8 @@ def _examples(task: Task, row: RawRow, split: str, forms: bool) -> tuple[Example
         value = examples[0].fields.get(name)
         # An empty list is a value: a task that cannot play one says so itself.
         if column.required and isinstance(value, str) and not value.strip():
-            raise DataError(
-                f"{row.source}: the required column '{name}' is blank.",
-                "A row without it cannot be played or scored.",
-                "Fill it in, or leave the row out.",
-            )
+            what = f"{row.source}: the required column '{name}' is blank."
+            raise RowError(what, "A row without it cannot be played or scored.")
     return examples
 
 

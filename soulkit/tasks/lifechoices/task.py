@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.data.literals import item_text, literal_list, structure
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken
 from soulkit.tasks.kit.choice import (
@@ -69,12 +69,8 @@ class LifeChoices(LetteredTask):
     def checked(self, question: str, options: Sequence[str], gold: str) -> str:
         """The gold's letter; DataError when the question cannot be played or scored."""
         if not question or not 2 <= len(options) <= len(_LETTERS) or not all(options):
-            raise DataError(
-                "A row of lifechoices holds no complete question.",
-                f"It needs a question and two to four options; it has {len(options)}: "
-                f"{', '.join(options)!r:.80}.",
-                f"Mend '{NESTED}' of the row, or leave the row out.",
-            )
+            why = f"It needs a question and two to four options: {', '.join(options)!r:.80}."
+            raise RowError("A row of lifechoices holds no complete question.", why)
         letter = letter_of(gold, dict(zip(_LETTERS, options, strict=False)), _LETTERS)
         if not letter:
             raise bad_gold(gold, "the letter or the text of one option")

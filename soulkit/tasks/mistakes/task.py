@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import READABLE
@@ -48,11 +48,8 @@ class Mistakes(WorkedTask):
         if letter not in options:
             raise bad_gold(target, "the letter of an option that the row has")
         if letter == right:
-            raise DataError(
-                f"The option '{letter}' of a row of mistakes is target and right answer at once.",
-                "A misconception leads to a wrong option.",
-                "Mend TargetOption or CorrectAnswer, or leave the row out.",
-            )
+            what = f"The option '{letter}' of a row of mistakes is target and right answer at once."
+            raise RowError(what, "A misconception leads to a wrong option.")
         return letter
 
     def options(self, example: Example) -> dict[str, str]:

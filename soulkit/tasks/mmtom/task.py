@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter
 from soulkit.tasks.kit.choice import ChoiceTask
@@ -58,11 +58,8 @@ class MMToM(ChoiceTask):
         letter = gold.strip("(). ")
         if letter in ("a", "b"):
             return letter
-        raise DataError(
-            f"The gold answer '{letter}' is neither a nor b.",
-            "MMToM's questions have two options with these letters.",
-            "Mend the row, or leave it out.",
-        )
+        what = f"The gold answer '{letter}' is neither a nor b."
+        raise RowError(what, "MMToM's options have these letters.")
 
     def parse(self, text: str) -> tuple[str, str]:
         letter, status = tagged_letter(text, "paper")

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError, RowError
 from soulkit.judge.verdict import has_word
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.dialogue import DialogueTask
@@ -55,11 +55,8 @@ class SecretKeeper(DialogueTask):
         facts = fields["facts"] if isinstance(fields["facts"], list | tuple) else ()
         items = [fields["secret"], *facts]
         if len(items) < 2 or not fields["wanted"] or not all(map(_is_item, items)):
-            raise DataError(
-                "The row needs wanted topics, a secret and facts of the form {topic, value}.",
-                "Facts are scored by whether their value is spoken.",
-                'Write "facts": [{"topic": "job", "value": "baker"}], "wanted": ["job"].',
-            )
+            what = "The row needs wanted topics, a secret and facts of the form {topic, value}."
+            raise RowError(what, "Facts are scored by whether their value is spoken.")
         if "sorted_facts" not in self.spec.columns:  # a derived task with columns of its own
             return fields
         pairs = sorted((fact["topic"], fact["value"]) for fact in facts)

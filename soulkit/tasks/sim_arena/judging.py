@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from soulkit.data.chats import conversation
 from soulkit.data.literals import structure
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.panel import Combine, Opinion, agreement, pooled, readable
 from soulkit.judge.structured import VerdictShape
 from soulkit.types import Line
@@ -67,11 +67,8 @@ def features(value: Any, column: str) -> list[dict[str, str]] | None:
         return None
     items = structure(value)
     if not isinstance(items, list | tuple):
-        raise DataError(
-            f"row: '{column}' should hold a list of features.",
-            f"It holds {type(items).__name__} {items!r:.60}.",
-            f"Write a list of objects with '{NAME}' and '{ANSWER}'.",
-        )
+        what = f"row: '{column}' should hold a list of objects."
+        raise RowError(what, f"It holds {type(items).__name__} {items!r:.60}.")
     return [feature for item in items if (feature := _feature(item))] or None
 
 
@@ -123,17 +120,11 @@ def _queries(value: Any) -> list[str]:
     if not isinstance(messages, list | tuple) or not all(
         isinstance(message, str) for message in messages
     ):
-        raise DataError(
-            "row: 'human_user_queries' should hold what the person said.",
-            f"It holds {type(value).__name__} {value!r:.60}.",
-            "Write a list of texts, or one text.",
-        )
+        what = "row: 'human_user_queries' should hold what the person said."
+        raise RowError(what, f"It holds {type(value).__name__} {value!r:.60}.")
     if not any(message.strip() for message in messages):
-        raise DataError(
-            "row: 'human_user_queries' holds no words.",
-            "There is nothing to compare a simulated person with.",
-            "Fill it in, or leave the row out.",
-        )
+        what = "row: 'human_user_queries' holds no words."
+        raise RowError(what, "There is nothing to compare a simulated person with.")
     return list(messages)
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from soulkit.data.literals import first_message, structure
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_letter
 from soulkit.tasks.kit.choice import (
@@ -61,12 +61,8 @@ class SocialR1(WorkedTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text = prompt_of(fields, reference=self.protocol == "reference")
         if not text.strip():
-            raise DataError(
-                "A row of social_r1 holds no question.",
-                "It was looked for in prompt_text, in the first message of conversations, and in "
-                "prompt.",
-                "Fill one of them in, or leave the row out.",
-            )
+            what = "A row of social_r1 holds no question."
+            raise RowError(what, "prompt_text, conversations and prompt are empty.")
         parts = split_prompt(text)
         gold = fields.get("answer_text") or ""
         rest = {"conversations": None, "prompt": None, "answer_text": led_text(gold) or None}

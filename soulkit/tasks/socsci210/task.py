@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from soulkit.data.literals import first_message, structure
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import tagged_text
 from soulkit.runs.records import drafts
@@ -205,11 +205,8 @@ def _prompt_of(fields: Mapping[str, Any]) -> str:
         return str(text)
     question = fields.get("outcome_question")
     if not question:
-        raise DataError(
-            "The row holds no question.",
-            "It has neither prompt_text, nor a conversation, nor an outcome_question.",
-            "Give it one of them, or leave it out.",
-        )
+        why = "It has neither prompt_text, nor a conversation, nor an outcome_question."
+        raise RowError("The row holds no question.", why)
     parts = (_profile(fields.get("persona")), fields.get("condition_text"), question)
     return "\n\n".join(str(part) for part in parts if part)
 
@@ -226,10 +223,9 @@ def _check_gold(fields: Mapping[str, Any]) -> None:
     kind, low, high = scale_of(fields)
     gold = float(fields["response"])
     if not low <= gold <= high or (kind in EXACT_KINDS and not gold.is_integer()):
-        raise DataError(
+        raise RowError(
             f"The recorded answer {_number_text(gold)} is no point of the row's scale.",
             f"The scale goes from {_number_text(low)} to {_number_text(high)} and is {kind}.",
-            "Mend the scale or the answer, or leave the row out.",
         )
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from soulkit.errors import ConfigError, DataError, UnreadableVerdict, did_you_mean
+from soulkit.errors import ConfigError, RowError, UnreadableVerdict, did_you_mean
 from soulkit.judge import panel
 from soulkit.judge.coach import RISKS, Audit, agreed_risk
 from soulkit.judge.leaks import LeakView
@@ -219,17 +219,11 @@ class Sotopia(Task):
         position = fields.get("eval_position")
         place = "agent1" if position is None else str(position).strip().lower()
         if place not in SEATS:
-            raise DataError(
-                f"The row's eval_position is '{position}'.",
-                "It says which of the two characters the actor plays.",
-                "Write agent1 or agent2.",
-            )
+            what = f"The row's eval_position is '{position}'."
+            raise RowError(what, "It should be agent1 or agent2.")
         if fields["agent1_name"].split() == fields["agent2_name"].split():
-            raise DataError(
-                f"Both characters of the row are called '{fields['agent1_name']}'.",
-                "What happens is told by name, so that no judge could tell the two apart.",
-                "Give one of them another name.",
-            )
+            what = f"Both characters of the row are called '{fields['agent1_name']}'."
+            raise RowError(what, "No judge could tell the two apart.")
         return {**fields, "eval_position": place}
 
     def seats(self, fields: Mapping[str, Any]) -> Mapping[str, Role]:

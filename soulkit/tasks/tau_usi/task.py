@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError, RowError
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
@@ -138,11 +138,8 @@ class TauUSI(Task):
         """The instance's name, and of the made domain the instruction."""
         domain, number = fields["env_name"], fields["task_index"]
         if number < 0:
-            raise DataError(
-                f"The row's task_index is {number}.",
-                "It is the number of a task in its domain, the first is 0.",
-                "Mend the row, or leave it out.",
-            )
+            what = f"The row's task_index is {number}."
+            raise RowError(what, "It is the number of a task in its domain, the first is 0.")
         made = {"instruction": desk(number).instruction} if domain == DOMAIN else {}
         name = fields.get(INSTANCE) or f"{domain}_{number}"
         return {**fields, **made, INSTANCE: name}

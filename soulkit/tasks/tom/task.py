@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soulkit.data.literals import parse_candidates, parse_choices, parse_story
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import has_word, named_options, plain, tagged_letter, tagged_text
 from soulkit.runs.records import drafts
@@ -106,22 +106,16 @@ class ParaToMi(PlaceTask):
 def _check_gold(cands: Sequence[str], gold: str) -> None:
     """DataError when candidates are shown and the gold is none of them."""
     if cands and plain(gold) not in map(plain, cands):
-        raise DataError(
-            f"The gold answer '{gold:.40}' is none of the row's candidates.",
-            "The actor is shown the candidates, so that nobody who picks one could be right.",
-            "Mend the row, or leave it out.",
-        )
+        what = f"The gold answer '{gold:.40}' is none of the row's candidates."
+        raise RowError(what, "No answer that picks a candidate could be right.")
 
 
 class HiToM(ChoiceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         gold = str(fields["correct_answer"]).strip()
         if self.protocol == "paper" and gold not in self._options(fields).values():
-            raise DataError(
-                f"The gold answer '{gold}' is none of the row's choices.",
-                "Hi-ToM's gold is the text of an option.",
-                "Mend the row, or leave it out.",
-            )
+            what = f"The gold answer '{gold}' is none of the row's choices."
+            raise RowError(what, "Hi-ToM's gold is the text of an option.")
         return fields
 
     def _options(self, fields: Mapping[str, Any]) -> dict[str, str]:

@@ -16,11 +16,11 @@ from typing import Any
 
 from soulkit.data.literals import item_text
 from soulkit.data.rows import content_hash
-from soulkit.errors import DataError
+from soulkit.errors import RowError
 from soulkit.tasks.kit.choice import (
     LETTERS,
     LetteredTask,
-    gold_error,
+    check_gold,
     opening,
     read_options,
     read_state,
@@ -65,9 +65,8 @@ class TwinVoice(LetteredTask):
         choices = fields["answer_choices"]
         index = _index(fields["answer_idx"], min(len(choices), len(LETTERS)), self.protocol)
         options = read_options(None, choices)
-        error = gold_error(LETTERS[index], options)
-        if error and self.protocol == "paper":
-            raise error
+        if self.protocol == "paper":
+            check_gold(LETTERS[index], options)
         entries = [item for item in history if item]
         return {
             **fields,
@@ -137,11 +136,8 @@ def _index(value: Any, n: int, protocol: Protocol) -> int:
     low, high = (-len(LETTERS), len(LETTERS)) if protocol == "reference" else (0, n)
     if isinstance(index, int) and low <= index < high:
         return index % len(LETTERS)
-    raise DataError(
-        f"The gold place {value!r:.20} is none of the row's {n} reactions.",
-        "answer_idx counts the reactions from 0.",
-        "Mend the row, or leave it out.",
-    )
+    what = f"The gold place {value!r:.20} is none of the row's {n} reactions."
+    raise RowError(what, "answer_idx counts the reactions from 0.")
 
 
 def _whole(value: Any) -> int | None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from soulkit.data.literals import structure
 from soulkit.data.rows import ColumnsError
-from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.errors import ConfigError, RowError, did_you_mean
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readable
 from soulkit.judge.quoting import fence
@@ -418,13 +418,16 @@ def _checked(
             "columns: {source: {aliases: [name_in_your_file]}}",
         )
     if source not in SOURCES:
-        raise _bad("its source is not known", f"It is '{source}'.", did_you_mean(source, SOURCES))
+        why = f"It is '{source}'. {did_you_mean(source, SOURCES)}"
+        raise RowError("The row's source is not known.", why)
     if conversation is None:
-        raise _bad("its conversation cannot be read", "It is neither text nor a list of messages.")
+        why = "It is neither text nor a list of messages."
+        raise RowError("The row's conversation cannot be read.", why)
     if not fields["intent"]:
-        raise _bad("it has no intent", "Without one the user wants nothing.")
+        raise RowError("The row has no intent.", "Without one the user wants nothing.")
     if source == CSQA and len(set(fields["choices"] or ())) < 2:
-        raise _bad("it has fewer than two choices", "Role adherence looks for them in the message.")
+        why = "Role adherence looks for them in the message."
+        raise RowError("The row has fewer than two choices.", why)
     if source == NQ:
         return _with_suggestion(fields)
     return fields
@@ -434,12 +437,9 @@ def _with_suggestion(fields: dict[str, Any]) -> dict[str, Any]:
     """The assistant's suggestion ends the conversation that the actor reads."""
     question, suggestion = fields["question"], fields["assistant_suggestion_turn"]
     if not question or not suggestion:
-        raise _bad("it lacks 'question' or 'assistant_suggestion_turn'", "The judge compares both.")
+        what = "The row lacks 'question' or 'assistant_suggestion_turn'."
+        raise RowError(what, "The judge compares both.")
     if fields["conversation_history"]:
         return fields
     turns = ({"speaker": "user", "text": question}, {"speaker": "assistant", "text": suggestion})
     return {**fields, "conversation_history": turns}
-
-
-def _bad(what: str, why: str, way_out: str = "Mend the row, or leave it out.") -> DataError:
-    return DataError(f"The row cannot be used: {what}.", why, way_out)

@@ -14,11 +14,11 @@ from soulkit.data.corpora.lessons import (
     EARLIER,
     FROM_HERE,
     OPENING,
-    Unusable,
     conversation_of,
     labelled_line,
 )
 from soulkit.data.corpora.settings import corpus_rules, rule_for
+from soulkit.data.files import BadRecord
 from soulkit.errors import DataError
 from tests.support.chats import lesson, lines, said_by
 
@@ -136,7 +136,7 @@ def test_pictures_stay_visible_in_the_context_and_are_no_words_to_learn():
     row = {"messages": [{"role": "user", "content": look}, *said_by("assistant: nice")]}
     assert lines(lesson(row, "assistant")) == ["user see (image)", "assistant* nice"]
     row["messages"][0]["content"] = [picture]
-    with pytest.raises(Unusable, match="no words: it is only image"):
+    with pytest.raises(BadRecord, match="no words: it is only image"):
         lesson(row)
 
 
@@ -153,9 +153,9 @@ def test_a_speaker_is_learned_by_name_and_the_others_have_theirs_before_their_li
         "user Tea?",
         "assistant* Yes.\nAnn: No.",
     ]
-    with pytest.raises(Unusable, match="'Dan' says nothing"):
+    with pytest.raises(BadRecord, match="'Dan' says nothing"):
         lesson({"messages": turns}, "Dan")
-    with pytest.raises(Unusable, match="--side NAME"):
+    with pytest.raises(BadRecord, match="--side NAME"):
         lesson({"messages": turns}, "human")
 
 
@@ -189,7 +189,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_what_cannot_be_learned_has_a_reason(what: str):
     row, reason = BROKEN[what]
-    with pytest.raises(Unusable, match=reason):
+    with pytest.raises(BadRecord, match=reason):
         lesson(row)
 
 
@@ -222,7 +222,7 @@ def test_every_word_of_the_person_is_learned_or_folded(talk, system, turns):
     persons = [text.strip() for role, text in talk if role == "user"]
     row = {"messages": [*said_by("system: S")[: int(system)], *messages]}
     if not persons:
-        with pytest.raises(Unusable):
+        with pytest.raises(BadRecord):
             lesson(row, turns=turns)
         return
     made = lesson(row, turns=turns)

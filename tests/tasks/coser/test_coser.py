@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soulkit.errors import ConfigError, DataError
+from soulkit.errors import ConfigError
 from soulkit.judge.leaks import check_leak
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Player
@@ -399,25 +399,27 @@ def test_without_thoughts_nobody_is_told_to_write_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("words", "changes"),
     [
-        {"speaking_characters_w_env": ["Environment"]},
-        {"speaking_characters_w_env": ["Lene", "coach"]},
-        {"speaking_characters_w_env": ["Lene", "random"]},
-        {"speaking_characters_w_env": ["<END CHAT>", "Jost"]},
-        {"dialogues": [{"character": "Lene"}]},
-        {"dialogues": []},
-        {"plot": "what happens"},
-        {"continue_from": 4},
-        {"continue_from": -1},
-        {
+        ("Nobody speaks", {"speaking_characters_w_env": ["Environment"]}),
+        ("called 'coach'", {"speaking_characters_w_env": ["Lene", "coach"]}),
+        ("called 'random'", {"speaking_characters_w_env": ["Lene", "random"]}),
+        ("called '<END CHAT>'", {"speaking_characters_w_env": ["<END CHAT>", "Jost"]}),
+        ("no list of messages", {"dialogues": [{"character": "Lene"}]}),
+        ("no list of messages", {"dialogues": []}),
+        ("plot is no object", {"plot": "what happens"}),
+        ("profiles are no object", {"character_profiles": {}}),
+        ("no major_characters", {"major_characters": []}),
+        ("continues from message 4", {"continue_from": 4}),
+        ("continues from message -1", {"continue_from": -1}),
+        ("A pilot would be next", {
             "continue_from": 3,
             "dialogues": [*SCENE["dialogues"][:3], {"character": "A pilot", "message": "Hm."}],
-        },
+        }),
     ],
-)
-def test_what_cannot_be_played_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="cannot be used"):
+)  # fmt: skip
+def test_what_cannot_be_played_is_refused(words: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(RowError, match=words):
         scene_row(**changes)
 
 

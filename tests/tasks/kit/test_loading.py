@@ -177,7 +177,7 @@ EMPTY = [
     ("sim_math", "human_public_conversation", [], "should hold a conversation"),
     ("coser", "dialogues", [], "no list of messages"),
     ("coser", "major_characters", [], "no major_characters"),
-    ("coser", "speaking_characters_w_env", [], "nobody speaks"),
+    ("coser", "speaking_characters_w_env", [], "Nobody speaks"),
     ("coser", "plot", {}, "plot is no object, or an empty one"),
     ("coser", "character_profiles", {}, "character_profiles are no object, or an empty one"),
     ("coser", "character_profiles", [], "character_profiles are no object, or an empty one"),
