@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soulkit.errors import ConfigError
+from soulkit.errors import ConfigError, RowError
 from soulkit.judge.leaks import check_leak
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.base import Cast, Player
