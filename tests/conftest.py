@@ -76,41 +76,38 @@ def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "vector: one line of a conformance file")
-    config.addinivalue_line("markers", "formula: a vector of what no command runs")
     # A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SKIPPED = {"quirk ": " by quirk", "not built": " as not built"}
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Vector outcomes, of what commands run and of mere formulas, then the skips by reason."""
-    commands, formulas = Counter[str](), Counter[str]()
-    skips: Counter[str] = Counter()
-    for outcome in ("passed", "failed", "error", "skipped"):
+    outcomes: dict[str, Counter[str]] = {"commands": Counter(), "formulas": Counter()}
+    for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, ()):
-            keywords = getattr(report, "keywords", {})
-            if "vector" not in keywords:
-                continue
-            kind, why = _skip_kind(report) if outcome == "skipped" else (outcome, "")
-            (formulas if "formula" in keywords else commands)[kind] += 1
-            skips[why] += bool(why)
-    if not (commands or formulas):
+            for kind, counts in getattr(report, "user_properties", ()):
+                if kind in outcomes:
+                    outcomes[kind].update(counts)
+    if not any(outcomes.values()):
         return
     terminalreporter.section("conformance vectors")
-    for what, outcomes in (("code that a command runs", commands), ("formulas alone", formulas)):
-        listed = ", ".join(f"{n} {kind}" for kind, n in outcomes.items())
-        terminalreporter.write_line(f"{what}: {listed or 'none'}")
+    skips = Counter[str]()
+    titles = {"commands": "code that a command runs", "formulas": "formulas alone"}
+    for kind, title in titles.items():
+        listed = Counter[str]()
+        for name, count in outcomes[kind].items():
+            what, _, why = name.partition(": ")
+            skips[why] += count if why else 0
+            listed[what + next((s for w, s in SKIPPED.items() if why.startswith(w)), "")] += count
+        shown = ", ".join(f"{n} {name}" for name, n in listed.items())
+        terminalreporter.write_line(f"{title}: {shown or 'none'}")
     for why, count in sorted(skips.items()):
         if count:
             terminalreporter.write_line(f"  {count:4d}  {why}")
-
-
-def _skip_kind(report: Any) -> tuple[str, str]:
-    reason = str(report.longrepr[2]).removeprefix("Skipped: ")
-    if reason.startswith("quirk "):
-        return "skipped by quirk", reason
-    return ("skipped as not built" if reason.startswith("not built") else "skipped", reason)
 
 
 LONGEST = ("train", "cli", "eval", "models", "distill", "report")

@@ -1,10 +1,13 @@
-"""Conformance vectors: JSON lines of input and expected output, one pytest case per line.
+"""Conformance vectors: JSON lines of input and expected output, one test case per family of lines.
 
-`load_vectors("train.loss", ...)` reads `<folder>/train.loss.jsonl`; the folder is
-$SOULKIT_VECTORS or `tests/vectors`. A line whose family (`input.fn`, else `input.estimator`) is not
-built, or whose quirk is one that soulkit deliberately differs on, becomes a skip with a reason
-that the summary at the end of the run counts. Without the file the case is skipped, or, when
-`vectors` is in $SOULKIT_REQUIRE, the collection fails.
+    @conformance("coser.parse", formula={"parse_json"})
+    def test_parse(vector: Vector) -> None: ...
+
+runs the test for every line of `<folder>/coser.parse.jsonl` and names all lines that fail; the
+folder is $SOULKIT_VECTORS or `tests/vectors`. A line whose quirk is one that soulkit deliberately
+differs on is skipped with a reason. The summary at the end of a run counts lines, not cases.
+Without the file the case is skipped, or, when `vectors` is in $SOULKIT_REQUIRE, the collection
+fails.
 """
 
 from __future__ import annotations
@@ -12,15 +15,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-NOT_BUILT = "not built: "
-QUIRK = "quirk "
 TENSOR_RTOL = {"float64": 1e-6, "float32": 1e-5}
 TENSOR_ATOL = 1e-6
 
@@ -35,6 +37,7 @@ class Vector:
     id: str
     input: Mapping[str, Any]
     expected: Mapping[str, Any]
+    file: str
     note: str = ""
     quirks: tuple[str, ...] = ()
 
@@ -53,23 +56,67 @@ def vectors_folder() -> Path:
     return Path(os.environ.get("SOULKIT_VECTORS") or default)
 
 
-def load_vectors(
-    name: str,
-    *,
-    fns: Set[str] | None = None,
-    differ: Mapping[str, str] | None = None,
-    formula: Set[str] = frozenset(),
-) -> list[Any]:
-    """The cases of `<name>.jsonl` as pytest params (each holds one Vector).
+Check = Callable[[Vector], None]
+NOTHING: Mapping[str, str] = {}
 
-    `fns`: the families that are built, None for all. `differ`: quirk slug → why soulkit differs.
-    `formula`: the families that no command runs: what is checked stands in a `reference.py`.
+
+def conformance(
+    *files: str,
+    fns: Set[str] | None = None,
+    built: Set[str] | None = None,
+    differ: Mapping[str, str] = NOTHING,
+    formula: Set[str] = frozenset(),
+) -> Callable[[Check], Callable[..., None]]:
+    """Make a check of one line the test of all lines of these files, one case per family.
+
+    `fns`: only these families; `built`: the others are skipped as not built. `differ`: quirk slug →
+    why soulkit differs. `formula`: the families that no command runs: what is checked stands in a
+    `reference.py`.
     """
-    path = vectors_folder() / f"{name}.jsonl"
+    families = [family for file in files for family in _families(file, fns)]
+
+    def decorate(check: Check) -> Callable[..., None]:
+        @pytest.mark.parametrize("lines", families)
+        def test(lines: list[Vector], record_property: Callable[[str, object], None]) -> None:
+            outcomes, failures = Counter[str](), []
+            family = lines[0].family
+            missing = [f"not built: {family}"] if built is not None and family not in built else []
+            for vector in lines:
+                quirks = [f"quirk {q}: {differ[q]}" for q in vector.quirks if q in differ]
+                reasons = missing or quirks
+                try:
+                    if reasons:
+                        pytest.skip(reasons[0])
+                    check(vector)
+                    outcomes["passed"] += 1
+                except pytest.skip.Exception as skipped:
+                    outcomes[f"skipped: {skipped}"] += 1
+                except Exception as error:  # noqa: BLE001 (all are raised together below)
+                    error.add_note(f"{vector.id}: {vector.note}")
+                    failures.append(error)
+                    outcomes["failed"] += 1
+            kind = "formulas" if family in formula else "commands"
+            record_property(kind, dict(outcomes))
+            if failures:
+                raise ExceptionGroup(f"{len(failures)} of {len(lines)} lines", failures)
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorate
+
+
+def _families(file: str, fns: Set[str] | None) -> list[Any]:
+    """The lines of a file by family, as parameters of a test."""
+    path = vectors_folder() / f"{file}.jsonl"
     if not path.is_file():
         return [_missing(path)]
-    vectors = [_read(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    return [_param(v, fns, differ or {}, formula) for v in vectors if "fixture" not in v.quirks]
+    families: dict[str, list[Vector]] = defaultdict(list)
+    for line in path.read_text("utf-8").splitlines():
+        vector = _read(line, file) if line.strip() else None
+        if vector and "fixture" not in vector.quirks and (fns is None or vector.family in fns):
+            families[vector.family].append(vector)
+    return [pytest.param(lines, id=f"{file}-{name}") for name, lines in families.items()]
 
 
 def assert_matches(
@@ -116,30 +163,14 @@ def _float_object(item: dict[str, Any]) -> Any:
     return _SCRIPTED[item["__float__"]] if set(item) == {"__float__"} else item
 
 
-def _read(line: str) -> Vector:
+def _read(line: str, file: str) -> Vector:
     raw = json.loads(line, object_hook=_float_object)
     quirks = tuple(q.strip() for q in raw.get("quirk", "").split(";") if q.strip())
-    return Vector(raw["id"], raw["input"], raw["expected"], raw.get("note", ""), quirks)
-
-
-def _param(
-    vector: Vector, fns: Set[str] | None, differ: Mapping[str, str], formula: Set[str]
-) -> Any:
-    marks = [pytest.mark.vector]
-    if vector.family in formula:
-        marks.append(pytest.mark.formula)
-    reasons = [f"{QUIRK}{q}: {differ[q]}" for q in vector.quirks if q in differ]
-    if fns is not None and vector.family not in fns:
-        reasons = [f"{NOT_BUILT}{vector.family}"]
-    if reasons:
-        marks.append(pytest.mark.skip(reason=reasons[0]))
-    return pytest.param(vector, id=vector.id, marks=marks)
+    return Vector(raw["id"], raw["input"], raw["expected"], file, raw.get("note", ""), quirks)
 
 
 def _missing(path: Path) -> Any:
     reason = f"no conformance vectors at {path}"
     if "vectors" in os.environ.get("SOULKIT_REQUIRE", "").split(","):
         pytest.fail(reason, pytrace=False)
-    return pytest.param(
-        None, id="missing", marks=[pytest.mark.vector, pytest.mark.skip(reason=reason)]
-    )
+    return pytest.param([], id="missing", marks=pytest.mark.skip(reason=reason))

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
-
 from soulkit.data.literals import parse_candidates, parse_choices, parse_story
 from soulkit.judge.verdict import remove_think
 from soulkit.metrics.text import token_f1
@@ -17,7 +15,7 @@ from soulkit.tasks.fantom.task import name_list
 from soulkit.tasks.kit.prompting import first_words, last_words
 from soulkit.tasks.social_r1.task import leading_letter
 from tests.support.reference import split_think, turns_within
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.humanllm.reference import reformat_history
 
 Input = Mapping[str, Any]
@@ -40,7 +38,7 @@ READERS: dict[str, Callable[[Input], Any]] = {
 FORMULAS = {"split_think", "truncate_turns_for_reference"}
 
 
-@pytest.mark.parametrize("vector", load_vectors("common.parse", fns=set(READERS), formula=FORMULAS))
+@conformance("common.parse", formula=FORMULAS)
 def test_vector(vector: Vector) -> None:
     if vector.family != "split_think" and vector.input.get("text", "") is None:
         # A missing completion never gets here: there is no text to take anything out of.
@@ -60,15 +58,7 @@ ROW_READERS: dict[str, Callable[[Any], Any]] = {
 DIFFER = {"evaluates-python-source": "a data file must not run code"}
 
 
-@pytest.mark.parametrize(
-    "vector",
-    load_vectors(
-        "rows.parse",
-        fns={*ROW_READERS, "fantom.f1"},
-        differ=DIFFER,
-        formula={"humanllm.reformat_history"},
-    ),
-)
+@conformance("rows.parse", differ=DIFFER, formula={"humanllm.reformat_history"})
 def test_vector_of_rows(vector: Vector) -> None:
     if vector.family == "fantom.f1":
         f1 = token_f1(vector.input["gold"], vector.input["pred"])

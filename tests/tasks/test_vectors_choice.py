@@ -22,7 +22,7 @@ from soulkit.tasks.lifechoices.task import climb
 from soulkit.types import Score
 from tests.support.letters import THINKING, logged, released
 from tests.support.road import score_text, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.vectors import Vector, assert_matches, conformance
 
 FIRST_TAG = {"first-tag-wins": "the last tag decides"}
 FOLDED = {"unicode-casefold-letter": "letters are normalised before they are read"}
@@ -46,7 +46,7 @@ class Choice:
     """What the vectors of a task hold, and where `paper` differs."""
 
     vectors: str
-    repaired: Mapping[str, str]
+    repaired: Mapping[str, str] = field(default_factory=dict)
     """Quirk → what `paper` does instead."""
     gold: str = ""
     """Under which name the vectors hold the gold's letter."""
@@ -100,6 +100,8 @@ CHOICES: dict[str, Choice] = {
         vectors="behavior_chain.choice", repaired=LETTERED, gold="correct_letter", row=released,
         metrics=False, refused=lambda v: not options_of_node(v),
     ),
+    "fantom": Choice(vectors="fantom.choice", predicted=lambda task, example, score: score.words),
+    "hitom": Choice(vectors="hitom.choice", predicted=lambda task, example, score: score.words),
     "humanllm": Choice(
         vectors="humanllm.choice",
         repaired={**FIRST_TAG, "unclosed-think-kept": THINKING["unclosed-think-kept"]},
@@ -138,6 +140,9 @@ CHOICES: dict[str, Choice] = {
             in_paper_alone(v, score) or letter_of_mmtom(v) not in ("a", "b")
         ),
     ),
+    "paratomi": Choice(
+        vectors="paratomi.choice", predicted=lambda task, example, score: score.words
+    ),
     "social_r1": Choice(
         vectors="social_r1.choice", gold="correct",
         repaired={
@@ -173,15 +178,14 @@ CHOICES: dict[str, Choice] = {
         metrics=False, refused=lambda v: "negative-index-wraps" in v.quirks,
     ),
 }  # fmt: skip
-LINES = [
-    pytest.param(name, *case.values, marks=case.marks, id=f"{name}-{case.id}")
-    for name, choice in CHOICES.items()
-    for case in load_vectors(choice.vectors)
-]
+REFERENCE_ALONE = ("fantom", "hitom", "paratomi")
+"""Tasks whose departures under `paper` have tests of their own."""
+NAMES = {choice.vectors: name for name, choice in CHOICES.items()}
 
 
-def answered(name: str, protocol: str, vector: Vector, variant: str = "", **changes: Any) -> Any:
+def answered(vector: Vector, protocol: str, variant: str = "", **changes: Any) -> Any:
     """(score, what the vectors hold of it) of a vector's reply."""
+    name = NAMES[vector.file]
     choice, task = CHOICES[name], task_of(f"{name}{variant}", protocol)
     example = task.example(choice.row({**vector.input["row"], **changes}))
     score = score_text(task, example, output(vector))
@@ -198,21 +202,21 @@ def answered(name: str, protocol: str, vector: Vector, variant: str = "", **chan
     return score, actual
 
 
-@pytest.mark.parametrize(("name", "vector"), LINES)
-def test_reference(name: str, vector: Vector) -> None:
-    choice = CHOICES[name]
+@conformance(*NAMES)
+def test_reference(vector: Vector) -> None:
+    choice = CHOICES[NAMES[vector.file]]
     if "null-output-crash" in vector.quirks:  # an empty reply here, in both protocols
-        score, _ = answered(name, "reference", vector)
+        score, _ = answered(vector, "reference")
         assert (score.reward, score.status) == (0.0, "empty")
         return
     if vector.raises:
         if choice.accepted(vector):
             pytest.skip("a bound that is null counts as absent")
         with pytest.raises(DataError):
-            answered(name, "reference", vector, choice.variants[0])
+            answered(vector, "reference", choice.variants[0])
         return
     for variant in choice.variants:
-        _, actual = answered(name, "reference", vector, variant)
+        _, actual = answered(vector, "reference", variant)
         if choice.metrics:
             assert_matches(actual, vector.expected)
             continue
@@ -226,9 +230,9 @@ def test_reference(name: str, vector: Vector) -> None:
         assert paid and set(paid) == {actual["reward"]}
 
 
-@pytest.mark.parametrize(("name", "vector"), LINES)
-def test_paper(name: str, vector: Vector) -> None:
-    choice = CHOICES[name]
+@conformance(*(file for file, name in NAMES.items() if name not in REFERENCE_ALONE))
+def test_paper(vector: Vector) -> None:
+    choice = CHOICES[NAMES[vector.file]]
     order = {"flip": vector.expected["flip"]} if vector.expected.get("flip") is not None else {}
     crashed = "null-output-crash" in vector.quirks
     if (
@@ -237,9 +241,9 @@ def test_paper(name: str, vector: Vector) -> None:
         and (vector.raises or choice.refused(vector))
     ):
         with pytest.raises(DataError):
-            answered(name, "paper", vector, choice.variants[0], **order)
+            answered(vector, "paper", choice.variants[0], **order)
         return
-    score, actual = answered(name, "paper", vector, choice.variants[0], **order)
+    score, actual = answered(vector, "paper", choice.variants[0], **order)
     if crashed:
         assert score.status == "empty"
     elif not vector.raises and not set(vector.quirks) & set(choice.repaired):
@@ -268,18 +272,12 @@ GROUPS: dict[str, Callable[[Result], list[str]]] = {
 """Task → the groups of a result whose accuracies the reference's helper gives."""
 
 
-@pytest.mark.parametrize(
-    ("name", "vector"),
-    [
-        pytest.param(name, *case.values, marks=case.marks, id=case.id)
-        for name in GROUPS
-        for case in load_vectors(f"{name}.lexical", fns={"aggregates"}, formula={"aggregates"})
-    ],
-)
-def test_aggregates(name: str, vector: Vector) -> None:
+@conformance(*(f"{name}.lexical" for name in GROUPS), formula={"aggregates"})
+def test_aggregates(vector: Vector) -> None:
+    groups = GROUPS[vector.file.partition(".")[0]]
     rewards: dict[str, list[float]] = defaultdict(list)
     for result in (r for r in vector.input["results"] if r is not None):
-        for group in ("overall", *GROUPS[name](result)):
+        for group in ("overall", *groups(result)):
             rewards[f"accuracy_{group}"].append(float(result.get("reward") or 0.0))
     accuracies = {group: sum(values) / len(values) for group, values in rewards.items()}
     assert_matches(accuracies, vector.expected["result"])

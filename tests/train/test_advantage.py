@@ -29,7 +29,7 @@ from soulkit.train.loss.advantage import (
     group_stats,
     spread_over_tokens,
 )
-from tests.support.vectors import Vector, assert_tensor, load_vectors
+from tests.support.vectors import Vector, assert_tensor, conformance
 
 
 def entries(*rows: tuple[str, str, float | None]) -> list[GroupMember]:
@@ -263,7 +263,6 @@ def test_combine_without_a_taught_row_changes_nothing() -> None:
 
 
 BUILT = {"grpo", "grpo_vectorized", "foldgrpo"}
-ADVANTAGE_QUIRKS: dict[str, str] = {}
 
 
 def spread_group_advantages(
@@ -294,9 +293,7 @@ def spread_group_advantages(
     return spread_over_tokens(values, mask.to(rewards.dtype))
 
 
-@pytest.mark.parametrize(
-    "vector", load_vectors("train.advantage", fns=BUILT, differ=ADVANTAGE_QUIRKS)
-)
+@conformance("train.advantage", built=BUILT)
 def test_advantage(vector: Vector) -> None:
     data = vector.input
     dtype = getattr(torch, data["dtype"])
@@ -338,7 +335,7 @@ CONFIG = {
 }
 
 
-@pytest.mark.parametrize("vector", load_vectors("train.opd", differ=DISTILLATION_QUIRKS))
+@conformance("train.opd", differ=DISTILLATION_QUIRKS)
 def test_opd(vector: Vector) -> None:
     check = _combine if vector.family == "combine" else _plain
     if vector.raises:

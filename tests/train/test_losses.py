@@ -20,7 +20,7 @@ from torch import Tensor
 from soulkit.errors import ConfigError, UserError
 from soulkit.train.loss import losses as L
 from soulkit.train.loss.losses import divergence
-from tests.support.vectors import Vector, assert_tensor, load_vectors
+from tests.support.vectors import Vector, assert_tensor, conformance
 
 MODES: tuple[Any, ...] = L.AGGREGATIONS
 
@@ -353,9 +353,7 @@ CHECKS: dict[str, Callable[[Vector], None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "vector", load_vectors("train.loss", fns=set(CHECKS), differ=QUIRKS_WE_DIFFER_ON)
-)
+@conformance("train.loss", built=set(CHECKS), differ=QUIRKS_WE_DIFFER_ON)
 def test_loss(vector: Vector) -> None:
     check = CHECKS[vector.family]
     if vector.raises:

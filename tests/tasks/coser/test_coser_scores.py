@@ -60,7 +60,7 @@ from tests.support.coser import (
 from tests.support.evaluation import FAST, records, soul, start, summary, value
 from tests.support.road import run
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.vectors import Vector, assert_matches, load_vectors, vectors_folder
+from tests.support.vectors import Vector, assert_matches, conformance, vectors_folder
 from tests.tasks.coser import reference
 
 KNOWN = {"storyline_consistency": 10, "anthropomorphism": 10, "character_fidelity": 17,
@@ -279,13 +279,7 @@ SEEDS = 12
 """Enough to draw either of two candidates."""
 
 
-def family(name: str, of: str, **options: Any) -> list[Any]:
-    """The lines of one function; the others are another test's."""
-    params = load_vectors(name, formula=FORMULAS, **options)
-    return [p for p in params if p.values[0] is None or p.values[0].family == of]
-
-
-@pytest.mark.parametrize("vector", load_vectors("coser.parse", formula=FORMULAS))
+@conformance("coser.parse", formula=FORMULAS)
 def test_parse(vector: Vector) -> None:
     text = vector.input["text"]
     match vector.family:
@@ -300,7 +294,7 @@ def test_parse(vector: Vector) -> None:
     assert_matches(actual, vector.expected["result"])
 
 
-@pytest.mark.parametrize("vector", load_vectors("coser.lexical", differ=BACKENDS))
+@conformance("coser.lexical", differ=BACKENDS)
 def test_likeness(vector: Vector) -> None:
     inputs, expected = vector.input, vector.expected
     if vector.family == "bleu_rouge":
@@ -376,7 +370,7 @@ def fitting(vector: Vector, row: Example) -> tuple[Episode, Score, int]:
     return last
 
 
-@pytest.mark.parametrize("vector", family("coser.judged", "", differ=JUDGED))
+@conformance("coser.judged", fns={""}, differ=JUDGED)
 def test_scenes_and_marks(vector: Vector) -> None:
     row, expected = row_of(vector), vector.expected
     episode, score, judge_calls = fitting(vector, row)
@@ -408,7 +402,7 @@ def all_draws(row: Example) -> list[list[str]]:
     return [sorted(candidates(names, preferred, name, 0).drawn_from) for name in names]
 
 
-@pytest.mark.parametrize("vector", family("coser.judged", "evaluate"))
+@conformance("coser.judged", fns={"evaluate"}, formula=FORMULAS)
 def test_a_judge_of_free_text(vector: Vector) -> None:
     row, texts, calls = row_of(vector), iter(vector.input["judge_texts"]), 0
 

@@ -19,7 +19,6 @@ from soulkit.metrics.text import token_f1
 from soulkit.tasks.fantom.task import NO_CHOICE, answer_form, name_list
 from soulkit.types import Completion, Episode, Example, Failure, Feedback, Record, Score, unscored
 from tests.support.evaluation import FAST, soul, summary
-from tests.support.letters import logged
 from tests.support.road import (
     NO_ONE,
     batch_values,
@@ -29,7 +28,7 @@ from tests.support.road import (
     task_of,
 )
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.vectors import Vector, assert_matches, load_vectors, vectors_folder
+from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.fantom.reference import reference_aggregates
 
 CONTEXT = "Ada: Excuse me, the phone.\nBen: Fine.\nBen: I cooked paella.\nCleo: Nice."
@@ -407,24 +406,7 @@ REPAIRED = {
 """Quirk → what `paper` does instead; the last two have no slug of their own in the vectors."""
 
 
-@pytest.mark.parametrize("vector", load_vectors("fantom.choice"))
-def test_choice(vector: Vector) -> None:
-    task = task_of("fantom", "reference")
-    if vector.raises:
-        with pytest.raises(DataError, match="is not known"):
-            task.example(vector.input["row"])
-        return
-    output = vector.input["output_text"] or ""
-    score = score_text(task, task.example(vector.input["row"]), output)
-    actual = {
-        "predicted": score.words,
-        "reward": score.reward,
-        "metrics": logged("fantom", vector, score),
-    }
-    assert_matches(actual, vector.expected)
-
-
-@pytest.mark.parametrize("vector", load_vectors("fantom.choice"))
+@conformance("fantom.choice")
 def test_choice_under_paper(vector: Vector) -> None:
     task, quirks = task_of("fantom"), set(vector.quirks)
     try:
@@ -441,21 +423,12 @@ def test_choice_under_paper(vector: Vector) -> None:
         assert_matches(score.reward, vector.expected["reward"])
 
 
-@pytest.mark.parametrize(
-    "vector", load_vectors("fantom.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
+@conformance("fantom.lexical", formula={"aggregates"})
 def test_aggregates(vector: Vector) -> None:
     assert_matches(reference_aggregates(vector.input["results"]), vector.expected["result"])
 
 
-def own_rows() -> list[object]:
-    if not (vectors_folder() / "rows.parse.jsonl").is_file():
-        return load_vectors("rows.parse")
-    every = load_vectors("rows.parse", fns={"fantom.str_to_list", "fantom.f1"})
-    return [p for p in every if p.values[0].family.startswith("fantom.")]
-
-
-@pytest.mark.parametrize("vector", own_rows())
+@conformance("rows.parse", fns={"fantom.str_to_list", "fantom.f1"})
 def test_rows(vector: Vector) -> None:
     inputs = vector.input
     actual = (

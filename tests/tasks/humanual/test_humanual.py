@@ -40,7 +40,7 @@ from tests.support.humanual import (
 )
 from tests.support.road import synth_examples, task_of
 from tests.support.servers.openai_server import Body, ScriptedServer
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.humanual import reference
 
 # -- rows ----------------------------------------------------------------------------------------
@@ -485,11 +485,9 @@ COUNTED: dict[str, Callable[..., Any]] = {
     "length_factor": scores.length_factor,
     "aggregates": reference.reference_aggregates,
 }
-LOOP = [p for p in load_vectors("humanual.judged")
-        if p.values[0] is None or not p.values[0].family]  # fmt: skip
 
 
-@pytest.mark.parametrize("vector", load_vectors("humanual.parse"))
+@conformance("humanual.parse")
 def test_parse(vector: Vector) -> None:
     inputs = vector.input
     if vector.family == "tokenize":
@@ -499,7 +497,7 @@ def test_parse(vector: Vector) -> None:
     assert_matches({"result": actual}, vector.expected)
 
 
-@pytest.mark.parametrize("vector", load_vectors("humanual.parse"))
+@conformance("humanual.parse")
 def test_replies_under_paper(vector: Vector) -> None:
     if vector.family != "extract_field" or vector.input["field"] != "response":
         return
@@ -510,7 +508,7 @@ def test_replies_under_paper(vector: Vector) -> None:
         assert status == "salvaged"
 
 
-@pytest.mark.parametrize("vector", load_vectors("humanual.lexical", formula={"aggregates"}))
+@conformance("humanual.lexical", formula={"aggregates"})
 def test_lexical(vector: Vector) -> None:
     arguments = {k: v for k, v in vector.input.items() if k != "fn"}
     assert_matches({"result": COUNTED[vector.family](**arguments)}, vector.expected)
@@ -530,9 +528,7 @@ def as_logged(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {**{f"humanual/{name}": number for name, number in logged.items()}, "all/score": value}
 
 
-@pytest.mark.parametrize(
-    "vector", load_vectors("humanual.judged", formula={"", *UNUSED})
-)  # fmt: skip
+@conformance("humanual.judged", formula={"", *UNUSED})
 def test_published_numbers(vector: Vector) -> None:
     inputs = vector.input
     if vector.raises:
@@ -570,7 +566,7 @@ def is_read(vector: Vector) -> bool:
     return all(isinstance(n, int | float) and not isinstance(n, bool) and n == n for n in numbers)
 
 
-@pytest.mark.parametrize("vector", LOOP)
+@conformance("humanual.judged", fns={""})
 def test_judged_over_http(vector: Vector) -> None:
     """A judge that cannot be read scores nothing in any protocol; all else is the reference's."""
     score, calls = judged(vector, "reference")
@@ -582,7 +578,7 @@ def test_judged_over_http(vector: Vector) -> None:
     assert_matches(as_logged(numbers), vector.expected["metrics"])
 
 
-@pytest.mark.parametrize("vector", LOOP)
+@conformance("humanual.judged", fns={""})
 def test_judged_under_paper(vector: Vector) -> None:
     try:
         score, calls = judged(vector, "paper")

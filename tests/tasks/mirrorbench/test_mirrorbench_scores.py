@@ -65,7 +65,7 @@ from tests.support.mirrorbench import (
     table,
 )
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.mirrorbench import reference
 
 
@@ -393,7 +393,7 @@ COUNTED: dict[str, Callable[[Inputs], Any]] = {
 }
 
 
-@pytest.mark.parametrize("vector", load_vectors("mirrorbench.lexical", formula=FORMULAS))
+@conformance("mirrorbench.lexical", formula=FORMULAS)
 def test_lexical(vector: Vector) -> None:
     count = COUNTED[vector.family]
     if vector.raises:
@@ -403,20 +403,14 @@ def test_lexical(vector: Vector) -> None:
     assert_matches(count(vector.input), vector.expected)
 
 
-def lines(name: str, *families: str) -> list[Any]:
-    """The lines of these functions; the line that says that the file is missing stays."""
-    every = load_vectors(name, formula=FORMULAS)
-    return [p for p in every if p.values[0] is None or p.values[0].family in families]
-
-
-@pytest.mark.parametrize("vector", lines("mirrorbench.lexical", "safe_z_score"))
+@conformance("mirrorbench.lexical", fns={"safe_z_score"}, formula=FORMULAS)
 def test_people_who_are_all_alike_have_no_spread(vector: Vector) -> None:
     inputs = vector.input
     same = "zero-variance-gives-zero" in vector.quirks
     assert (text.z_score(inputs["value"], inputs["mean"], inputs["stdev"]) is None) is same
 
 
-@pytest.mark.parametrize("vector", lines("mirrorbench.lexical", "mean_and_stdev"))
+@conformance("mirrorbench.lexical", fns={"mean_and_stdev"}, formula=FORMULAS)
 def test_spreads_of_people(vector: Vector) -> None:
     people = [{"mattr": float(value)} for value in vector.input["values"]]
     spread = spreads(people)["mattr"]
@@ -445,7 +439,7 @@ def conversation(
         return run(cast, task.play(row, cast, Rollout())), requests
 
 
-@pytest.mark.parametrize("vector", load_vectors("mirrorbench.parse", formula=FORMULAS))
+@conformance("mirrorbench.parse", formula=FORMULAS)
 def test_parse(vector: Vector) -> None:
     match vector.family:
         case "extract_json":
@@ -457,7 +451,7 @@ def test_parse(vector: Vector) -> None:
     assert_matches(actual, vector.expected)
 
 
-@pytest.mark.parametrize("vector", lines("mirrorbench.parse", "clean_user_turn"))
+@conformance("mirrorbench.parse", fns={"clean_user_turn"})
 def test_messages_under_paper(vector: Vector) -> None:
     text = vector.input["text"] or ""
     message, status = read_message(text, "paper")
@@ -469,9 +463,6 @@ def test_messages_under_paper(vector: Vector) -> None:
 
 
 # -- judged --------------------------------------------------------------------------------------
-
-EPISODES = [p for p in load_vectors("mirrorbench.judged") if not p.values[0]
-            or not p.values[0].family]  # fmt: skip
 
 
 def as_read(verdict: Any) -> str:
@@ -506,7 +497,7 @@ def strict(verdict: Any) -> bool:
     return isinstance(score, int | float) and not isinstance(score, bool) and score == score
 
 
-@pytest.mark.parametrize("vector", EPISODES)
+@conformance("mirrorbench.judged", fns={""})
 def test_judged_over_http(vector: Vector) -> None:
     """What the judge said in the form asked for is the published number; nothing else is one."""
     if not strict(vector.input["verdict"]):
@@ -525,7 +516,7 @@ def test_judged_over_http(vector: Vector) -> None:
     assert score.metrics["num_turn"] == expected["metrics"]["mirrorbench/num_turn"] + missing
 
 
-@pytest.mark.parametrize("vector", EPISODES)
+@conformance("mirrorbench.judged", fns={""})
 def test_judged_numbers(vector: Vector) -> None:
     """The published numbers, failures of the judge included, with words for tokens."""
     inputs, expected = vector.input, vector.expected
@@ -543,7 +534,7 @@ def test_judged_numbers(vector: Vector) -> None:
     assert_matches((value, metrics), [expected["reward"], expected["metrics"]])
 
 
-@pytest.mark.parametrize("vector", lines("mirrorbench.judged", "gteval", "pairwise", "rnr", "ctr"))
+@conformance("mirrorbench.judged", fns={"gteval", "pairwise", "rnr", "ctr"}, formula=FORMULAS)
 def test_questions_that_are_never_asked(vector: Vector) -> None:
     inputs = vector.input
     match vector.family:

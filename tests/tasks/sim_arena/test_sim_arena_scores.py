@@ -25,10 +25,11 @@ from soulkit.types import Episode, Line, Score
 from tests.support.arena import PHRASE, arena, by, in_order, purpose, table, verdicts
 from tests.support.letters import released
 from tests.support.road import run
-from tests.support.vectors import Vector, assert_matches, load_vectors, vectors_folder
+from tests.support.vectors import Vector, assert_matches, conformance, vectors_folder
 from tests.tasks.sim_arena import reference
 
 TASKS = {"sim_arena_math": "sim_math", "sim_arena_doc": "sim_doc"}
+PARSE, JUDGED = ([f"{task}.{kind}" for task in TASKS] for kind in ("parse", "judged"))
 STOPS = {"empty": "simulator_no_output", "terminated": "simulator_terminated",
          "partner_silent": "assistant_no_output", "max_turns": "max_turns_reached"}  # fmt: skip
 FORMULAS = {"public_chat", "unwrap", "fmt_conversation"}
@@ -41,13 +42,6 @@ DIFFERS = {
     "api-error-text-becomes-a-turn": "errors are errors; text of a partner is its line",
     "think-not-stripped": "thinking is removed",
 }
-
-
-def lines(name: str, family: str = "", differ: dict[str, str] | None = None) -> list[Any]:
-    """The lines of one function of both tasks; the others are another test's."""
-    params = [p for task in TASKS for p in load_vectors(f"{task}.{name}", differ=differ or {},
-                                                         formula=FORMULAS)]  # fmt: skip
-    return [p for p in params if p.values[0] is None or p.values[0].family == family]
 
 
 def named(vector: Vector) -> str:
@@ -80,7 +74,7 @@ def public(episode: Episode, task: PublishedPerson) -> list[dict[str, str]]:
 # -- lexical and parse -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vector", load_vectors("sim_arena.lexical", fns={"mean", "norm"}))
+@conformance("sim_arena.lexical")
 def test_numbers(vector: Vector) -> None:
     inputs = vector.input
     if vector.family == "mean":
@@ -90,7 +84,7 @@ def test_numbers(vector: Vector) -> None:
     assert_matches(actual, vector.expected["result"])
 
 
-@pytest.mark.parametrize("vector", lines("parse", "user_query"))
+@conformance(*PARSE, fns={"user_query"})
 def test_a_turn_under_reference(vector: Vector) -> None:
     task: Any = arena(named(vector), "reference")
     example = task.example(released(base_row(vector)))
@@ -104,7 +98,7 @@ def test_a_turn_under_reference(vector: Vector) -> None:
     assert_matches(actual, vector.expected)
 
 
-@pytest.mark.parametrize("vector", lines("parse", "user_query", DIFFERS))
+@conformance(*PARSE, fns={"user_query"}, differ=DIFFERS)
 def test_paper_reads_a_turn_alike_where_no_quirk_is_tested(vector: Vector) -> None:
     text = vector.input["text"] or ""
     turn = arena(named(vector)).read(text)
@@ -117,7 +111,7 @@ def test_paper_reads_a_turn_alike_where_no_quirk_is_tested(vector: Vector) -> No
         assert expected[0].endswith(turn.text)
 
 
-@pytest.mark.parametrize("vector", [p for f in sorted(FORMULAS) for p in lines("parse", f)])
+@conformance(*PARSE, fns=FORMULAS, formula=FORMULAS)
 def test_what_no_command_runs(vector: Vector) -> None:
     inputs = vector.input
     match vector.family:
@@ -200,7 +194,7 @@ def without_words(vector: Vector) -> bool:
     return "human_user_queries" in row and row["human_user_queries"] is None
 
 
-@pytest.mark.parametrize("vector", lines("judged"))
+@conformance(*JUDGED, fns={""})
 def test_conversations_and_rewards(vector: Vector) -> None:
     if vector.raises or without_words(vector):
         # The published code plays a row whose person said nothing; such a row is refused here.
@@ -237,7 +231,7 @@ def nan_as_full(vector: Vector) -> None:
     assert_matches(value, vector.expected["reward"])
 
 
-@pytest.mark.parametrize("vector", lines("judged", differ=DIFFERS))
+@conformance(*JUDGED, fns={""}, differ=DIFFERS)
 def test_paper_agrees_where_no_quirk_is_tested(vector: Vector) -> None:
     if vector.raises or without_words(vector):
         with pytest.raises(DataError):

@@ -9,7 +9,6 @@ are named below.
 from __future__ import annotations
 
 import json
-from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +50,7 @@ from tests.support.sotopia import (
     speak,
     table,
 )
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.sotopia import reference
 from tests.tasks.sotopia.reference import HIGHEST, LOWEST
 
@@ -340,23 +339,12 @@ FORMULAS = {
 """What no command runs: these go through `reference.py`."""
 
 
-def lines(
-    name: str,
-    family: str = "",
-    differ: dict[str, str] | None = None,
-    formula: Set[str] = frozenset(),
-) -> list[Any]:
-    """The lines of one function; the others are another test's."""
-    params = load_vectors(name, differ=differ, formula=formula)
-    return [p for p in params if p.values[0] is None or p.values[0].family == family]
-
-
 def action_result(name: str, action: Action) -> dict[str, Any]:
     plain = {"action_type": action.kind, "argument": action.argument}
     return {"action": plain, "natural_language": narrate(name, action)}
 
 
-@pytest.mark.parametrize("vector", load_vectors("sotopia.parse", formula=FORMULAS))
+@conformance("sotopia.parse", formula=FORMULAS)
 def test_parse(vector: Vector) -> None:
     inputs, actual = vector.input, {}
     match vector.family:
@@ -375,7 +363,7 @@ def test_parse(vector: Vector) -> None:
     assert_matches(actual, vector.expected)
 
 
-@pytest.mark.parametrize("vector", lines("sotopia.parse", "parse_action", REPAIRED))
+@conformance("sotopia.parse", fns={"parse_action"}, differ=REPAIRED)
 def test_the_repaired_reader_agrees_on_what_was_asked_for(vector: Vector) -> None:
     action = read_action(vector.input["text"] or "", "paper", vector.input["name"])
     if action.status == "ok":
@@ -385,7 +373,7 @@ def test_the_repaired_reader_agrees_on_what_was_asked_for(vector: Vector) -> Non
         assert action.status in ("salvaged", "empty", "malformed")
 
 
-@pytest.mark.parametrize("vector", load_vectors("sotopia.lexical", formula=FORMULAS))
+@conformance("sotopia.lexical", formula=FORMULAS)
 def test_numbers(vector: Vector) -> None:
     inputs = vector.input
     match vector.family:
@@ -419,7 +407,7 @@ def transcript(row: Example, episode: Episode) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("vector", lines("sotopia.judged", formula={""}))
+@conformance("sotopia.judged", fns={""}, formula={""})
 def test_scenes_and_rewards(vector: Vector) -> None:
     row, episode, audited = scene(vector)
     inputs, expected = vector.input, vector.expected
@@ -454,9 +442,7 @@ def test_scenes_and_rewards(vector: Vector) -> None:
         assert view["scenario"] == expected["scenario"]
 
 
-@pytest.mark.parametrize(
-    "vector", lines("sotopia.judged", "evaluate_text", formula={"evaluate_text"})
-)
+@conformance("sotopia.judged", fns={"evaluate_text"}, formula={"evaluate_text"})
 def test_a_judge_of_free_text(vector: Vector) -> None:
     texts = iter(vector.input["judge_texts"])
     raw, calls = reference.evaluate_text(lambda: next(texts, ""))
@@ -480,7 +466,7 @@ def in_range(verdict: Any) -> bool:
     return well_formed(verdict) and all(d.low <= verdict[n]["score"] <= d.high for n, d in limits)
 
 
-@pytest.mark.parametrize("vector", lines("sotopia.judged", differ=JUDGED))
+@conformance("sotopia.judged", fns={""}, differ=JUDGED)
 def test_the_live_score_agrees_where_no_quirk_is_tested(vector: Vector) -> None:
     """Both protocols, judged over HTTP: the headline is the reference's, or there is none."""
     verdict, audit = vector.input["verdict"], vector.input["hack_verdict"]

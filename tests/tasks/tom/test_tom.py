@@ -22,9 +22,8 @@ from soulkit.errors import DataError
 from soulkit.tasks.tom.coach import explain
 from soulkit.tasks.tom.generate import StoryTask, synth_rows
 from soulkit.types import Episode, Failure, Record, Score, unscored
-from tests.support.letters import logged
 from tests.support.road import batch_values, score_text, synth_examples, task_of
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.tom.reference import hitom_aggregates, tomi_aggregates
 
 TOMI_ROW = {
@@ -271,42 +270,12 @@ def test_the_leak_view_holds_every_option_with_its_letter() -> None:
         assert task.gold_completion(example) == f"<answer>{view.letter}</answer>"
 
 
-@pytest.mark.parametrize("vector", load_vectors("paratomi.choice"))
-def test_paratomi_vectors(vector: Vector) -> None:
-    task = task_of("paratomi", "reference")
-    output = vector.input["output_text"] or ""
-    score = score_text(task, task.example(vector.input["row"]), output)
-    actual = {
-        "predicted": score.words,
-        "reward": score.reward,
-        "metrics": logged("paratomi", vector, score),
-    }
-    assert_matches(actual, vector.expected)
-
-
-@pytest.mark.parametrize(
-    "vector", load_vectors("paratomi.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
+@conformance("paratomi.lexical", formula={"aggregates"})
 def test_paratomi_aggregates(vector: Vector) -> None:
     assert_matches(tomi_aggregates(vector.input["results"]), vector.expected["result"])
 
 
-@pytest.mark.parametrize("vector", load_vectors("hitom.choice"))
-def test_hitom_vectors(vector: Vector) -> None:
-    task = task_of("hitom", "reference")
-    output = vector.input["output_text"] or ""
-    score = score_text(task, task.example(vector.input["row"]), output)
-    actual = {
-        "predicted": score.words,
-        "reward": score.reward,
-        "metrics": logged("hitom", vector, score),
-    }
-    assert_matches(actual, vector.expected)
-
-
-@pytest.mark.parametrize(
-    "vector", load_vectors("hitom.lexical", fns={"aggregates"}, formula={"aggregates"})
-)
+@conformance("hitom.lexical", formula={"aggregates"})
 def test_hitom_aggregates(vector: Vector) -> None:
     assert_matches(hitom_aggregates(vector.input["results"]), vector.expected["result"])
 

@@ -33,7 +33,7 @@ from tests.support.road import (
 )
 from tests.support.servers.openai_server import Body, ScriptedServer
 from tests.support.userllm import FIRST, LATER, OPEN, QUIZ, SEARCH, example
-from tests.support.vectors import Vector, assert_matches, load_vectors
+from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.userllm import reference
 
 BLAND = "hey, quick one, got a sec?"
@@ -294,16 +294,11 @@ FORMULAS = {
 """What no command runs: these go through `reference.py`."""
 
 
-def family(name: str, group: str) -> list[Any]:
-    """The lines of one function; the line that says that the file is missing stays."""
-    return [p for p in load_vectors(name) if p.values[0] is None or p.values[0].family == group]
-
-
 def _listed(pair: tuple[str, str] | None) -> list[str] | None:
     return None if pair is None else list(pair)
 
 
-@pytest.mark.parametrize("vector", load_vectors("userllm.parse", formula=FORMULAS))
+@conformance("userllm.parse", formula=FORMULAS)
 def test_parse(vector: Vector) -> None:
     if vector.family == "end_token":
         assert_matches(end_token(vector.input), vector.expected)
@@ -311,7 +306,7 @@ def test_parse(vector: Vector) -> None:
     assert_matches({"result": READ[vector.family](vector.input)}, vector.expected)
 
 
-@pytest.mark.parametrize("vector", family("userllm.parse", "end_token"))
+@conformance("userllm.parse", fns={"end_token"})
 def test_replies_under_paper(vector: Vector) -> None:
     actual, expected = end_token(vector.input, "paper"), vector.expected
     wrapped = actual["output"] == rows.END == expected["output"].strip('`"')
@@ -329,7 +324,7 @@ def score(task: Any, example: Example, text: str | None, cast: Cast = NO_ONE) ->
     return grade
 
 
-@pytest.mark.parametrize("vector", load_vectors("userllm.lexical", formula=FORMULAS))
+@conformance("userllm.lexical", formula=FORMULAS)
 def test_lexical(vector: Vector) -> None:
     if vector.family == "role_adherence":
         grade = quiz(vector.input, "reference")
@@ -339,7 +334,7 @@ def test_lexical(vector: Vector) -> None:
     assert_matches({"result": COUNTED[vector.family](vector.input)}, vector.expected)
 
 
-@pytest.mark.parametrize("vector", family("userllm.lexical", "role_adherence"))
+@conformance("userllm.lexical", fns={"role_adherence"})
 def test_role_adherence_under_paper(vector: Vector) -> None:
     try:
         grade = quiz(vector.input, "paper")
@@ -352,7 +347,7 @@ def test_role_adherence_under_paper(vector: Vector) -> None:
         assert grade.reward != vector.expected["reward"], "a repair that repairs nothing"
 
 
-@pytest.mark.parametrize("vector", family("userllm.lexical", "first_turn_diversity"))
+@conformance("userllm.lexical", fns={"first_turn_diversity"})
 def test_diversity_of_fewer_than_two_is_undefined(vector: Vector) -> None:
     quirk = "one-text-gives-zero-diversity" in vector.quirks
     assert (metrics.first_turn_diversity(vector.input["texts"]) is None) is quirk
@@ -410,12 +405,12 @@ def _as_logged(numbers: Mapping[str, Any], value: float | None, calls: int) -> d
     return {"reward": value, "metrics": {**paid, **logged, **quality}, "judge_calls": calls}
 
 
-@pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
+@conformance("userllm.judged")
 def test_judged(vector: Vector) -> None:
     assert_matches(reference_numbers(vector), vector.expected)
 
 
-@pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
+@conformance("userllm.judged")
 def test_judged_over_http(vector: Vector) -> None:
     """A judge that cannot be heard scores nothing in any protocol; all else is the reference's."""
     if vector.expected["judge_calls"] and not vector.input["judge_text"]:
@@ -427,7 +422,7 @@ def test_judged_over_http(vector: Vector) -> None:
     assert len(grade.verdicts) == calls and grade.value == grade.reward
 
 
-@pytest.mark.parametrize("vector", load_vectors("userllm.judged"))
+@conformance("userllm.judged")
 def test_judged_under_paper(vector: Vector) -> None:
     quirks = set(vector.quirks)
     try:
