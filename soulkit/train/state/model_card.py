@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from soulkit.api_keys import printable
 from soulkit.config import Settings
@@ -46,6 +47,9 @@ from soulkit.train.setup.conversations import Corpus, source_facts
 from soulkit.train.setup.rows import TrainingData
 from soulkit.train.state.summary import AbilityTotals, WrittenTotals
 from soulkit.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 SCHEMA = "soulkit/model@1"
 
@@ -80,6 +84,7 @@ def _trained_further(name: str) -> dict[str, str]:
 CARD = "README.md"
 _ELSEWHERE = frozenset({"method", "model", "adapter", "tasks", "data", "side", "track", "max_cost"})
 """Settings that the command names itself, or that say nothing about the weights."""
+Cells = tuple[object, ...]
 
 
 def write_card(
@@ -87,30 +92,59 @@ def write_card(
     summary: Mapping[str, Any], step: int,
 ) -> None:  # fmt: skip
     """Write the card of the weights in `folder`, those after `step`; `summary` is the run's."""
-    note = policy.note or {}
-    text = "\n".join(
-        [
-            *_front(config, note),
-            *_head(config, note, summary, step),
-            *_data(config, material, summary),
-            *_metrics(summary),
-            *_loading(note, auto_class(policy.causal.config).__name__),
-            *_licences(note),
-        ]
-    )
+    text = _card(config, material, policy.note or {}, summary, step,
+                 auto_class(policy.causal.config).__name__)  # fmt: skip
     write_aside(folder / CARD, text.encode())
 
 
-# --- what the hub reads ---------------------------------------------------------------------------
+def _card(
+    config: TrainConfig, material: TrainingData, note: Mapping[str, Any],
+    summary: Mapping[str, Any], step: int, kind: str,
+) -> str:  # fmt: skip
+    """The card of weights that the class `kind` of transformers loads."""
+    base, corpus = note["base"], material.corpus
+    licence = base.get("licence", UNSTATED)
+    learned = summary.get("lessons", {})
+    total = sum(n for name, n in learned.items() if name.startswith("lessons/of/"))
+    written, ability = summary.get("written"), summary.get("retention")
+    return _template().render(
+        config=config, note=note, base=base, kind=kind, step=step,
+        adapter=note["kind"] == "adapter",
+        summary={"best_step": None, "best_valid": None, **summary},
+        front=_front(config, note),
+        names=[*config.tasks, *(str(one["name"]) for one in note.get("corpora", ()))],
+        teacher=summary.get("provenance", {}).get("teacher"),
+        command=_command(config, base),
+        rows=_rows(config, material, summary),
+        sources=_sources(config, corpus, summary) if corpus is not None else None,
+        learned=f"{total:,}",
+        written=written and WrittenTotals.from_json(written).words(),
+        figures=[*_figures(summary), *_validated(summary)],
+        ability=ability and AbilityTotals.from_json(ability),
+        licence=licence.get("license_name", licence["license"]),
+    )  # fmt: skip
 
 
-def _front(config: TrainConfig, note: Mapping[str, Any]) -> Iterator[str]:
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader
+
+    made = Environment(
+        loader=PackageLoader("soulkit.train", "state"), trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    made.filters |= {"plain": _plain, "row": _row, "repr": repr}
+    return made.get_template("model_card.md.j2")
+
+
+def _front(config: TrainConfig, note: Mapping[str, Any]) -> str:
+    """What the hub reads."""
     import yaml
 
-    adapter, base = note.get("kind") == "adapter", note.get("base", {})
+    adapter, base = note["kind"] == "adapter", note["base"]
     front: dict[str, Any] = {"library_name": "peft" if adapter else "transformers"}
-    if not Path(base.get("model", "")).is_absolute():  # the hub knows ids alone
-        front["base_model"] = base.get("model", "")
+    if not Path(base["model"]).is_absolute():  # the hub knows ids alone
+        front["base_model"] = base["model"]
         front["base_model_relation"] = "adapter" if adapter else "finetune"
     front |= base.get("licence", UNSTATED)
     front["pipeline_tag"] = "text-generation"
@@ -120,49 +154,7 @@ def _front(config: TrainConfig, note: Mapping[str, Any]) -> Iterator[str]:
         front["datasets"] = list(dict.fromkeys(on_hub))
     if any(config.data.get(name) is None for name in config.tasks):
         front["datasets"] = [RELEASES["train"]]
-    yield "---"
-    yield yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()
-    yield "---\n"
-
-
-# --- what people read -----------------------------------------------------------------------------
-
-
-def _head(
-    config: TrainConfig, note: Mapping[str, Any], summary: Mapping[str, Any], step: int
-) -> Iterator[str]:
-    base, best = note.get("base", {}), summary.get("best_step")
-    kind = "A LoRA adapter" if note.get("kind") == "adapter" else "A model"
-    names = [*config.tasks, *(str(one["name"]) for one in note.get("corpora", ()))]
-    subject = ", ".join(f"`{_plain(name)}`" for name in names)
-    beside = "conversations" if config.corpora else f"under the protocol `{config.protocol}`"
-    yield f"# {', '.join(map(_plain, names))}: {config.method}\n"
-    yield (
-        f"{kind} trained with `{config.method}` by soulkit {note.get('soulkit')} on {subject}, "
-        f"{beside}; a model of how people talk, decide and err.\n"
-    )
-    mark = base.get("revision") or base.get("weights") or "not recorded"
-    name = base.get("model", "") if "revision" in base else _plain(config.model)
-    yield f"* base: `{name}` (`{mark}`)"
-    if further := note.get("adapter"):
-        yield f"* trained further from: `{_plain(further['model'])}` (`{further['weights']}`)"
-    if teacher := summary.get("provenance", {}).get("teacher"):
-        yield f"* teacher: {_teacher(teacher)}"
-    measured = "validation loss" if summary.get("best_valid") is not None else "dev score"
-    selected = f"; best {measured} at step {best}" if best is not None else ""
-    yield f"* step {step} of {config.steps}{selected}"
-    fresh = note.get("kind") == "adapter" and not further
-    rank = f", LoRA rank {config.lora.r}, alpha {config.lora.alpha}" if fresh else ""
-    yield f"* seed {config.seed}, learning rate {config.lr:g}{rank}"
-    yield f"* command: `{_command(config, base)}`\n"
-
-
-def _teacher(teacher: Mapping[str, Any]) -> str:
-    """`MODEL` (commit or hash) + `ADAPTER`."""
-    mark = teacher.get("revision") or teacher.get("weights")
-    model = f"`{_plain(str(teacher['model']))}`" + (f" (`{mark}`)" if mark else "")
-    adapter = teacher.get("adapter")
-    return f"{model} + `{_plain(str(adapter))}`" if adapter else model
+    return str(yaml.safe_dump(front, sort_keys=False, allow_unicode=True)).rstrip()
 
 
 def _command(config: TrainConfig, base: Mapping[str, Any]) -> str:
@@ -199,54 +191,31 @@ def _players(settings: Settings, task: str) -> Iterator[str]:
                 yield from (f"--{name.replace('_', '-')}", printable(f"{task}{player}"))
 
 
-def _data(config: TrainConfig, material: TrainingData, summary: Mapping[str, Any]) -> Iterator[str]:
-    yield "## Data\n"
-    if material.corpus is not None:
-        yield from _conversations(config, material.corpus, summary)
-        return
-    yield "| task | rows | sha256 | held out | source | licence |"
-    yield "|---|---|---|---|---|---|"
+def _rows(
+    config: TrainConfig, material: TrainingData, summary: Mapping[str, Any]
+) -> Iterator[Cells]:
     tasks = summary.get("provenance", {}).get("tasks", {})
     for name, task in material.tasks.items():
         rows, dev = (tasks.get(name, {}).get(part) or {} for part in ("rows", "dev_rows"))
         source = config.data.get(name)
-        cells = [
+        yield (
             name, rows.get("n", "–"), f"`{rows.get('sha256', '–')}`", dev.get("n", 0),
             f"`{_plain(source)}`" if source else RELEASES["train"],
             task.spec.licence or "not stated",
-        ]  # fmt: skip
-        yield _row(*cells)
-    yield "\nThe hash is of the rows' ids, in their order.\n"
+        )  # fmt: skip
 
 
-def _conversations(
-    config: TrainConfig, corpus: Corpus, summary: Mapping[str, Any]
-) -> Iterator[str]:
-    yield "| source | rows | sha256 | side learned | passes of its rows in one of the mixture |"
-    yield "|---|---|---|---|---|"
+def _sources(config: TrainConfig, corpus: Corpus, summary: Mapping[str, Any]) -> Iterator[Cells]:
     tasks = summary.get("provenance", {}).get("tasks", {})
     for one in source_facts(config, corpus):
         rows = tasks.get(one["name"], {}).get("rows") or {}
         digest = f"`{rows.get('sha256', '–')}`"
         size = "unknown" if one["rows"] is None else one["rows"]
-        yield _row(_plain(one["name"]), size, digest, one["side"], f"{one['ratio']:g}")
-    learned = summary.get("lessons", {})
-    total = sum(n for name, n in learned.items() if name.startswith("lessons/of/"))
-    prompts = "without their system prompts" if config.strip_system else "with their system prompts"
-    yield f"\n{total:,} conversations were learned from, {prompts}; the words of the side that is"
-    yield "learned are the only ones with a loss. The hash is of the files. Their terms are not"
-    yield "known here: whoever publishes this model has to know them.\n"
-    if "written" in summary:
-        written = WrittenTotals.from_json(summary["written"])
-        yield "The rows' own answers were not learned: before it was trained the model wrote texts"
-        yield f"about their facts itself, {written.words()}.\n"
+        yield _plain(one["name"]), size, digest, one["side"], f"{one['ratio']:g}"
 
 
-def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
+def _figures(summary: Mapping[str, Any]) -> Iterator[Cells]:
     """The headlines, and the loss or reward beside them; every one with its interval and judge."""
-    yield "## Metrics\n"
-    yield "| task | metric | mean [95 % interval] | scored | judged by |"
-    yield "|---|---|---|---|---|"
     for task, cells in summary.get("tasks", {}).items():
         for name, cell in cells.items():
             if "/" in name and name != "value/kind=refined":
@@ -255,28 +224,17 @@ def _metrics(summary: Mapping[str, Any]) -> Iterator[str]:
             scored = cell.get("not_applicable") or f"{cell.get('n_scored')}/{cell.get('n')}"
             lacks = missing_parts_text(Cell.from_json(cell))
             scored += f"; {lacks}" if lacks else ""
-            label = _label(name, cells, summary)
             judge = "–" if name == "loss" else _judges(summary, task)
-            yield _row(task, label, mean, scored, judge)
-    yield from _validated(summary)
-    steps, last = summary.get("summary_steps"), summary.get("steps")
-    if summary.get("command") != "train sft":
-        yield f"\nDrafts and refined rollouts are of the last {steps} of the run's {last} steps, on"
-        yield "training rows; `dev` is greedy, on held-out rows, after the step it names."
-    if "retention" in summary:
-        ability = AbilityTotals.from_json(summary["retention"])
-        lost = " This is a regression." if ability.regression else ""
-        yield f"\nGeneral ability, before to after: {ability.words()}.{lost}"
-    yield "\nFigures of a training run are no evaluation: `soul eval` makes one.\n"
+            yield task, _label(name, cells, summary), mean, scored, judge
 
 
-def _validated(summary: Mapping[str, Any]) -> Iterator[str]:
+def _validated(summary: Mapping[str, Any]) -> Iterator[Cells]:
     """A row for every source of conversations that were measured and not learned."""
     valid = summary.get("validation") or {}
     for name, loss in valid.get("last", {}).items():
         label = f"validation loss (step {valid['steps']})"
         lessons = valid.get("lessons", {}).get(name, "–")
-        yield _row(_plain(name), label, f"{loss:.3f}", lessons, "–")
+        yield _plain(name), label, f"{loss:.3f}", lessons, "–"
 
 
 def _label(metric: str, cells: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -291,7 +249,7 @@ def _label(metric: str, cells: Mapping[str, Any], summary: Mapping[str, Any]) ->
     return names.get(metric, metric).strip()
 
 
-def _row(*cells: object) -> str:
+def _row(cells: Cells) -> str:
     return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
 
 
@@ -300,38 +258,6 @@ def _judges(summary: Mapping[str, Any], task: str) -> str:
     players = entry.get("players", {}).get("judge", []) if "judge" in entry.get("roles", ()) else []
     names = dict.fromkeys(_plain(str(one.get("model"))) for one in players)
     return " and ".join(f"`{name}`" for name in names) or "rules"
-
-
-def _loading(note: Mapping[str, Any], kind: str) -> Iterator[str]:
-    base = note.get("base", {})
-    named = repr(base.get("model", "")) if base.get("revision") else '"BASE"'
-    revision = f", revision={base['revision']!r}" if base.get("revision") else ""
-    yield "## Loading\n\nFOLDER is this one.\n\n```python"
-    yield "from transformers import AutoTokenizer"
-    if note.get("kind") != "adapter":
-        yield f"from transformers import {kind}\n"
-        yield f'model = {kind}.from_pretrained("FOLDER")'
-    elif kind == "AutoModelForCausalLM":
-        yield "from peft import AutoPeftModelForCausalLM\n"
-        yield 'model = AutoPeftModelForCausalLM.from_pretrained("FOLDER")'
-    else:  # PEFT has no class of its own that reads images
-        yield f"from transformers import {kind}\nfrom peft import PeftModel\n"
-        yield f"base = {kind}.from_pretrained({named}{revision})"
-        yield 'model = PeftModel.from_pretrained(base, "FOLDER")'
-    yield 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n```\n'
-    adapter = note.get("kind") == "adapter"
-    where = f"{base.get('model')}@{base['revision']}" if base.get("revision") else "BASE"
-    model = f"{where} --adapter FOLDER" if adapter else "FOLDER"
-    task = next(iter(note["tasks"]), "TASK")
-    yield f"```sh\nsoul eval local --model {model} --task {task}\n```\n"
-
-
-def _licences(note: Mapping[str, Any]) -> Iterator[str]:
-    fields = note.get("base", {}).get("licence", UNSTATED)
-    stated = fields.get("license_name", fields["license"])
-    yield "## Licence\n"
-    terms = "its own terms" if note.get("corpora") else "the terms in the table above"
-    yield f"The base model's ({stated}); what was trained on has {terms}.\n"
 
 
 def _plain(name: str) -> str:
