@@ -7,7 +7,6 @@ settings as dropped. Nothing here imports torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -59,11 +58,12 @@ class Codec:
 
         ModelLoadError, which names what is missing.
         """
-        from soulkit.models.local.loading import load_tokenizer, locate
+        from soulkit.models.local.loading import checkpoint_json, load_tokenizer, locate
 
         place = path if isinstance(path, ModelPlace) else locate(path)
         tokenizer, commit = load_tokenizer(place)
-        settings = [_settings(place, commit, file) for file in _SETTINGS]
+        revision = commit or place.revision
+        settings = [checkpoint_json(place.where, file, revision) for file in _SETTINGS]
         longest = _language(settings[-1]).get("max_position_embeddings")
         return cls(
             tokenizer,
@@ -165,6 +165,25 @@ class Codec:
         return tail.endswith(START_OF_THINKING)
 
 
+class CodecModel:
+    """A model that is prompted with the ids of its codec."""
+
+    codec: Codec
+
+    def renderer(self, thinking: bool | None = None) -> Renderer:
+        """The renderer that prompts this model, for one value of `Sampling.thinking`."""
+        return self.codec.renderer(thinking)
+
+    @property
+    def context_limit(self) -> int | None:
+        """Tokens of a prompt with its reply; None: not known."""
+        return self.codec.context_limit
+
+    def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
+        """Tokens of the prompt that `context` becomes."""
+        return self.codec.prompt_length(context, thinking)
+
+
 def reasoning_and_text(text: str, is_open: bool) -> tuple[str, str]:
     """(reasoning, what is said). Thinking that never ends says nothing."""
     thought, closed, answer = text.rpartition(END_OF_THINKING)
@@ -178,18 +197,6 @@ def reasoning_and_text(text: str, is_open: bool) -> tuple[str, str]:
 def least_limit(*limits: int | None) -> int | None:
     """The smallest that is known."""
     return min((one for one in limits if one), default=None)
-
-
-def _settings(place: ModelPlace, commit: str | None, file: str) -> Mapping[str, Any]:
-    """What a file of the model holds; nothing where it has no such file."""
-    from transformers.utils import cached_file
-
-    where = cached_file(
-        place.where, file, revision=commit or place.revision or "main",
-        _raise_exceptions_for_missing_entries=False,
-    )  # fmt: skip
-    read = json.loads(Path(where).read_text(encoding="utf-8")) if where else {}
-    return read if isinstance(read, dict) else {}
 
 
 def _language(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 from weakref import WeakKeyDictionary, WeakSet
 
 from soulkit.errors import ProviderError
@@ -26,28 +26,12 @@ from soulkit.types import Call, Completion, Sampling
 _CURRENT: ContextVar[Participant | None] = ContextVar("participant", default=None)
 
 
-class WaveQueue(Protocol):
-    """A sampler's queue, as the barrier sees it."""
-
-    def asking(self) -> set[Participant]:
-        """The participants with a call that waits."""
-
-    def busy(self) -> bool:
-        """Whether a wave is still being served."""
-
-    def open_wave(self) -> None:
-        """Take every participant's call that waits into the wave."""
-
-    def wake(self) -> None:
-        """Look again whether there is something to do."""
-
-
 class WaveBarrier:
     """The participants of one event loop and the samplers at which they may wait."""
 
     def __init__(self) -> None:
         self.participants: set[Participant] = set()
-        self.queues: WeakSet[WaveQueue] = WeakSet()
+        self.queues: WeakSet[Queue] = WeakSet()
 
     def ready(self) -> bool:
         """Whether everybody waits and nobody is being served."""
@@ -187,14 +171,17 @@ class Queue:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def asking(self) -> set[Participant]:
+        """The participants with a call that waits."""
         alive = [r for r in self.waiting if not r.future.done()]
         return {r.participant for r in alive if r.participant is not None}
 
     def busy(self) -> bool:
+        """Whether a wave is still being served."""
         left = any(not r.future.done() for r in self.wave)
         return left or any(r.participant is not None for r in self.serving)
 
     def open_wave(self) -> None:
+        """Take every participant's call that waits into the wave."""
         self.wave = [r for r in self.waiting if r.participant is not None]
         self.waiting = [r for r in self.waiting if r.participant is None]
 

@@ -15,16 +15,15 @@ Replies that are recorded after it count again, under the same keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from soulkit.errors import DataError
-from soulkit.runs.jsonl import JsonlWriter, read_jsonl
+from soulkit.runs.jsonl import JsonlWriter, form_of, read_jsonl
 from soulkit.types import Call, Completion, Sampling
 
 SAMPLED = "sampled.jsonl"
@@ -43,9 +42,46 @@ class JournalKey:
     policy: str
 
 
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    call: Call
+    sampling: Sampling
+    prompt: int
+    """Its place in the prompts of the batch."""
+    reply: Completion
+    """Without the ids of its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A line with what was sampled together."""
+
+    policy: str
+    prompts: list[tuple[int, ...]]
+    rows: list[_Row]
+
+    @classmethod
+    def of(cls, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> Self:
+        place = {prompt: i for i, prompt in enumerate(dict.fromkeys(a.prompt_ids for a in keys))}
+        rows = [
+            _Row(a.call, a.sampling, place[a.prompt_ids], replace(reply, prompt_ids=()))
+            for a, reply in zip(keys, replies, strict=True)
+        ]
+        return cls(keys[0].policy, list(place), rows)
+
+    def replies(self) -> Iterator[tuple[JournalKey, Completion]]:
+        """IndexError for a prompt that is not there."""
+        for row in self.rows:
+            prompt = self.prompts[row.prompt]
+            key = JournalKey(row.call, row.sampling, prompt, self.policy)
+            yield key, replace(row.reply, prompt_ids=prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Void:
+    policy: str
+    step: int
+    why: str = ""
 
 
 class Journal:
@@ -60,13 +96,25 @@ class Journal:
         self._replies: dict[JournalKey, Completion] = {}
         self._batches: set[tuple[JournalKey, ...]] = set()
         for number, line in enumerate(read_jsonl(self.path, repair=True), 1):
-            if VOID in line:
-                self._forget(*_read_void(line, self.path, number))
-            else:
-                keys, replies = _read(line, self.path, number)
-                self._replies.update(zip(keys, replies, strict=True))
-                self._batches.add(tuple(keys))
+            try:
+                self._read(line)
+            except (ValidationError, IndexError) as error:
+                raise DataError(
+                    f"Line {number} of '{self.path}' is no batch of a sampler.",
+                    f"It cannot be read: {type(error).__name__}.",
+                    "Remove the file; the replies of the interrupted step are then sampled again.",
+                ) from error
         self._lines = JsonlWriter(self.path)
+
+    def _read(self, line: Mapping[str, Any]) -> None:
+        if VOID in line:
+            void: _Void = form_of(_Void).validate_python(line[VOID])
+            self._forget(void.policy, void.step)
+            return
+        batch: _Batch = form_of(_Batch).validate_python(line)
+        replies = list(batch.replies())
+        self._replies.update(replies)
+        self._batches.add(tuple(key for key, _ in replies))
 
     def __len__(self) -> int:
         """How many batches can be replayed: those that were there when it was opened."""
@@ -84,14 +132,14 @@ class Journal:
 
     def write(self, keys: Sequence[JournalKey], replies: Sequence[Completion]) -> None:
         """Record a batch; it is on the disk on return."""
-        self._lines.write(_line(keys, replies))
+        self._lines.write(form_of(_Batch).dump_python(_Batch.of(keys, replies), mode="json"))
 
     def void(self, policy: str, step: int, why: str) -> None:
         """Take back the replies recorded so far for `step` of the weights `policy`.
 
         The record is on the disk on return. Replies of other steps stay valid.
         """
-        self._lines.write({VOID: {"policy": policy, "step": step, "why": why}})
+        self._lines.write({VOID: asdict(_Void(policy, step, why))})
         self._forget(policy, step)
 
     def clear(self) -> None:
@@ -109,54 +157,3 @@ class Journal:
         gone = {a for a in self._replies if a.policy == policy and a.call.step == step}
         self._replies = {a: reply for a, reply in self._replies.items() if a not in gone}
         self._batches = {batch for batch in self._batches if gone.isdisjoint(batch)}
-
-
-def _line(keys: Sequence[JournalKey], replies: Sequence[Completion]) -> dict[str, Any]:
-    def plain(kind: type, value: object) -> Any:
-        return _adapter(kind).dump_python(value, mode="json")
-
-    prompts = list(dict.fromkeys(a.prompt_ids for a in keys))
-    place = {prompt: index for index, prompt in enumerate(prompts)}
-    rows = [
-        {
-            "call": plain(Call, a.call),
-            "sampling": plain(Sampling, a.sampling),
-            "prompt": place[a.prompt_ids],
-            "reply": {**plain(Completion, reply), "prompt_ids": []},
-        }
-        for a, reply in zip(keys, replies, strict=True)
-    ]
-    return {"policy": keys[0].policy, "prompts": prompts, "rows": rows}
-
-
-def _read(
-    line: Mapping[str, Any], path: Path, number: int
-) -> tuple[list[JournalKey], list[Completion]]:
-    keys, replies = [], []
-    try:
-        for row in line["rows"]:
-            prompt = line["prompts"][row["prompt"]]
-            call = _adapter(Call).validate_python(row["call"])
-            sampling = _adapter(Sampling).validate_python(row["sampling"])
-            reply = {**row["reply"], "prompt_ids": prompt}
-            keys.append(JournalKey(call, sampling, tuple(prompt), line["policy"]))
-            replies.append(_adapter(Completion).validate_python(reply))
-    except (ValidationError, KeyError, IndexError, TypeError) as error:
-        raise _unreadable(path, number, error) from error
-    return keys, replies
-
-
-def _read_void(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, int]:
-    """The policy version and the step that a void record names."""
-    try:
-        return str(line[VOID]["policy"]), int(line[VOID]["step"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path, number, error) from error
-
-
-def _unreadable(path: Path, number: int, error: Exception) -> DataError:
-    return DataError(
-        f"Line {number} of '{path}' is no batch of a sampler.",
-        f"It cannot be read: {type(error).__name__}.",
-        "Remove the file; the replies of the interrupted step are then sampled again.",
-    )

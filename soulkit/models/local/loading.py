@@ -312,25 +312,22 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     Raises ModelLoadError, also when the checkpoint does not hold the weights of its model.
     """
     from safetensors import SafetensorError
-    from transformers import AutoConfig
 
     quieten()
     place = ModelPlace(where) if isinstance(where, str) else where
     kind = _dtype(dtype, device)
     # From an absolute folder, whatever names its base later can be read from anywhere.
     name = place.where if place.on_hub else str(Path(place.where).resolve())
-    hub: dict[str, Any] = {"revision": place.revision or "main", "trust_remote_code": False}
+    revision = place.revision or "main"
     try:
-        commit = _commit(place) if place.on_hub else None
-        hub["revision"] = commit or hub["revision"]  # all of it from one commit
-        config = AutoConfig.from_pretrained(name, **hub)
-        tokenizer = _tokenizer(name, config, hub)
+        commit, hub, config, tokenizer = _without_weights(place, name)
+        revision = hub["revision"]
         model, report = auto_class(config).from_pretrained(
             name, config=config, dtype=kind, use_safetensors=True, **hub,
             output_loading_info=True, ignore_mismatched_sizes=True,  # they are named below
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        experts = lost_experts(name, hub["revision"]) if isinstance(error, RuntimeError) else []
+        experts = lost_experts(name, revision) if isinstance(error, RuntimeError) else []
         if fault := weights_misfit(experts):
             raise not_its_weights(str(place), fault) from error
         raise hub_unreachable(f"model '{place}'", error) or ModelLoadError(
@@ -342,7 +339,7 @@ def load_base(where: str | ModelPlace, device: torch.device, dtype: str) -> tupl
     _check_alone(str(place), model)
     model.config._commit_hash = commit  # newer versions of transformers keep none
     _check_scales(str(place), model)
-    check_base(name, model, report, hub["revision"])
+    check_base(name, model, report, revision)
     return model, tokenizer
 
 
@@ -351,21 +348,26 @@ def load_tokenizer(place: ModelPlace) -> tuple[Any, str | None]:
 
     Raises ModelLoadError where it cannot be read.
     """
-    from transformers import AutoConfig
-
     quieten()
-    hub: dict[str, Any] = {"revision": place.revision or "main", "trust_remote_code": False}
     try:
-        commit = _commit(place) if place.on_hub else None
-        hub["revision"] = commit or hub["revision"]
-        config = AutoConfig.from_pretrained(place.where, **hub)
-        return _tokenizer(place.where, config, hub), commit
+        commit, _, _, tokenizer = _without_weights(place, place.where)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise hub_unreachable(f"tokenizer of '{place}'", error) or ModelLoadError(
             f"The tokenizer of '{place}' cannot be loaded.",
             f"transformers says: {first_line(error)}",
             "Check the folder or the hub name.",
         ) from error
+    return tokenizer, commit
+
+
+def _without_weights(place: ModelPlace, name: str) -> tuple[str | None, dict[str, Any], Any, Any]:
+    """(commit of the hub or None, how the rest is loaded from it, configuration, tokenizer)."""
+    from transformers import AutoConfig
+
+    commit = _commit(place) if place.on_hub else None
+    hub = {"revision": commit or place.revision or "main", "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(name, **hub)
+    return commit, hub, config, _tokenizer(name, config, hub)
 
 
 def _tokenizer(name: str, config: Any, hub: dict[str, Any]) -> Any:
@@ -374,7 +376,9 @@ def _tokenizer(name: str, config: Any, hub: dict[str, Any]) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(name, **hub)
     if tokenizer.chat_template is None and _reads_more_than_text(config):
-        tokenizer.chat_template = _processor_template(name, hub["revision"])
+        # Older image-text checkpoints keep it beside the tokenizer.
+        template = checkpoint_json(name, "chat_template.json", hub["revision"]).get("chat_template")
+        tokenizer.chat_template = template if isinstance(template, str) else None
     return tokenizer
 
 
@@ -437,19 +441,16 @@ def auto_class(config: Any) -> Any:
     return AutoModelForCausalLM if text_only else AutoModelForImageTextToText
 
 
-def _processor_template(where: str, revision: str) -> str | None:
-    """The chat template that older image-text checkpoints keep beside the tokenizer, if any."""
+def checkpoint_json(where: str, file: str, revision: str | None) -> Mapping[str, Any]:
+    """The object in a JSON file of a folder or of a hub's model; empty where it has no such
+    file."""
     from transformers.utils import cached_file
 
-    file = cached_file(
-        where, "chat_template.json", revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-    )  # fmt: skip
-    if file is None:
-        return None
-    settings = json.loads(Path(file).read_text(encoding="utf-8"))
-    template = settings.get("chat_template") if isinstance(settings, dict) else None
-    return template if isinstance(template, str) else None
+    place = cached_file(
+        where, file, revision=revision or "main", _raise_exceptions_for_missing_entries=False
+    )
+    read = json.loads(Path(place).read_text(encoding="utf-8")) if place else {}
+    return read if isinstance(read, dict) else {}
 
 
 def lora_targets(model: Any) -> str:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from soulkit.errors import ConfigError, ProviderError
 from soulkit.models.base import TrainedWeights
-from soulkit.models.codec import Codec, least_limit
+from soulkit.models.codec import Codec, CodecModel, least_limit
 from soulkit.models.local.batching import (
     ExpertPrompt,
     GenerationRequest,
@@ -48,7 +48,6 @@ from soulkit.models.local.batching import (
     fail,
     loop_barrier,
 )
-from soulkit.models.local.chat_template import Renderer
 from soulkit.models.local.decode import (
     Decoder,
     Decodes,
@@ -146,7 +145,7 @@ def no_two_contexts(name: str) -> ConfigError:
 _QUIET_TICKS = 3
 
 
-class LocalModel:
+class LocalModel(CodecModel):
     """A causal language model of transformers, on this machine.
 
     Attributes: `name`; `policy_version`, stamped on completions (the hash of the adapter, or of
@@ -219,19 +218,6 @@ class LocalModel:
             self.model, self.tokenizer, batch_size=self.batch_size, max_context=self.context_limit,
             name=self.name, policy_version=self.policy_version,
         )  # fmt: skip
-
-    def renderer(self, thinking: bool | None = None) -> Renderer:
-        """The renderer that prompts this model, for one value of `Sampling.thinking`."""
-        return self.codec.renderer(thinking)
-
-    @property
-    def context_limit(self) -> int | None:
-        """Tokens of a prompt with its reply; None: not known."""
-        return self.codec.context_limit
-
-    def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
-        """Tokens of the prompt that `context` becomes."""
-        return self.codec.prompt_length(context, thinking)
 
     async def take(self, weights: TrainedWeights) -> None:
         """What is trained is what samples: only its name is new."""

@@ -122,46 +122,20 @@ def not_its_weights(where: str, fault: str) -> ModelLoadError:
 
 
 def stored_types(where: str, revision: str | None = None) -> set[str]:
-    """The kinds of numbers in the files of a checkpoint as safetensors calls them: BF16, F8_E4M3.
-
-    `where` is a folder or a hub id that was downloaded at `revision`; empty where nothing can be
-    read.
-    """
-    from safetensors import SafetensorError, safe_open
-    from transformers.utils import cached_file
-
-    config = cached_file(where, "config.json", local_files_only=True, revision=revision)
-    kinds: set[str] = set()
-    try:
-        for path in Path(str(config)).parent.glob("*.safetensors"):
-            if path.name == ADAPTER_FILE:
-                continue
-            with safe_open(path, framework="pt") as file:
-                kinds |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError:
-        return set()  # whoever loads the file says so
-    return kinds
+    """The kinds of numbers in the files of a checkpoint, as `checkpoint_tensors` reads them."""
+    return {tensor.dtype for tensor in checkpoint_tensors(where, revision)}
 
 
 def lost_experts(where: str, revision: str | None = None) -> list[str]:
     """Weights of experts that a later expert of the same list has, by name.
 
     transformers stacks experts in the order in which it finds them, so that those behind a gap move
-    up unseen, or it stops without a name. `where` is a folder or a hub id that was
-    downloaded at `revision`.
+    up unseen, or it stops without a name.
     """
-    from safetensors import SafetensorError, safe_open
-    from transformers.utils import cached_file
-
     lists: dict[str, set[tuple[int, str]]] = {}
-    config = cached_file(where, "config.json", local_files_only=True, revision=revision)
-    try:
-        for path in Path(str(config)).parent.glob("*.safetensors"):
-            with safe_open(path, framework="pt") as file:
-                for match in filter(None, map(_EXPERT.fullmatch, file.keys())):
-                    lists.setdefault(match["list"], set()).add((int(match["n"]), match["leaf"]))
-    except SafetensorError:
-        return []  # whoever loads the file says so
+    names = (tensor.name for tensor in checkpoint_tensors(where, revision))
+    for match in filter(None, map(_EXPERT.fullmatch, names)):
+        lists.setdefault(match["list"], set()).add((int(match["n"]), match["leaf"]))
     return [
         f"{name}.{number}.{leaf}"
         for name, there in lists.items()
@@ -280,3 +254,20 @@ def stored_tensors(file: BinaryIO) -> list[StoredTensor]:
                      *(8 + length + at for at in entry["data_offsets"]))
         for name, entry in header.items() if name != "__metadata__"
     ]  # fmt: skip
+
+
+def checkpoint_tensors(where: str, revision: str | None = None) -> list[StoredTensor]:
+    """The tensors of a checkpoint, of an adapter beside it none; empty where a file is damaged,
+    which its loader reports. `where` is a folder or a hub id that was downloaded at `revision`."""
+    from transformers.utils import cached_file
+
+    config = cached_file(where, "config.json", local_files_only=True, revision=revision)
+    found: list[StoredTensor] = []
+    for path in Path(str(config)).parent.glob("*.safetensors"):
+        if path.name != ADAPTER_FILE:
+            try:
+                with path.open("rb") as file:
+                    found += stored_tensors(file)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                return []
+    return found

@@ -39,7 +39,7 @@ from soulkit.models.api.protocol import Unreadable, json_or_none
 from soulkit.models.api.replies import lacks_form
 from soulkit.models.api.transport import PerLoop
 from soulkit.models.api.wire import to_messages, too_long
-from soulkit.models.codec import Codec, least_limit
+from soulkit.models.codec import Codec, CodecModel, least_limit
 from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
 from soulkit.models.ledger.storage import Request
 from soulkit.models.vllm.client import (
@@ -93,7 +93,7 @@ class _Question:
     policy: str
 
 
-class VllmModel:
+class VllmModel(CodecModel):
     """A `Sampler` whose replies come from vLLM servers.
 
     Args:
@@ -134,15 +134,6 @@ class VllmModel:
         self._refused_forms: set[str] = set()
         self._locks = PerLoop(asyncio.Lock)
         self._closed = False
-
-    @property
-    def context_limit(self) -> int | None:
-        """Tokens of a prompt with its reply; None: not known."""
-        return self.codec.context_limit
-
-    def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
-        """Tokens of the prompt that `context` becomes."""
-        return self.codec.prompt_length(context, thinking)
 
     async def take(self, weights: TrainedWeights) -> None:
         """Sample with these weights from now on; returns once they are proven to be there."""
