@@ -110,7 +110,7 @@ class World:
         """Rows, and the model that follows advice; what is there stays."""
         self.write_rows()
         warmup = {**WARMUP, "steps": self.warmup}
-        train(self.config(warmup, "lessons"), self.folder / "warmup", lambda line: None)
+        train(self.config(warmup, "lessons"), self.folder / "warmup")
         self.measure("before", None)
 
     def write_rows(self) -> None:
@@ -147,7 +147,7 @@ class World:
         else:
             times = {"steps": self.steps, "eval_every": self.every}
             config = self.config({**REINFORCED, **ARMS[name], **warm, **times}, "people")
-        train(config, self.folder / name, lambda line: None)
+        train(config, self.folder / name)
         self.measure(name, self.folder / name / "model")
 
     def measure(self, name: str, adapter: Path | None) -> None:

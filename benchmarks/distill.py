@@ -23,8 +23,8 @@ import argparse
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ from soulkit.data.rows import group_key, groups_aside
 from soulkit.demo.scripted import BELIEFS, write_stories
 from soulkit.distill.config import DistillConfig, Stage
 from soulkit.distill.report import Distillation, read_distillation
-from soulkit.distill.run import Watcher, distill
+from soulkit.distill.run import distill
 from soulkit.report.distillation import HEADS, macro_row, row_of
+from soulkit.reporting import Reporter
 from soulkit.runs.jsonl import read_jsonl, write_json
 from soulkit.serving.partner import make_server
 from soulkit.tasks.kit.made_rows import make_rows
@@ -46,8 +47,6 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
-from soulkit.train.state.loop import Begin, Show, nobody_hears
-from soulkit.train.state.metrics import StepLine
 
 STORIES, KEEPER, CAST = "tomi", "secret_keeper", "cast_of_people"
 LESSONS = "keeper_lessons"
@@ -134,17 +133,17 @@ class World:
     def rows(self, task: str, split: str) -> Path:
         return self.out / "rows" / split / f"{task}.jsonl"
 
-    def run(self, say: Callable[[str], None], roads: Sequence[str] = ROADS) -> None:
+    def run(self, reporter: Reporter, roads: Sequence[str] = ROADS) -> None:
         """All stages; each is skipped or resumed where its run folder says so."""
         self.write_rows()
-        say("warming up the base")
+        reporter.note("warming up the base")
         self.warm_up()
         for task in self.size.experts:
-            say(f"making the expert of {task}")
+            reporter.note(f"making the expert of {task}")
             self.make_expert(task)
         for road in roads:
-            say(f"distilling by {LABELS[road]}")
-            self.distill(road, say)
+            reporter.note(f"distilling by {LABELS[road]}")
+            self.distill(road, reporter)
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -218,12 +217,12 @@ class World:
     def _train(self, name: str, settings: Mapping[str, Any]) -> None:
         shared = {"tasks_file": str(self.tasks_file), "seed": self.seed}
         config = TrainConfig.model_validate({**settings, **shared})
-        train(config, self.out / name, _silent)
+        train(config, self.out / name)
 
     def _played(self) -> dict[str, Any]:
         return {"max_tokens": LONGEST, "partner": self.partner}
 
-    def distill(self, road: str, say: Callable[[str], None]) -> None:
+    def distill(self, road: str, reporter: Reporter) -> None:
         """One road, whole: base and experts are measured for each."""
         config = DistillConfig.model_validate({
             **DISTILLED, **BY_ROAD[road], **self._played(), "by": road,
@@ -235,20 +234,14 @@ class World:
             "held_out": {task: str(self.rows(task, "test")) for task in self.size.experts},
         })  # fmt: skip
         stages: tuple[Stage, ...] = ("sample", "select", "train", "report")
-        watcher = Watcher(say=say, training=lambda steps: nullcontext((_show, _begin)))
-        distill(config, self.out / road, stages, watcher)
+        distill(config, self.out / road, stages, reporter=reporter)
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
+class Printer(Reporter):
+    """Prints the remarks, and no steps."""
 
-
-def _silent(line: StepLine) -> None:
-    """Nobody watches the steps."""
-
-
-_show: Show = _silent
-_begin: Begin = nobody_hears
+    def note(self, line: str) -> None:
+        print(line, flush=True)
 
 
 @contextmanager
@@ -329,7 +322,7 @@ def main() -> None:
     with visitor(chosen.out) as partner:
         size = QUICK if chosen.quick else Size()
         roads = () if chosen.experts_only else ROADS
-        World(chosen.out, chosen.seed, size, partner).run(_say, roads)
+        World(chosen.out, chosen.seed, size, partner).run(Printer(), roads)
     print(report(chosen.out))
 
 

@@ -66,7 +66,7 @@ def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Poi
     """Warm up once, then train every arm from the same weights; finished runs are not repeated."""
     demo = Demo(out / f"seed{seed}", seed, steps)
     demo.write_rows()
-    train(demo.config(WARMUP), demo.out / "warmup", lambda line: None)
+    train(demo.config(WARMUP), demo.out / "warmup")
     start = demo.measure("before", None)
     scores = {}
     for name, changes in ARMS.items():
@@ -75,7 +75,7 @@ def run_seed(seed: int, out: Path, steps: int, every: int) -> dict[str, list[Poi
             **DITTO, "model": str(demo.warm), "steps": steps, "eval_every": every,
             "dev_share": 0.15, "dev_limit": 300, **changes,
         }  # fmt: skip
-        train(demo.config(settings), folder, lambda line: None)
+        train(demo.config(settings), folder)
         scores[name] = [Point(0, 0, 0.0, start["value"]["mean"]), *curve(folder)]
         print(f"seed {seed}, {name}: {scores[name][-1].accuracy:.3f}", flush=True)
     return scores

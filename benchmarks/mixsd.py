@@ -203,7 +203,7 @@ class World:
     def train(self, settings: Mapping[str, Any], rows: str, name: str) -> None:
         corpora = [{"path": str(self.rows(rows)), "name": rows}]
         config = TrainConfig.model_validate({**settings, "corpora": corpora, "seed": self.seed})
-        train(config, self.folder / name, lambda line: None)
+        train(config, self.folder / name)
 
     def train_arm(self, name: str) -> None:
         """One arm, from the warmed-up weights, and its measurements; finished ones stay."""

@@ -117,7 +117,7 @@ def _training(
     flags = _with_rows(TrainConfig, {"method": method, "model": model, "tasks": ratios, **settings})
     config = TrainConfig.load(env={}, flags=flags)
     folder = _path(out) or default_run_path(f"train-{method}", ratios)
-    return lambda: train(config, folder, _quiet)
+    return lambda: train(config, folder)
 
 
 @contextmanager
@@ -193,7 +193,3 @@ def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:
 
 def _path(out: str | Path | None) -> Path | None:
     return None if out is None else Path(out)
-
-
-def _quiet(line: Any) -> None:
-    """Steps are in `metrics.jsonl`; a caller from Python watches that file, or nothing."""

@@ -253,7 +253,7 @@ def test_a_port_that_was_taken_since_is_named(
 def test_a_note_of_ports_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "ports.json").write_text(text)
     with pytest.raises(ConfigError, match="ports") as refusal:
-        ScriptedDemo(tmp_path).run(lambda words: None)
+        ScriptedDemo(tmp_path).run()
     assert "--out" in refusal.value.way_out
 
 

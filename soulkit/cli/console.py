@@ -18,29 +18,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
+from soulkit.reporting import Bar, Reporter
 from soulkit.text import duration, one_line, sanitise
 
-if TYPE_CHECKING:
-    from soulkit.play.costs import AskUser
-
-
-__all__ = [
-    "Bar",
-    "ask_user",
-    "console",
-    "err",
-    "one_line",
-    "out",
-    "print_json",
-    "progress",
-]
-__all__ += ["print_next", "print_note", "safe", "sanitise", "starting", "warn_unsealed", "working"]
+__all__ = ["ConsoleReporter", "console", "err", "one_line", "out", "print_json", "print_next"]
+__all__ += ["print_note", "safe", "sanitise", "warn_unsealed"]
 
 PLAIN_EVERY = 5.0
 """Seconds between two plain progress lines."""
@@ -77,15 +66,6 @@ def console(json: bool = False) -> Console:
     return err if json else out
 
 
-def ask_user() -> AskUser | None:
-    """What puts a question with yes or no to the user; None where nobody sits at a terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return None
-    return lambda question: (
-        err.input(f"{escape(question)} \\[y/N] ").strip().lower() in ("y", "yes")
-    )
-
-
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print one JSON document to stdout. ValueError for NaN and infinities."""
     text = json.dumps(value, ensure_ascii=True, indent=2, allow_nan=False)
@@ -98,17 +78,6 @@ def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
 def safe(text: str) -> str:
     """Model text for a rich console: sanitised, and its square brackets are no markup."""
     return escape(sanitise(text))
-
-
-class Bar(Protocol):
-    """What `progress` hands out."""
-
-    def advance(self, steps: int = 1, note: str = "") -> None:
-        """`steps` more are done; `print_note` (a cost, a mean) is shown beside the numbers."""
-
-    def begin(self, what: str, *, alone: bool = False) -> None:
-        """`what` is under way now, until the next. `alone`: others may draw bars of their own until
-        then (a download's), so that a live one makes room for them."""
 
 
 class _State:
@@ -144,7 +113,7 @@ class _State:
         return parts
 
 
-class _LiveBar:
+class _LiveBar(Bar):
     def __init__(self, bars: Progress, state: _State, description: str) -> None:
         self.bars, self.state, self.description = bars, state, description
         name, amount = escape(description), state.amount("/?")
@@ -177,7 +146,7 @@ class _LiveBar:
         self.bars.start()
 
 
-class _PlainBar:
+class _PlainBar(Bar):
     """Lines; a thread says what is under way while nothing is done."""
 
     def __init__(self, state: _State, description: str) -> None:
@@ -230,17 +199,104 @@ class _PlainBar:
         print(f"{self.description}: {what}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def progress(
-    total: int | None, description: str, unit: Callable[[float], str] | None = None
-) -> Iterator[Bar]:
-    """Show on stderr how far a loop is, with rate and time left; `total` None: unknown.
+class ConsoleReporter(Reporter):
+    """Shows on stderr what a command does, under its `title`."""
 
-    `unit` writes the counts: `size` for bytes.
-    """
-    state, name = _State(total, unit), one_line(description, 60)
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._status: Status | None = None
+
+    def note(self, line: str) -> None:
+        print_note(line)
+
+    def confirm(self, question: str) -> bool | None:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        if self._status is not None:
+            self._status.stop()
+        try:
+            answer = err.input(f"{escape(question)} \\[y/N] ")
+        finally:
+            if self._status is not None:
+                self._status.start()
+        return answer.strip().lower() in ("y", "yes")
+
+    @contextmanager
+    def progress(
+        self, total: int | None, unit: Callable[[float], str] | None = None
+    ) -> Iterator[Bar]:
+        with _bar(_State(total, unit), one_line(self.title, 60)) as bar:
+            yield bar
+
+    @contextmanager
+    def working(self, what: str, *, alone: bool = False) -> Iterator[None]:
+        if not err.is_terminal:
+            with _bar(_State(None), one_line(self.title, 60)) as bar:
+                bar.begin(what)
+                yield
+        elif alone:
+            err.print(f"{self.title}: {what}", markup=False)
+            yield
+        else:
+            with err.status(escape(f"{self.title}: {what}")) as self._status:
+                try:
+                    yield
+                finally:
+                    self._status = None
+
+    @contextmanager
+    def starting(self, what: str, limit_s: float) -> Iterator[Callable[[float, str], None]]:
+        if not err.is_terminal:
+            yield _plain_start(what, limit_s)
+            return
+        with err.status(escape(_start_words(what, 0, limit_s))) as shown:
+            yield lambda seconds, line: shown.update(
+                escape(one_line(f"{_start_words(what, seconds, limit_s)} · {line}",
+                                max(err.width - 4, 40)))
+            )  # fmt: skip
+
+    @contextmanager
+    def steps(self, total: int, title: str = "") -> Iterator[Reporter]:
+        with _bar(_State(total), one_line(title or self.title, 60)) as bar:
+            yield _StepReporter(bar)
+
+
+class _StepReporter(ConsoleReporter):
+    """Moves a bar to each step of a training; a resumed one begins in the middle. With a `name` it
+    shows one of several, whose notes would be too many."""
+
+    def __init__(self, bar: Bar, name: str = "", *, notes: bool = True) -> None:
+        super().__init__(name)
+        self.bar, self.notes, self.done = bar, notes, 0
+        self.prefix = f"{name}: " if name else ""
+
+    def note(self, line: str) -> None:
+        if self.notes:
+            super().note(line)
+
+    @contextmanager
+    def starting(self, what: str, limit_s: float) -> Iterator[Callable[[float, str], None]]:
+        # Beside a live bar nothing else moves.
+        yield _plain_start(what, limit_s) if self.notes else lambda seconds, line: None
+
+    def run(self, name: str = "") -> Reporter:
+        return _StepReporter(self.bar, name, notes=False)
+
+    def phase(self, what: str, *, alone: bool = False) -> None:
+        self.bar.begin(f"{self.prefix}{what}" if alone else what, alone=alone)
+
+    def step(self, done: int, words: str = "", remarks: Sequence[str] = ()) -> None:
+        self.bar.advance(done - self.done, f"{self.prefix}{words}" if words else "")
+        self.done = done
+        for remark in remarks:
+            print_note(f"{self.prefix}{remark}")
+
+
+@contextmanager
+def _bar(state: _State, title: str) -> Iterator[Bar]:
+    """A live bar in a terminal, else plain lines."""
     if not err.is_terminal:
-        plain = _PlainBar(state, name)
+        plain = _PlainBar(state, title)
         try:
             yield plain
         finally:
@@ -253,69 +309,24 @@ def progress(
     )
     tail = (TimeElapsedColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, *tail, console=err) as bars:
-        yield _LiveBar(bars, state, name)
+        yield _LiveBar(bars, state, title)
 
 
-@contextmanager
-def working(
-    description: str, what: str, *, alone: bool = False
-) -> Iterator[Callable[[AskUser | None], AskUser | None]]:
-    """Show on stderr that `what` is under way, where nothing can be counted.
-
-    A question that is put to the user meanwhile must be put through what this hands out. `alone`:
-    others may draw bars of their own meanwhile, so that nothing moves here.
-    """
-    if not err.is_terminal:
-        plain = _PlainBar(_State(None), one_line(description, 60))
-        plain.begin(what)
-        try:
-            yield lambda ask: ask
-        finally:
-            plain.close()
-        return
-    if alone:
-        err.print(f"{description}: {what}", markup=False)
-        yield lambda ask: ask
-        return
-    with err.status(escape(f"{description}: {what}")) as shown:
-
-        def interrupting(ask: AskUser | None) -> AskUser | None:
-            def asked_alone(question: str) -> bool:
-                assert ask is not None
-                shown.stop()
-                try:
-                    return ask(question)
-                finally:
-                    shown.start()
-
-            return asked_alone if ask else None
-
-        yield interrupting
-
-
-@contextmanager
-def starting(what: str, limit_s: float) -> Iterator[Callable[[float, str], None]]:
-    """Show on stderr that something starts which may take so many seconds; what is handed out is
-    told the seconds so far and the newest line of its log."""
-
-    def words(seconds: float) -> str:
-        return f"{what}: {duration(seconds)} of at most {duration(limit_s)}"
-
-    if err.is_terminal:
-        with err.status(escape(words(0))) as shown:
-            yield lambda seconds, line: shown.update(
-                escape(one_line(f"{words(seconds)} · {line}", max(err.width - 4, 40)))
-            )
-        return
+def _plain_start(what: str, limit_s: float) -> Callable[[float, str], None]:
+    """A line now and then about something that starts."""
     printed_at = 0.0
 
     def watch(seconds: float, line: str) -> None:
         nonlocal printed_at
         if seconds - printed_at >= STARTING_EVERY:
             printed_at = seconds
-            print(words(seconds), file=sys.stderr, flush=True)
+            print(_start_words(what, seconds, limit_s), file=sys.stderr, flush=True)
 
-    yield watch
+    return watch
+
+
+def _start_words(what: str, seconds: float, limit_s: float) -> str:
+    return f"{what}: {duration(seconds)} of at most {duration(limit_s)}"
 
 
 def warn_unsealed() -> None:

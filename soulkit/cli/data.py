@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.panel import Panel
 
-from soulkit.cli.console import console, out, print_json, print_note, progress, safe
+from soulkit.cli.console import (
+    ConsoleReporter,
+    console,
+    out,
+    print_json,
+    safe,
+)
 from soulkit.cli.data_build import OWN_OPTIONS, build, import_, synth
 from soulkit.cli.data_checks import (
     LessonSide,
@@ -101,8 +107,7 @@ def pull(
         downloads,
         where,
         revision=revision,
-        bars=lambda n: progress(n, "pull", byte_size),
-        say=print_note,
+        reporter=ConsoleReporter("pull"),
     )
     _print_pulled(files, where, as_json)
 

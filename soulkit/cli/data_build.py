@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import (
-    ask_user,
+    ConsoleReporter,
     console,
     print_json,
     print_next,
     print_note,
-    progress,
     safe,
-    starting,
     warn_unsealed,
 )
 from soulkit.cli.data_checks import say_bad_rows
@@ -152,10 +150,7 @@ def _draft(
     done = build_drafted_rows(
         build,
         folder,
-        bars=lambda n: progress(n, "build"),
-        say=print_note,
-        ask_user=ask_user(),
-        starts=starting,
+        reporter=ConsoleReporter("build"),
     )
     warn_unsealed()
     _write(done, target, as_json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.panel import Panel
 
-from soulkit.cli.console import err, one_line, out, print_json, safe
+from soulkit.cli.console import ConsoleReporter, err, one_line, out, print_json, safe
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
 from soulkit.report.narrow_tables import plain_table
@@ -62,7 +62,9 @@ def show_lesson(path: Path, side: str, row: int | None, as_json: bool) -> None:
     """Print the lesson of row `row` (from 1), else the first one; DataError where it is none."""
     from soulkit.data.corpora.stream import read_lessons
 
-    rows = read_lessons(str(path), side=None if side == BY_TABLE else side, say=err.print)
+    rows = read_lessons(
+        str(path), side=None if side == BY_TABLE else side, reporter=ConsoleReporter("show")
+    )
     lesson = next(iter(rows)) if row is None else rows.at(row)
     if isinstance(lesson, str):
         raise DataError(

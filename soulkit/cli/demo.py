@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from soulkit.cli.console import (
+    ConsoleReporter,
     console,
     err,
     print_json,
     print_next,
-    print_note,
-    progress,
     warn_unsealed,
 )
 from soulkit.errors import MissingPackage
 from soulkit.metrics.intervals import estimate_text
 from soulkit.report.narrow_tables import plain_table
+from soulkit.reporting import SILENT
 from soulkit.text import duration
-
-if TYPE_CHECKING:
-    from soulkit.train.state.metrics import StepLine
 
 OUT, SCRIPTED_OUT = Path("runs/demo"), Path("runs/demo-scripted")
 
@@ -60,8 +56,7 @@ def _show_training(out: Path, seed: int, steps: int, *, as_json: bool) -> None:
     from soulkit.demo.training import ON_THE_RESULTS, Demo
 
     demo = Demo(out, seed, steps)
-    with _Stages() as stages:
-        results = demo.run(stages.begin)
+    results = demo.run(ConsoleReporter("demo"))
     warn_unsealed()
     results["report"] = _page(out, *ON_THE_RESULTS)
     demo.write_summary(results)
@@ -78,7 +73,7 @@ def _show_scripted(out: Path, seed: int, *, as_json: bool) -> None:
     from soulkit.demo.scripted import WHAT_IT_IS, ScriptedDemo
 
     demo = ScriptedDemo(out, seed)
-    results = demo.run((lambda words: None) if as_json else print_note)
+    results = demo.run(SILENT if as_json else ConsoleReporter("demo"))
     report = _page(out, WHAT_IT_IS)
     demo.write_summary({**results, "report": report})
     if as_json:
@@ -103,25 +98,6 @@ def _page(out: Path, *notes: str) -> str:
     from soulkit.report.pages import write_page
 
     return str(write_page(load_runs([out]), out / "report" / "index.html", notes=notes))
-
-
-class _Stages:
-    """One progress bar after the other."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _Stages:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def begin(self, name: str, steps: int) -> Callable[[StepLine], None]:
-        from soulkit.cli.train import step_shower
-
-        self._stack.close()
-        return step_shower(self._stack.enter_context(progress(steps, name)))
 
 
 def _print(results: dict[str, Any], notes: Sequence[str]) -> None:

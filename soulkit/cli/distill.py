@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from soulkit.cli.console import (
-    ask_user,
+    ConsoleReporter,
     console,
     print_json,
     print_note,
-    progress,
-    starting,
     warn_unsealed,
-    working,
 )
 from soulkit.cli.options import build_command, options_for, settings_from
 from soulkit.errors import ConfigError, did_you_mean
@@ -30,7 +25,6 @@ if TYPE_CHECKING:
     from soulkit.distill.config import DistillConfig, Stage
     from soulkit.distill.planning import StagePlan
     from soulkit.distill.report import Distillation
-    from soulkit.train.state.loop import Begin, Show
 
 HELP = """Make one model of many experts: sample them, select, train, and measure what is kept.
 
@@ -106,19 +100,15 @@ def _stages(name: str | None) -> tuple[Stage, ...]:
 
 
 def _distill(config: DistillConfig, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
-    with working("distill", "starting"):
-        from soulkit.distill.run import Watcher, distill
+    reporter = ConsoleReporter("distill")
+    with reporter.working("starting"):
+        from soulkit.distill.run import distill
 
     out = values["out"] or default_run_path("distill", sorted(set(config.data) - {"*"}))
     if values["dry_run"]:
         _dry_run(config, out, stages, as_json=values["json"], trust=values["trust"])
         return
-    watcher = Watcher(
-        say=print_note, training=_training, bars=lambda n: progress(n, "distill"),
-        waiting=lambda what: working("distill", what, alone=True), ask=ask_user(),
-        starts=starting,
-    )  # fmt: skip
-    result = distill(config, out, stages, watcher, trust=values["trust"])
+    result = distill(config, out, stages, trust=values["trust"], reporter=reporter)
     warn_unsealed()
     if result is None:
         print_note(f"distillation folder {out}")
@@ -179,11 +169,3 @@ def show_stage_plans(plans: Sequence[StagePlan], *, as_json: bool) -> None:
         console().print()
     console().print("all stages", style="bold")
     show_plan(whole, as_json=False)
-
-
-@contextmanager
-def _training(steps: int) -> Iterator[tuple[Show, Begin]]:
-    from soulkit.cli.train import begin_on, step_shower
-
-    with progress(steps, "train") as bar:
-        yield step_shower(bar), partial(begin_on, bar)

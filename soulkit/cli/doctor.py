@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from soulkit.cli.console import ask_user, console, print_json, print_note, safe
+from soulkit.cli.console import ConsoleReporter, console, print_json, print_note, safe
 from soulkit.cli.options import Json, Trust
 from soulkit.doctor.access import hub_line, key_lines, rows_lines
 from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
@@ -96,7 +96,7 @@ def command(
     if needs is not None:
         from soulkit.doctor.trial import ask_players
 
-        checkup.players += ask_players(needs.parts, load=load, say=print_note, ask=ask_user())
+        checkup.players += ask_players(needs.parts, load=load, reporter=ConsoleReporter("doctor"))
         if not as_json and checkup.players:
             console().print(player_table(checkup.players))
     if as_json:

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from soulkit.cli.console import (
-    ask_user,
+    ConsoleReporter,
     one_line,
     out,
     print_json,
     print_note,
-    progress,
-    starting,
     warn_unsealed,
-    working,
 )
 from soulkit.cli.options import (
     EVERYDAY,
@@ -91,7 +88,7 @@ def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.eval.run.api_batches import batch_words
     from soulkit.eval.run.runner import prepare
 
-    config, work = prepare(config, print_note, asking=False)
+    config, work = prepare(config, ConsoleReporter("eval"), asking=False)
     show_plan(evaluation_plan(config, work), as_json)
     for line in (*batch_words(config), *config.servers()):
         print_note(line)
@@ -101,10 +98,7 @@ def _run(config: EvalConfig, folder: Path | None, as_json: bool) -> None:
     from soulkit.eval.results.summary import summary_line
     from soulkit.eval.run.runner import run_eval
 
-    run, summary = run_eval(
-        config, folder, bars=lambda n: progress(n, "eval"), say=print_note, ask=ask_user(),
-        waiting=lambda what: working("eval", what, alone=True), starts=starting,
-    )  # fmt: skip
+    run, summary = run_eval(config, folder, reporter=ConsoleReporter("eval"))
     warn_unsealed()
     if as_json:
         print_json(summary_line(run.path))

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from soulkit.cli.console import (
-    ask_user,
+    ConsoleReporter,
     one_line,
     out,
     print_json,
     print_next,
     print_note,
-    progress,
     safe,
-    starting,
     warn_unsealed,
 )
 from soulkit.cli.options import GroupFromSettings, Json, build_command, options_for, settings_from
@@ -381,10 +379,7 @@ def _check(config: CheckConfig, folder: Path | None, as_json: bool, trust: bool)
         config,
         folder,
         trust=trust,
-        bars=lambda n: progress(n, "judge check"),
-        say=print_note,
-        ask=ask_user(),
-        starts=starting,
+        reporter=ConsoleReporter("judge check"),
     )
     warn_unsealed()
     _print(report, as_json)

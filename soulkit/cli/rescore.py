@@ -114,10 +114,10 @@ def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettin
 
 def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:
     """Say what it costs, have that confirmed, and ask; None for a dry run."""
-    from soulkit.cli.console import ask_user, print_note, progress, starting
+    from soulkit.cli.console import ConsoleReporter, print_note
     from soulkit.cli.plan import show_plan
     from soulkit.eval.results.rejudge import rejudge, survey_of, survey_plan
-    from soulkit.play.costs import confirm_cost
+    from soulkit.play.plan import confirm_cost
 
     survey = survey_of(renewal)
     plan = survey_plan(renewal, survey)
@@ -127,12 +127,11 @@ def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | 
     controls = f" and {len(survey.controls)} controls" if survey.controls else ""
     asked = f"{survey.questions} questions of {len(survey.episodes)} episodes{controls}"
     print_note(f"{asked} are not in the ledger")
-    confirm_cost(plan, renewal.config, print_note, ask_user())
+    reporter = ConsoleReporter("rescore")
+    confirm_cost(plan, renewal.config, reporter)
     for server in renewal.servers() if survey.questions else ():
         print_note(server)
-    recorded = renewal.recorded
-    with progress(len(recorded.records) + len(recorded.controls), "rescore") as bar:
-        return rejudge(renewal, bar.advance, say=print_note, starts=starting)
+    return rejudge(renewal, reporter=reporter)
 
 
 def _needs_ask(option: str) -> ConfigError:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +18,13 @@ import typer
 from typer.core import TyperCommand
 
 from soulkit.cli.console import (
-    Bar,
-    ask_user,
+    ConsoleReporter,
     console,
     err,
     print_json,
     print_next,
     print_note,
-    progress,
     warn_unsealed,
-    working,
 )
 from soulkit.cli.options import (
     EVERYDAY,
@@ -50,10 +46,9 @@ from soulkit.train.objectives.base import built_in, from_packages, unknown_metho
 
 if TYPE_CHECKING:
     from soulkit.models.players.settings import RoleSettings
-    from soulkit.train.ablate import EndedRun, PlannedRun
     from soulkit.train.config import TrainConfig
     from soulkit.train.setup.rows import TrainingData
-    from soulkit.train.state.metrics import Rewards, StepLine
+    from soulkit.train.state.metrics import Rewards
     from soulkit.train.state.summary import TrainSummary
 
 TEN = (
@@ -175,14 +170,15 @@ def group() -> None:
 
 
 def _train(method: str, values: Mapping[str, Any]) -> None:
-    with working(f"train {method}", "starting"):
+    reporter = ConsoleReporter(f"train {method}")
+    with reporter.working("starting"):
         from soulkit.train.config import TrainConfig
         from soulkit.train.more_steps import steps_before, with_more_steps
         from soulkit.train.objectives.base import overruled
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.setup.feedback_check import zero_weight_remark
         from soulkit.train.state.metrics import read_step_lines
-        from soulkit.train.state.stops import flat_total, stop_flat
+        from soulkit.train.state.stops import flat_total
 
     if remark := overruled(method):
         print_note(remark)
@@ -198,12 +194,11 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     config = with_more_steps(config, out)
     finished = (out / "summary.json").is_file() and steps_before(out) == config.steps
     refuse_untrainable(config)
-    with working(f"train {config.method}", "reading the rows") as interrupting:
-        material = prepare_training(config, out, print_note, interrupting(ask_user()))
+    with reporter.working("reading the rows"):
+        material = prepare_training(config, out, reporter)
         refuse_idle_players(material, values)
-    with progress(config.steps, f"train {config.method}") as bar:
-        shower = step_shower(bar, stop_flat(material.config))
-        summary = train(config, out, shower, print_note, material, partial(begin_on, bar))
+    with reporter.steps(config.steps) as steps:
+        summary = train(config, out, material, reporter=steps)
     if flat := flat_total(read_step_lines(out / "metrics.jsonl")):
         print_note(flat)
     if finished:  # said when it is known to be this very training
@@ -223,7 +218,7 @@ def _show_plan(config: TrainConfig, values: Mapping[str, Any]) -> None:
     from soulkit.train.setup.data import download_remark, load_training_data
 
     refuse_unfitting(config)
-    material = load_training_data(config, say=print_note)
+    material = load_training_data(config, reporter=ConsoleReporter("plan"))
     refuse_idle_players(material, values)
     remarks = (download_remark(config), *material.remarks(), adapter_remark(config))
     for remark in filter(None, remarks):
@@ -252,63 +247,6 @@ def refuse_idle_players(material: TrainingData, values: Mapping[str, Any]) -> No
             "Supervised steps ask nobody: players are for dev scores and probes.",
             "Leave it out, or say what is played: --eval-task TASK --eval-every STEPS.",
         )
-
-
-def begin_on(bar: Bar, what: str, who: str = "") -> None:
-    from soulkit.train.state.loop import LOADING
-
-    loading = what == LOADING
-    bar.begin(f"{who}{what}" if loading else what, alone=loading)
-
-
-def step_shower(bar: Bar, stop_flat: int | None = None) -> Callable[[StepLine], None]:
-    """Moves `bar` to each step that is shown to it; a resumed run begins in the middle. `stop_flat`
-    steps in a row that learn nothing end it."""
-    shown = flat = 0
-
-    def show(line: StepLine) -> None:
-        nonlocal shown, flat
-        bar.advance(line.step + 1 - shown, one_line_summary(line))
-        shown = line.step + 1
-        flat = warn(line, flat, stop_flat)
-
-    return show
-
-
-def warn(line: StepLine, flat: int, stop_flat: int | None, who: str = "") -> int:
-    """Say on stderr which canaries raise an alarm in this step, and what it did not learn from;
-    the number of steps that had nothing to learn from, of which `flat` were before it."""
-    from soulkit.report.training import alarm_text
-    from soulkit.train.rollouts.canaries import FELL
-    from soulkit.train.state.stops import flat_groups, flat_words, step_remarks
-
-    for alarm in line.canaries.alarms:
-        meaning = "the judge can be played; look at its verdicts"
-        if FELL in alarm.why:
-            meaning = "the drafts of different rows become alike; read some of them"
-        err.print(
-            f"{who}canary alarm at step {alarm_text(alarm)}: {meaning}",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
-    for remark in step_remarks(line):
-        print_note(f"{who}step {line.step}: {remark}")
-    if words := flat_words(line, flat, stop_flat):
-        print_note(f"{who}{words}")
-    return flat + bool(flat_groups(line))
-
-
-def one_line_summary(line: StepLine) -> str:
-    """A step in a few words: what a person watches."""
-    shown = {
-        "draft": line.rewards.draft, "refined": line.rewards.refined, "gap": line.rewards.loo,
-        "loss": line.learned.loss, "kl": line.learned.kl_base,
-    }  # fmt: skip
-    parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
-    dev = [f"{task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
-    valid = [f"{name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
-    probe = [f"{name} {mean:.3f}" for name, mean in line.probe.items() if mean is not None]
-    parts += ["probe", *probe] if probe else []
-    return " ".join(parts + (["dev", *dev] if dev else []) + (["valid", *valid] if valid else []))
 
 
 def _print(out: Path, summary: TrainSummary) -> None:
@@ -400,7 +338,8 @@ def _ablate(values: Mapping[str, Any]) -> None:
     tasks = [suite] if suite else list(common.get("tasks") or tasks_in(values["config"]))
     out = values["out"] or default_run_path("ablate", tasks)
     judge = _eval_judge(values)
-    with working("ablate", "reading the rows"):
+    reporter = ConsoleReporter("ablate")
+    with reporter.working("reading the rows"):
         runs = plan_arms(
             arms, out, values["config"], lambda method: settings_of(method, values),
             seeds=SEEDS if values["seeds"] is None else values["seeds"],
@@ -415,18 +354,16 @@ def _ablate(values: Mapping[str, Any]) -> None:
         print_note(remark)
     print_note(f"{len(runs)} runs in {out}")
     if judge is not None:
-        confirm_final_judge(judge, runs[0].config, print_note, ask_user())
-    runs = confirm_runs(runs, print_note, ask_user())
+        confirm_final_judge(judge, runs[0].config, reporter)
+    runs = confirm_runs(runs, reporter)
     for server in dict.fromkeys(line for run in runs for line in run.config.servers()):
         print_note(server)
-    with progress(sum(run.config.steps for run in runs), "ablate") as bar:
-        ended = run_all(
-            runs, out, *_watch(bar), force_mixed=values["force_mixed"],
-            eval_judge=judge.written() if judge else "",
-            begin=lambda run, what: begin_on(bar, what, f"{_name(run)}: "),
-        )  # fmt: skip
+    written = judge.written() if judge else ""
+    ended = run_all(
+        runs, out, force_mixed=values["force_mixed"], eval_judge=written, reporter=reporter
+    )
     if judge is not None:
-        judge_final_episodes(runs, judge, print_note, trust=values["trust"])
+        judge_final_episodes(runs, judge, trust=values["trust"], reporter=reporter)
     warn_unsealed()
     comparison = ablation.load_ablation(out)
     page = write_ablation(comparison, out / "report")
@@ -444,10 +381,6 @@ def _ablate(values: Mapping[str, Any]) -> None:
         raise typer.Exit(1)
 
 
-def _name(run: PlannedRun) -> str:
-    return f"{run.arm.spelling} seed {run.config.seed}"
-
-
 def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
     from soulkit.eval.results.rejudge import judges_named
 
@@ -455,24 +388,3 @@ def _eval_judge(values: Mapping[str, Any]) -> RoleSettings | None:
         return None
     endpoints = values.get("endpoints")
     return judges_named([values["eval_judge"]], str(endpoints) if endpoints else None)[0]
-
-
-def _watch(bar: Bar) -> tuple[Callable[[PlannedRun, StepLine], None], Callable[[EndedRun], None]]:
-    """What moves the bar over all runs: at every step, and to a run's end when it ends."""
-    from soulkit.train.state.stops import stop_flat
-
-    done: dict[Path, int] = {}
-    flat: Counter[Path] = Counter()
-
-    def show(run: PlannedRun, line: StepLine) -> None:
-        note = f"{_name(run)}: {one_line_summary(line)}"
-        bar.advance(line.step + 1 - done.get(run.path, 0), note)
-        done[run.path] = line.step + 1
-        flat[run.path] = warn(line, flat[run.path], stop_flat(run.config), f"{_name(run)}: ")
-
-    def ended(run: EndedRun) -> None:
-        bar.advance(run.planned.config.steps - done.get(run.planned.path, 0), "")
-        if run.status == "failed":
-            print_note(f"{_name(run.planned)} failed: {run.reason}")
-
-    return show, ended

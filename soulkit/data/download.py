@@ -21,7 +21,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from huggingface_hub import (
@@ -46,6 +46,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from soulkit.api_keys import holds_key, printable, remember, shown_address
 from soulkit.errors import ConfigError, DataError
+from soulkit.reporting import Bar
 from soulkit.text import one_line, web_address
 
 STALLED_ATTEMPTS = 5
@@ -57,8 +58,6 @@ _TRANSIENT = frozenset((408, 429, 500, 502, 503, 504))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 T = TypeVar("T")
-Advance = Callable[[int], None]
-"""Told how many bytes came; negative when a broken part has to be fetched again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +179,14 @@ class Hub:
 
     # -- bytes --
 
-    def fetch(self, remote: Remote, target: Path, advance: Advance) -> Digests:
-        """Download to `target`, going on where an earlier start ended. DataError when it fails."""
+    def fetch(self, remote: Remote, target: Path, bar: Bar) -> Digests:
+        """Download to `target`, going on where an earlier start ended; `bar` counts the bytes that
+        came, back again when a broken part has to be fetched anew. DataError when it fails."""
         target.parent.mkdir(parents=True, exist_ok=True)
         part = partial_path(target, remote)
         while True:
             resumed = size_of(part) > 0
-            self._complete(remote, part, advance)
+            self._complete(remote, part, bar)
             actual = digests(part)
             if actual.match(remote):
                 _settle(part, target)
@@ -195,15 +195,15 @@ class Hub:
             if not resumed:
                 raise self._damaged(remote, actual)
             # The bytes of an earlier start may be the bad ones: once more from the beginning.
-            advance(-actual.bytes)
+            bar.advance(-actual.bytes)
 
-    def _complete(self, remote: Remote, part: Path, advance: Advance) -> None:
+    def _complete(self, remote: Remote, part: Path, bar: Bar) -> None:
         part.touch()
         best, silent = size_of(part), 0
         while size_of(part) < remote.bytes:
             trouble: Exception = ConnectionError("the connection ended before the file did")
             try:
-                self._append(remote, part, advance)
+                self._append(remote, part, bar)
             except (TransportError, OfflineModeIsEnabled) as error:
                 if not _worth_another_try(error):
                     raise self.explained(
@@ -220,7 +220,7 @@ class Hub:
             if now < remote.bytes:
                 self._wait(silent, trouble)
 
-    def _append(self, remote: Remote, part: Path, advance: Advance) -> None:
+    def _append(self, remote: Remote, part: Path, bar: Bar) -> None:
         """One request for the bytes that `part` lacks."""
         have = size_of(part)
         # Compressed on the way, a range would count other bytes than those on disk.
@@ -237,12 +237,12 @@ class Hub:
             hf_raise_for_status(response)
             from_start = have > 0 and response.status_code != 206
             if from_start:
-                advance(-have)
+                bar.advance(-have)
             with part.open("wb" if from_start else "ab") as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
                     file.flush()  # a killed process loses nothing that has arrived
-                    advance(len(chunk))
+                    bar.advance(len(chunk), PurePosixPath(remote.path).name)
                     if file.tell() > remote.bytes:
                         return  # not the file that was listed: the checksum will say so
 

@@ -23,8 +23,8 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
@@ -32,7 +32,9 @@ from typing import Literal, Protocol
 from soulkit.data.download import Digests, Hub, Remote, digests, partial_path, size_of
 from soulkit.data.files import ROW_SUFFIXES, unreadable_file
 from soulkit.errors import ConfigError, DataError, did_you_mean
+from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.jsonl import write_json
+from soulkit.text import byte_size, counted
 
 ReleaseSplit = Literal["train", "eval"]
 SPLITS: tuple[ReleaseSplit, ...] = ("train", "eval")
@@ -52,12 +54,6 @@ _VERSION = 1
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 
-class ByteBar(Protocol):
-    """What shows how many bytes have come."""
-
-    def advance(self, steps: int = 1, note: str = "") -> None: ...
-
-
 class Released(Protocol):
     """The names of the released files of one task."""
 
@@ -65,11 +61,6 @@ class Released(Protocol):
     def train(self) -> tuple[str, ...]: ...
     @property
     def eval(self) -> tuple[str, ...]: ...
-
-
-ByteBars = Callable[[int], AbstractContextManager[ByteBar]]
-"""Makes a bar for so many bytes."""
-Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +220,7 @@ def pull_files(
     folder: Path,
     *,
     revision: str | None = None,
-    bars: ByteBars | None = None,
-    say: Announce | None = None,
+    reporter: Reporter = SILENT,
 ) -> list[Pulled]:
     """Have every file of `requests` in `folder`, as its data set has it at one commit.
 
@@ -245,7 +235,7 @@ def pull_files(
         present = _files_in_place(requests, lock, folder, revision)
         rest = [w for w in requests if w.name not in present]
         jobs, missing = _download_jobs(hub, rest, lock, folder, revision)
-        new = _download_all(hub, jobs, lock, folder, bars, say)
+        new = _download_all(hub, jobs, lock, folder, reporter)
     if missing:
         raise missing
     both = {**present, **new}
@@ -375,37 +365,29 @@ def _download_all(
     jobs: Sequence[_Job],
     lock: Lock,
     folder: Path,
-    bars: ByteBars | None,
-    say: Announce | None,
+    reporter: Reporter,
 ) -> dict[str, Pulled]:
     if not jobs:
         return {}
     total = sum(job.left for job in jobs)
     _check_space(folder, total)
     lock.write()  # the commit is pinned before the first byte, for a second start
-    if say and total:
-        waiting = [job for job in jobs if not job.done]
-        for repo in dict.fromkeys(job.remote.repo for job in waiting):
-            count = sum(job.remote.repo == repo for job in waiting)
-            files = "1 file" if count == 1 else f"{count} files"
-            say(f"{repo} at {lock.repos[repo][:12]}: {files} to download")
+    waiting = [job for job in jobs if job.left]
+    for repo in dict.fromkeys(job.remote.repo for job in waiting):
+        files = counted(sum(job.remote.repo == repo for job in waiting), "file")
+        reporter.note(f"{repo} at {lock.repos[repo][:12]}: {files} to download")
     pulled: dict[str, Pulled] = {}
-    with bars(total) if bars and total else nullcontext() as bar:
+    with reporter.progress(total, byte_size) as bar:
         for job in jobs:
             pulled[job.request.name] = _download(hub, job, lock, bar)
     return pulled
 
 
-def _download(hub: Hub, job: _Job, lock: Lock, bar: ByteBar | None) -> Pulled:
+def _download(hub: Hub, job: _Job, lock: Lock, bar: Bar) -> Pulled:
     resumed = job.left < job.remote.bytes
-
-    def advance(count: int) -> None:
-        if bar is not None:
-            bar.advance(count, job.target.name)
-
     have = job.have
     if have is None or not job.done:
-        have = hub.fetch(job.remote, job.target, advance)
+        have = hub.fetch(job.remote, job.target, bar)
         for other in job.target.parent.glob(f".{glob.escape(job.target.name)}.*.part"):
             other.unlink()  # begun at another commit
     entry = LockEntry(

@@ -6,7 +6,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
@@ -19,6 +19,7 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.results.summary import Cell, Summary, headline
 from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.jsonl import write_json
 from soulkit.serving.partner import Speak, make_server
 from soulkit.tasks.kit.made_rows import split_seed
@@ -146,12 +147,12 @@ class ScriptedDemo:
     out: Path
     seed: int = 0
 
-    def run(self, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, reporter: Reporter = SILENT) -> dict[str, Any]:
         """Both evaluations; each is skipped or resumed when its folder says so."""
         rows = self.out / "rows" / "held_out.jsonl"
         write_stories(rows, STORIES, self.seed, "test")
         with self._served() as urls:
-            summaries = {name: self._measure(name, rows, urls, say) for name in ACTORS}
+            summaries = {name: self._measure(name, rows, urls, reporter) for name in ACTORS}
         return {
             name: {task: _numbers(headline(cells)) for task, cells in summary.tasks.items()}
             for name, summary in summaries.items()
@@ -163,9 +164,9 @@ class ScriptedDemo:
         write_json(self.out / "summary.json", line)
 
     def _measure(
-        self, name: str, rows: Path, urls: Mapping[str, str], say: Callable[[str], None]
+        self, name: str, rows: Path, urls: Mapping[str, str], reporter: Reporter
     ) -> Summary:
-        say(f"{name}: {urls[name]}")
+        reporter.note(f"{name}: {urls[name]}")
         config = EvalConfig.model_validate({
             "kind": "api", "model": name, "base_url": urls[name], "tasks": (TASK, TALK),
             "data": {TASK: str(rows), TALK: f"synth:{TALKS}"}, "seed": self.seed,

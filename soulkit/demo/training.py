@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,11 @@ from soulkit.eval.config import EvalConfig
 from soulkit.eval.results.summary import Cell, headline
 from soulkit.eval.run.runner import run_eval
 from soulkit.report.load import NOTES
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.jsonl import write_json
 from soulkit.train.config import TrainConfig
 from soulkit.train.run import train
-from soulkit.train.state.metrics import StepLine, read_step_lines
+from soulkit.train.state.metrics import read_step_lines
 
 WARMUP: dict[str, Any] = {
     "method": "sft", "model": "tiny", "full": True, "steps": 240, "sft_batch": 48, "lr": 2e-3,
@@ -58,9 +58,6 @@ WHAT_IS_HELD_OUT = (
 """What the held-out rows test, and what they do not."""
 ON_THE_RESULTS = (WHAT_IS_HELD_OUT, WHY_THEY_MEET)
 
-Stage = Callable[[str, int], Callable[[StepLine], None]]
-"""(what begins, its steps) → what shows each step."""
-
 
 @dataclass(frozen=True)
 class Demo:
@@ -82,17 +79,21 @@ class Demo:
     def warm(self) -> Path:
         return self.out / "warmup" / "model"
 
-    def run(self, stage: Stage) -> dict[str, Any]:
+    def run(self, reporter: Reporter = SILENT) -> dict[str, Any]:
         """All stages; each is skipped or resumed when its run folder says so."""
+
+        def learn(settings: dict[str, Any], name: str, title: str) -> None:
+            with reporter.steps(settings["steps"], title) as steps:
+                train(self.config(settings), self.out / name, reporter=steps.run())
+
         started = time.monotonic()
         self.write_rows()
-        train(self.config(WARMUP), self.out / "warmup", stage("warm up (SFT)", WARMUP["steps"]))
+        learn(WARMUP, "warmup", "warm up (SFT)")
         before = self.measure("before", None)
         ditto = {**DITTO, "model": str(self.warm), "steps": self.steps}
-        train(self.config(ditto), self.out / "train", stage("train (Ditto)", self.steps))
+        learn(ditto, "train", "train (Ditto)")
         after = self.measure("after", self.out / "train" / "model")
-        control = {**ditto, "shuffle_feedback": True}
-        train(self.config(control), self.out / "control", stage(CONTROL_STAGE, self.steps))
+        learn({**ditto, "shuffle_feedback": True}, "control", CONTROL_STAGE)
         shuffled = self.measure("after_shuffled", self.out / "control" / "model")
         return self.results(before, after, shuffled, time.monotonic() - started)
 

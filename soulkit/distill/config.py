@@ -10,7 +10,7 @@ refusal says which stages would have to be done again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,6 +19,7 @@ from pydantic import field_validator, model_validator
 from soulkit.config import section, setting
 from soulkit.errors import RunError
 from soulkit.play.settings import PlayConfig
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, read_environment
 from soulkit.train.config import LoraSettings
 
@@ -163,14 +164,12 @@ def stages_after(keys: Mapping[str, Any] | set[str]) -> tuple[Stage, ...]:
     return STAGES[first:]
 
 
-def open_distillation(
-    out: Path, config: DistillConfig, say: Callable[[str], None] | None = None
-) -> Run:
+def open_distillation(out: Path, config: DistillConfig, reporter: Reporter = SILENT) -> Run:
     """The folder of a distillation, new or taken up; RunError when it is another one's.
 
-    A setting may change as long as no stage has begun that it reaches, and `say` hears of it: what
-    was sampled is not lost because too much was asked of it. Else the refusal names the settings,
-    and the stages that they reach.
+    A setting may change as long as no stage has begun that it reaches: what was sampled is not lost
+    because too much was asked of it. Else the refusal names the settings, and the stages that they
+    reach.
     """
     settings, sealed = config.identity(), not config.foreign
     try:
@@ -181,8 +180,7 @@ def open_distillation(
         if not stages:
             raise
         if not any((out / _BEGUN[stage]).exists() for stage in stages):
-            if say is not None:
-                say(f"changed before it was read: {', '.join(sorted(changed))}")
+            reporter.note(f"changed before it was read: {', '.join(sorted(changed))}")
             return Run.open(out, COMMAND, settings, sealed=sealed, replacing=True)
         raise RunError(
             error.what,

@@ -41,9 +41,10 @@ from soulkit.eval.results.batch_statistics import NOTHING, LeaveOneOut, calibrat
 from soulkit.eval.results.recorded import recorded_cells, recorded_tasks
 from soulkit.eval.results.summary import Cell, cluster_of, metric_values, recorded_summary
 from soulkit.eval.run.actor import local_model
-from soulkit.eval.run.runner import EvalBars, Waiting, prepare, run_eval
+from soulkit.eval.run.runner import prepare, run_eval
 from soulkit.metrics.retention import Gains, Retention, batch_gains, paired_gains, retention
 from soulkit.models.vllm.manager import VllmServers
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import drafts, load_records
 from soulkit.tasks.kit.base import Task
@@ -171,10 +172,9 @@ def _on_ability(config: DistillConfig, expert: Expert) -> EvalConfig:
 
 
 def measure(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, *, bars: EvalBars | None = None,
-    say: Callable[[str], None] | None = None, waiting: Waiting | None = None,
+    config: DistillConfig, experts: Sequence[Expert], out: Path, *,
     limited: Callable[[Measurement], EvalConfig] = lambda part: part.config,
-    servers: VllmServers | None = None,
+    servers: VllmServers | None = None, reporter: Reporter = SILENT,
 ) -> None:  # fmt: skip
     """Play what `out/measured` lacks; runs with all their scores are not loaded again.
 
@@ -183,7 +183,6 @@ def measure(
     generalist, ConfigError where rows, players or models are not in order, before anything is
     played.
     """
-    say = say or (lambda remark: None)
     parts = measurements(config, experts, out)
     if not generalist_weights(out).is_dir():
         raise RunError(
@@ -195,13 +194,12 @@ def measure(
     for part in left:
         prepare(part.config)
     if len(left) < len(parts):
-        say(f"{len(parts) - len(left)} of {len(parts)} measurements are there already")
+        reporter.note(f"{len(parts) - len(left)} of {len(parts)} measurements are there already")
     last = LastLoaded()
     for part in left:
-        say(f"measuring {part.side} on {part.task}")
+        reporter.note(f"measuring {part.side} on {part.task}")
         run_eval(
-            limited(part), part.folder, bars=bars, say=say, waiting=waiting, load=last.load,
-            servers=servers,
+            limited(part), part.folder, load=last.load, servers=servers, reporter=reporter
         )  # fmt: skip
 
 

@@ -9,9 +9,7 @@ training run, a measurement an evaluation run, and each of these resumes by itse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from soulkit.distill.config import STAGES, DistillConfig, Stage, open_distillation
@@ -46,37 +44,18 @@ from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.run_lock import run_lock
-from soulkit.eval.run.runner import EvalBars, Waiting
-from soulkit.models.vllm.manager import Starts
-from soulkit.play.costs import AskUser, confirm_cost
-from soulkit.play.plan import in_turn
+from soulkit.play.plan import confirm_cost, in_turn
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run
 from soulkit.train.run import prepare_training, refuse_untrainable, train
-from soulkit.train.state.loop import Begin, Show
 
 UNREAD_BY = {"sft": (), "opd": ("epochs", "keep_top", "min_reward", "quota")}
 """Settings of one road that the other has no use for: of what the experts read, all is learned."""
 
-Training = Callable[[int], AbstractContextManager[tuple[Show, Begin]]]
-"""Shows a training of so many steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watcher:
-    """Who is told how far a distillation is, and who may be asked."""
-
-    say: Callable[[str], None]
-    training: Training
-    bars: EvalBars | None = None
-    waiting: Waiting | None = None
-    ask: AskUser | None = None
-    starts: Starts | None = None
-    """Shows that a vLLM server starts."""
-
 
 def distill(
-    config: DistillConfig, out: Path, stages: Sequence[Stage], watcher: Watcher, *,
-    trust: bool = False,
+    config: DistillConfig, out: Path, stages: Sequence[Stage], *, trust: bool = False,
+    reporter: Reporter = SILENT,
 ) -> Distillation | None:  # fmt: skip
     """Do `stages` in `out`, resuming it; what came out, once the stage report is among them.
 
@@ -86,36 +65,35 @@ def distill(
     """
     experts = with_rows_and_players(config, find_experts(config), trust=trust)
     for line in rows_and_players_words(config, experts):
-        watcher.say(line)
+        reporter.note(line)
     gates = checked_gates(config, experts)
     stages = stages_of(config, stages)
     if words := unread_words(config):
-        watcher.say(words)
+        reporter.note(words)
     # A folder that is there refuses other settings at once; a new one is made last, when nothing
     # stands in the way and somebody agreed to the cost.
-    run = open_distillation(out, config, watcher.say) if is_run(out) else None
+    run = open_distillation(out, config, reporter) if is_run(out) else None
     # Somebody agrees to the cost once, for all the stages.
     plans = distillation_plan(config, experts, out, stages)
-    confirm_cost(in_turn([one.plan for one in plans]), config, watcher.say, watcher.ask)
+    confirm_cost(in_turn([one.plan for one in plans]), config, reporter)
     run = run or open_distillation(out, config)
     if not run.resumed:
-        watcher.say(f"distillation folder {out}")
+        reporter.note(f"distillation folder {out}")
     config = config.model_copy(update={"yes": True})
     with run_lock(run):
         note_rows(out, experts)
         refuse_other_samples(out, experts)
         if "sample" in stages:
             configs = [sample_config(config, expert) for expert in experts]
-            with shared_servers(config, configs, out, watcher.say, watcher.starts) as servers:
-                sample(config, experts, out, bars=watcher.bars, say=watcher.say,
-                       waiting=watcher.waiting, servers=servers)  # fmt: skip
+            with shared_servers(config, configs, out, reporter) as servers:
+                sample(config, experts, out, servers=servers, reporter=reporter)
         if "select" in stages:
-            select_samples(config, experts, out, say=watcher.say)
+            select_samples(config, experts, out, reporter=reporter)
         if "train" in stages:
-            _train(config, experts, out, watcher)
+            _train(config, experts, out, reporter)
         if "report" not in stages:
             return None
-        return _report(config, experts, run, gates, watcher)
+        return _report(config, experts, run, gates, reporter)
 
 
 def stages_of(config: DistillConfig, stages: Sequence[Stage]) -> tuple[Stage, ...]:
@@ -149,28 +127,26 @@ def checked_gates(
 # -- stages ----------------------------------------------------------------------------------------
 
 
-def _train(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, watcher: Watcher
-) -> None:  # fmt: skip
+def _train(config: DistillConfig, experts: Sequence[Expert], out: Path, reporter: Reporter) -> None:
     selection = read_selection(out) if config.by == "sft" else None
     folder = generalist_folder(out)
     training = generalist_config(config, experts, out, selection).model_copy(
         update={"yes": True, "max_cost": budget_left(config, out, folder)}
     )
     if is_trained(training, out):
-        watcher.say(f"generalist: trained already, in {folder}")
+        reporter.note(f"generalist: trained already, in {folder}")
         return
-    watcher.say(f"training the generalist: {training.steps} steps by {config.by}")
+    reporter.note(f"training the generalist: {training.steps} steps by {config.by}")
     refuse_untrainable(training)
-    material = prepare_training(training, folder, watcher.say)
-    with watcher.training(training.steps) as (show, begin):
-        train(training, folder, show, watcher.say, material, begin)
+    material = prepare_training(training, folder, reporter)
+    with reporter.steps(training.steps, "train") as steps:
+        train(training, folder, material, reporter=steps)
     release()  # the policy: what is measured next needs the room
 
 
 def _report(
     config: DistillConfig, experts: Sequence[Expert], run: Run, gates: Sequence[RetentionGate],
-    watcher: Watcher,
+    reporter: Reporter,
 ) -> Distillation:  # fmt: skip
     if not measured_tasks(config, experts) and not config.retention:
         raise ConfigError(
@@ -179,16 +155,15 @@ def _report(
             "Name them with --held-out [TASK=]WHERE, as --data names rows to learn from.",
         )
     if words := unmeasured_words(config, experts):
-        watcher.say(words)
+        reporter.note(words)
 
     def limited(part: Measurement) -> EvalConfig:
         left = budget_left(config, run.path, part.folder)
         return part.config.model_copy(update={"yes": True, "max_cost": left})
 
     configs = [part.config for part in measurements(config, experts, run.path)]
-    with shared_servers(config, configs, run.path, watcher.say, watcher.starts) as servers:
-        measure(config, experts, run.path, bars=watcher.bars, say=watcher.say,
-                waiting=watcher.waiting, limited=limited, servers=servers)  # fmt: skip
+    with shared_servers(config, configs, run.path, reporter) as servers:
+        measure(config, experts, run.path, limited=limited, servers=servers, reporter=reporter)
     result = distilled(config, experts, run.path, gates)
     write_distillation(run, result)
     return result

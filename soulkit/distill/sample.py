@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ from soulkit.eval.results.summary import summary_line
 from soulkit.eval.run.actor import eval_needs, on_vllm
 from soulkit.eval.run.provenance import read_provenance
 from soulkit.eval.run.resume import draft_keys
-from soulkit.eval.run.runner import EvalBars, Waiting, run_eval
+from soulkit.eval.run.runner import run_eval
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.weights import weights_hash
-from soulkit.models.vllm.manager import Starts, VllmServers, terms_of
+from soulkit.models.vllm.manager import VllmServers, terms_of
 from soulkit.models.vllm.settings import interpreter, resolve_engine
-from soulkit.play.costs import AskUser
 from soulkit.play.plan import Work
 from soulkit.play.settings import OWN_OPTIONS, PlayConfig, configured_tasks
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import is_run, plain_config, read_config, same_settings
 from soulkit.runs.jsonl import has_lines
 from soulkit.runs.records import scored_keys
@@ -93,9 +93,8 @@ def _refuse_other(
 
 @contextmanager
 def shared_servers(
-    config: DistillConfig, configs: Sequence[EvalConfig], out: Path, say: Callable[[str], None],
-    starts: Starts | None,
-) -> Iterator[VllmServers | None]:  # fmt: skip
+    config: DistillConfig, configs: Sequence[EvalConfig], out: Path, reporter: Reporter
+) -> Iterator[VllmServers | None]:
     """Within it servers for the evaluations `configs`, started when one of these needs them; None
     where none is sampled by vLLM. Servers that run already are each evaluation's own business."""
     engine = resolve_engine(
@@ -105,7 +104,7 @@ def shared_servers(
     if not here or not on_vllm(engine) or engine.attached:
         yield None
         return
-    with VllmServers(out, terms_of(here[0]), say=say, starts=starts) as servers:
+    with VllmServers(out, terms_of(here[0]), reporter=reporter) as servers:
         for one in here:
             with suppress(ModelLoadError):  # an adapter that is not there: its own run says so
                 servers.expect(eval_needs(one, engine))
@@ -229,8 +228,7 @@ def work_aside(config: DistillConfig, experts: Sequence[Expert]) -> list[Work]:
 
 def sample(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *,
-    bars: EvalBars | None = None, say: Callable[[str], None] | None = None,
-    ask: AskUser | None = None, waiting: Waiting | None = None, servers: VllmServers | None = None,
+    servers: VllmServers | None = None, reporter: Reporter = SILENT,
 ) -> None:  # fmt: skip
     """Play what `out/samples` lacks, one expert after the other; finished runs are not loaded.
 
@@ -238,29 +236,28 @@ def sample(
     before. Raises a UserError before anything is played where rows, experts or players are not in
     order, or training rows overlap evaluation rows. `servers` are vLLM's for all of them.
     """
-    say = say or (lambda remark: None)
     refuse_other_samples(out, experts)
     if (out / SELECTION).is_file():
-        say(f"samples: selected from already, {out / SAMPLES} stays as it is")
+        reporter.note(f"samples: selected from already, {out / SAMPLES} stays as it is")
         return
     for remark in (remark for one in experts for remark in one.remarks):
-        say(remark)
+        reporter.note(remark)
     work = training_work(config, experts)
     overlaps = find_overlaps(config, work, work_aside(config, experts))
     for name, matches in overlaps.items():
         if matches:
-            say(f"rows of {name} that overlap evaluation rows and will not be learned: "
-                f"{len(matches)}")  # fmt: skip
+            reporter.note(f"rows of {name} that overlap evaluation rows and will not be learned: "
+                          f"{len(matches)}")  # fmt: skip
     for expert, part in zip(experts, work, strict=True):
         folder = samples_folder(out, expert.task)
         settings = sample_config(config, expert).model_copy(
             update={"max_cost": budget_left(config, out, folder)}
         )
         if is_sampled(folder, settings, expert, part):
-            say(f"samples of {expert.task}: all there, in {folder}")
+            reporter.note(f"samples of {expert.task}: all there, in {folder}")
             continue
-        say(f"samples of {expert.task}, by {expert.name}")
-        run_eval(settings, folder, bars=bars, say=say, ask=ask, waiting=waiting, servers=servers)
+        reporter.note(f"samples of {expert.task}, by {expert.name}")
+        run_eval(settings, folder, servers=servers, reporter=reporter)
         release()
 
 

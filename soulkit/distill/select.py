@@ -28,7 +28,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from soulkit.distill.sample import refuse_other_samples, samples_folder, trainin
 from soulkit.errors import DataError, RunError
 from soulkit.eval.run.resume import draft_keys
 from soulkit.play.plan import Work
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.jsonl import has_lines, write_aside, write_json
 from soulkit.runs.records import stream_records
 from soulkit.tasks.kit.loading import passage_of
@@ -320,20 +321,18 @@ class SampleSelection:
 
 
 def select_samples(
-    config: DistillConfig, experts: Sequence[Expert], out: Path, *,
-    say: Callable[[str], None] | None = None,
-) -> SampleSelection:  # fmt: skip
+    config: DistillConfig, experts: Sequence[Expert], out: Path, *, reporter: Reporter = SILENT
+) -> SampleSelection:
     """Write selected.jsonl and selection.json of the samples in `out`, or find them written.
 
     RunError while samples are missing, DataError where rows overlap evaluation rows or nothing of a
     task passes.
     """
-    say = say or (lambda remark: None)
     refuse_other_samples(out, experts)
     settings = _settings(config, experts)
     selection = written_selection(out)
     if selection is not None and selection.settings == settings:
-        say(f"selection: all there, {selection.lines} rows in {out / SELECTED}")
+        reporter.note(f"selection: all there, {selection.lines} rows in {out / SELECTED}")
         return selection
     work = training_work(config, experts)
     overlaps = find_overlaps(config, work, work_aside(config, experts))
@@ -349,7 +348,7 @@ def select_samples(
         fresh = _lines_of(samples_folder(out, expert.task), choice, expert)
         parts[expert.task] = _counted(part, samples, choice, fresh)
         lines += fresh
-        say(_words(expert.task, parts[expert.task]))
+        reporter.note(_words(expert.task, parts[expert.task]))
     content = b"".join(lines)
     digest = hashlib.sha256(content).hexdigest()
     write_aside(out / SELECTED, content)

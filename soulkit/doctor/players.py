@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from soulkit.models.vllm.manager import (
     terms_of,
 )
 from soulkit.models.vllm.settings import interpreter, resolve_engine
+from soulkit.reporting import SILENT, Reporter
 from soulkit.text import one_line
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
@@ -240,7 +241,7 @@ class ReportedPlayers(Players):
     def made(self, role: str, settings: RoleSettings) -> ChatModel:
         """The model behind `settings`, as it is; a UserError when it cannot be made."""
         # Of its own, or one server's refusal would keep everybody from being asked.
-        self.preflight = Preflight(self.say)
+        self.preflight = Preflight(self.reporter)
         return super().model(role, settings)
 
 
@@ -268,9 +269,9 @@ class LoadedModels:
     """What `part` has on this machine; a context manager. Nothing is loaded before it is named."""
 
     part: TrialPart
-    say: Callable[[str], None]
     load: bool = True
     """False: nothing is loaded or started, and servers that run already are asked alone."""
+    reporter: Reporter = SILENT
     _broken: UserError | None = None
     """Why no server could be started."""
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -309,10 +310,10 @@ class LoadedModels:
         servers = VllmServers(
             folder,
             terms_of(config),
-            say=self.say,
             attached=urls,
             attached_model=config.model,
             proof="compare" if config.verify_weights else "none",
+            reporter=self.reporter,
         )
         self._servers = self._stack.enter_context(servers)
         servers.check(needs)

@@ -11,7 +11,7 @@ plays in several tasks is asked in the first of them. Replies are kept nowhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,9 +39,18 @@ from soulkit.judge.panel import judge_names
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.players.players import cast_of
 from soulkit.models.players.settings import PANELS, RoleSettings
-from soulkit.play.costs import AskUser, confirm_cost, is_paid, prices_of
-from soulkit.play.plan import Load, Plan, PlayerTerms, Work, plan_loads
+from soulkit.play.plan import (
+    Load,
+    Plan,
+    PlayerTerms,
+    Work,
+    confirm_cost,
+    is_paid,
+    plan_loads,
+    prices_of,
+)
 from soulkit.play.settings import PlayConfig
+from soulkit.reporting import SILENT, Reporter
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.user_code import task_code
 from soulkit.text import one_line
@@ -137,9 +146,8 @@ def _voices(part: TrialPart, work: Work) -> list[PlayerTerms]:
 
 
 def ask_players(
-    parts: Sequence[TrialPart], *, load: bool = False,
-    say: Callable[[str], None] = lambda remark: None, ask: AskUser | None = None,
-) -> list[PlayerCheck]:  # fmt: skip
+    parts: Sequence[TrialPart], *, load: bool = False, reporter: Reporter = SILENT
+) -> list[PlayerCheck]:
     """Ask everybody one real question; `load` checkpoints for it, too.
 
     CostUnconfirmed when it would cost money and nobody agrees; BudgetSpent where that is spent.
@@ -147,14 +155,15 @@ def ask_players(
     trials = task_trials(parts)
     if not trials:
         return []
-    confirm_cost(trial_plan(trials), trials[0].part.config, say, ask)
+    confirm_cost(trial_plan(trials), trials[0].part.config, reporter)
     table = TrialPlayers(load=load)
     for part in parts:
         here = [trial for trial in trials if trial.part is part]
         asks = load or attached(part)
-        with LoadedModels(part, say, load) if asks and here else nullcontext() as loaded:
+        with LoadedModels(part, load, reporter) if asks and here else nullcontext() as loaded:
             for trial in here:
-                say(f"asking in {trial.task.name}: {', '.join(role for role, _ in trial.seats)}")
+                roles = ", ".join(role for role, _ in trial.seats)
+                reporter.note(f"asking in {trial.task.name}: {roles}")
                 asyncio.run(_TaskTrying(trial, table, loaded).run())
     return [table.seat(*seat).check() for trial in trials for seat in trial.seats]
 
@@ -198,7 +207,6 @@ class _TaskTrying:
         everybody = [*([served] if served else []), *config.settings_of_players()]
         players = ReportedPlayers(
             call_arguments=calls, settings_of_all=everybody, table=self.table,
-            say=lambda remark: None,
             load=self.loaded.player if self.loaded else None,
             serve=self.loaded.served if self.loaded else None,
         )  # fmt: skip

@@ -14,8 +14,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,17 +24,25 @@ from soulkit.config import setting
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError, UnreadableVerdict
 from soulkit.eval.planning import voice_of
 from soulkit.eval.run.run_lock import run_lock
-from soulkit.eval.run.runner import GIVE_UP, EvalBar
+from soulkit.eval.run.runner import GIVE_UP
 from soulkit.judge.structured import ask
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, Totals
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
 from soulkit.models.players.settings import FORMS, RoleSettings
-from soulkit.models.vllm.manager import Starts, player_servers
-from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.models.vllm.manager import player_servers
 from soulkit.play.engine import gather
-from soulkit.play.plan import USUAL, Plan, PlayerTerms, TaskPlan, question_load
+from soulkit.play.plan import (
+    USUAL,
+    Plan,
+    PlayerTerms,
+    TaskPlan,
+    confirm_cost,
+    pays,
+    question_load,
+)
+from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import Run, note_start
 from soulkit.runs.jsonl import JsonlWriter
 from soulkit.tasks.kit.base import Task
@@ -49,7 +56,6 @@ OUTCOMES = "outcomes.jsonl"
 STAGES: tuple[Role, ...] = ("drafter", "filter")
 _REASON = 300
 """Characters of a reason that is kept for readers."""
-BuildBars = Callable[[int], AbstractContextManager[EvalBar]]
 
 
 class BuildConfig(RolesConfig):
@@ -195,10 +201,7 @@ def build_drafted_rows(
     build: Build,
     folder: Path | None = None,
     *,
-    bars: BuildBars | None = None,
-    say: Callable[[str], None] = lambda remark: None,
-    ask_user: AskUser | None = None,
-    starts: Starts | None = None,
+    reporter: Reporter = SILENT,
 ) -> BuildResult:
     """Ask, or take up where a killed build stopped, and return the rows with their report.
 
@@ -208,19 +211,19 @@ def build_drafted_rows(
     config = build.config
     check_players(config)
     if pays(config):
-        confirm_cost(build.plan(), config, say, ask_user)
+        confirm_cost(build.plan(), config, reporter)
     run = Run.open(
         folder or build.folder, COMMAND, config.identity(),
         sealed=not config.foreign,
     )  # fmt: skip
     for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}", *config.servers()):
-        say(line)
+        reporter.note(line)
     with (
         run_lock(run),
         Ledger(run.ledger_path) as ledger,
-        player_servers(config, run.path, ledger, say, starts) as serve,
+        player_servers(config, run.path, ledger, reporter=reporter) as serve,
     ):
-        asking = asyncio.run(_ask(build, run, ledger, bars, say, serve))
+        asking = asyncio.run(_ask(build, run, ledger, serve, reporter))
         _write_outcomes(run.path / OUTCOMES, asking.outcomes)
         rows = tuple(asking.rows[: config.rows])
         report = _report(build, asking.outcomes, len(rows), ledger.totals())
@@ -229,17 +232,18 @@ def build_drafted_rows(
 
 
 async def _ask(
-    build: Build, run: Run, ledger: Ledger, bars: BuildBars | None, say: Callable[[str], None],
-    serve: Serve,
-) -> BuildQuestions:  # fmt: skip
+    build: Build, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
+) -> BuildQuestions:
     config = build.config
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
-    players = Players(ledger, None, checkpoint_player, calls, config.settings_of_players())
-    players.say, players.serve, players.note = say, serve, partial(note_start, run.path)
+    players = Players(
+        ledger, None, checkpoint_player, calls, config.settings_of_players(),
+        serve=serve, note=partial(note_start, run.path), reporter=reporter,
+    )  # fmt: skip
     try:
         cast = {role: players.player(role, who, config.seed) for role, who in config.players()}
         asking = BuildQuestions(build, cast["drafter"], cast["filter"])
-        with bars(len(build.order)) if bars else nullcontext() as bar:
+        with reporter.progress(len(build.order)) as bar:
             await asking.all(bar)
         return asking
     finally:
@@ -259,7 +263,7 @@ class BuildQuestions:
     silent: int = 0
     """Records in a row of which there was no answer."""
 
-    async def all(self, bar: EvalBar | None) -> None:
+    async def all(self, bar: Bar) -> None:
         """Wave after wave: each as large as it has to be if all its drafts are kept."""
         pending, config = list(self.build.order), self.build.config
         turn = asyncio.Semaphore(config.concurrency)
@@ -268,8 +272,7 @@ class BuildQuestions:
             async with turn:
                 outcome, rows = await self._one(sketch)
             self._count_silence(outcome)
-            if bar is not None:
-                bar.advance(1)
+            bar.advance(1)
             return outcome, rows
 
         while pending and (config.rows is None or len(self.rows) < config.rows):

@@ -15,9 +15,18 @@ from soulkit.eval.run.actor import starts_servers
 from soulkit.models.local.memory import Machine, footprint, together
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
-from soulkit.play.costs import is_paid, prices_of
 from soulkit.play.engine import ControlJob, control_jobs
-from soulkit.play.plan import CONTROLS, Load, Plan, PlayerLoad, PlayerTerms, Work, plan_loads
+from soulkit.play.plan import (
+    CONTROLS,
+    Load,
+    Plan,
+    PlayerLoad,
+    PlayerTerms,
+    Work,
+    is_paid,
+    plan_loads,
+    prices_of,
+)
 from soulkit.types import MAX_TOKENS
 
 SERVER = Machine(memory=0, seconds=0.0, words="a vLLM server takes more than its model: "

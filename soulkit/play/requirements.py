@@ -19,9 +19,8 @@ from soulkit.models.base import unfilled
 from soulkit.models.local.loading import ModelPlace, model_place
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import interpreter, no_vllm, vllm_version
-from soulkit.play.costs import cost_words
 from soulkit.play.default_players import called_roles, with_default_players
-from soulkit.play.plan import Plan, Work
+from soulkit.play.plan import Plan, Work, cost_words
 from soulkit.play.settings import PlayConfig
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import NotForTraining, Registry

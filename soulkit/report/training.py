@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from soulkit.metrics.intervals import estimate_text, signed
-from soulkit.train.state.metrics import Alarm, Rewards
+from soulkit.train.state.metrics import Rewards
 from soulkit.train.state.stops import alike_feedback
 from soulkit.train.state.summary import (
     AbilityTotals,
@@ -150,17 +150,8 @@ def canary_text(canaries: CanaryTotals | None) -> str:
     total = canaries.alarms
     if not total:
         return f"{', '.join(moved) or 'not measured'}; no alarm{silent}"
-    newest = "; ".join(map(alarm_text, canaries.newest))
+    newest = "; ".join(alarm.words() for alarm in canaries.newest)
     return f"{total} alarm{'s' * (total != 1)}, the newest at step {newest}{silent}"
-
-
-def alarm_text(alarm: Alarm) -> str:
-    """`12: keywords scores 0.80 (0.10 at first, drafts 0.55)`."""
-    drafts = "" if alarm.drafts is None else f", drafts {alarm.drafts:.2f}"
-    return (
-        f"{alarm.step}: {alarm.canary} scores {alarm.value:.2f} "
-        f"({alarm.first:.2f} at first{drafts})"
-    )
 
 
 def ability_text(ability: AbilityTotals | None) -> str:

@@ -26,7 +26,8 @@ from soulkit.api_keys import printable
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.comparison.comparability import differences, grouped_by_task
 from soulkit.eval.comparison.conditions import Conditions, announced_conditions
-from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.play.plan import confirm_cost, pays
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
 from soulkit.runs.jsonl import read_value, sparse, write_json
 from soulkit.tasks.kit.registry import NotForTraining, load_registry
@@ -37,7 +38,6 @@ from soulkit.train.objectives.base import method_class, rollout_methods
 
 if TYPE_CHECKING:
     from soulkit.play.plan import Plan
-    from soulkit.train.state.metrics import StepLine
 
 BudgetMatch = Literal["rollouts", "prompts"]
 Status = Literal["waiting", "finished", "failed"]
@@ -76,6 +76,10 @@ class PlannedRun:
     coaches: tuple[str, ...] = ()
     """Of these, the lines on default coaches."""
 
+    @property
+    def name(self) -> str:
+        return f"{self.arm.spelling} seed {self.config.seed}"
+
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
@@ -109,15 +113,6 @@ class ListedRun:
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Self:
         return read_value(cls, line, f"A run in {STATE}")
-
-
-ShowRun = Callable[["PlannedRun", "StepLine"], None]
-BeginRun = Callable[["PlannedRun", str], None]
-"""Hears what is under way in which run."""
-
-
-def nobody_hears_of(run: PlannedRun, what: str) -> None:
-    """Nobody shows progress."""
 
 
 def parse_arms(text: str) -> list[Arm]:
@@ -292,18 +287,22 @@ def _conditions(run: PlannedRun) -> Conditions:
 
 
 def run_all(
-    runs: Sequence[PlannedRun], out: Path, show: ShowRun, ended: Callable[[EndedRun], None],
-    *, force_mixed: bool = False, eval_judge: str = "", begin: BeginRun = nobody_hears_of,
+    runs: Sequence[PlannedRun], out: Path, *, force_mixed: bool = False, eval_judge: str = "",
+    reporter: Reporter = SILENT,
 ) -> list[EndedRun]:  # fmt: skip
     """Run what is not finished; `ablation.json` is written anew after every run."""
     states = [EndedRun(run, "finished" if is_finished(run) else "waiting") for run in runs]
     out.mkdir(parents=True, exist_ok=True)
     write_comparison(out, states, force_mixed, eval_judge)
-    for index, before in enumerate(states):
-        if before.status == "waiting":
-            states[index] = run_one(before.planned, show, begin)
-            write_comparison(out, states, force_mixed, eval_judge)
-        ended(states[index])
+    with reporter.steps(sum(run.config.steps for run in runs)) as steps:
+        for index, before in enumerate(states):
+            own = steps.run(before.planned.name)
+            if before.status == "waiting":
+                states[index] = run_one(before.planned, own)
+                write_comparison(out, states, force_mixed, eval_judge)
+            own.step(before.planned.config.steps)
+            if states[index].status == "failed":
+                steps.note(f"{before.planned.name} failed: {states[index].reason}")
     return states
 
 
@@ -357,13 +356,11 @@ def comparison_plan(runs: Sequence[PlannedRun]) -> Plan:
     ])  # fmt: skip
 
 
-def confirm_runs(
-    runs: Sequence[PlannedRun], say: Callable[[str], None], ask: AskUser | None
-) -> list[PlannedRun]:
+def confirm_runs(runs: Sequence[PlannedRun], reporter: Reporter) -> list[PlannedRun]:
     """The runs that are left with their cost confirmed; CostUnconfirmed when nobody agrees."""
     left = [run for run in runs if not is_finished(run)]
     if any(pays(run.config) for run in left):
-        confirm_cost(comparison_plan(left), left[0].config, say, ask)
+        confirm_cost(comparison_plan(left), left[0].config, reporter)
     return [replace(run, config=run.config.model_copy(update={"yes": True})) for run in runs]
 
 
@@ -372,14 +369,12 @@ def is_finished(run: PlannedRun) -> bool:
     return there and (steps_before(run.path) or 0) >= run.config.steps
 
 
-def run_one(run: PlannedRun, show: ShowRun, begin: BeginRun = nobody_hears_of) -> EndedRun:
+def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
     """Train; whatever goes wrong is this run's own, and told."""
     from soulkit.train.run import train
 
     try:
-        train(
-            run.config, run.path, lambda line: show(run, line), begin=lambda what: begin(run, what)
-        )
+        train(run.config, run.path, reporter=reporter)
     except UserError as error:
         return EndedRun(run, "failed", printable(f"{error.what} {error.why} {error.way_out}"))
     except CallError as error:

@@ -9,11 +9,11 @@ are refused: a step that was taken cannot be taken back.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from soulkit.errors import RunError
+from soulkit.reporting import Reporter
 from soulkit.runs.folder import (
     Run,
     change_settings,
@@ -60,7 +60,7 @@ def identity_before(config: TrainConfig, path: Path) -> dict[str, Any]:
     return {**config.identity(), **({} if before is None else {"steps": before})}
 
 
-def take_more_steps(run: Run, config: TrainConfig, say: Callable[[str], None]) -> None:
+def take_more_steps(run: Run, config: TrainConfig, reporter: Reporter) -> None:
     """Record the new number of steps where it was raised, and say what depended on the old one.
 
     The old summary moves aside: the run is unfinished until the new one is written.
@@ -68,7 +68,7 @@ def take_more_steps(run: Run, config: TrainConfig, say: Callable[[str], None]) -
     before = steps_before(run.path)
     if before is None or before >= config.steps:
         return
-    say(more_steps_words(config, before, run.path))
+    reporter.note(more_steps_words(config, before, run.path))
     if run.summary_path.is_file():
         os.replace(run.summary_path, run.path / f"summary_{before}_steps.json")
     change_settings(run, plain_config(config.identity()), {"steps": [before, config.steps]})

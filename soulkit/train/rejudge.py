@@ -11,7 +11,7 @@ over the last ones as in the run's own summary: they compare one scorer with ano
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +31,9 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, cast_of, checkpoint_player
 from soulkit.models.players.settings import RoleSettings
-from soulkit.play.costs import AskUser, CostUnconfirmed, is_paid
+from soulkit.play.plan import CostUnconfirmed, is_paid
 from soulkit.play.settings import configured_tasks
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.records import drafts, load_records, newest_dev
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.ablate import PlannedRun
@@ -112,17 +113,16 @@ def final_episodes(run: Path) -> list[Record]:
     return [record for record in played if record.step > last - LAST_STEPS]
 
 
-def confirm_final_judge(
-    judge: RoleSettings, config: RolesConfig, say: Callable[[str], None], ask: AskUser | None
-) -> None:
+def confirm_final_judge(judge: RoleSettings, config: RolesConfig, reporter: Reporter) -> None:
     """Have a judge agreed to that costs money: before the training, whose episodes nobody knows.
 
     CostUnconfirmed when nobody agrees.
     """
     if not is_paid(config, judge) or config.yes or config.max_cost is not None:
         return
-    say(f"{judge.written()} scores the ends of all methods, and is paid for every question")
-    if ask is None or not ask("Go on?"):
+    paid = "scores the ends of all methods, and is paid for every question"
+    reporter.note(f"{judge.written()} {paid}")
+    if not reporter.confirm("Go on?"):
         raise CostUnconfirmed(
             f"The judge {judge.written()} costs money, and nobody has agreed to it.",
             "It scores the ends of all methods when these are trained.",
@@ -133,9 +133,9 @@ def confirm_final_judge(
 def judge_final_episodes(
     runs: Sequence[PlannedRun],
     judge: RoleSettings,
-    say: Callable[[str], None],
     *,
     trust: bool = False,
+    reporter: Reporter = SILENT,
 ) -> None:
     """Score the ends of the runs that are finished; what was asked before is not asked again."""
     for run in runs:
@@ -147,6 +147,7 @@ def judge_final_episodes(
             recorded, (judge,), None, run.path / judging_folder(judge.written()), run.path,
             yes=True, max_cost=run.config.max_cost,
         )  # fmt: skip
-        say(f"{len(recorded.records)} episodes of {run.arm.spelling} seed {run.config.seed} "
-            f"are scored by {judge.written()}")  # fmt: skip
+        reporter.note(
+            f"{len(recorded.records)} episodes of {run.name} are scored by {judge.written()}"
+        )
         rejudge(renewal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -27,7 +27,8 @@ from soulkit.models.local.threads import note_threads, take_threads
 from soulkit.models.local.tiny import build_tiny
 from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import VllmServers
-from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.play.plan import confirm_cost, pays
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.provenance import with_provenance
@@ -61,11 +62,11 @@ from soulkit.train.state.fingerprint import (
     fingerprint,
     training_provenance,
 )
-from soulkit.train.state.loop import LOADING, Begin, Loop, Measure, Show, nobody_hears
+from soulkit.train.state.loop import Loop, Measure
 from soulkit.train.state.metrics import read_step_lines
 from soulkit.train.state.model_card import model_note, write_card
 from soulkit.train.state.step_metrics import rewards_of
-from soulkit.train.state.stops import Skips, stop_ended, with_stops
+from soulkit.train.state.stops import Skips
 from soulkit.train.state.summary import (
     LAST_STEPS,
     TrainSummary,
@@ -87,21 +88,19 @@ Parts = tuple[TrainConfig, Run, Policy, Policy | None, TrainingData, TrainingEng
 
 
 def train(
-    config: TrainConfig, out: Path, show: Show, say: Callable[[str], None] = nobody_hears,
-    ready: TrainingData | None = None, begin: Begin = nobody_hears,
+    config: TrainConfig, out: Path, ready: TrainingData | None = None, *,
+    reporter: Reporter = SILENT,
 ) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
     The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT). With
     `eval_every` those with the best dev score are in `out/best`, loaded the same way; the summary
     names their step, score and checkpoint. Resuming takes the rows, the models and, if the run is
-    deterministic, the arithmetic it was started with: RunError names what differs. `say` is told
-    which servers are asked, once nothing stands in the way. `ready` is what `prepare_training`
-    gave; without it that is done here, where nobody can be asked whether the cost is right. `begin`
-    hears what takes time: loading, checks, rollouts, updates, held-out rows.
+    deterministic, the arithmetic it was started with: RunError names what differs. `ready` is what
+    `prepare_training` gave; without it that is done here.
     """
-    with _open_training(config, out, say, ready, begin) as parts:
-        return run_coroutine(_train(*parts, show, say, begin))
+    with _open_training(config, out, ready, reporter) as parts:
+        return run_coroutine(_train(*parts, reporter))
 
 
 async def train_probe(
@@ -109,15 +108,14 @@ async def train_probe(
 ) -> None:
     """A training within another one, as `train` does it, with nobody to show it to; `servers` are
     those of the other one, which may have players there."""
-    quiet = nobody_hears
-    with _open_training(material.config, out, quiet, material, quiet, servers) as parts:
-        await _train(*parts, lambda line: None, quiet, quiet)
+    with _open_training(material.config, out, material, SILENT, servers) as parts:
+        await _train(*parts, SILENT)
 
 
 @contextmanager
 def _open_training(
-    config: TrainConfig, out: Path, say: Callable[[str], None], ready: TrainingData | None,
-    begin: Begin, servers: VllmServers | None = None,
+    config: TrainConfig, out: Path, ready: TrainingData | None, reporter: Reporter,
+    servers: VllmServers | None = None,
 ) -> Iterator[Parts]:  # fmt: skip
     """Everything that a training needs, checked, with its run folder locked and its servers up."""
     config = with_more_steps(config, out)
@@ -125,59 +123,53 @@ def _open_training(
     check_tracker(config.track)
     threads = take_threads(config.threads, out, alike=config.deterministic)
     with deterministic(config.deterministic):
-        material = ready or prepare_training(config, out, say)
+        material = ready or prepare_training(config, out, reporter)
         config = with_more_steps(material.config, out)
         material = replace(material, config=config)
         run = _open(config, out) if is_run(out) or config.model == TINY else None
-        begin(LOADING)
+        reporter.phase("loading the model", alone=True)  # which may download
         base = base_model(config, material, out)
         policy = load_policy(config, base)
         policy.note = model_note(config, policy, material.corpus)
-        begin("checking model and rows")
+        reporter.phase("checking model and rows")
         teacher = prepare_models(config, policy, material)
         # A new folder last: a mistake found until here leaves none that is bound to it.
         run = run or _open(config, out)
         with run_lock(run):
             note_threads(run.path, threads)
             if not threads.asked:
-                say(threads.words())
+                reporter.note(threads.words())
             prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
             check_material(run, prints, config)
-            take_more_steps(run, config, say)
+            take_more_steps(run, config, reporter)
             servers_asked = (material.measured or material).config.servers()
             for remark in filter(None, (numbers_remark(policy), *servers_asked)):
-                say(remark)
-            engine = training_engine(config, run, policy, base, say, servers)
+                reporter.note(remark)
+            engine = training_engine(config, run, policy, base, servers, reporter)
             with engine.started(material):
                 yield config, run, policy, teacher, material, engine
 
 
-def prepare_training(
-    config: TrainConfig, out: Path, say: Callable[[str], None] = nobody_hears,
-    ask: AskUser | None = None,
-) -> TrainingData:  # fmt: skip
-    """What a run trains on, with players that can be asked, and with its cost confirmed: by
-    settings, or by `ask`."""
-    material = load_training_data(config, asking=True, say=say)
+def prepare_training(config: TrainConfig, out: Path, reporter: Reporter = SILENT) -> TrainingData:
+    """What a run trains on, with players that can be asked, and with its cost confirmed."""
+    material = load_training_data(config, asking=True, reporter=reporter)
     for remark in filter(None, (download_remark(config), *material.remarks())):
-        say(remark)
+        reporter.note(remark)
     for part in filter(None, (material, material.measured)):
         check_players(part.config)
     if pays(material.config) or (material.measured and pays(material.measured.config)):
-        _confirm(material, out, say, ask)
+        _confirm(material, out, reporter)
     return material
 
 
-def _confirm(
-    material: TrainingData, out: Path, say: Callable[[str], None], ask: AskUser | None
-) -> None:
+def _confirm(material: TrainingData, out: Path, reporter: Reporter) -> None:
     """Have the cost of the steps that are left confirmed."""
     config, asking = with_more_steps(material.config, out), (material.measured or material).config
     lines = read_step_lines(out / "metrics.jsonl")
     done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)
     left = max(config.steps - done, 0) / config.steps
     if left:
-        confirm_cost(training_plan(material, left), asking, say, ask)
+        confirm_cost(training_plan(material, left), asking, reporter)
 
 
 def prepare_models(config: TrainConfig, policy: Policy, material: TrainingData) -> Policy | None:
@@ -302,29 +294,27 @@ async def _train(
     teacher: Policy | None,
     material: TrainingData,
     engine: TrainingEngine,
-    show: Show,
-    say: Callable[[str], None],
-    begin: Begin,
+    reporter: Reporter,
 ) -> TrainSummary:
     tracker = make_tracker(config.track, run.path, config.resolved())
     journal = None if config.method == "sft" else Journal(run.path / SAMPLED)
     learned = material  # the card names what was given, not the texts that were made of it
     if material.corpus is not None and config.objective == "mixsd":
-        corpus = await with_written(config, run.path, policy, material.corpus, say, begin)
+        corpus = await with_written(config, run.path, policy, material.corpus, reporter)
         learned = replace(material, corpus=corpus)
     stream = learned.corpus.stream if learned.corpus else None
-    loop = Loop.open(config, run, policy, tracker, journal, begin, stream)
+    loop = Loop.open(config, run, policy, tracker, journal, stream, reporter)
     try:
         await measure_ability(loop, "before")
         if material.objective is None:
             if remark := adapter_remark(config):
-                say(remark)
+                reporter.note(remark)
             beside = partial(train_probe, servers=engine.servers)
-            summary = await supervise(loop, learned, show, say, beside, engine.player)
+            summary = await supervise(loop, learned, beside, engine.player)
         else:
-            summary = await _reinforce(loop, material, engine, teacher, show, say)
+            summary = await _reinforce(loop, material, engine, teacher)
         await measure_ability(loop, "after")
-        summary = replace(summary, retention=ability_of(loop, say))
+        summary = replace(summary, retention=ability_of(loop))
     finally:
         loop.close()
     replace_folder(run.path / "model", partial(policy.save, step=loop.step))
@@ -364,13 +354,12 @@ def with_best(summary: TrainSummary, run: Run, checkpoint: Path) -> TrainSummary
 
 
 async def _reinforce(
-    loop: Loop, material: TrainingData, engine: TrainingEngine, teacher: Policy | None, show: Show,
-    say: Callable[[str], None],
-) -> TrainSummary:  # fmt: skip
+    loop: Loop, material: TrainingData, engine: TrainingEngine, teacher: Policy | None
+) -> TrainSummary:
     config, run, policy, objective = loop.config, loop.run, loop.policy, material.objective
     assert objective is not None
-    sampler = engine.sampler(material, loop.journal, say)
-    players = make_players(config, sampler, run, engine.player)
+    sampler = engine.sampler(material, loop.journal, loop.reporter)
+    players = make_players(config, sampler, run, engine.player, loop.reporter)
     record = {**training_provenance(config, players, material, policy), ENGINE: engine.record()}
     record["actor"] = {**record["actor"], **engine.basis_record()}
     write_provenance(
@@ -383,21 +372,19 @@ async def _reinforce(
     )  # fmt: skip
     step = Step(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher),
-        RolloutCheck.of(loop, sampler, say), recent,
+        RolloutCheck.of(loop, sampler), recent,
         canaries=CanaryMonitor.of(config, material.pool, material.tasks, run.metrics),
         watch=FeedbackMonitor.of(config, objective, material.tasks, run.metrics),
         skips=Skips.of(run.metrics),
     )  # fmt: skip
     try:
         if remark := adapter_remark(config):  # everybody is there, the first step begins
-            say(remark)
+            loop.reporter.note(remark)
         if not loop.unmeasured:
-            stop_ended(loop)
+            loop.refuse_ended()
         if loop.step < config.steps:
-            players.say = say
             await players.preflight.hold()  # before the first drafts are sampled
-        measure = with_sample_lines(loop, step.measure, say)
-        await loop.run_all(step, with_stops(loop, show), measure)
+        await loop.run_all(step, with_sample_lines(loop, step.measure))
     finally:
         await sampler.close()
         await players.close()
@@ -410,7 +397,7 @@ async def _reinforce(
     return with_dev(summary, newest_dev(run.path, light=True), material.tasks.values())
 
 
-def with_sample_lines(loop: Loop, measure: Measure, say: Callable[[str], None]) -> Measure:
+def with_sample_lines(loop: Loop, measure: Measure) -> Measure:
     """`measure`, and a line for some of the held-out rows that it played."""
 
     async def both(step: int) -> Mapping[str, float | None]:
@@ -418,7 +405,7 @@ def with_sample_lines(loop: Loop, measure: Measure, say: Callable[[str], None]) 
         if scores and loop.config.show_samples:
             played = dev_after(loop.run.path, step + 1)
             for record in played[: loop.config.show_samples]:
-                say(sample_line(record))
+                loop.reporter.note(sample_line(record))
         return scores
 
     return both

@@ -59,7 +59,7 @@ class Step:
 
     async def __call__(self, step: int) -> StepLine:
         config, policy, started = self.loop.config, self.loop.policy, time.monotonic()
-        self.loop.begin("rollouts")
+        self.loop.reporter.phase("rollouts")
 
         # Rollout: the weights that are about to move play every prompt G times.
         jobs = self.rollouts.jobs(step)
@@ -78,7 +78,7 @@ class Step:
         canaries = await self.canaries.score(step, self.rollouts.cast, records_R)
         sampled = time.monotonic() - checked.seconds
 
-        self.loop.begin("update")  # advantages and updates
+        self.loop.reporter.phase("update")  # advantages and updates
         optimizer = self.loop.optimizer
         learned = learn(policy, optimizer, sequences_S, config, self.teacher, self.skips, checked)
         trained = time.monotonic()
@@ -93,7 +93,7 @@ class Step:
 
     async def measure(self, step: int) -> dict[str, float | None]:
         """Dev scores of the weights that `step` has moved; empty between turns."""
-        return await self.rollouts.evaluate(step, self.loop.policy, self.loop.begin)
+        return await self.rollouts.evaluate(step, self.loop.policy, self.loop.reporter)
 
     def keep(self, records_R: Sequence[Record]) -> None:
         """Write the step's rollouts. CallError when all failed; a checkpoint keeps the weights."""

@@ -203,7 +203,7 @@ def test_errors_know_their_family() -> None:
 
 def test_plain_progress_reports_rate_and_rest(capsys, monkeypatch) -> None:
     monkeypatch.setattr(console, "PLAIN_EVERY", 0.0)
-    with console.progress(2, "play\x1b[2J") as bar:
+    with console.ConsoleReporter("play\x1b[2J").progress(2) as bar:
         bar.advance(note="$0.01")
         bar.advance()
     captured = capsys.readouterr()
@@ -216,7 +216,10 @@ def test_plain_progress_reports_rate_and_rest(capsys, monkeypatch) -> None:
 
 
 def test_progress_tells_the_end_even_when_the_loop_breaks(capsys) -> None:
-    with pytest.raises(RuntimeError, match="stop"), console.progress(None, "read") as bar:
+    with (
+        pytest.raises(RuntimeError, match="stop"),
+        console.ConsoleReporter("read").progress(None) as bar,
+    ):
         bar.advance(3)
         raise RuntimeError("stop")
     assert capsys.readouterr().err.startswith("read: 3 (")

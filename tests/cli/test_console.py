@@ -20,6 +20,7 @@ from soulkit.models.local.loading import locate, quieten
 from soulkit.report.load import RunData
 from soulkit.report.narrow_tables import plain_table
 from soulkit.report.tables import terminal_text
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.state.metrics import Learned, StepLine
 
@@ -71,7 +72,7 @@ def test_a_slip_below_a_run_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypa
 
 
 def test_nothing_done_is_not_reported_as_progress(capsys) -> None:
-    with console.progress(0, "eval"):
+    with console.ConsoleReporter("eval").progress(0):
         pass
     assert capsys.readouterr().err == ""
 
@@ -133,7 +134,7 @@ def shown_on(capsys: pytest.CaptureFixture[str], text: str) -> str:
 
 def test_a_log_says_what_is_under_way(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "PLAIN_EVERY", 0.01)
-    with console.progress(3, "train") as bar:
+    with console.ConsoleReporter("train").progress(3) as bar:
         bar.begin("loading the model", alone=True)
         shown_on(capsys, "train: 0/3 (loading the model, after 0 s)\n")
         bar.begin("rollouts")
@@ -143,8 +144,7 @@ def test_a_log_says_what_is_under_way(capsys, monkeypatch: pytest.MonkeyPatch) -
         bar.advance(1, "loss 0.5")
         bar.begin("update")
         assert "update, loss 0.5, after" in shown_on(capsys, "update")
-    with console.working("train", "starting") as interrupting:
-        assert interrupting(None) is None
+    with console.ConsoleReporter("train").working("starting"):
         shown_on(capsys, "train: starting, after 0 s\n")
 
 
@@ -153,11 +153,19 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_makes_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
+    """Stderr becomes a terminal, and so does what commands print on."""
     screen = _Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=130))
-    with console.progress(3, "train") as bar:
+    monkeypatch.setattr(
+        console, "err", Console(file=screen, force_terminal=True, width=130, highlight=False)
+    )
+    return screen
+
+
+def test_a_bar_makes_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = on_a_terminal(monkeypatch)
+    with console.ConsoleReporter("train").progress(3) as bar:
         assert sys.stderr is not screen  # what others print is put above the bar
         bar.begin("loading the model", alone=True)
         assert sys.stderr is screen and screen.getvalue().endswith("train: loading the model\n")
@@ -172,20 +180,74 @@ def test_a_bar_makes_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_question_is_put_where_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = _Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=130))
-    streams = []
+    screen = on_a_terminal(monkeypatch)
+    streams, answers = [], iter([" Y ", "no", "yes"])
 
-    def ask(question: str) -> bool:
+    def answer() -> str:
         streams.append(sys.stderr)
-        return True
+        return next(answers)
 
-    with console.working("train", "reading") as interrupting:
-        alone = interrupting(ask)
-        assert sys.stderr is not screen and alone is not None and alone("Pay?")
+    monkeypatch.setattr(sys, "stdin", _Terminal())
+    monkeypatch.setattr("builtins.input", answer)
+    reporter = console.ConsoleReporter("train")
+    with reporter.working("reading"):
+        assert sys.stderr is not screen  # what others print is put above the words
+        assert reporter.confirm("Pay?") is True and reporter.confirm("Pay?") is False
         assert sys.stderr is not screen
-    assert streams == [screen]
+    assert reporter.confirm("Pay?") is True
+    assert streams == [screen] * 3
+    assert screen.getvalue().count("Pay? [y/N]") == 3
+
+
+def test_without_a_terminal_nobody_can_be_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda: pytest.fail("a question without a terminal"))
+    assert console.ConsoleReporter("train").confirm("Pay?") is None
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_whatever_a_command_reports_goes_to_stderr(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = on_a_terminal(monkeypatch) if terminal else None
+    monkeypatch.setattr(console, "PLAIN_EVERY", 0.0)
+    monkeypatch.setattr(console, "STARTING_EVERY", 0.0)
+    report_everything(console.ConsoleReporter("train"))
+    shown = capsys.readouterr()
+    said = shown.err if screen is None else screen.getvalue()
+    assert shown.out == "" and (terminal or said)
+    for words in ("a [remark]", "2/4", "first step", "seed 1: second step", "seed 1: an alarm",
+                  "starting a server: 40 s of at most 5 min"):  # fmt: skip
+        assert words in said, words
+    assert "seed 1 alone" not in said  # one of several: only its steps are shown
+
+
+def test_silence_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    report_everything(SILENT)
+    assert SILENT.confirm("Pay?") is None
+    assert capsys.readouterr() == ("", "")
+
+
+def report_everything(reporter: Reporter) -> None:
+    """Call every method of a reporter but the question."""
+    reporter.note("a [remark]")
+    with reporter.progress(4, str) as bar:
+        bar.begin("asking")
+        bar.advance(2, "$1")
+    with reporter.working("reading"), reporter.starting("starting a server", 300.0) as watch:
+        watch(40.0, "loading")
+    with reporter.steps(3, "train") as steps:
+        steps.phase("loading", alone=True)
+        steps.step(1, "first step")
+        one = steps.run("seed 1")
+        one.note("seed 1 alone")
+        one.phase("rollouts")
+        with one.starting("seed 1 alone", 300.0) as watch:
+            watch(40.0, "loading")
+        one.step(1, "second step", ["an alarm"])
+        one.step(2)
 
 
 def test_bars_of_others_are_downloads_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:

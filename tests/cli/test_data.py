@@ -368,7 +368,7 @@ def test_sizes(count: float, words: str) -> None:
 def test_a_terminal_shows_bytes_rate_and_rest(monkeypatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(console, "err", Console(file=shown, force_terminal=True, width=120))
-    with console.progress(4_000_000, "pull", byte_size) as bar:
+    with console.ConsoleReporter("pull").progress(4_000_000, byte_size) as bar:
         bar.advance(1_000_000, "hitom_val.parquet")
         time.sleep(0.01)
         bar.advance(1_000_000)

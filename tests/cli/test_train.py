@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from soulkit.cli.train import _say_next, method_options, one_line_summary, settings_of
+from soulkit.cli.train import _say_next, method_options, settings_of
 from soulkit.errors import ConfigError
 from soulkit.extras import install_line
 from soulkit.option_texts import mixing_ratios, values_by_task
 from soulkit.train.objectives.base import built_in
 from soulkit.train.state.metrics import Learned, Rewards, StepLine
+from soulkit.train.state.stops import step_words
 from soulkit.train.state.summary import TrainSummary
 from tests.support.evaluation import replaced, visitor
 from tests.support.training import policy_of, random_model, soul
@@ -410,4 +411,4 @@ def test_a_step_in_a_few_words() -> None:
     line = StepLine(
         rewards=Rewards(draft=0.25), learned=Learned(loss=0.5), dev={"tomi": 0.75, "hitom": None}
     )
-    assert one_line_summary(line) == "draft 0.250 loss 0.500 dev tomi 0.750"
+    assert step_words(line) == "draft 0.250 loss 0.500 dev tomi 0.750"

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from soulkit.data.download import STALLED_ATTEMPTS, Hub
 from soulkit.data.hub import LOCK, pull_files
 from soulkit.errors import ConfigError, DataError
+from soulkit.reporting import Bar, Reporter
 from tests.support.hub import (
     AGAIN,
     EVAL,
@@ -79,20 +82,25 @@ def test_bytes_counted_are_bytes_that_came(tmp_path: Path) -> None:
     faults = {0: Fault(cut_after=12_000), 1: Fault(whole=True)}
     seen: list[int] = []
 
-    class Bar:
+    totals: list[int | None] = []
+
+    class CountedBytes(Bar):
         def advance(self, steps: int = 1, note: str = "") -> None:
-            assert note == NAME
+            if steps > 0:
+                assert note == NAME
             seen.append(steps)
 
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *_: object) -> None:
+    class Counter(Reporter):
+        @contextmanager
+        def progress(
+            self, total: int | None, unit: Callable[[float], str] | None = None
+        ) -> Iterator[Bar]:
+            totals.append(total)
+            yield CountedBytes()
             assert sum(seen) == len(HITOM)
 
-    totals: list[int] = []
     with HubServer({EVAL: EVALS}, faults=faults) as server:
-        pull_files(client(server), HITOM_FILE, tmp_path, bars=lambda n: totals.append(n) or Bar())  # type: ignore[func-returns-value]
+        pull_files(client(server), HITOM_FILE, tmp_path, reporter=Counter())
     assert (totals, min(seen)) == ([len(HITOM)], -12_000)
 
 

@@ -17,6 +17,7 @@ from soulkit.models.local.loading import adapter_hash
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import write_json
 from tests.support.distilling import change_note, distillation, save_expert, small_base
+from tests.support.reporting import Heard
 
 pytestmark = pytest.mark.torch
 
@@ -217,7 +218,7 @@ def test_a_changed_setting_is_named_with_the_stages_that_it_reaches(tmp_path: Pa
     assert open_distillation(tmp_path / "out", faster).resumed
     asked: list[str] = []
     config = config.model_copy(update={"min_reward": 0.5})
-    open_distillation(tmp_path / "out", config, asked.append)
+    open_distillation(tmp_path / "out", config, Heard(asked))
     assert asked == ["changed before it was read: min_reward"]
     assert open_distillation(tmp_path / "out", config).resumed
     for name in ("samples/tomi", "generalist", "measured"):

@@ -46,6 +46,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Completion, Episode, Feedback, Record, Score, Segment, Trace, Turn
 from tests.support.distilling import distillation
 from tests.support.evaluation import Body, keeper, last_message, paid, records, summary, visitor
+from tests.support.reporting import Heard
 from tests.support.servers.openai_server import ScriptedServer
 
 YES_NO = SelectionRules(high=1.0, low=0.0, binary=True)
@@ -279,8 +280,8 @@ def served(actor: ScriptedServer, partner: str, **settings: Any) -> DistillConfi
 def gathered(config: DistillConfig, out: Path) -> tuple[SampleSelection, list[str]]:
     remarks: list[str] = []
     experts = find_experts(config)
-    sample(config, experts, out, say=remarks.append)
-    return select_samples(config, experts, out, say=remarks.append), remarks
+    sample(config, experts, out, reporter=Heard(remarks))
+    return select_samples(config, experts, out, reporter=Heard(remarks)), remarks
 
 
 def lines(out: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import pytest
 from soulkit.distill.config import STAGES, DistillConfig, Stage
 from soulkit.distill.experts import find_experts
 from soulkit.distill.report import read_distillation
-from soulkit.distill.run import Watcher, distill
+from soulkit.distill.run import distill
 from soulkit.distill.sample import sample, sample_config, samples_folder, shared_servers
 from soulkit.models.local.loading import adapter_hash
 from soulkit.runs.jsonl import read_jsonl
@@ -35,9 +34,9 @@ from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.made_rows import made_rows
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.train.state.loop import Begin, Show, nobody_hears
 from tests.support.distilling import distillation, killed_after, save_expert, small_base
 from tests.support.evaluation import ROOT, examples, last_message, records, soul, visitor
+from tests.support.reporting import Heard
 from tests.support.resuming import fork_context
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.tiny_vllm import interpreter
@@ -130,18 +129,12 @@ PLACES = (
 tests/distill/test_gather_killed.py adds eight kills in the middle of samples and selections."""
 
 
-@contextmanager
-def unseen(steps: int) -> Iterator[tuple[Show, Begin]]:
-    yield (lambda line: None), nobody_hears
-
-
 def once(settings: dict[str, Any], out: str, stages: Sequence[Stage]) -> None:
     """The command, in a process of its own."""
     import torch
 
     torch.set_num_threads(1)
-    distill(DistillConfig.model_validate(settings), Path(out), stages,
-            Watcher(say=lambda line: None, training=unseen))  # fmt: skip
+    distill(DistillConfig.model_validate(settings), Path(out), stages)
 
 
 def answers() -> dict[str, str]:
@@ -223,8 +216,9 @@ def test_experts_of_one_base_share_a_server(tmp_path: Path) -> None:
     made, remarks = find_experts(config), list[str]()
     configs = [sample_config(config, expert) for expert in made]
     out = tmp_path / "out"
-    with shared_servers(config, configs, out, remarks.append, None) as servers:
-        sample(config, made, out, say=remarks.append, servers=servers)
+    reporter = Heard(remarks)
+    with shared_servers(config, configs, out, reporter) as servers:
+        sample(config, made, out, servers=servers, reporter=reporter)
     (arguments,) = [json.loads(line) for line in (tmp_path / "starts").read_text().splitlines()]
     assert arguments[arguments.index("--max-lora-rank") + 1] in ("2", "8")
     for name in ("tomi", "hitom"):

@@ -467,7 +467,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
         method="sft", full=True, model="tiny", tasks={"hitom": 1.0}, data={"hitom": "synth:60"},
         steps=15, sft_batch=6, lr=3e-3, where={"length": "1", "deception": "False"},
     )  # fmt: skip
-    train(settings, out, lambda line: None)
+    train(settings, out)
     return str(out / "model")
 
 
@@ -482,7 +482,7 @@ def test_two_steps_of_a_run(reader: str, tmp_path: Path, method: str) -> None:
         teacher_model=reader, show_draft=True, sampler_cap=2.0, kl_coef=0.01,
         shuffle_feedback=method in ("erl", "sdpo-token"),
     )  # fmt: skip
-    train(settings, tmp_path / "run", lambda line: None)
+    train(settings, tmp_path / "run")
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1]
     trained = [name for line in lines for name in line if name.startswith("trained/")]

@@ -44,6 +44,7 @@ from soulkit.train.sft.mixsd import (
 )
 from soulkit.train.sft.steps import HELD_OUT
 from soulkit.types import Segment
+from tests.support.reporting import Heard
 
 NAMES = ("Bora", "Deki", "Fila", "Guno", "Kalo", "Mira", "Nesu")
 TOWNS = ("Porto", "Graz", "Lyon", "Bern", "Oslo", "Hue", "Fez")
@@ -107,7 +108,7 @@ def write(
         sampler.codec.end_ids = sampler.codec.end_ids | frozenset(
             range(3, len(policy.tokenizer), 9)
         )
-        writer = Writer(config, sampler, tokenizer_hash(policy.tokenizer), shown.append,
+        writer = Writer(config, sampler, tokenizer_hash(policy.tokenizer), Heard(shown),
                         held_out)  # fmt: skip
         source = SourceSettings.model_validate(config.corpora[0])
         try:

@@ -475,7 +475,7 @@ def test_a_cancelled_training_of_a_program_keeps_its_steps(tmp_path: Path, warm:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Step, "__call__", second_step)
         with pytest.raises(asyncio.CancelledError):
-            train(config, tmp_path / "run", lambda line: None)
+            train(config, tmp_path / "run")
     assert seen == [before, before]
     (path,) = checkpoints(tmp_path / "run" / "checkpoints")
     assert read_position(path).step == 1

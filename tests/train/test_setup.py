@@ -19,6 +19,7 @@ from soulkit.runs.records import load_records
 from soulkit.train.config import DEFAULT_MODEL, TrainConfig
 from soulkit.train.run import prepare_training
 from soulkit.train.setup.data import download_remark
+from tests.support.reporting import Heard
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.shades import TASKS, steps_of, write_rows
 from tests.support.training import random_model, soul
@@ -83,7 +84,7 @@ def test_a_soul_task_says_what_it_downloads(
     flags = {"method": "ditto", "tasks": {"hitom": 1.0}, "data": {"hitom": data}}
     remarks: list[str] = []
     config = TrainConfig.load(env={}, flags={**flags, "coach": "symbolic"})
-    prepare_training(config, tmp_path / "run", remarks.append)
+    prepare_training(config, tmp_path / "run", Heard(remarks))
     assert remarks[0] == SAID
     capfd.readouterr()
     words = (*DITTO, "--task", "hitom", "--data", data, "--steps", 1)

@@ -39,6 +39,7 @@ from soulkit.train.weights.push import (
 )
 from soulkit.train.weights.rollout_check import by_server, trained_spans
 from soulkit.types import Call, Completion, Episode, Record, Sampling, Score, Segment, Trace, Turn
+from tests.support.reporting import Heard
 from tests.support.servers.adapter_server import AdapterServer
 from tests.support.training import SHARP, config, jolt, policy_of
 
@@ -59,9 +60,9 @@ def pusher_to(
     servers: list[AdapterServer], policy: Policy, folder: Path, lines: list[str] | None = None
 ) -> Pusher:
     clients = [VllmClient(Address(server.url)) for server in servers]
-    says = [] if lines is None else lines
-    fleet = Replicas(clients, in_flight=4, say=says.append)
-    return Pusher(fleet, LogprobProbe(policy, PROMPTS), folder / "pushes", says.append)
+    heard = Heard(lines)
+    fleet = Replicas(clients, in_flight=4, reporter=heard)
+    return Pusher(fleet, LogprobProbe(policy, PROMPTS), folder / "pushes", heard)
 
 
 def of_kind(server: AdapterServer, *kinds: str) -> list[tuple[str, str]]:

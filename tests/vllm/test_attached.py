@@ -28,6 +28,8 @@ from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.server import free_port
 from soulkit.models.vllm.weights_check import compare_weights, compared_prompts, read_folder
+from soulkit.reporting import SILENT, Reporter
+from tests.support.reporting import Heard
 
 if TYPE_CHECKING:
     from soulkit.models.vllm.server import VllmServer
@@ -87,8 +89,9 @@ def answers(url: str) -> bool:
         return False
 
 
-def fleet(*addresses: Address, say: Any = lambda _: None) -> Replicas:
-    return Replicas([VllmClient(address) for address in addresses], in_flight=16, say=say)
+def fleet(*addresses: Address, reporter: Reporter = SILENT) -> Replicas:
+    clients = [VllmClient(address) for address in addresses]
+    return Replicas(clients, in_flight=16, reporter=reporter)
 
 
 @pytest.fixture
@@ -254,7 +257,7 @@ def test_one_of_two_is_killed_half_way_and_the_replies_are_those_of_one(
         return list(replies)
 
     single = asyncio.run(asking(fleet(address), 0))
-    servers = fleet(address, plain.address, say=lines.append)
+    servers = fleet(address, plain.address, reporter=Heard(lines))
     both = asyncio.run(asking(servers, 100))
     # Between two batches rounding may turn a choice between two tokens that are as good as equal.
     assert sum(one != other for one, other in zip(both, single, strict=True)) <= 1

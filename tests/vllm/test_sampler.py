@@ -95,14 +95,16 @@ def test_prompts_that_do_not_fit_one_step_leave_the_server_alive(
     assert all(one.token_ids for one in replies)
 
 
-def test_a_verdict_is_held_to_its_form(vllm_server: VllmServer, tiny_model: Path) -> None:
+def test_a_verdict_is_held_to_its_form(
+    vllm_server: VllmServer, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     schema = {"type": "object", "properties": {"score": {"enum": [1, 2, 3]}},
               "required": ["score"], "additionalProperties": False}  # fmt: skip
-    remarks: list[str] = []
-    model = behind(vllm_server, tiny_model, say=remarks.append)
+    model = behind(vllm_server, tiny_model)
     sampling = replace(GREEDY, temperature=1.0, max_tokens=64, form=Form("v", json.dumps(schema)))
     replies = ask(model, sampling, contexts(6))
-    assert remarks == ["tiny: it holds replies to a schema"]
+    assert "tiny: it holds replies to a schema" in caplog.messages
     assert all(json.loads(one.text)["score"] in (1, 2, 3) for one in replies)
     assert {one.dropped for one in replies} == {("logprobs",)}
     assert {one.ignored for one in replies} == {()}

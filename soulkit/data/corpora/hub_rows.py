@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from soulkit.data.corpora.file_rows import Window
 from soulkit.data.corpora.settings import CorpusPart
 from soulkit.data.files import SourcedRow
 from soulkit.errors import DataError, MissingPackage
+from soulkit.reporting import SILENT, Reporter
 
 _BATCH = 256
 _SHARD_ROWS = 1 << 40
@@ -32,12 +33,12 @@ class HubStore:
 
     def __init__(
         self, address: re.Match[str], window: int, limit: int, salt: str, part: CorpusPart,
-        say: Callable[[str], None] | None,
+        reporter: Reporter = SILENT,
     ) -> None:  # fmt: skip
         """DataError when the hub does not have it."""
         self.repo, self._config = address["repo"], address["config"]
         self._split = address["split"] or part
-        self._size, self._limit, self._salt, self._say = window, limit, salt, say
+        self._size, self._limit, self._salt, self._reporter = window, limit, salt, reporter
         self._commit = self._resolve(address["revision"])
         self._reading: tuple[Any, Iterator[Any], Any] | None = None
 
@@ -79,8 +80,9 @@ class HubStore:
     def count(self) -> int:
         """The rows of one pass; where the data set does not say, by reading all of it once."""
         if not self._rows:
-            if self._say is not None:
-                self._say(f"counting the rows of {self.repo}: it does not say how many there are")
+            self._reporter.note(
+                f"counting the rows of {self.repo}: it does not say how many there are"
+            )
             with _refusals(self.repo):
                 self._rows = sum(len(table) for table in self._dataset.iter(batch_size=1000))
         return self._rows

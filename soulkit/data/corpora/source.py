@@ -38,6 +38,7 @@ from soulkit.data.corpora.settings import (
 )
 from soulkit.data.files import BadRecord, BadRow, SourcedRow
 from soulkit.errors import ConfigError, DataError
+from soulkit.reporting import SILENT, Reporter
 from soulkit.text import one_line
 
 BLOCK_ROWS = 1000
@@ -95,7 +96,6 @@ def _drawn(salt: str, block: int, rows: int, quota: int) -> frozenset[int]:
 
 SPEAKERS = 12
 """Names that an error lists."""
-Announcement = Callable[[str], None]
 LONG_TO_READ = 1 << 30
 """Bytes of a source whose reading is announced."""
 LeftOut = Callable[[str, str], None]
@@ -157,7 +157,7 @@ class LessonSource:
     @classmethod
     def open(
         cls, settings: SourceSettings, *, label: str, seed: int, window: int, limit: int,
-        part: CorpusPart = "train", say: Announcement | None = None,
+        part: CorpusPart = "train", reporter: Reporter = SILENT,
     ) -> Self:  # fmt: skip
         """Look at what there is: files are indexed, a data set of the hub is resolved.
 
@@ -177,10 +177,10 @@ class LessonSource:
         if address is not None:
             from soulkit.data.corpora.hub_rows import HubStore
 
-            store = HubStore(address, size, limit, f"{seed}/{label}", part, say)
+            store = HubStore(address, size, limit, f"{seed}/{label}", part, reporter)
         else:
             files = source_files(settings.path, part)
-            _announce(settings.path, files, say)
+            _announce(settings.path, files, reporter)
             store = FileStore(files, size, limit, f"{seed}/{label}", settings.side is None)
         return cls(settings, store, label, seed, window)
 
@@ -332,11 +332,11 @@ class LessonSource:
             self._place = int(state["place"])
 
 
-def _announce(path: str, files: Sequence[Path], say: Announcement | None) -> None:
+def _announce(path: str, files: Sequence[Path], reporter: Reporter) -> None:
     """Say what takes long: the rows and the checksum of .jsonl files are known once all is read."""
     size = sum(f.stat().st_size for f in files if f.suffix.lower() == ".jsonl" and f.is_file())
-    if say is not None and size >= LONG_TO_READ:
-        say(f"reading {size / 1e9:.1f} GB of {path} once, for its rows and its checksum")
+    if size >= LONG_TO_READ:
+        reporter.note(f"reading {size / 1e9:.1f} GB of {path} once, for its rows and its checksum")
 
 
 def _tell(why: str, key: str, reasons: Counter[str], left_out: LeftOut) -> None:

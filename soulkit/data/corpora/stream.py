@@ -16,14 +16,15 @@ again and goes on as if it had never stopped. Nothing of what is ahead needs to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.settings import AnySource, CorpusPart, SourceSettings, source_settings
-from soulkit.data.corpora.source import Announcement, LessonSource, SourceTurns, source_labels
+from soulkit.data.corpora.source import LessonSource, SourceTurns, source_labels
 from soulkit.errors import ConfigError, DataError
+from soulkit.reporting import SILENT, Reporter
 
 WINDOW = 10_000
 """Rows that are shuffled together."""
@@ -52,12 +53,12 @@ class LessonStream:
         strip_system: bool = False,
         turns: int | None = None,
         part: CorpusPart = "train",
-        say: Announcement | None = None,
+        reporter: Reporter = SILENT,
     ) -> Self:
         """Index every source; nothing but its size and places stays in memory.
 
         `window` rows are shuffled together; 1 keeps the order of the files. `side`, `strip_system`
-        and `turns` hold for sources that do not say otherwise. `say` hears of what takes long.
+        and `turns` hold for sources that do not say otherwise. `reporter` gets what takes long.
         DataError for a source that is missing, empty or unreadable, and where nothing says who in
         it is learned.
         """
@@ -72,7 +73,7 @@ class LessonStream:
         opened = [
             LessonSource.open(
                 with_defaults(setting, side, strip_system, turns), label=label, seed=seed,
-                window=window, limit=limit, part=part, say=say,
+                window=window, limit=limit, part=part, reporter=reporter,
             )
             for setting, label in zip(settings, source_labels(settings), strict=True)
         ]  # fmt: skip
@@ -246,7 +247,7 @@ def read_lessons(
     side: str | None = None,
     strip_system: bool = False,
     turns: int | None = None,
-    say: Callable[[str], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> LessonRows:
     """One pass over a source in file order, without shuffling; its ratio does not matter.
 
@@ -262,6 +263,6 @@ def read_lessons(
             seed=0,
             window=1024,
             limit=_SMALLEST_WINDOW << 3,
-            say=say,
+            reporter=reporter,
         )
     )

@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from soulkit.eval.planning import judging_plan
 from soulkit.eval.results.recorded import from_ledger
 from soulkit.eval.results.rescore import command_of
 from soulkit.eval.run.run_lock import run_lock
-from soulkit.eval.run.runner import GIVE_UP, EvalBar
+from soulkit.eval.run.runner import GIVE_UP
 from soulkit.judge.panel import judge_names
 from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
@@ -47,10 +47,10 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
 from soulkit.models.players.settings import RoleSettings
-from soulkit.models.vllm.manager import Starts, player_servers
-from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.models.vllm.manager import player_servers
 from soulkit.play.engine import gather
-from soulkit.play.plan import Plan, Work
+from soulkit.play.plan import Plan, Work, confirm_cost, pays
+from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import CONFIG, Run, note_start, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, read_object
 from soulkit.runs.records import load_records
@@ -60,8 +60,6 @@ from soulkit.types import Example, Record
 COMMAND = "judge check"
 JUDGEMENTS, PAIRS = "judgements.jsonl", "pairs.jsonl"
 Report = dict[str, Any]
-CheckBars = Callable[[int], AbstractContextManager[EvalBar]]
-CheckSay = Callable[[str], None]
 AskOnce = Callable[[], Awaitable[bool]]
 """Asks one thing; False when there was no answer."""
 
@@ -293,61 +291,53 @@ def check_judge(
     out: Path | None = None,
     *,
     trust: bool = False,
-    bars: CheckBars | None = None,
-    say: CheckSay | None = None,
-    ask: AskUser | None = None,
-    starts: Starts | None = None,
+    reporter: Reporter = SILENT,
 ) -> tuple[Run, Report]:
     """Do what `soul judge check` does and return the run with its report.
 
-    `trust` lets the settings of an evaluation act that is not known to be the user's own, `ask`
-    confirms what the check costs where settings do not, `starts` shows that a vLLM server starts.
+    `trust` lets the settings of an evaluation act that is not known to be the user's own.
 
     Raises a UserError before anything is asked, ProviderError when a judge stays silent.
     """
     check = Check.of(config, trust=trust)
     check_players(check.config)
     if pays(check.config):
-        confirm_cost(check.cost_plan(), check.config, say or _silence, ask)
+        confirm_cost(check.cost_plan(), check.config, reporter)
     run = Run.open(
         out or check.folder, COMMAND, check.config.identity(),
         sealed=not check.foreign,
     )  # fmt: skip
-    if say:
-        for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",
-                     *check.config.servers()):  # fmt: skip
-            say(line)
-    say, settings = say or _silence, check.config
+    for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",
+                 *check.config.servers()):  # fmt: skip
+        reporter.note(line)
     with (
         run_lock(run),
         Ledger(run.ledger_path, mends=True) as ledger,
         # A finished check is shown again without a server.
-        player_servers(settings, run.path, ledger, say, starts)
+        player_servers(check.config, run.path, ledger, reporter=reporter)
         if Asking(check, run, {}, ledger).left
         else nullcontext(from_ledger(ledger)) as serve,
     ):
-        report = asyncio.run(_run_check(check, run, ledger, bars, say, serve))
+        report = asyncio.run(_run_check(check, run, ledger, serve, reporter))
     run.write_summary(report)
     return run, report
 
 
-def _silence(remark: str) -> None:
-    """Nobody listens."""
-
-
 async def _run_check(
-    check: Check, run: Run, ledger: Ledger, bars: CheckBars | None, say: CheckSay, serve: Serve
+    check: Check, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
 ) -> Report:
     calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
-    players = Players(ledger, None, checkpoint_player, calls, check.config.settings_of_players())
-    players.say, players.serve, players.note = say, serve, partial(note_start, run.path)
+    players = Players(
+        ledger, None, checkpoint_player, calls, check.config.settings_of_players(),
+        serve=serve, note=partial(note_start, run.path), reporter=reporter,
+    )  # fmt: skip
     try:
         asking = Asking(check, run, check.judges(players), ledger)
-        with bars(asking.left) if bars else nullcontext() as bar:
+        with reporter.progress(asking.left) as bar:
             await asking.all(bar)
     finally:
         await players.close()
-    say("computing agreement and its intervals")
+    reporter.note("computing agreement and its intervals")
     return asking.report(ledger.totals()["cost"])
 
 
@@ -376,7 +366,7 @@ class Asking:
     def left(self) -> int:
         return self.check.todo - len(self.judgements) - len(self.matches)
 
-    async def all(self, bar: EvalBar | None) -> None:
+    async def all(self, bar: Bar) -> None:
         """Every judgement and pair that is missing, `concurrency` of them at once.
 
         What a judge failed to answer is kept in memory for the report and asked at the next start.
@@ -386,8 +376,7 @@ class Asking:
         async def take(work: AskOnce) -> None:
             async with turn:
                 self._count_silence(await work())
-            if bar is not None:
-                bar.advance(1)
+            bar.advance(1)
 
         with (
             JsonlWriter(self.run.path / JUDGEMENTS) as rated,

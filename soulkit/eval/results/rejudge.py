@@ -58,15 +58,15 @@ from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, Serve, cast_of
 from soulkit.models.players.settings import PANELS, RoleSettings, TaskPlayers
 from soulkit.models.stand_ins import ObservedModel
-from soulkit.models.vllm.manager import Starts, check_needs, player_servers, players_needs, terms_of
+from soulkit.models.vllm.manager import check_needs, player_servers, players_needs, terms_of
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, question_load
+from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import read_object, write_json
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
 
 LEDGER = "ledger.sqlite"
-Advance = Callable[[int], object]
 AskedPlayer = tuple[str, str]
 """A role and who fills it, as it is written."""
 
@@ -325,12 +325,8 @@ def _judges_only(config: RolesConfig) -> RolesConfig:
     return RolesConfig.model_construct(**{**fields, **alone})
 
 
-def rejudge(
-    plan: RejudgePlan, advance: Advance | None = None, *,
-    say: Callable[[str], None] = lambda remark: None, starts: Starts | None = None,
-) -> Rescored:  # fmt: skip
-    """Ask what is missing and write the run folder, or take it up again. `say` gets remarks,
-    `starts` shows that a vLLM server starts.
+def rejudge(plan: RejudgePlan, *, reporter: Reporter = SILENT) -> Rescored:
+    """Ask what is missing and write the run folder, or take it up again.
 
     A judge that fails leaves its episode unscored; the same command asks it again. Raises RunError
     when the folder is another's, BudgetSpent when the money is.
@@ -353,11 +349,11 @@ def rejudge(
             copy_prompts(plan.prompts, run.path)
         with (
             LayeredLedger(plan.ledger, recorded.ledger) as ledger,
-            player_servers(judging, run.path, ledger, say, starts, terms)
+            player_servers(judging, run.path, ledger, terms, reporter)
             if serves
             else nullcontext(from_ledger(ledger)) as serve,
         ):
-            records, controls = asyncio.run(_ask(plan, run, ledger, advance, serve, say))
+            records, controls = asyncio.run(_ask(plan, run, ledger, serve, reporter))
             grouped = regrouped(recorded, records)
             return write_rescored(recorded, run, grouped, controls, paid=ledger)
 
@@ -373,23 +369,24 @@ def _settings(plan: RejudgePlan) -> dict[str, Any]:
 
 
 async def _ask(
-    plan: RejudgePlan, run: Run, ledger: Ledger, advance: Advance | None, serve: Serve,
-    say: Callable[[str], None],
-) -> tuple[list[Record], list[ControlRecord]]:  # fmt: skip
+    plan: RejudgePlan, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
+) -> tuple[list[Record], list[ControlRecord]]:
     recorded = plan.recorded
     actor = _actor(plan)
     terms = _player_arguments(plan, ledger, recorded.load)
-    players = Players(**terms, serve=serve, say=say, note=partial(note_start, run.path))
+    note = partial(note_start, run.path)
+    players = Players(**terms, serve=serve, note=note, reporter=reporter)
     try:
         cast = _cast(plan, players, actor)
         write_provenance(run, _provenance(plan, players))
-        return await _judged(plan, cast, advance)
+        with reporter.progress(len(recorded.records) + len(recorded.controls)) as bar:
+            return await _judged(plan, cast, bar)
     finally:
         await players.close()
 
 
 async def _judged(
-    plan: RejudgePlan, cast: Cast, advance: Advance | None
+    plan: RejudgePlan, cast: Cast, bar: Bar
 ) -> tuple[list[Record], list[ControlRecord]]:
     turn, recorded = asyncio.Semaphore(plan.config.concurrency), plan.recorded
     records: dict[str, Record] = {}
@@ -398,14 +395,12 @@ async def _judged(
     async def judge(record: Record) -> None:
         async with turn:
             records[record.key], _ = await score_again(recorded, record, cast)
-        if advance is not None:
-            advance(1)
+        bar.advance(1)
 
     async def ask(control: ControlRecord, draft: Record | None) -> None:
         async with turn:
             controls[control.key], _ = await score_control_again(recorded, control, draft, cast)
-        if advance is not None:
-            advance(1)
+        bar.advance(1)
 
     await gather(judge(record) for record in recorded.records)
     await gather(ask(control, draft) for control, draft in recorded_drafts(recorded))

@@ -21,7 +21,6 @@ from soulkit.models.local.loading import adapter_folder
 from soulkit.models.local.threads import ThreadChoice, note_threads
 from soulkit.models.players.players import checkpoint_player
 from soulkit.models.vllm.manager import (
-    Starts,
     VllmServers,
     actor_need,
     players_needs,
@@ -31,6 +30,7 @@ from soulkit.models.vllm.manager import (
 )
 from soulkit.models.vllm.settings import ResolvedEngine, interpreter, no_vllm, resolve_engine
 from soulkit.play.plan import Work
+from soulkit.reporting import Reporter
 from soulkit.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -101,16 +101,16 @@ def _adapter(config: EvalConfig) -> Path | None:
 
 
 def eval_servers(
-    config: EvalConfig, engine: ResolvedEngine | None, folder: Path, say: Callable[[str], None],
-    starts: Starts | None, shared: VllmServers | None,
+    config: EvalConfig, engine: ResolvedEngine | None, folder: Path, shared: VllmServers | None,
+    reporter: Reporter,
 ) -> AbstractContextManager[VllmServers]:  # fmt: skip
     """The servers of a run: `shared` ones are left running for their owner."""
     if shared is not None:
         return nullcontext(shared)
     urls = engine.urls if engine is not None else ()
     return VllmServers(
-        folder, terms_of(config), say=say, starts=starts, attached=urls,
-        attached_model=config.model, proof="compare" if config.verify_weights else "none",
+        folder, terms_of(config), attached=urls, attached_model=config.model,
+        proof="compare" if config.verify_weights else "none", reporter=reporter,
     )  # fmt: skip
 
 
@@ -224,16 +224,15 @@ def check_actor(
 
 
 def note_choices(
-    run: Run, threads: ThreadChoice | None, engine: ResolvedEngine | None,
-    say: Callable[[str], None],
-) -> None:  # fmt: skip
+    run: Run, threads: ThreadChoice | None, engine: ResolvedEngine | None, reporter: Reporter
+) -> None:
     """Say, and keep, what was chosen for the user."""
     if threads is not None:
         note_threads(run.path, threads)
         if not threads.asked:
-            say(threads.words())
+            reporter.note(threads.words())
     if engine is not None and engine.why:
-        say(f"engine: {engine.words()}")
+        reporter.note(f"engine: {engine.words()}")
 
 
 def check_prompt_lengths(reader: Reader, work: Sequence[Work], config: EvalConfig) -> None:

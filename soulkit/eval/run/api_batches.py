@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.models.api.addresses import checked_url
 from soulkit.play.plan import Work
+from soulkit.reporting import Reporter
 
 if TYPE_CHECKING:
     from soulkit.models.api.batch_endpoint import Batches
@@ -59,13 +60,13 @@ def max_calls(config: EvalConfig) -> int:
     return BATCH_CONCURRENCY if config.batched else config.concurrency
 
 
-def make_batches(config: EvalConfig, folder: Path, say: Callable[[str], None]) -> Batches | None:
+def make_batches(config: EvalConfig, folder: Path, reporter: Reporter) -> Batches | None:
     """The batches of the run in `folder`; None for a run that is asked live, or replayed."""
     if not config.batched or config.ledger == "replay":
         return None
     from soulkit.models.api.batch_endpoint import Batches
 
-    return Batches(folder, poll_s=config.batch_poll_s, say=say)
+    return Batches(folder, poll_s=config.batch_poll_s, reporter=reporter)
 
 
 def check_open_batches(config: EvalConfig, folder: Path) -> None:
@@ -95,7 +96,7 @@ def check_open_batches(config: EvalConfig, folder: Path) -> None:
 
 
 @contextmanager
-def report_open_batches(batches: Batches | None, say: Callable[[str], None]) -> Iterator[None]:
+def report_open_batches(batches: Batches | None, reporter: Reporter) -> Iterator[None]:
     """Within it a run is played. However it ends, what goes on at a provider is named."""
     try:
         yield
@@ -103,4 +104,4 @@ def report_open_batches(batches: Batches | None, say: Callable[[str], None]) -> 
             batches.finish()
     finally:
         for line in batches.parting_words() if batches is not None else ():
-            say(line)
+            reporter.note(line)

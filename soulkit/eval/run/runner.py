@@ -13,12 +13,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from soulkit.config import MissingSettings
 from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
@@ -79,11 +79,10 @@ from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.threads import take_threads
 from soulkit.models.players.players import Players, cast_of, check_players
-from soulkit.models.vllm.manager import Starts, VllmServers
-from soulkit.play.costs import AskUser, confirm_cost, pays
+from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.default_players import training_player_remarks, with_default_players
 from soulkit.play.engine import Engine, Job, Sink, gather
-from soulkit.play.plan import Work
+from soulkit.play.plan import Work, confirm_cost, pays
 from soulkit.play.requirements import (
     MissingRequirement,
     left_out_lines,
@@ -95,16 +94,13 @@ from soulkit.play.requirements import (
     missing_services,
     refuse_missing,
 )
+from soulkit.reporting import SILENT, Bar, Reporter
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, default_run_path, is_run, note_start
 from soulkit.runs.jsonl import pack_lines
 from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import stream_records, without_tokens
 from soulkit.types import ControlRecord, Record, Score
-
-if TYPE_CHECKING:
-    from soulkit.models.api.batch_endpoint import Batches
-
 
 _EXTERNAL_FAILURES = ("provider_error", "partner_error", "judge_error", TaskError.reason)
 
@@ -149,18 +145,6 @@ GIVE_UP = 20
 """The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
 
 
-class EvalBar(Protocol):
-    """What shows how far the run is."""
-
-    def advance(self, steps: int = 1, note: str = "") -> None: ...
-
-
-EvalBars = Callable[[int], AbstractContextManager[EvalBar]]
-"""Makes a bar for so many episodes."""
-Waiting = Callable[[str], AbstractContextManager[object]]
-"""Shows what is waited for, where nothing can be counted."""
-
-
 # -- from a configuration to a finished run ------------------------------------------------------
 
 
@@ -168,28 +152,22 @@ def run_eval(
     config: EvalConfig,
     out: Path | None = None,
     *,
-    bars: EvalBars | None = None,
-    say: Callable[[str], None] | None = None,
-    ask: AskUser | None = None,
-    waiting: Waiting | None = None,
     load: LoadActor | None = None,
-    starts: Starts | None = None,
     servers: VllmServers | None = None,
+    reporter: Reporter = SILENT,
 ) -> tuple[Run, Summary]:
     """Do what `soul eval` does and return the run with its summary.
 
     `out` is the run folder; without one, an unfinished run of this very configuration under `runs/`
-    is taken up, else a new folder made. `say` gets remarks such as rows that were left out,
-    `ask` confirms what a run costs where settings do not. `waiting` shows that a model is loaded,
-    by `load` where the caller has it already; it is closed in the end. `starts` shows that a vLLM
-    server starts; `servers` are those of several runs, else this one's are stopped in the end.
+    is taken up, else a new folder made. `load` loads the model, where the caller has it already;
+    it is closed in the end. `servers` are those of several runs, else this one's are stopped in the
+    end.
 
     Raises a UserError before anything is played, ProviderError when the model stays silent.
     """
-    say = say or _say_nothing
-    config, work = prepare(config, say)
+    config, work = prepare(config, reporter)
     if remark := controls_words(work, on=config.controls):
-        say(remark)
+        reporter.note(remark)
     begun = out or find_resumable(config.command, config.identity())
     folder = begun or default_run_path(f"eval-{config.kind}", [part.task.name for part in work])
     # An existing folder is opened first: to be refused it need not wait for a model.
@@ -197,43 +175,46 @@ def run_eval(
     check_open_batches(config, folder)
     check_endpoints(config)
     standing = None if run is None else resume_state(run, work, config.repeats)
-    _confirm(config, work, standing, say, ask)
+    _confirm(config, work, standing, reporter)
     engine = eval_engine(config, run)
     in_process = engine is not None and not on_vllm(engine)
     threads = take_threads(config.threads, folder) if in_process else None
-    with waiting("loading the model") if waiting and in_process else nullcontext():
+    loading = reporter.working("loading the model", alone=True)
+    with loading if in_process else nullcontext():
         reader = actor_reader(config, engine, load)
     check_actor(reader, work, config, run)
-    with eval_servers(config, engine, folder, say, starts, servers) as pool:
+    with eval_servers(config, engine, folder, servers, reporter) as pool:
         left = standing is None or standing.any_left(work, config.repeats)
         seats = ActorSetup(config, engine, reader, pool, calls=left)
         seats.check(run)
         run = run or _open(folder, config)
         for server in config.servers() if config.ledger != "replay" else ():
-            say(server)
+            reporter.note(server)
         with run_lock(run), open_ledger(run, config) as ledger:
-            note_choices(run, threads, engine, say)
-            players = _make_players(run, config, seats, ledger, say)
+            note_choices(run, threads, engine, reporter)
+            players = _make_players(run, config, seats, ledger, reporter)
             for line in unfitting_lines(seats.actor, reader, work, config):
-                say(line)
+                reporter.note(line)
             write_provenance(run, _provenance(config, players, work, seats.engine))
-            _say_declared(run, config, say)
-            playing = _play_and_close(run, work, players, config, bars, ledger, say, standing)
-            with report_open_batches(players.batches, say):
+            _note_declared(run, config, reporter)
+            playing = _play_and_close(run, work, players, config, ledger, standing, reporter)
+            with report_open_batches(players.batches, reporter):
                 summary = run_coroutine(playing)
     for remark in calibration_remarks(work, summary.tasks):
-        say(remark)
+        reporter.note(remark)
     return run, summary
 
 
 def _make_players(
-    run: Run, config: EvalConfig, seats: ActorSetup, ledger: Ledger, say: Callable[[str], None]
+    run: Run, config: EvalConfig, seats: ActorSetup, ledger: Ledger, reporter: Reporter
 ) -> Players:
     """The players, with servers started for those who need one."""
     seats.fill(run, ledger)
-    players = eval_players(config, ledger, seats.actor, make_batches(config, run.path, say))
-    players.serve = seats.player
-    return players
+    batches, note = make_batches(config, run.path, reporter), partial(note_start, run.path)
+    return eval_players(
+        config, ledger, seats.actor, batches=batches, serve=seats.player, note=note,
+        reporter=reporter,
+    )  # fmt: skip
 
 
 UNNAMED_WAYS = {
@@ -305,7 +286,7 @@ def _role_gaps(
 
 
 def prepare(
-    config: EvalConfig, say: Callable[[str], None] | None = None, *, asking: bool = True
+    config: EvalConfig, reporter: Reporter = SILENT, *, asking: bool = True
 ) -> tuple[EvalConfig, list[Work]]:
     """The configuration with everybody in their seats, and its work; with the checks that need no
     model. Whoever only plans (`asking` is False) needs neither keys nor checkpoints.
@@ -317,21 +298,17 @@ def prepare(
     refuse_dialogues(config, work)
     there = [part for part in work if part.examples]
     refuse_missing(gaps, lambda: evaluation_plan(config, there) if there else None, config.suite)
-    if config.playable and say:
-        for line in left_out_lines(config.suite, left_out(config, work)):
-            say(line)
-    if say:
-        for line in training_player_remarks(config, there, registry):
-            say(line)
-    if asking and say:
-        for remark in (remark for part in work for remark in part.task.remarks()):
-            say(remark)
+    lines = left_out_lines(config.suite, left_out(config, work)) if config.playable else ()
+    for line in (*lines, *training_player_remarks(config, there, registry)):
+        reporter.note(line)
+    for remark in (remark for part in work for remark in part.task.remarks() if asking):
+        reporter.note(remark)
     for part in work:
-        if say and (remark := parts_remark(part.task, part.examples)):
-            say(remark)
-        if part.bad and say:
+        if remark := parts_remark(part.task, part.examples):
+            reporter.note(remark)
+        if part.bad:
             first = part.bad[0]
-            say(
+            reporter.note(
                 f"bad rows of {part.task.name} left out: {len(part.bad)}; the first is "
                 f"{first.source}: {first.why}"
             )
@@ -339,9 +316,8 @@ def prepare(
 
 
 def _confirm(
-    config: EvalConfig, work: Sequence[Work], standing: ResumeState | None,
-    say: Callable[[str], None], ask: AskUser | None,
-) -> None:  # fmt: skip
+    config: EvalConfig, work: Sequence[Work], standing: ResumeState | None, reporter: Reporter
+) -> None:
     """Have the cost of what is left to play confirmed."""
     if config.ledger == "replay" or not pays(config):
         return
@@ -351,13 +327,13 @@ def _confirm(
         waiting = {job.example.id for job in standing.jobs_left(work, config.repeats)}
         rows = [(w, tuple(e for e in w.examples if e.id in waiting)) for w in work]
         work = [replace(w, examples=left) for w, left in rows if left]
-    confirm_cost(evaluation_plan(config, work, controls), config, say, ask)
+    confirm_cost(evaluation_plan(config, work, controls), config, reporter)
 
 
-def _say_declared(run: Run, config: EvalConfig, say: Callable[[str], None]) -> None:
+def _note_declared(run: Run, config: EvalConfig, reporter: Reporter) -> None:
     """Say where --verify-weights comes too late for a part of the run."""
     if config.verify_weights and read_provenance(run.path)["actor"].get(BASIS) == "declared":
-        say(
+        reporter.note(
             f"the weights stay declared, not verified: earlier episodes in {run.path} were sampled "
             "without --verify-weights; give another folder with --out to verify all of it"
         )
@@ -385,23 +361,19 @@ def _provenance(
     return {"actor": model_identity(config.model_dump(), players.actor), **sampled, **record}
 
 
-def _say_nothing(remark: str) -> None:
-    """The default of `say`."""
-
-
 async def _play_and_close(
-    run: Run, work: Sequence[Work], players: Players, config: EvalConfig, bars: EvalBars | None,
-    ledger: Ledger, say: Callable[[str], None], before: ResumeState | None,
+    run: Run, work: Sequence[Work], players: Players, config: EvalConfig, ledger: Ledger,
+    before: ResumeState | None, reporter: Reporter,
 ) -> Summary:  # fmt: skip
     """`before` is what the run had before anybody could be kept out of its folder."""
-    cast, players.say = eval_cast(config, players), say
-    players.note = partial(note_start, run.path)
+    cast = eval_cast(config, players)
     try:
         standing = resume_state(run, work, config.repeats, before)
         left = len(standing.jobs_left(work, config.repeats))
         controls = len(standing.controls_left(work, config.repeats))
         if run.resumed:
-            say(resume_text(run, left, len(draft_keys(work, config.repeats)), controls))
+            every = len(draft_keys(work, config.repeats))
+            reporter.note(resume_text(run, left, every, controls))
         if run.resumed and not (left or controls):
             suite = config.suite or ""
             if (summary := finished_summary(run, work, standing, suite)) is not None:
@@ -411,10 +383,10 @@ async def _play_and_close(
         if left + controls and (config.kind == "local" or not run.resumed):
             await players.preflight.hold()
         if not run.resumed:  # said now: the folder goes when a server refuses
-            say(f"run folder {run.path}")
-        with bars(left + controls) if bars else nullcontext() as bar:
+            reporter.note(f"run folder {run.path}")
+        with reporter.progress(left + controls) as bar:
             return await run_evaluation(
-                run, work, cast, config, bar, ledger=ledger, standing=standing
+                run, work, cast, config, bar=bar, ledger=ledger, standing=standing
             )
     finally:
         await cast.actor.model.close()
@@ -425,16 +397,15 @@ async def _play_and_close(
 
 
 def eval_players(
-    config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None,
-    batches: Batches | None = None,
-) -> Players:  # fmt: skip
-    """What makes the players of `config`; `local` is the actor when it is no endpoint, `batches`
-    carry the calls of those who are asked by batch."""
+    config: EvalConfig, ledger: Ledger | None, local: ChatModel | None = None, **others: Any
+) -> Players:
+    """What makes the players of `config`; `local` is the actor when it is no endpoint, `others` are
+    further fields of Players."""
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     endpoints = [config.endpoint(), *config.settings_of_players()]
     players = Players(
-        ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints, batches,
-        config.by_batch,
+        ledger, local, lambda path: checkpoint_model(path, config), calls, endpoints,
+        by_batch=config.by_batch, **others,
     )  # fmt: skip
     if local is None:
         players.actor = players.model("actor", config.endpoint())
@@ -480,8 +451,8 @@ async def run_evaluation(
     work: Sequence[Work],
     players: Cast,
     config: EvalConfig,
-    bar: EvalBar | None = None,
     *,
+    bar: Bar | None = None,
     ledger: Ledger | None = None,
     standing: ResumeState | None = None,
 ) -> Summary:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from soulkit.models.api.limits import Patience
 from soulkit.models.api.replies import BilledReply, CallRequest, Fault, Keep, read_received
 from soulkit.models.api.wire import FORMAT, RUNGS, parameters
 from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
+from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Call, Sampling
 
 ROUNDS = 3
@@ -53,15 +54,15 @@ class Batches:
     Args:
         folder: of the run.
         poll_s: seconds between two looks at a batch.
-        say: gets a line about each batch now and then.
         silence_s: seconds after which a service that does not answer is given up.
+        reporter: gets a line about each batch now and then.
     """
 
     def __init__(
-        self, folder: Path, *, poll_s: float = 30.0, say: Callable[[str], None] = lambda line: None,
-        silence_s: float = SILENCE_S,
+        self, folder: Path, *, poll_s: float = 30.0, silence_s: float = SILENCE_S,
+        reporter: Reporter = SILENT,
     ) -> None:  # fmt: skip
-        self.book, self.poll_s, self.say = BatchBook(folder), poll_s, say
+        self.book, self.poll_s, self.reporter = BatchBook(folder), poll_s, reporter
         self.silence_s = silence_s
         self._live: list[Endpoint] = []
 

@@ -37,6 +37,7 @@ from soulkit.models.api.batch_service import (
 )
 from soulkit.models.api.limits import Budget, BudgetSpent
 from soulkit.models.api.replies import NO_CREDIT, Fault, clean_detail
+from soulkit.reporting import Reporter
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.text import duration
 
@@ -212,7 +213,7 @@ class BatchTerms(Protocol):
     book: BatchBook
     poll_s: float
     silence_s: float
-    say: Callable[[str], None]
+    reporter: Reporter
 
     @property
     def busy(self) -> bool: ...
@@ -368,7 +369,7 @@ class BatchQueue:
         if self._fresh and self._budget is not None:
             if not self._budget.reserved:
                 raise _too_dear(self._budget, next(iter(self._fresh.values())).cost)
-            self.batches.say(
+            self.batches.reporter.note(
                 f"{len(self._fresh)} of {len(self._fresh) + len(lines)} requests to {self.model} "
                 "wait until what the others cost is known: together they might pass --max-cost"
             )
@@ -455,7 +456,7 @@ class BatchQueue:
         return await self._patient(attempt)
 
     async def _ended(self, state: BatchState) -> BatchReport:
-        telling = _Telling(self.batches.say, state, time.monotonic())
+        telling = _Telling(self.batches.reporter, state, time.monotonic())
         while True:
             report = await self._patient(lambda: self._service.look(state.batch_id))
             telling.about(report)
@@ -475,7 +476,7 @@ class BatchQueue:
                 if time.monotonic() + wait > end:
                     raise _silent(url, error, silence_s) from error
                 if not told:
-                    self.batches.say(
+                    self.batches.reporter.note(
                         f"no answer from the batch service at {url} ({error}); asking again for up "
                         f"to {duration(silence_s)}"
                     )
@@ -560,7 +561,7 @@ def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:
 class _Telling:
     """Says how far a batch is: each new state at once, numbers now and then."""
 
-    say: Callable[[str], None]
+    reporter: Reporter
     state: BatchState
     started: float
     status: str = ""
@@ -576,7 +577,8 @@ class _Telling:
         parts += [f"{duration(now - self.started)} here"]
         if report.expires_at and not report.ended:
             parts.append(f"expires in {duration(report.expires_at - time.time())}")
-        self.say(f"batch {report.id} of {self.state.model}: {report.status}, {', '.join(parts)}")
+        words = ", ".join(parts)
+        self.reporter.note(f"batch {report.id} of {self.state.model}: {report.status}, {words}")
 
 
 def _silent(base_url: str, error: ServiceSilent, patience_s: float) -> UserError:

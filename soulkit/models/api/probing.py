@@ -58,6 +58,7 @@ from soulkit.models.api.transport import (
     post,
 )
 from soulkit.models.api.wire import parameters, rate_limit_wait, retry_after, to_messages
+from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Call, Form, Sampling, Segment
 
 SCHEMA_WORD = "qvx7zk"
@@ -400,14 +401,13 @@ def forget(facts: Mapping[str, Any]) -> None:
 
 
 class Preflight:
-    """The endpoints of one run. `say` gets a line on each of them, `remark` every warning about one
+    """The endpoints of one run. `reporter` gets a line on each of them and every warning about one
     of their servers, once; `note` gets what differs from the settings, for the run's record."""
 
     def __init__(
-        self, say: Callable[[str], None], note: Callable[[Mapping[str, Any]], None] = forget,
-        remark: Callable[[str], None] = log.info,
-    ) -> None:  # fmt: skip
-        self.say, self.note, self._remark = say, note, remark
+        self, reporter: Reporter = SILENT, note: Callable[[Mapping[str, Any]], None] = forget
+    ) -> None:
+        self.reporter, self.note = reporter, note
         self._remarks: set[str] = set()
         self._waiting: list[PreflightMember] = []
         self._members: list[PreflightMember] = []
@@ -419,7 +419,7 @@ class Preflight:
         """Pass on a warning about a server, unless it was passed on before."""
         if remark not in self._remarks:
             self._remarks.add(remark)
-            self._remark(remark)
+            self.reporter.note(remark)
 
     def join(self, member: PreflightMember) -> None:
         """`member` is asked before the next call of anybody."""
@@ -443,14 +443,14 @@ class Preflight:
                 if isinstance(outcome, Refusal):
                     errors.append(refused(outcome, member.name, member.access, before=True))
                 else:
-                    self.say(answer_line(outcome, member.name, member.access.base_url))
+                    self.reporter.note(answer_line(outcome, member.name, member.access.base_url))
             if errors:
                 self._stop(errors)
             if unlimited := [one for one in members if one.unlimited]:
                 names = (
                     f"{one.name} at {urlsplit(one.access.base_url).netloc}" for one in unlimited
                 )
-                self.say(UNLIMITED.format(names=" and ".join(names)))
+                self.reporter.note(UNLIMITED.format(names=" and ".join(names)))
 
     def _fit(self) -> None:
         """Lower the concurrency of all members where this process may not open enough files."""

@@ -11,6 +11,7 @@ from soulkit.models.api.probing import ASKED_FOR_FORMS, Preflight, forget
 from soulkit.models.base import Cast, ChatModel, Player
 from soulkit.models.players.config import LIMITS, RolesConfig
 from soulkit.models.players.settings import PANELS, RoleSettings
+from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Role
 
 if TYPE_CHECKING:
@@ -66,19 +67,15 @@ class Players:
     settings_of_all: Sequence[RoleSettings] = ()
     batches: Batches | None = None
     by_batch: Callable[[str, RoleSettings], bool] = _never
-    say: Callable[[str], None] = log.info
-    """Is told who answers, before the first call."""
+    reporter: Reporter = SILENT
+    """Gets a line on who answers, before the first call."""
     note: Callable[[Mapping[str, Any]], None] = forget
     """Gets what differs from the settings, to be recorded with the run."""
     serve: Serve | None = None
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.preflight = Preflight(
-            lambda line: self.say(line),
-            lambda facts: self.note(facts),
-            lambda line: self.say(line),
-        )
+        self.preflight = Preflight(self.reporter, self.note)
 
     def player(
         self, role: str, settings: RoleSettings, seed: int | None, samples: int = 1

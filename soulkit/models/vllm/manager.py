@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -37,6 +37,7 @@ from soulkit.models.vllm.command import ServerSpec, server_command
 from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.server import VllmServer
 from soulkit.models.vllm.settings import interpreter, no_vllm, vllm_version
+from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Segment
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 LOGS = "vllm"
 """In a run's folder: what its servers say."""
-SAY_EVERY = 15.0
-"""Seconds between two lines about a server that starts, where nothing can move."""
 GPU_SHARE = 0.9
 """Of a GPU's memory, for all servers of a run together."""
 MEMORY_FLAG = "gpu-memory-utilization"
@@ -61,10 +60,6 @@ LEAVE_S = 30.0
 Proof = Literal["none", "compare", "pushes"]
 """What shows that attached servers compute with the weights of the model's folder: nothing, a
 comparison of log-probs when they are attached, or the proof of every push of a training."""
-Watch = Callable[[float, str], None]
-"""Is told the seconds that a server has been starting for, and the last line of its log."""
-Starts = Callable[[str, float], AbstractContextManager[Watch]]
-"""Shows that a server is starting, and how many seconds it may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,18 +202,15 @@ class VllmServers:
     """The vLLM servers of one run. A context manager: out of it none of them is left.
 
     `folder` is the run's, where their logs go; `attached` are the addresses of servers that serve
-    the model `attached_model`, and `proof` is what shows that. `say` gets remarks, `starts` shows a
-    start that takes its time.
+    the model `attached_model`, and `proof` is what shows that.
     """
 
     def __init__(
-        self, folder: Path, terms: ServerTerms, *, say: Callable[[str], None],
-        starts: Starts | None = None, attached: Sequence[str] = (), attached_model: str = "",
-        proof: Proof = "none",
+        self, folder: Path, terms: ServerTerms, *, attached: Sequence[str] = (),
+        attached_model: str = "", proof: Proof = "none", reporter: Reporter = SILENT,
     ) -> None:  # fmt: skip
         self._proof = proof
-        self.folder, self.terms, self.say = folder, terms, say
-        self._starts = starts or _lines(say)
+        self.folder, self.terms, self.reporter = folder, terms, reporter
         self._attached, self._attached_model = tuple(attached), attached_model
         self._expected: dict[Any, ServerNeed] = {}
         self._running: dict[Any, VllmServer] = {}
@@ -285,13 +277,17 @@ class VllmServers:
             return
         self._stop_one(key)
         begun = time.monotonic()
-        with self._starts(f"starting vLLM with {spec.model}", self.terms.limit_s) as watch:
+        with self.reporter.starting(
+            f"starting vLLM with {spec.model}", self.terms.limit_s
+        ) as watch:
             server = VllmServer.start(
                 spec, self.folder / LOGS, limit_s=self.terms.limit_s, watch=watch
             )
         self._running[key], self._specs[key] = server, spec
         seconds = time.monotonic() - begun
-        self.say(f"vllm {server.version} serves {spec.model}, {seconds:.0f} s; log {server.log}")
+        self.reporter.note(
+            f"vllm {server.version} serves {spec.model}, {seconds:.0f} s; log {server.log}"
+        )
 
     def _ready(self, key: Any) -> _Served:
         """A fleet of its own for every run that shares the servers: one that was closed, or has
@@ -309,7 +305,7 @@ class VllmServers:
             basis: Basis = "declared" if self._proof == "none" else "verified"
             abilities = replace(abilities, basis=basis)
             for line in (_attached_words(abilities, self._attached), *abilities.remarks):
-                self.say(line)
+                self.reporter.note(line)
         served = _Served(need, fleet, abilities, codec)
         self._compare(served, abilities.served, None)
         return served
@@ -325,7 +321,7 @@ class VllmServers:
         prompts = compared_prompts(served.codec, limit)
         device, dtype = self.terms.device, self.terms.dtype
         folder = read_folder(served.need.model, adapter, prompts, device=device, dtype=dtype)
-        self.say(asyncio.run(compare_weights(served.fleet, name, prompts, folder)))
+        self.reporter.note(asyncio.run(compare_weights(served.fleet, name, prompts, folder)))
 
     def _codec(self, key: Any) -> Codec:
         if key not in self._codecs:
@@ -341,8 +337,8 @@ class VllmServers:
         before = open_files()
         used = fitted(asked, servers, before)
         if used < asked:
-            self.say(lowered_line(asked, used, servers, before))
-        return Replicas(clients, in_flight=used, say=self.say, checks=checks)
+            self.reporter.note(lowered_line(asked, used, servers, before))
+        return Replicas(clients, in_flight=used, checks=checks, reporter=self.reporter)
 
     # -- who plays ---------------------------------------------------------------------------------
 
@@ -425,7 +421,7 @@ class VllmServers:
         try:
             server.stop()
         except UserError as error:  # the others are to be stopped all the same
-            self.say(f"{error.what} {error.why}")
+            self.reporter.note(f"{error.what} {error.why}")
 
     def _leave(self, key: Any) -> None:
         """Take what was loaded away from servers that go on without this run."""
@@ -441,7 +437,9 @@ class VllmServers:
             asyncio.run(unload())
         except (SoulError, OSError, TimeoutError) as error:
             left = ", ".join(one.name for one in served.adapters.values() if one.lent)
-            self.say(f"adapters that could not be taken back from the servers: {left} ({error})")
+            self.reporter.note(
+                f"adapters that could not be taken back from the servers: {left} ({error})"
+            )
 
 
 class NoServers:
@@ -485,12 +483,12 @@ def unstarted(
 
 @contextmanager
 def player_servers(
-    config: VllmPlayers, folder: Path, ledger: Ledger | None, say: Callable[[str], None],
-    starts: Starts | None = None, terms: ServerTerms | None = None,
+    config: VllmPlayers, folder: Path, ledger: Ledger | None,
+    terms: ServerTerms | None = None, reporter: Reporter = SILENT,
 ) -> Iterator[Callable[[RoleSettings], ChatModel]]:  # fmt: skip
     """Within it the servers run that players of `config` need, on its terms if no others are named;
     what makes those players."""
-    with VllmServers(folder, terms or terms_of(config), say=say, starts=starts) as servers:
+    with VllmServers(folder, terms or terms_of(config), reporter=reporter) as servers:
         servers.prepare(players_needs(config))
         yield servers.serving(config, ledger)
 
@@ -504,21 +502,3 @@ def _attached_words(abilities: ServerCapabilities, urls: Sequence[str]) -> str:
     if abilities.basis == "declared":
         words += "; its weights are declared, not verified (--verify-weights compares them)"
     return words
-
-
-def _lines(say: Callable[[str], None]) -> Starts:
-    """Shows a start by a plain line from time to time."""
-
-    @contextmanager
-    def starts(what: str, limit_s: float) -> Iterator[Watch]:
-        due = SAY_EVERY
-
-        def watch(seconds: float, line: str) -> None:
-            nonlocal due
-            if seconds >= due:
-                due = seconds + SAY_EVERY
-                say(f"{what}: {seconds:.0f} of at most {limit_s:.0f} s")
-
-        yield watch
-
-    return starts

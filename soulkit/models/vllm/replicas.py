@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -31,9 +30,8 @@ from typing import Any, Never
 from soulkit.errors import ProviderError, UserError
 from soulkit.models.api.transport import PerLoop
 from soulkit.models.vllm.client import ServerGone, ServerRefused, VllmClient
+from soulkit.reporting import SILENT, Reporter
 from soulkit.text import counted
-
-log = logging.getLogger(__name__)
 
 HEALTH_S = 5.0
 """Between two looks at a server's health, and how long it may take to answer one."""
@@ -118,13 +116,13 @@ class _Session:
 
 class Replicas:
     """Servers of the same weights. `checks` maps addresses of servers that soulkit started to what
-    raises a UserError once they have ended; `say` takes one line on each server that is dropped."""
+    raises a UserError once they have ended; `reporter` gets a line on every server that is
+    dropped."""
 
     def __init__(
         self, clients: Sequence[VllmClient], *, in_flight: int,
-        say: Callable[[str], None] = log.warning,
         checks: Mapping[str, Callable[[], None]] | None = None,
-        health_s: float = HEALTH_S,
+        health_s: float = HEALTH_S, reporter: Reporter = SILENT,
     ) -> None:  # fmt: skip
         if not clients or in_flight < 1:
             raise ValueError("a fleet is at least one server with one request in flight")
@@ -133,7 +131,7 @@ class Replicas:
         self.in_flight, self.health_s = in_flight, health_s
         self.adapters: set[str] = set()
         """Names of adapters that every living server has; `adapters.py` keeps them."""
-        self._say = say
+        self._reporter = reporter
         self._sessions = PerLoop(_Session)
 
     @property
@@ -394,7 +392,7 @@ class Replicas:
         member.ending = why
         again, left = session.load[member], len(self.urls)
         if left:
-            self._say(
+            self._reporter.note(
                 f"vLLM server {member.url} is dropped ({why}): {counted(again, 'request')} put "
                 f"again, {counted(left, 'server')} left"
             )

@@ -329,9 +329,6 @@ _LOOK_S, _TELL_S = 0.2, 1.0
 _PORTS = 3
 """That are tried where somebody takes one between its choice and its use."""
 
-Watch = Callable[[float, str], None]
-"""Is told about once a second of a start: seconds so far, and the newest line of the log."""
-
 
 class ServerFailed(UserError):
     """A server did not come up, or did not go."""
@@ -370,13 +367,14 @@ class VllmServer:
         folder: Path,
         *,
         limit_s: float = START_S,
-        watch: Watch | None = None,
+        watch: Callable[[float, str], None] | None = None,
     ) -> VllmServer:
         """A server of `spec` that answers; its log is a new file in `folder`.
 
         Blocks for `limit_s` seconds at most. ServerFailed, with what the log says, for one that
-        does not come up; ConfigError for settings that no server can be started with. Whatever
-        `watch` raises, or an interruption, ends the start and leaves nothing behind.
+        does not come up; ConfigError for settings that no server can be started with. `watch` gets
+        the seconds so far and the newest line of the log, about once a second; whatever it raises,
+        or an interruption, ends the start and leaves nothing behind.
         """
         install = vllm_version(spec.python)
         if install is None:
@@ -444,7 +442,7 @@ class VllmServer:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def _comes_up(self, end: float, watch: Watch | None) -> bool:
+    def _comes_up(self, end: float, watch: Callable[[float, str], None] | None) -> bool:
         """Whether it answers; False where its port was taken. ServerFailed for all else."""
         begin = due = time.monotonic()
         while not self._answers():

@@ -12,7 +12,7 @@ that have moved on cannot be measured any more: a run whose `before` is missing 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -35,7 +35,7 @@ async def measure_ability(loop: Loop, moment: Moment) -> None:
     version = loop.policy.version()
     if not loop.config.retention or _is_of(path, version) or (moment == "before" and loop.step):
         return
-    loop.begin(f"general ability, {moment} the training")
+    loop.reporter.phase(f"general ability, {moment} the training")
     config = general_settings(loop.config)
     sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
     await sampler.take(loop.policy)
@@ -76,7 +76,7 @@ def _is_of(path: Path, version: str) -> bool:
     return bool(replies) and all(reply.policy == version for reply in replies)
 
 
-def ability_of(loop: Loop, say: Callable[[str], None]) -> AbilityTotals | None:
+def ability_of(loop: Loop) -> AbilityTotals | None:
     """What the run's two measurements come to; None for a run without `retention`. What was lost,
     and whether it can be told from chance, is said aloud."""
     if not loop.config.retention:
@@ -86,5 +86,5 @@ def ability_of(loop: Loop, say: Callable[[str], None]) -> AbilityTotals | None:
     before, after = (load_records(file, light=True) if file.is_file() else [] for file in files)
     totals = ability_totals(before, after, [task for task, _ in general_rows()])
     for remark in totals.remarks():
-        say(remark)
+        loop.reporter.note(remark)
     return totals

@@ -7,7 +7,7 @@ task's alone. Greedy episodes have the same engine and cast, at temperature 0.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 from soulkit.errors import CallError, ProviderError, SoulError, TaskError
 from soulkit.models.base import Cast, Player, Sampler, TrainedWeights
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, gather
+from soulkit.reporting import Reporter
 from soulkit.runs.records import RecordWriter
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.rewards import with_group_rewards
@@ -101,7 +102,7 @@ async def played_greedily(
     for jobs_of_task in jobs_by_task(jobs).values():
         task = jobs_of_task[0].task
         engine = task_engine(config, cast, task)
-        yield task, await engine.run(jobs_of_task, nobody_reads)
+        yield task, await engine.run(jobs_of_task, ignore_record)
 
 
 @dataclass(frozen=True)
@@ -116,19 +117,19 @@ class DevScores:
     """Where the episodes are kept."""
 
     async def after(
-        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
+        self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
         """`now` every so many steps, as the settings say; empty between turns."""
         every = self.config.eval_every
         if every is None or (step + 1) % every or not self.rows:
             return {}
-        return await self.now(step, weights, begin)
+        return await self.now(step, weights, reporter)
 
     async def now(
-        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
+        self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
-        """Greedy headline of the weights that `step` moved, per task; `begin` hears of it."""
-        begin("held-out rows")
+        """Greedy headline of the weights that `step` moved, per task."""
+        reporter.phase("held-out rows")
         await self.sampler.take(weights)
         values: dict[str, float | None] = {}
         async for task, records in played_greedily(self.config, self.cast, self.rows, step):
@@ -154,7 +155,7 @@ def jobs_by_task(jobs: Sequence[Job]) -> dict[str, list[Job]]:
     return groups
 
 
-def nobody_reads(record: Record) -> None:
+def ignore_record(record: Record) -> None:
     """The sink of whoever takes all records at once, when they are complete."""
 
 
@@ -211,14 +212,11 @@ class Rollouts:
         return records
 
     async def evaluate(
-        self, step: int, weights: TrainedWeights, begin: Callable[[str], None]
+        self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
-        """Greedy headline of the moved weights on the dev split, per task; empty between turns.
-
-        `begin` is told where that takes its time.
-        """
+        """Greedy headline of the moved weights on the dev split, per task; empty between turns."""
         scores = DevScores(self.config, self.sampler, self.cast, self.dev, self.dev_log)
-        return await scores.after(step, weights, begin)
+        return await scores.after(step, weights, reporter)
 
     def _playing(self, task: Task) -> Engine:
         """What plays the rollouts that are learned from."""
@@ -233,7 +231,7 @@ class Rollouts:
     async def _in_order(self, engine: Engine, jobs: Sequence[Job]) -> list[Record]:
         if not self.objective.refines:
             return await engine.each(jobs, engine.draft_with_feedback)
-        return await engine.run(jobs, nobody_reads)
+        return await engine.run(jobs, ignore_record)
 
     async def _shuffled(self, groups: Sequence[tuple[Engine, list[Job]]]) -> list[list[Record]]:
         """The control: drafts first, then everybody gets somebody else's feedback.

@@ -18,9 +18,9 @@ from typing import Any
 
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.settings import SourceSettings, hub_address, source_files
-from soulkit.data.corpora.source import Announcement
 from soulkit.data.corpora.stream import LessonRows, LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
+from soulkit.reporting import SILENT, Reporter
 from soulkit.train.config import TrainConfig
 
 SAMPLE = 300
@@ -74,8 +74,8 @@ def lesson_print(lesson: Lesson) -> str:
     return digest.hexdigest()[:24]
 
 
-def gather_corpus(config: TrainConfig, say: Announcement | None = None) -> Corpus:
-    """The conversations that `config` names; UserError for what is wrong with them. `say` hears of
+def gather_corpus(config: TrainConfig, reporter: Reporter = SILENT) -> Corpus:
+    """The conversations that `config` names; UserError for what is wrong with them. `reporter` gets
     what takes long."""
     if config.data:
         raise ConfigError(
@@ -84,7 +84,7 @@ def gather_corpus(config: TrainConfig, say: Announcement | None = None) -> Corpu
             "Name the conversations under corpora, or with --data FILE, and leave out data.",
         )
     _refuse_same_files(config)
-    stream = open_stream(config, say)
+    stream = open_stream(config, reporter)
     samples = stream.heads(SAMPLE)
     validation = {
         name: tuple(islice(lessons_of(one, config), config.validation_limit))
@@ -94,11 +94,11 @@ def gather_corpus(config: TrainConfig, say: Announcement | None = None) -> Corpu
     return Corpus(stream, samples, validation, stream.sizes)
 
 
-def open_stream(config: TrainConfig, say: Announcement | None = None) -> LessonStream:
+def open_stream(config: TrainConfig, reporter: Reporter = SILENT) -> LessonStream:
     """The stream of a run at its first lesson."""
     return LessonStream.open(
         config.corpora, seed=config.seed, window=config.window, side=config.side,
-        strip_system=config.strip_system, turns=config.turns, say=say,
+        strip_system=config.strip_system, turns=config.turns, reporter=reporter,
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from soulkit.data.corpora.source import Announcement
 from soulkit.data.rows import dev_split, first_rows
 from soulkit.errors import ConfigError, DataError, did_you_mean
 from soulkit.models.base import Cast, ChatModel, Player, Sampler, max_reply_tokens, min_reply_tokens
@@ -41,6 +40,7 @@ from soulkit.play.requirements import (
     split_playable,
 )
 from soulkit.play.settings import chosen_rows, configured_tasks
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import NoRows, examples_to_play
@@ -124,16 +124,16 @@ class ServePlayer(Protocol):
 
 
 def load_training_data(
-    config: TrainConfig, *, asking: bool = False, say: Announcement | None = None
+    config: TrainConfig, *, asking: bool = False, reporter: Reporter = SILENT
 ) -> TrainingData:
     """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
 
     Keys and the model are looked for where players are going to be asked (`asking`). Without tasks
-    it is conversations that are trained on; `say` then hears of what takes long.
+    it is conversations that are trained on; `reporter` then gets what takes long.
     """
     if config.corpora:
         refuse_unnamed_model(config)
-        corpus = gather_corpus(config, say)
+        corpus = gather_corpus(config, reporter)
         refuse_missing(missing_requirements(config) if asking else [], lambda: None)
         return TrainingData({}, [], [], config, corpus=corpus, measured=_measured(config, asking))
     registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
@@ -336,8 +336,9 @@ def refuse_marked_rows(task: str, rows: Sequence[Example]) -> None:
 
 
 def make_players(
-    config: TrainConfig, sampler: Sampler, run: Run, serve: ServePlayer | None = None
-) -> Players:
+    config: TrainConfig, sampler: Sampler, run: Run, serve: ServePlayer | None = None,
+    reporter: Reporter = SILENT,
+) -> Players:  # fmt: skip
     """What makes the players of a run; `sampler` is the actor, `serve` makes those who sit behind
     vLLM servers."""
     from soulkit.models.local.sampler import LocalModel
@@ -345,8 +346,10 @@ def make_players(
     ledger = Ledger(run.ledger_path)
     calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
     load = partial(LocalModel.load, device=config.device)
-    players = Players(ledger, sampler, load, calls, config.settings_of_players())
-    players.note = partial(note_start, run.path)
+    players = Players(
+        ledger, sampler, load, calls, config.settings_of_players(),
+        note=partial(note_start, run.path), reporter=reporter,
+    )  # fmt: skip
     if serve is not None:
         players.serve = partial(serve, ledger=ledger)
     return players

@@ -20,7 +20,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from soulkit.data.corpora.stream import LessonRows, LessonStream
 from soulkit.errors import ContextOverflow, DataError
 from soulkit.models.local.chat_template import tokenizer_hash
 from soulkit.models.local.sampler import LocalModel, expert_turns
+from soulkit.reporting import Reporter
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
 from soulkit.tasks.kit.prompting import PromptFolder
 from soulkit.train.config import TrainConfig
@@ -157,7 +158,7 @@ def check_facts(config: TrainConfig, corpus: Corpus) -> None:
 
 async def with_written(
     config: TrainConfig, run: Path, policy: Policy, corpus: Corpus,
-    say: Callable[[str], None], begin: Callable[[str], None],
+    reporter: Reporter,
 ) -> Corpus:  # fmt: skip
     """`corpus` with what the policy writes in the place of what its rows' authors wrote.
 
@@ -167,13 +168,13 @@ async def with_written(
     texts = [lesson_file(run, place) for place in range(len(config.corpora))]
     if not (run / TOTALS).exists():
         sampler = policy.sampler(config.batch_size)
-        writer = Writer(config, sampler, tokenizer_hash(policy.tokenizer), begin,
+        writer = Writer(config, sampler, tokenizer_hash(policy.tokenizer), reporter,
                         corpus.held_out)  # fmt: skip
         try:
             written = await writer.write([lessons_of(one, config) for one in config.corpora], run)
         finally:
             await sampler.close()
-        say(written.words())
+        reporter.note(written.words())
     sources = [
         SourceSettings(path=str(text), ratio=source.ratio, side="assistant", name=source.name)
         for text, source in zip(texts, config.corpora, strict=True)
@@ -191,8 +192,8 @@ class Writer:
     sampler: LocalModel
     tokenizer: str
     """Fingerprint of the sampler's tokenizer: ids mean nothing without it."""
-    begin: Callable[[str], None]
-    """Hears how far the writing is."""
+    reporter: Reporter
+    """Shows how far the writing is."""
     held_out: Collection[str] = ()
     """`lesson_print` of conversations that are measured: nothing is written about them."""
 
@@ -244,7 +245,7 @@ class Writer:
                 lines.write_all(records[p.place] for p in lost)
                 on_disk.update((p.place, records[p.place]) for p in lost)
                 done += len(lost)
-                self.begin(_progress(done, before, len(made), time.monotonic() - start))
+                self.reporter.phase(_progress(done, before, len(made), time.monotonic() - start))
         return [on_disk[p.place] for p in made]
 
     async def _text(self, prompt: Prompt) -> dict[str, Any]:

@@ -50,7 +50,6 @@ class Probe:
     loop: Loop
     measured: TrainingData
     reinforce: Reinforce
-    say: Callable[[str], None]
 
     def recorded(self, step: int) -> dict[str, float | None]:
         """The result of a probe of these very weights that was done before; empty without one."""
@@ -66,7 +65,7 @@ class Probe:
     async def run(self, step: int, before: Mapping[str, float | None]) -> dict[str, float | None]:
         """Reinforce a snapshot of the weights that `step` moved, whose dev scores are `before`."""
         self._snapshot(step)
-        self.loop.begin(f"probe of step {step + 1}")
+        self.loop.reporter.phase(f"probe of step {step + 1}")
         run, failure = self._run(step), ""
         try:
             with torch.random.fork_rng():
@@ -76,7 +75,9 @@ class Probe:
             CallError,
         ) as error:  # what it says of the weights is that it says nothing
             failure = str(error)
-            self.say(f"the probe of step {step + 1} ended without a result: {failure}")
+            self.loop.reporter.note(
+                f"the probe of step {step + 1} ended without a result: {failure}"
+            )
         scores = [line.dev for line in read_step_lines(run / "metrics.jsonl") if line.dev]
         after = dict(scores[-1]) if scores and not failure else {}
         result = {"policy": self.loop.policy.version(), "before": dict(before), "after": after}
@@ -168,7 +169,7 @@ class Measures:
 
     async def _scores(self, step: int) -> Scores:
         if self._newest[0] != step:
-            scores = await self.dev.now(step, self.loop.policy, self.loop.begin)
+            scores = await self.dev.now(step, self.loop.policy, self.loop.reporter)
             self._newest = (step, scores)
         return self._newest[1]
 
@@ -178,14 +179,12 @@ class Measures:
 
 
 def make_measures(
-    loop: Loop, measured: TrainingData, reinforce: Reinforce, say: Callable[[str], None],
-    serve: ServePlayer | None = None,
-) -> Measures:  # fmt: skip
-    """What measures a supervised run; `say` hears of probes that fail, `serve` makes players behind
-    vLLM servers."""
+    loop: Loop, measured: TrainingData, reinforce: Reinforce, serve: ServePlayer | None = None
+) -> Measures:
+    """What measures a supervised run; `serve` makes players behind vLLM servers."""
     config = measured.config
     sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
-    players = make_players(config, sampler, loop.run, serve)
+    players = make_players(config, sampler, loop.run, serve, loop.reporter)
     cast = make_cast(config, sampler, players)
     dev = DevScores(config, sampler, cast, measured.dev, loop.run.path / DEV_EPISODES)
-    return Measures(loop, measured, sampler, players, dev, Probe(loop, measured, reinforce, say))
+    return Measures(loop, measured, sampler, players, dev, Probe(loop, measured, reinforce))

@@ -34,9 +34,9 @@ from soulkit.train.sft.steps import (
     nothing_learned,
 )
 from soulkit.train.state.fingerprint import training_provenance
-from soulkit.train.state.loop import Loop, Measure, Show, nothing_held_out
+from soulkit.train.state.loop import Loop, Measure, nothing_held_out
 from soulkit.train.state.metrics import LessonCounts, StepLine, read_step_lines
-from soulkit.train.state.stops import Skips, stop_ended, with_stops
+from soulkit.train.state.stops import Skips
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, ValidationTotals, with_dev
 
 LOOKED_AT = 50
@@ -148,31 +148,30 @@ def validation_totals(
 
 
 async def supervise(
-    loop: Loop, material: TrainingData, show: Show, say: Callable[[str], None],
-    reinforce: Reinforce, serve: ServePlayer | None = None,
-) -> TrainSummary:  # fmt: skip
+    loop: Loop, material: TrainingData, reinforce: Reinforce, serve: ServePlayer | None = None
+) -> TrainSummary:
     """Take the steps of supervised training: on gold episodes, or on conversations. `reinforce`
     trains its probes, `serve` makes players behind vLLM servers."""
-    stop_ended(loop)
+    loop.refuse_ended()
     step: Callable[[int], Awaitable[StepLine]]
     if material.corpus is not None:
         step, validate = corpus_supervision(loop, material.corpus)
         for remark in unmeasured_conversations(material.corpus, validate):
-            say(remark)
+            loop.reporter.note(remark)
     else:
         step = SupervisedStep(loop, material.pool, Skips.of(loop.run.metrics))
         rows = dict(Counter(task.name for task, _ in material.dev))
         validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy), rows)
-    shown, samples = with_stops(loop, show), Samples.of(loop, material, say)
+    samples = Samples.of(loop, material)
     if material.measured is None:
         measure = with_samples(samples, nothing_held_out)
-        await loop.run_all(step, shown, measure, validate=validate)
+        await loop.run_all(step, measure, validate=validate)
         return supervised_summary(loop, material, validate.lessons)
-    measures = make_measures(loop, material.measured, reinforce, say, serve)
+    measures = make_measures(loop, material.measured, reinforce, serve)
     try:
-        await note_players(loop, material.measured, measures.players, say)
+        await note_players(loop, material.measured, measures.players)
         measure = with_samples(samples, measures.score)
-        await loop.run_all(step, shown, measure, validate, measures.probe)
+        await loop.run_all(step, measure, validate, measures.probe)
     finally:
         await measures.close()
     with Ledger(loop.run.ledger_path) as ledger:
@@ -204,14 +203,11 @@ def with_samples(samples: Samples | None, measure: Measure) -> Measure:
     return both
 
 
-async def note_players(
-    loop: Loop, measured: TrainingData, players: Players, say: Callable[[str], None]
-) -> None:
+async def note_players(loop: Loop, measured: TrainingData, players: Players) -> None:
     """Note who plays on which rows, and ask whether they are there, before the first step."""
     record = training_provenance(measured.config, players, measured, loop.policy)
     write_provenance(loop.run, record)
     if loop.step < loop.config.steps:
-        players.say = say
         await players.preflight.hold()
 
 

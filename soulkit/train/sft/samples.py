@@ -9,7 +9,7 @@ of it is scored, and no weight depends on it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 
@@ -76,11 +76,9 @@ class Samples:
     loop: Loop
     conversations: Sequence[HeldOut]
     sampler: Sampler
-    say: Callable[[str], None] | None
-    """Hears a line for each; None: nobody asked for lines."""
 
     @classmethod
-    def of(cls, loop: Loop, material: TrainingData, say: Callable[[str], None]) -> Samples | None:
+    def of(cls, loop: Loop, material: TrainingData) -> Samples | None:
         """None where nothing is held out, or nothing is measured on the way."""
         config = loop.config
         count = SHOWN if config.show_samples is None else config.show_samples
@@ -88,22 +86,21 @@ class Samples:
         if not conversations:
             return None
         sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
-        return cls(loop, conversations, sampler, say if config.show_samples else None)
+        return cls(loop, conversations, sampler)
 
     async def after(self, step: int) -> None:
         """Continue them after `step`, where its turn is."""
         every = self.loop.config.eval_every
         if not every or (step + 1) % every:
             return
-        self.loop.begin("samples")
+        self.loop.reporter.phase("samples")
         await self.sampler.take(self.loop.policy)
         records = await asyncio.gather(*(self._continue(one, step) for one in self.conversations))
         writer = RecordWriter(self.loop.run.path / SAMPLES)
         writer.write(*records)
         writer.close()
-        if self.say is not None:
-            for record in records:
-                self.say(sample_line(record))
+        for record in records if self.loop.config.show_samples else ():
+            self.loop.reporter.note(sample_line(record))
 
     async def _continue(self, one: HeldOut, step: int) -> Record:
         config = self.loop.config

@@ -126,7 +126,7 @@ class SupervisedStep:
     async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
         started = time.monotonic()
-        self.loop.begin("update")
+        self.loop.reporter.phase("update")
         rng = random.Random(f"{config.seed}/{step}/lessons")
         spans = [
             span
@@ -279,7 +279,7 @@ class CorpusStep:
     async def __call__(self, step: int) -> StepLine:
         config, policy = self.loop.config, self.loop.policy
         started = time.monotonic()
-        self.loop.begin("update")
+        self.loop.reporter.phase("update")
         batch = self.batch(config.sft_batch)
         learned = imitate(
             policy, self.loop.optimizer, batch.spans, config, self.skips, batch.sources

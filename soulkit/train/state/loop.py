@@ -26,12 +26,15 @@ from typing import Any, Protocol
 
 import torch
 
+from soulkit.errors import UserError
 from soulkit.models.local.journal import Journal
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import JsonlWriter
 from soulkit.runs.records import RecordWriter
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
+from soulkit.train.rollouts.feedback import newest_rollout_line
 from soulkit.train.state.checkpoint import (
     Merit,
     Position,
@@ -42,12 +45,9 @@ from soulkit.train.state.checkpoint import (
     save_checkpoint,
 )
 from soulkit.train.state.metrics import StepLine, dev_lines, lines_of_step, read_step_lines
+from soulkit.train.state.stops import Stops, ended_by, newest_learned, step_words
 from soulkit.train.state.tracking import MetricsTracker
 
-Show = Callable[[StepLine], None]
-Begin = Callable[[str], None]
-"""Hears what is under way from now on: whoever shows progress has something to show before the
-first step is done."""
 BASE = -1
 """The step after which the weights are those that the run began with."""
 LOADING = "loading the model"
@@ -56,10 +56,6 @@ Measure = Callable[[int], Awaitable[Mapping[str, float | None]]]
 """Dev scores of the weights that a step has moved, per task; empty where none are due."""
 Validate = Callable[[int], Mapping[str, float | None]]
 """Their losses on validation conversations, per source; empty where none are due."""
-
-
-def nobody_hears(what: str) -> None:
-    """Nobody shows progress."""
 
 
 async def nothing_held_out(step: int) -> dict[str, float | None]:
@@ -93,9 +89,10 @@ class Loop:
     tracker: MetricsTracker
     journal: Journal | None = None
     """What the sampler produced since the newest checkpoint."""
-    begin: Begin = nobody_hears
     stream: Stream | None = None
     """The conversations that are learned from, in supervised training on some."""
+    reporter: Reporter = SILENT
+    """Shows steps, and what is under way within one."""
     step: int = 0
     seconds: float = 0.0
     unmeasured: bool = False
@@ -107,6 +104,9 @@ class Loop:
     _saved_at: float = field(default_factory=time.monotonic)
     """When the newest checkpoint was written, or the run begun."""
 
+    def __post_init__(self) -> None:
+        self._stops = Stops(self.config)
+
     @classmethod
     def open(
         cls,
@@ -115,8 +115,8 @@ class Loop:
         policy: Policy,
         tracker: MetricsTracker,
         journal: Journal | None = None,
-        begin: Begin = nobody_hears,
         stream: Stream | None = None,
+        reporter: Reporter = SILENT,
     ) -> Loop:
         """Open the run's files; resume from its newest whole checkpoint when there is one.
 
@@ -130,7 +130,7 @@ class Loop:
             weight_decay=config.weight_decay,
         )
         loop = cls(config, run, policy, optimizer, RecordWriter(run.episodes),
-                   JsonlWriter(run.metrics), tracker, journal, begin, stream)  # fmt: skip
+                   JsonlWriter(run.metrics), tracker, journal, stream, reporter)  # fmt: skip
         loop._resume()
         return loop
 
@@ -154,7 +154,6 @@ class Loop:
     async def run_all(
         self,
         take_step: Callable[[int], Awaitable[StepLine]],
-        show: Show,
         measure: Measure = nothing_held_out,
         validate: Validate = nothing_to_validate,
         probe: Measure = nothing_held_out,
@@ -162,15 +161,15 @@ class Loop:
         """Take every remaining step; a checkpoint every so often, at the end, and when stopped."""
         try:
             if not self.step:
-                self.begin("validation")  # the losses before the first step
+                self.reporter.phase("validation")  # the losses before the first step
                 self.metrics.write_all(dev_lines(StepLine(step=BASE, valid=validate(BASE))))
             if self.unmeasured:
                 last = read_step_lines(self.run.metrics)[-1]
-                await self._complete(last, measure, validate, probe, show)
+                await self._complete(last, measure, validate, probe)
             while self.step < self.config.steps:
                 await asyncio.sleep(0)  # a step that waits for nothing cannot be stopped elsewhere
                 line = await self._take(take_step)
-                await self._complete(line, measure, validate, probe, show)
+                await self._complete(line, measure, validate, probe)
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             if self.step:
@@ -192,9 +191,10 @@ class Loop:
         return line
 
     async def _complete(
-        self, line: StepLine, measure: Measure, validate: Validate, probe: Measure, show: Show
+        self, line: StepLine, measure: Measure, validate: Validate, probe: Measure
     ) -> None:
-        """What follows a step: dev scores, losses, and a checkpoint where one is due."""
+        """What follows a step: dev scores, losses, a checkpoint where one is due, and the end where
+        there is a reason for it."""
         start, self.unmeasured = time.monotonic(), True
         line = replace(line, valid=validate(line.step))
         line = replace(line, dev=await measure(line.step))
@@ -204,9 +204,22 @@ class Loop:
         self.unmeasured = False
         self.tracker.log(line)
         if self._due(merit(line)):
-            self.begin("checkpoint")
+            self.reporter.phase("checkpoint")
             self.checkpoint(line)
-        show(line)
+        self.reporter.step(line.step + 1, step_words(line), self._stops.remarks(line))
+        self._end(self._stops.after(line, last=self.step >= self.config.steps))
+
+    def refuse_ended(self) -> None:
+        """Raise again what ended a run in its last step: there is none left to take."""
+        if self.step == self.config.steps:
+            for line in (newest_rollout_line(self.run.metrics), newest_learned(self.run.metrics)):
+                self._end(ended_by(self.config.method, line))
+
+    def _end(self, error: UserError | None) -> None:
+        """What was learned is kept."""
+        if error is not None:
+            self.checkpoint()
+            raise error
 
     def _due(self, worth: Merit | None) -> bool:
         turn = self.step % self.config.checkpoint_every == 0 or self.step == self.config.steps

@@ -257,6 +257,14 @@ class Alarm:
     why: tuple[str, ...] = ()
     step: int = 0
 
+    def words(self) -> str:
+        """`12: keywords scores 0.80 (0.10 at first, drafts 0.55)`."""
+        drafts = "" if self.drafts is None else f", drafts {self.drafts:.2f}"
+        return (
+            f"{self.step}: {self.canary} scores {self.value:.2f} "
+            f"({self.first:.2f} at first{drafts})"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryScores(Flat):

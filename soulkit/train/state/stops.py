@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from soulkit.errors import RunStopped, UserError
 from soulkit.judge.coach import LEAST_DISTINCT
-from soulkit.play.costs import pays
+from soulkit.play.plan import pays
 from soulkit.train.config import TrainConfig
-from soulkit.train.rollouts.feedback import feedback_in_vain, newest_rollout_line
-from soulkit.train.state.metrics import StepLine, read_step_lines
-
-if TYPE_CHECKING:
-    from soulkit.train.state.loop import Loop, Show
+from soulkit.train.rollouts.canaries import FELL
+from soulkit.train.rollouts.feedback import feedback_in_vain
+from soulkit.train.state.metrics import Alarm, StepLine, read_step_lines
 
 MOST_SKIPS = 5
 """Updates that are skipped one after the other, until a run stops."""
@@ -89,11 +87,33 @@ WAYS = (
 )
 
 
+def step_words(line: StepLine) -> str:
+    """A step in a few words: what a person watches."""
+    shown = {
+        "draft": line.rewards.draft, "refined": line.rewards.refined, "gap": line.rewards.loo,
+        "loss": line.learned.loss, "kl": line.learned.kl_base,
+    }  # fmt: skip
+    parts = [f"{name} {value:.3f}" for name, value in shown.items() if value is not None]
+    dev = [f"{task} {mean:.3f}" for task, mean in line.dev.items() if mean is not None]
+    valid = [f"{name} {loss:.3f}" for name, loss in line.valid.items() if loss is not None]
+    probe = [f"{name} {mean:.3f}" for name, mean in line.probe.items() if mean is not None]
+    parts += ["probe", *probe] if probe else []
+    return " ".join(parts + (["dev", *dev] if dev else []) + (["valid", *valid] if valid else []))
+
+
 def step_remarks(line: StepLine) -> list[str]:
     """Feedback that could not be used or hardly differs, and updates that were not taken."""
     # Said of the first step, and of the whole run at its end.
     alike = alike_feedback(line.feedback.distinct) if line.step == 0 else ""
     return [*line.feedback.missing.values(), *skip_remarks(line), *filter(None, [alike])]
+
+
+def alarm_remark(alarm: Alarm) -> str:
+    """A canary's alarm, and what to do about it."""
+    meaning = "the judge can be played; look at its verdicts"
+    if FELL in alarm.why:
+        meaning = "the drafts of different rows become alike; read some of them"
+    return f"canary alarm at step {alarm.words()}: {meaning}"
 
 
 def alike_feedback(distinct: float | None) -> str:
@@ -144,21 +164,41 @@ def flat_groups(line: StepLine) -> str:
     return f"{groups} of {groups} groups have {what}: {lesson}; {WAYS}"
 
 
-def with_stops(loop: Loop, show: Show) -> Show:
-    """`show`, and the end of a run whose feedback is of no use, whose updates cannot be taken or
-    that has learned nothing for so many steps since it was started; what it learned is kept."""
-    limit, flat = stop_flat(loop.config), 0
+@dataclass(slots=True)
+class Stops:
+    """Follows the steps of a run since it was started: what is said of them, and why it ends before
+    all of them are done: its feedback is of no use, its updates cannot be taken, or so many steps
+    in a row have learned nothing."""
 
-    def report(line: StepLine) -> None:
-        nonlocal flat
-        show(line)
-        stop_after(loop, line)
-        flat = flat + 1 if flat_groups(line) and not line.learned.grad_norm else 0
-        if limit and flat >= limit and loop.step < loop.config.steps:
-            loop.checkpoint()
-            raise _flat_for_too_long(loop.config, flat)
+    config: TrainConfig
+    flat_total: int = 0
+    """Steps that had nothing to learn from."""
+    flat_row: int = 0
+    """Of them, the newest in a row."""
 
-    return report
+    def remarks(self, line: StepLine) -> list[str]:
+        """What to say of a step, each step once."""
+        flat = flat_words(line, self.flat_total, stop_flat(self.config))
+        self.flat_total += bool(flat_groups(line))
+        return [
+            *map(alarm_remark, line.canaries.alarms),
+            *(f"step {line.step}: {remark}" for remark in step_remarks(line)),
+            *filter(None, [flat]),
+        ]
+
+    def after(self, line: StepLine, *, last: bool) -> UserError | None:
+        """Why the run ends after the step of `line`; None while it may go on."""
+        if error := ended_by(self.config.method, line):
+            return error
+        self.flat_row = self.flat_row + 1 if flat_groups(line) and not line.learned.grad_norm else 0
+        limit = stop_flat(self.config)
+        flat = limit and self.flat_row >= limit and not last
+        return _flat_for_too_long(self.config, self.flat_row) if flat else None
+
+
+def ended_by(method: str, line: StepLine) -> UserError | None:
+    """Why the step of `line` ends a run, whatever came before it."""
+    return feedback_in_vain(method, line) or too_many_skips(line)
 
 
 def stop_flat(config: TrainConfig) -> int | None:
@@ -177,18 +217,3 @@ def _flat_for_too_long(config: TrainConfig, flat: int) -> RunStopped:
         f"The weights so far are kept. To mend it, {WAYS}. The same command goes on for as many "
         "steps; --stop-flat 0 never ends a run.",
     )  # fmt: skip
-
-
-def stop_after(loop: Loop, line: StepLine) -> None:
-    """Raise why a run ends after the step of `line`, behind a checkpoint of that step."""
-    error = feedback_in_vain(loop.config.method, line) or too_many_skips(line)
-    if error is not None:
-        loop.checkpoint()
-        raise error
-
-
-def stop_ended(loop: Loop) -> None:
-    """Raise again what ended a run in its last step: there is none left to take."""
-    if loop.step == loop.config.steps:
-        stop_after(loop, newest_rollout_line(loop.run.metrics))
-        stop_after(loop, newest_learned(loop.run.metrics))

@@ -6,7 +6,7 @@ when they are asked for, or when a run that is taken up began with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +33,7 @@ from soulkit.models.vllm.manager import (
     unstarted_player,
 )
 from soulkit.models.vllm.settings import EngineChoice, interpreter, vllm_version
+from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
@@ -193,7 +194,7 @@ class TrainingEngine:
     # -- who plays ---------------------------------------------------------------------------------
 
     def sampler(
-        self, material: TrainingData, journal: Journal | None, say: Callable[[str], None]
+        self, material: TrainingData, journal: Journal | None, reporter: Reporter = SILENT
     ) -> Sampler:
         """What samples the weights that are trained. Close it before the servers stop."""
         config, policy = self.config, self.policy
@@ -204,7 +205,7 @@ class TrainingEngine:
         model = self.servers.sampler(self.need)
         touchstone = LogprobProbe.of(policy, material.pool, model.context_limit)
         folder = self.run.path.resolve() / LOGS / PUSHES
-        pusher = Pusher(self.servers.fleet(self.need), touchstone, folder, say)
+        pusher = Pusher(self.servers.fleet(self.need), touchstone, folder, reporter)
         return ServedPolicy(model, pusher, journal)
 
     def player(self, settings: RoleSettings, ledger: Ledger | None) -> ChatModel:
@@ -215,8 +216,8 @@ class TrainingEngine:
 
 
 def training_engine(
-    config: TrainConfig, run: Run, policy: Policy, base: str, say: Callable[[str], None],
-    shared: VllmServers | None = None,
+    config: TrainConfig, run: Run, policy: Policy, base: str, shared: VllmServers | None = None,
+    reporter: Reporter = SILENT,
 ) -> TrainingEngine:  # fmt: skip
     """The engine of a run that is about to go on; nothing is started yet. ConfigError where vLLM
     cannot sample this model. `shared` are the servers of the training that this is a part of."""
@@ -225,7 +226,7 @@ def training_engine(
         begun = begun_engine(run).get("kind", "local")
         choice = EngineChoice("vllm" if begun == "vllm" else "local")
         if remark := _beside_auto(config, policy, choice):
-            say(remark)
+            reporter.note(remark)
     terms = replace(terms_of(config), device=_other_device(policy.device))
     if choice.kind == "vllm":
         check_served(policy, base)
@@ -233,7 +234,12 @@ def training_engine(
     if terms.device == _name_of(policy.device):
         config = with_memory(config, own_actor=choice.kind == "vllm" and not choice.attached)
     servers = shared or VllmServers(
-        run.path, terms, say=say, attached=choice.urls, attached_model=base, proof="pushes"
+        run.path,
+        terms,
+        attached=choice.urls,
+        attached_model=base,
+        proof="pushes",
+        reporter=reporter,
     )
     asked = choice.kind == "vllm" or bool(config.checkpoints("vllm"))
     left = not (asked and is_fully_played(run, config))

@@ -23,7 +23,7 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +47,7 @@ from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.model import VllmModel
 from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.weights_check import EXACT, GROSS
+from soulkit.reporting import Reporter
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import log_probs
 from soulkit.train.objectives.sequences import Span
@@ -180,7 +181,7 @@ class Pusher:
     fleet: Replicas
     touchstone: LogprobProbe
     folder: Path
-    say: Callable[[str], None]
+    reporter: Reporter
     name: str = ""
     """Of the adapter that is served; empty before the first push."""
     version: str = ""
@@ -220,7 +221,7 @@ class Pusher:
             if name:
                 await self._take_away(name)
         except SoulError as error:
-            self.say(f"the adapter {name} was left on its servers: {error}")
+            self.reporter.note(f"the adapter {name} was left on its servers: {error}")
 
     async def _push(self, label: str) -> str:
         """Write the adapter as it is now, and have every server load it; returns its name."""

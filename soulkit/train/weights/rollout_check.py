@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
@@ -76,17 +76,16 @@ class RolloutCheck:
 
     loop: Loop
     sampler: Sampler
-    say: Callable[[str], None]
     earlier: list[float] = field(default_factory=list)
     """Mean gaps in nats of the steps so far."""
     told: bool = False
     """Whether this process has said that rollouts cannot be checked."""
 
     @classmethod
-    def of(cls, loop: Loop, sampler: Sampler, say: Callable[[str], None]) -> Self:
+    def of(cls, loop: Loop, sampler: Sampler) -> Self:
         """The check of a run; a resumed run reads the earlier gaps from its metrics."""
         means = (line.learned.sampler.mean for line in read_step_lines(loop.run.metrics))
-        return cls(loop, sampler, say, [mean for mean in means if mean is not None])
+        return cls(loop, sampler, [mean for mean in means if mean is not None])
 
     def __call__(
         self, step: int, records: Sequence[Record], sequences: Sequence[TrainSequence]
@@ -98,7 +97,7 @@ class RolloutCheck:
         """
         if not isinstance(self.sampler, ServedPolicy):
             return NOTHING_CHECKED
-        self.loop.begin("checking rollouts")
+        self.loop.reporter.phase("checking rollouts")
         started, pusher = time.monotonic(), self.sampler.pusher
         scores = self._scores(records, sequences)
         compared, unchecked = by_server(records, scores)
@@ -181,7 +180,7 @@ class RolloutCheck:
             f"({servers}), so the weights that sampled them cannot be checked"
         )
         note_start(self.loop.run.path, {UNCHECKED: line})
-        self.say(f"{line}; start the server with --logprobs-mode processed_logprobs")
+        self.loop.reporter.note(f"{line}; start the server with --logprobs-mode processed_logprobs")
 
 
 def exceeded_bound(

@@ -66,9 +66,9 @@ for window in (7, 10, 64):
         if [lesson.key for lesson in again.take(20)] != keys[at:at + 20]:
             differences.append(at)
 in_order = [lesson.segments[1].text for lesson in read_lessons(path, side="human")]
-heard = []
-sizes = LessonStream.open([path, path + ":validation"], side="human", say=heard.append).sizes
-print(json.dumps([differences, keys, positions[40], in_order, sizes, heard]))
+heard = Heard()
+sizes = LessonStream.open([path, path + ":validation"], side="human", reporter=heard).sizes
+print(json.dumps([differences, keys, positions[40], in_order, sizes, heard.lines]))
 """
 
 
@@ -89,6 +89,7 @@ GO_ON = """
 import json, sys
 from soulkit.data.corpora.stream import LessonStream
 from soulkit.errors import UserError
+from tests.support.reporting import Heard
 position, = map(json.loads, sys.argv[1:])
 opened = lambda: LessonStream.open(["me/chats"], seed=1, window=7, side="human")
 words = lambda stream: [lesson.segments[1].text for lesson in stream.take(20)]

@@ -25,6 +25,7 @@ from soulkit.data.corpora.source import RowShare, SourceTurns
 from soulkit.data.corpora.stream import LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
 from tests.support.chats import chat, jsonl, parquet, said_by
+from tests.support.reporting import Heard
 
 
 def keys(lessons: Sequence[Lesson]) -> list[str]:
@@ -303,7 +304,7 @@ def test_what_takes_long_is_announced(tmp_path: Path, monkeypatch: pytest.Monkey
     for least, lines in ((1 << 30, 0), (10, 1)):
         monkeypatch.setattr(source, "LONG_TO_READ", least)
         words: list[str] = []
-        LessonStream.open([path], side="human", say=words.append)
+        LessonStream.open([path], side="human", reporter=Heard(words))
         assert len(words) == lines and all(str(path) in line for line in words)
 
 
@@ -467,6 +468,7 @@ import re, sys
 from pathlib import Path
 import numpy, pyarrow.parquet
 from soulkit.data.corpora.stream import LessonStream
+from tests.support.reporting import Heard
 # Of this program alone: what getrusage says is not less than of the one that started it.
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
 before = peak()

@@ -22,7 +22,9 @@ from soulkit.models.api.probing import EndpointRefused, Preflight
 from soulkit.models.api.replies import Fault as AnyFault
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.play.engine import gather
+from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Call, Completion, Sampling, Segment
+from tests.support.reporting import Heard
 from tests.support.servers.batch_server import Batch, BatchServer, Ending
 from tests.support.servers.openai_server import Fault
 
@@ -37,18 +39,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "TICK_S", 0.002)
 
 
-def say_nothing(line: str) -> None:
-    """Remarks that a test does not look at."""
-
-
 def ask(
-    server: BatchServer, folder: Path, count: int = 6, *, say: Callable[[str], None] = say_nothing,
+    server: BatchServer, folder: Path, count: int = 6, *, reporter: Reporter = SILENT,
     silence_s: float = 5.0, start: int = 0, sampling: Sampling = SAMPLING, **settings: Any,
 ) -> list[Completion | BaseException]:  # fmt: skip
     """The replies to so many calls, or what went wrong with each, as one process gets them."""
 
     async def scene() -> list[Completion | BaseException]:
-        batches = Batches(folder, poll_s=0.01, say=say, silence_s=silence_s)
+        batches = Batches(folder, poll_s=0.01, silence_s=silence_s, reporter=reporter)
         with Ledger(folder / "ledger.sqlite") as ledger:
             model = BatchEndpoint(batches=batches, ledger=ledger, **_settings(server, settings))
             calls = [
@@ -289,7 +287,7 @@ def test_junk_about_a_batch_that_exists_is_asked_for_again(
             return (200, junk) if seen[-1] == asked and seen.count(asked) == 1 else reply
 
         server.handle = handle  # type: ignore[method-assign]
-        assert len(texts(ask(server, tmp_path, 5, say=progress.append))) == 5
+        assert len(texts(ask(server, tmp_path, 5, reporter=Heard(progress)))) == 5
         assert len(server.batches) == 1
         paid_once(server, 5)
     assert asked.startswith("POST") or seen.count(asked) > 1
@@ -374,7 +372,7 @@ def test_a_wave_costs_at_most_what_is_left(tmp_path: Path) -> None:
     budget = Budget(0.00002 + 3.5 * half)
     lines: list[str] = []
     with BatchServer(answer=lambda body: "B") as server:
-        replies = ask(server, tmp_path, 9, budget=budget, say=lines.append)
+        replies = ask(server, tmp_path, 9, budget=budget, reporter=Heard(lines))
         assert len(texts(replies)) == 9
         assert len(server.batches[0].lines) == 3 and len(server.batches) > 1
         paid_once(server, 9)
@@ -479,7 +477,7 @@ def test_a_key_that_is_revoked_while_a_batch_runs_stops_the_run(tmp_path: Path) 
             return (401, json.loads(revoked.raw or b"")) if server.batches else usual(body)
 
         server.complete = complete  # type: ignore[method-assign]
-        replies = ask(server, tmp_path, 4, preflight=Preflight(progress.append))
+        replies = ask(server, tmp_path, 4, preflight=Preflight(Heard(progress)))
     assert isinstance(replies[0], Completion) and progress[0].startswith("answered: m at")
     assert all(isinstance(one, EndpointRefused) and "refuses the key" in str(one)
                for one in replies[1:])  # fmt: skip

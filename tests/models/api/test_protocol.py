@@ -20,6 +20,7 @@ from soulkit.models.api.probing import EndpointRefused, Preflight
 from soulkit.models.api.protocol import ApiError, ApiProtocol, Unreadable, WireReply, parse_reply
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Sampling, Segment
+from tests.support.reporting import Heard
 
 CALL = Call(role="judge", example_id="e1")
 CONTEXT = (Segment("system", "Be short."), Segment("user", "hello"))
@@ -127,13 +128,13 @@ def test_a_refusal_is_told_in_the_servers_words() -> None:
     with server(400) as (url, _), pytest.raises(ProviderError, match="HTTP 400 odd: it is 400"):
         ask(url)
     with server(401) as (url, _), pytest.raises(EndpointRefused, match="refuses the key"):
-        ask(url, preflight=Preflight(lambda line: None))
+        ask(url, preflight=Preflight())
 
 
 def test_the_question_before_a_run_is_of_its_form() -> None:
     lines: list[str] = []
     with server() as (url, got):
-        ask(url, preflight=Preflight(lines.append))
+        ask(url, preflight=Preflight(Heard(lines)))
     assert [path for path, _ in got] == ["/v1/messages"] * 2
     assert lines[0].startswith("answered: m at")
 

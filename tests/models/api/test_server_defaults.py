@@ -26,6 +26,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.ledger.view import LedgerView
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.evaluation import api, oracle, records, soul
+from tests.support.reporting import Heard
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.servers.transformers_server import TransformersServer
 
@@ -350,11 +351,11 @@ def test_transformers_serve_takes_nothing_from_the_models_own_config(
 
 def test_transformers_serve_is_known_behind_a_proxy_that_shows_nothing_else(tiny: Path) -> None:
     remarks: list[str] = []
-    roll = Preflight(lambda line: None, remark=remarks.append)
+    roll = Preflight(Heard(remarks))
     with TransformersServer(tiny, hidden=True) as server:
         model = Endpoint(model="m", base_url=server.base_url, preflight=roll)
         assert len(texts(model, 12, 1.0)) > 8
-    assert model.server == ServerKind("transformers") and not remarks
+    assert model.server == ServerKind("transformers") and len(remarks) == 1  # it answered
     assert ["top_k" in body for body in server.refused] == [True]
 
 
@@ -364,13 +365,14 @@ def test_another_server_that_refuses_the_test_field_is_asked_again_without_it(st
         return Fault.status_error(status, "top_k is not allowed") if "top_k" in body else None
 
     remarks: list[str] = []
-    roll = Preflight(lambda line: None, remark=remarks.append)
+    roll = Preflight(Heard(remarks))
     with ScriptedServer(on_probe=refuses) as server:
         model = Endpoint(model="m", base_url=server.base_url, preflight=roll)
         (reply,) = complete(model)
     assert isinstance(reply, Completion) and reply.dropped == ()
     assert ["top_k" in body for body in (*server.probes, *server.requests)] == [True, False, False]
-    assert model.server == ServerKind() and len(remarks) == 1
+    assert model.server == ServerKind()
+    assert [line.partition(":")[0] for line in remarks] == ["answered", "unknown server"]
 
 
 def test_transformers_serve_is_known_by_its_refusal_where_nothing_else_shows_it() -> None:
@@ -531,10 +533,10 @@ def test_a_cut_reply_is_asked_for_again_when_the_run_is_resumed(tmp_path: Path) 
 def test_of_an_unknown_server_one_line_is_said() -> None:
     remarks: list[str] = []
     with ScriptedServer() as one, LlamaServer() as other:
-        roll = Preflight(lambda line: None, remark=remarks.append)
+        roll = Preflight(Heard(remarks))
         for server in (one, other):
             complete(Endpoint(model="m", base_url=server.base_url, preflight=roll), 4)
-    (line,) = remarks
+    (line,) = (remark for remark in remarks if not remark.startswith("answered"))
     assert line.startswith("unknown server: m at 127.0.0.1:") and "defaults" in line
 
 

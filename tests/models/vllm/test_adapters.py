@@ -27,15 +27,17 @@ from soulkit.models.vllm.adapters import (
 )
 from soulkit.models.vllm.client import Address, ServerRefused, VllmClient
 from soulkit.models.vllm.replicas import Replicas
+from soulkit.reporting import SILENT, Reporter
+from tests.support.reporting import Heard
 from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
 T = TypeVar("T")
 PROMPT = (5, 9, 2, 33, 17)
 
 
-def fleet(*servers: ToyVllm, say: Callable[[str], None] = lambda _: None) -> Replicas:
+def fleet(*servers: ToyVllm, reporter: Reporter = SILENT) -> Replicas:
     clients = [VllmClient(Address(server.url), pauses_s=(0.0, 0.0)) for server in servers]
-    return Replicas(clients, in_flight=4, say=say)
+    return Replicas(clients, in_flight=4, reporter=reporter)
 
 
 def run(act: Callable[[], Awaitable[T]]) -> T:
@@ -260,7 +262,7 @@ def test_a_server_that_was_started_anew_has_lost_the_adapter_and_is_dropped(tmp_
     folder, lines = adapter(tmp_path / "a"), list[str]()
     body: Body = {"model": "policy", "prompt": [1, 2], "max_tokens": 2}
     with ToyVllm() as one, ToyVllm() as other:
-        servers = fleet(one, other, say=lines.append)
+        servers = fleet(one, other, reporter=Heard(lines))
 
         async def acting() -> None:
             await push_adapter(servers, folder, "policy")

@@ -27,6 +27,7 @@ from soulkit.models.vllm.manager import (
 from soulkit.models.vllm.settings import ResolvedEngine, interpreter, parse_engine, resolve_engine
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.models.vllm.test_adapters import adapter as write_adapter
+from tests.support.reporting import Heard
 from tests.support.servers import tiny_vllm
 from tests.support.servers.toy_vllm import Toy
 
@@ -62,7 +63,7 @@ def test_servers_are_shared_kept_and_stopped(models: tuple[Path, Path], tmp_path
     one, other = (ServerNeed(model=str(path)) for path in models)
     terms = ServerTerms(python=tiny_vllm.interpreter(tmp_path), in_flight=3, max_context=128)
     remarks: list[str] = []
-    with VllmServers(tmp_path / "run", terms, say=remarks.append) as servers:
+    with VllmServers(tmp_path / "run", terms, reporter=Heard(remarks)) as servers:
         servers.expect([ServerNeed(model=str(models[0]), lora_rank=8)])  # of a later run
         servers.prepare([one, other, one])
         first, second = (servers._running[need.key] for need in (one, other))
@@ -167,7 +168,7 @@ def test_an_adapter_that_attached_servers_were_started_with_is_asked_for_and_lef
     need, terms = ServerNeed(model=str(models[0]), lora_rank=8), ServerTerms()
     with tiny_vllm.TalkingVllm(models[0], toy) as server:
         with VllmServers(
-            tmp_path, terms, say=lambda _: None, attached=[server.url], attached_model=need.model
+            tmp_path, terms, attached=[server.url], attached_model=need.model
         ) as servers:
             servers.prepare([need])
             model = servers.sampler(need, adapter=folder)

@@ -13,6 +13,7 @@ import pytest
 from soulkit.errors import ProviderError, RunError
 from soulkit.models.vllm.client import Address, ServerRefused, VllmClient
 from soulkit.models.vllm.replicas import NoServerLeft, Replicas
+from tests.support.reporting import Heard
 from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
 PATH = "/v1/completions"
@@ -64,7 +65,7 @@ def test_the_least_loaded_server_is_asked_and_none_has_more_than_its_places() ->
 def test_a_server_that_dies_half_way_costs_nothing_but_its_requests_put_again() -> None:
     bodies, lines = [body(n) for n in range(200)], list[str]()
     with ToyVllm(Toy(die_after=60)) as one, ToyVllm() as other:
-        servers = fleet(one, other, say=lines.append)
+        servers = fleet(one, other, reporter=Heard(lines))
         replies = ask_all(servers, bodies)
         assert servers.urls == (other.url,)
     assert [tokens(reply) for reply in replies] == expected(bodies)
@@ -82,7 +83,7 @@ def test_a_server_that_hangs_is_dropped_and_its_requests_go_to_the_others() -> N
     bodies, lines = [body(n) for n in range(12)], list[str]()
     with ToyVllm() as one, ToyVllm() as other:
         one.hang()
-        servers = fleet(one, other, in_flight=2, say=lines.append, health_s=0.3)
+        servers = fleet(one, other, in_flight=2, reporter=Heard(lines), health_s=0.3)
         replies = ask_all(servers, bodies)
     assert [tokens(reply) for reply in replies] == expected(bodies)
     assert len(lines) == 1 and one.url in lines[0]
@@ -92,7 +93,7 @@ def test_a_server_that_hangs_is_dropped_and_its_requests_go_to_the_others() -> N
 def test_with_nobody_left_all_who_wait_hear_it() -> None:
     lines = list[str]()
     with ToyVllm(Toy(die_after=2)) as one, ToyVllm(Toy(die_after=2)) as other:
-        servers = fleet(one, other, in_flight=2, say=lines.append)
+        servers = fleet(one, other, in_flight=2, reporter=Heard(lines))
 
         async def asking() -> list[Any]:
             requests = (servers.ask(PATH, body(n)) for n in range(30))
@@ -123,7 +124,7 @@ def test_a_server_of_our_own_says_itself_why_it_ended() -> None:
 def test_a_broken_connection_to_a_server_that_lives_drops_nobody() -> None:
     lines = list[str]()
     with ToyVllm(Toy(breaks=4)) as server:
-        (reply,) = ask_all(fleet(server, say=lines.append), [body(7)])
+        (reply,) = ask_all(fleet(server, reporter=Heard(lines)), [body(7)])
         assert len(server.bodies()) == 5
     assert [tokens(reply)] == expected([body(7)])
     assert lines == []
@@ -132,7 +133,7 @@ def test_a_broken_connection_to_a_server_that_lives_drops_nobody() -> None:
 def test_connections_that_break_without_end_are_a_failure_and_no_death() -> None:
     lines = list[str]()
     with ToyVllm(Toy(breaks=1000)) as server:
-        servers = fleet(server, say=lines.append)
+        servers = fleet(server, reporter=Heard(lines))
         with pytest.raises(ProviderError, match="the connection broke"):
             ask_all(servers, [body(7)])
         server.toy.breaks = 0
@@ -167,7 +168,7 @@ def test_callers_that_are_cancelled_give_their_places_back() -> None:
 @pytest.mark.slow
 def test_a_fleet_serves_one_event_loop_after_the_other() -> None:
     with ToyVllm(Toy(die_after=5)) as one, ToyVllm() as other:
-        servers = fleet(one, other, in_flight=1, say=lambda _: None)
+        servers = fleet(one, other, in_flight=1)
         first = ask_all(servers, [body(n) for n in range(15)])
         second = ask_all(servers, [body(n) for n in range(15)])
         assert servers.urls == (other.url,)
@@ -191,7 +192,7 @@ def test_idle_waits_for_requests_under_way_and_for_those_that_wait() -> None:
 
 def test_everywhere_is_every_server_that_lives() -> None:
     with ToyVllm() as one, ToyVllm() as other:
-        servers = fleet(one, other, say=lambda _: None)
+        servers = fleet(one, other)
 
         async def asking() -> list[dict[str, Body]]:
             both = await servers.everywhere(PATH, body(1))

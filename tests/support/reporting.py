@@ -1,0 +1,18 @@
+"""A reporter that keeps what it is told."""
+
+from __future__ import annotations
+
+from soulkit.reporting import Reporter
+
+
+class Heard(Reporter):
+    """Notes and phases go into `lines`, in this order."""
+
+    def __init__(self, lines: list[str] | None = None) -> None:
+        self.lines: list[str] = [] if lines is None else lines
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+    def phase(self, what: str, *, alone: bool = False) -> None:
+        self.lines.append(what)
