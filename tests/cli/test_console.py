@@ -236,7 +236,9 @@ def report_everything(reporter: Reporter) -> None:
     with reporter.progress(4, str) as bar:
         bar.begin("asking")
         bar.advance(2, "$1")
-    with reporter.working("reading"), reporter.starting("starting a server", 300.0) as watch:
+    with reporter.working("reading"):
+        pass
+    with reporter.starting("starting a server", 300.0) as watch:
         watch(40.0, "loading")
     with reporter.steps(3, "train") as steps:
         steps.phase("loading", alone=True)
