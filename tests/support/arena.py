@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from soulkit.models.base import Cast, Panel
-from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.models.base import Cast
+from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.sim_arena.task import SimArena
 from soulkit.types import Example, Record
+from tests.support import table as tables
 from tests.support.letters import released
-from tests.support.road import player, run, task_of
-from tests.support.servers.openai_server import Body, ScriptedServer
+from tests.support.road import task_of
+from tests.support.servers.openai_server import Body
+from tests.support.table import recorded
 
 Says = Callable[[Body], str]
 PHRASE = "terminate conversation"
@@ -126,12 +128,6 @@ def _fulfilment(names: Sequence[str], matches: Any, why: str) -> str:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def in_order(lines: Sequence[str | None], then: str = "") -> Says:
-    """The lines one after the other, then always `then`."""
-    waiting = iter(lines)
-    return lambda _: next(waiting, then) or ""
-
-
 def student(count: int = 2) -> Says:
     """So many messages, then the end; told by how often the actor has spoken."""
 
@@ -144,45 +140,24 @@ def student(count: int = 2) -> Says:
     return say
 
 
-@contextmanager
-def table(
-    actor: str | Says | None = None, partner: str | Says = "What have you tried?",
-    judge: str | Says = "", *, panel: Panel | None = None, judges: int = 1, coach: str | Says = "",
-    **server: Any,
-) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
-    """(cast, requests) of a running server; a text is said again and again."""
-    players = {
-        "actor": student() if actor is None else actor, "partner": partner,
-        "judge": judge or verdicts(), "coach": coach,
-    }  # fmt: skip
+def players(**says: Any) -> dict[str, Any]:
+    """The players of a talk where these say something else than usual."""
+    usual = {"actor": student(), "partner": "What have you tried?", "judge": verdicts()}
+    return {**usual, **says}
 
-    def answer(body: Body) -> str:
-        reply = players[str(body["model"]).split("-")[0]]
-        return reply if isinstance(reply, str) else reply(body)
 
-    with ScriptedServer(answer=answer, **server) as running:
-        yield Cast(
-            actor=player(running.base_url, "actor"), partner=player(running.base_url, "partner"),
-            judges=tuple(player(running.base_url, f"judge-{i}") for i in range(judges)),
-            coach=player(running.base_url, "coach") if coach else None, panel=panel or Panel(),
-        ), running.requests  # fmt: skip
+def table(**says: Any) -> AbstractContextManager[tuple[Cast, list[Body]]]:
+    return tables.table(**players(**says))
 
 
 def walked(
     name: str = "sim_math", protocol: str = "paper", row: Example | None = None,
-    feedback: FeedbackPolicy | None = None, **players: Any,
+    feedback: FeedbackPolicy | None = None, **says: Any,
 ) -> tuple[list[Record], list[Body]]:  # fmt: skip
     """The records of one rollout over HTTP, and everything that was asked."""
-    with table(**players) as (cast, requests):
-        job = Job(arena(name, protocol), row or example(name, protocol))
-        plays = run(cast, Engine(cast, feedback=feedback).run([job], lambda record: None))
-        return list(plays), requests
+    talk = row or example(name, protocol)
+    return recorded(arena(name, protocol), talk, feedback, **players(**says))
 
 
-def record(name: str = "sim_math", protocol: str = "paper", **players: Any) -> Record:
-    return walked(name, protocol, **players)[0][0]
-
-
-def by(requests: Sequence[Body], model: str) -> list[Body]:
-    """What one player was asked."""
-    return [body for body in requests if str(body["model"]).startswith(model)]
+def record(name: str = "sim_math", protocol: str = "paper", **says: Any) -> Record:
+    return walked(name, protocol, **says)[0][0]

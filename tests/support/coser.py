@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from soulkit.models.base import Cast
-from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.coser.coach import scripted_verdict
 from soulkit.tasks.coser.scoring import ASPECTS
 from soulkit.tasks.coser.task import Coser
 from soulkit.types import Example, Record
-from tests.support.road import player, run, task_of
-from tests.support.servers.openai_server import ScriptedServer
-
-Body = dict[str, Any]
-Says = Callable[[Body], str]
+from tests.support import table as tables
+from tests.support.road import task_of
+from tests.support.servers.openai_server import Body
+from tests.support.table import Says, recorded, said, table
 
 SCENE: dict[str, Any] = {
     "book": "The Ferry House",
@@ -67,7 +65,9 @@ def scene_row(protocol: str = "paper", **changes: Any) -> Example:
     return coser(protocol).example({"circumstance": {**SCENE, **changes}})
 
 
-def critics(severities: Mapping[str, int] | None = None, why: str = "So it is.") -> Says:
+def critics(
+    severities: Mapping[str, int] | None = None, why: str = "So it is."
+) -> Callable[[Body], str]:
     """Critics with a severity for each dimension, in flaws of at most five."""
     weights = dict.fromkeys(ASPECTS, 0) | dict(severities or {})
 
@@ -91,7 +91,7 @@ def slug_of(body: Body) -> str:
     return next(slug for slug, aspect in ASPECTS.items() if aspect.title == match[1])
 
 
-def names(order: Sequence[str], then: str = "") -> Says:
+def names(order: Sequence[str], then: str = "") -> Callable[[Body], str]:
     """A predictor that names one after the other, then always `then`."""
     waiting = iter(order)
     return lambda _: json.dumps({"reason": "so", "next_speaker": next(waiting, then)})
@@ -102,47 +102,29 @@ def whose_turn(body: Body) -> bool:
     return "Say who should speak or act next" in str(body["messages"][0]["content"])
 
 
-@contextmanager
-def book_table(
-    actor: str | Says = "(nods) Well.", *, predictor: str | Says = "",
-    surroundings: str | Says = "Wind.", judge: str | Says = "", coach: str | Says = "",
-    **server: Any,
-) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
-    """(cast, requests) of a running server; a text is said again and again."""
-    judge = judge or critics()
+def players(predictor: Says = "", surroundings: Says = "Wind.", **says: Any) -> dict[str, Any]:
+    """The players of a scene where these say something else than usual."""
 
-    def answer(body: Body) -> str:
-        model = str(body["model"])
-        parts = {"actor": actor, "judge": judge, "coach": coach,
-                 "environment": predictor if whose_turn(body) else surroundings}  # fmt: skip
-        reply = parts[model]
-        return reply if isinstance(reply, str) else reply(body)
+    def environment(body: Body) -> str:
+        return said(predictor if whose_turn(body) else surroundings, body)
 
-    with ScriptedServer(answer=answer, **server) as running:
+    return {"actor": "(nods) Well.", "judge": critics(), "environment": environment, **says}
 
-        def seat(name: str) -> Any:
-            return player(running.base_url, name, max_tokens=10_000_000)
 
-        yield Cast(
-            actor=seat("actor"), environment=seat("environment"), judges=(seat("judge"),),
-            coach=seat("coach") if coach else None,
-        ), running.requests  # fmt: skip
+def book_table(**says: Any) -> AbstractContextManager[tuple[Cast, list[Body]]]:
+    return table(**players(**says))
 
 
 def scene_records(
     row: Example | None = None, protocol: str = "paper", feedback: FeedbackPolicy | None = None,
-    seed: int = 0, **players: Any,
+    seed: int = 0, **says: Any,
 ) -> list[Record]:  # fmt: skip
     """What the engine records of one scene."""
-    with book_table(**players) as (cast, _):
-        job = Job(coser(protocol), row or scene_row(protocol))
-        engine = Engine(cast, feedback=feedback, seed=seed)
-        return list(run(cast, engine.run([job], lambda record: None)))
+    scene = row or scene_row(protocol)
+    return recorded(coser(protocol), scene, feedback, seed, **players(**says))[0]
 
 
-def scored(example: Example, lines: Sequence[Any], protocol: str = "paper", **players: Any) -> Any:
+def scored(example: Example, lines: Sequence[Any], protocol: str = "paper", **says: Any) -> Any:
     """The Score of a scripted scene; raises what scoring raises."""
     task = coser(protocol)
-    episode = replace(task.scripted(example, lines), kind="draft")
-    with book_table(**players) as (cast, _):
-        return run(cast, task.score(example, episode, cast))
+    return tables.scored(task, example, task.scripted(example, lines), **players(**says))

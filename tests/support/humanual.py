@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from soulkit.models.base import Cast, Panel
-from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.models.base import Panel
+from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.humanual.scores import AXES, lexical_f1
 from soulkit.types import Example, Record, Score
 from tests.support.letters import released
-from tests.support.road import NO_ONE, episode_of, player, task_of
-from tests.support.servers.openai_server import Body, ScriptedServer
+from tests.support.road import episode_of, run, task_of
+from tests.support.servers.openai_server import Body
+from tests.support.table import Says, recorded, table
 
 DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
 ORIGINAL = (
@@ -28,7 +29,6 @@ ROW: dict[str, Any] = {
     "completion": ORIGINAL, "dataset": "news", "category": "city", "id": "h1",
 }  # fmt: skip
 REPLY = "I like the lanes, they get me to my shift on time and I would vote for them."
-Judge = str | Callable[[Body], str]
 
 
 def tagged(text: str) -> str:
@@ -63,7 +63,7 @@ def by_shared_words(body: Body) -> str:
 
 
 def scored(
-    text: str, judge: Judge, one: Example | None = None, protocol: str = "paper", *,
+    text: str, judge: Says, one: Example | None = None, protocol: str = "paper", *,
     stop: str = "stop", samples: int | None = None,
 ) -> tuple[Score, list[Body]]:  # fmt: skip
     """The score of a reply by a judge over HTTP, and what that one was asked."""
@@ -73,52 +73,21 @@ def scored(
 
 
 def all_scored(
-    name: str, replies: Sequence[tuple[Example, str]], judge: Judge, protocol: str = "paper",
+    name: str, replies: Sequence[tuple[Example, str]], judge: Says, protocol: str = "paper",
     stop: str = "stop", samples: int | None = None,
 ) -> tuple[list[Score], list[Body]]:  # fmt: skip
     """The scores of (row, reply) by one judge over HTTP, and what that one was asked."""
     task = task_of(name, protocol)
-    with ScriptedServer(answer=judge) as server:
-        seat = player(server.base_url, "judge")
-        cast = Cast(actor=NO_ONE.actor, judges=(seat,), panel=Panel(samples=samples))
+    played = [(one, episode_of(task, one, text, stop)) for one, text in replies]
+    with table(judge=judge, panel=Panel(samples=samples)) as (cast, requests):
 
-        async def run() -> list[Score]:
-            try:
-                played = [(one, episode_of(task, one, text, stop)) for one, text in replies]
-                return list(await asyncio.gather(*(task.judged(one, e, cast) for one, e in played)))
-            finally:
-                await seat.model.close()
+        async def all_judged() -> list[Score]:
+            return list(await asyncio.gather(*(task.judged(one, e, cast) for one, e in played)))
 
-        return asyncio.run(run()), server.requests
+        return run(cast, all_judged()), requests
 
 
-def walked(
-    actor: Judge, judge: Judge, coach: Judge | None = None, auditor: Judge | None = None,
-    protocol: str = "paper",
-) -> tuple[list[Record], dict[str, list[Body]]]:  # fmt: skip
-    """Draft, feedback and refined over HTTP, and what everybody was asked."""
-    task, one = task_of("humanual_news", protocol), example(protocol)
-    answers = {"actor": actor, "judge": judge, "coach": coach, "auditor": auditor}
-    servers = {role: ScriptedServer(answer=say or "") for role, say in answers.items()}
-    seats = {
-        role: player(server.__enter__().base_url, role, seed=1) for role, server in servers.items()
-    }
-    cast = Cast(
-        actor=seats["actor"], judges=(seats["judge"],),
-        auditors=(seats["auditor"],) if auditor is not None else (),
-        coach=seats["coach"] if coach is not None else None,
-    )  # fmt: skip
-
-    async def run() -> list[Record]:
-        try:
-            engine = Engine(cast, feedback=FeedbackPolicy())
-            return await engine.walk(Job(task, one), lambda record: None)
-        finally:
-            for seat in seats.values():
-                await seat.model.close()
-
-    try:
-        return asyncio.run(run()), {role: server.requests for role, server in servers.items()}
-    finally:
-        for server in servers.values():
-            server.__exit__(None, None, None)
+def walked(protocol: str = "paper", **says: Any) -> tuple[list[Record], list[Body]]:
+    """Draft, feedback and refined over HTTP, and everything that was asked."""
+    task = task_of("humanual_news", protocol)
+    return recorded(task, example(protocol), FeedbackPolicy(), **says)

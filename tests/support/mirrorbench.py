@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from soulkit.models.base import Cast, Panel
-from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.models.base import Cast
+from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.mirrorbench.task import MirrorBench
 from soulkit.types import Example, Record
-from tests.support.road import player
-from tests.support.servers.openai_server import ScriptedServer
-
-Body = dict[str, Any]
-Says = str | Callable[[Body], str]
+from tests.support import table as tables
+from tests.support.servers.openai_server import Body
+from tests.support.table import Says, recorded
 
 TURNS = [
     {"role": "user", "content": "whats the cheapest way to get to Lyon by train"},
@@ -80,58 +77,17 @@ def answers(
     return answer
 
 
-def in_turn(lines: Sequence[str | None], then: str = "") -> Callable[[Body], str]:
-    """The lines one after the other, then always `then`."""
-    waiting = iter(lines)
-    return lambda _: next(waiting, then) or ""
+def players(**says: Any) -> dict[str, Any]:
+    """The players of a conversation where these say something else than usual."""
+    return {"actor": "hm", "partner": "Fine.", "judge": answers(), **says}
 
 
-@contextmanager
-def table(
-    actor: Says = "hm", judge: Says | None = None, partner: Says = "Fine.", coach: Says = "",
-    panel: Panel | None = None, judges: int = 1,
-) -> Iterator[tuple[Cast, list[Body]]]:  # fmt: skip
-    """(cast, requests) of a running server; a text is said again and again."""
-    script: Mapping[str, Says] = {
-        "actor": actor, "judge": answers() if judge is None else judge, "partner": partner,
-        "coach": coach,
-    }  # fmt: skip
-
-    def answer(body: Body) -> str:
-        reply = script[str(body["model"]).split("-")[0]]
-        return reply if isinstance(reply, str) else reply(body)
-
-    with ScriptedServer(answer=answer) as running:
-
-        def seat(name: str) -> Any:
-            return player(running.base_url, name, max_tokens=1_000_000)
-
-        yield Cast(
-            actor=seat("actor"), partner=seat("partner"),
-            judges=tuple(seat(f"judge-{i}") for i in range(judges)),
-            coach=seat("coach") if coach else None, panel=panel or Panel(),
-        ), running.requests  # fmt: skip
-
-
-def run(cast: Cast, work: Any) -> Any:
-    async def closing() -> Any:
-        try:
-            return await work
-        finally:
-            for one in cast.players:
-                await one.model.close()
-
-    return asyncio.run(closing())
+def table(**says: Any) -> AbstractContextManager[tuple[Cast, list[Body]]]:
+    return tables.table(**players(**says))
 
 
 def played(
-    task: MirrorBench, row: Example, feedback: FeedbackPolicy | None = None, **players: Any
+    task: MirrorBench, row: Example, feedback: FeedbackPolicy | None = None, **says: Any
 ) -> tuple[list[Record], list[Body]]:
     """What the engine records of one row, and every request."""
-    with table(**players) as (cast, requests):
-        plays = run(cast, Engine(cast, feedback=feedback).run([Job(task, row)], lambda _: None))
-    return list(plays), requests
-
-
-def asked_of(requests: Sequence[Body], name: str) -> list[Body]:
-    return [body for body in requests if str(body["model"]).startswith(name)]
+    return recorded(task, row, feedback, **players(**says))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from soulkit.models.base import Cast, Panel
-from soulkit.play.engine import Engine, FeedbackPolicy, Job
+from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM
 from soulkit.types import Example, Record, Score
+from tests.support import table as tables
 from tests.support.letters import released
-from tests.support.road import NO_ONE, episode_of, played_by, player, task_of
-from tests.support.servers.openai_server import Body, ScriptedServer
+from tests.support.road import NO_ONE, episode_of, run, task_of
+from tests.support.servers.openai_server import Body
+from tests.support.table import Says, asked_of, recorded
 
 QUIZ: dict[str, Any] = {
     "source": CSQA, "intent": "where do people keep money",
@@ -39,23 +40,16 @@ def example(row: dict[str, Any], protocol: str = "paper") -> Example:
     return row_example
 
 
-Judge = str | Callable[[Body], str]
-
-
-def scored(row: dict[str, Any], text: str, judge: Judge = "", **panel: Any) -> Score:
+def scored(row: dict[str, Any], text: str, judge: Says = "", **panel: Any) -> Score:
     """The score of a reply, judged over HTTP by `judge`."""
-    with played_by(judge) as player:
-        cast = Cast(actor=NO_ONE.actor, judges=(player,), panel=Panel(**panel))
-        return asyncio.run(scored_by(task_of("userllm"), example(row), text, cast))
+    task, one = task_of("userllm"), example(row)
+    episode = episode_of(task, one, text)
+    return tables.scored(task, one, episode, judge=judge, panel=Panel(**panel))
 
 
-async def scored_by(task: Any, one: Example, text: str, cast: Cast) -> Score:
-    try:
-        score: Score = await task.score(one, episode_of(task, one, text), cast)
-        return score
-    finally:
-        for judge in cast.judges:
-            await judge.model.close()
+def scored_by(task: Any, one: Example, text: str, cast: Cast) -> Score:
+    score: Score = run(cast, task.score(one, episode_of(task, one, text), cast))
+    return score
 
 
 def by_rule(row: dict[str, Any], text: str) -> Score:
@@ -67,25 +61,11 @@ def by_rule(row: dict[str, Any], text: str) -> Score:
 
 
 def walked(
-    row: dict[str, Any], actor: Judge, judge: Judge | None, policy: FeedbackPolicy | None = None,
-    script: Any = None,
+    row: dict[str, Any], actor: Says, judge: Says | None, policy: FeedbackPolicy | None = None,
+    **server: Any,
 ) -> tuple[list[Record], list[Body]]:  # fmt: skip
     """The records of one rollout over HTTP, and what the judge was asked."""
-    task = task_of("userllm")
-    with (
-        ScriptedServer(answer=actor) as actors,
-        ScriptedServer(answer=judge or "", script=script) as judges,
-    ):
-        seats = [player(actors.base_url, "actor"), player(judges.base_url, "judge")]
-
-        async def run() -> list[Record]:
-            cast = Cast(actor=seats[0], judges=(seats[1],) if judge is not None else ())
-            try:
-                return await Engine(cast, feedback=policy).walk(
-                    Job(task, example(row)), lambda record: None
-                )
-            finally:
-                for seat in seats:
-                    await seat.model.close()
-
-        return asyncio.run(run()), judges.requests
+    played, requests = recorded(
+        task_of("userllm"), example(row), policy, actor=actor, judge=judge, **server
+    )
+    return played, asked_of(requests, "judge")

@@ -57,7 +57,7 @@ from tests.support.coser import (
 from tests.support.road import synth, synth_examples
 from tests.support.servers.faulty import FaultPlan, FaultyServer, formed
 from tests.support.servers.openai_server import Fault
-from tests.support.sotopia import in_turn
+from tests.support.table import in_turn
 
 PROTOCOLS = ("paper", "reference")
 

@@ -60,6 +60,7 @@ from tests.support.coser import (
 from tests.support.evaluation import FAST, records, soul, start, summary, value
 from tests.support.road import run
 from tests.support.servers.openai_server import ScriptedServer
+from tests.support.table import asked_of
 from tests.support.vectors import Vector, assert_matches, conformance, vectors_folder
 from tests.tasks.coser import reference
 
@@ -344,7 +345,10 @@ def outcome(vector: Vector, row: Example, seed: int) -> tuple[Episode, Score, in
 
     task = coser("reference")
     with book_table(
-        says("character"), predictor=says("nsp"), surroundings=says("environment"), judge=judge
+        actor=says("character"),
+        predictor=says("nsp"),
+        surroundings=says("environment"),
+        judge=judge,
     ) as (cast, requests):
 
         async def both() -> tuple[Episode, Score]:
@@ -352,7 +356,7 @@ def outcome(vector: Vector, row: Example, seed: int) -> tuple[Episode, Score, in
             return episode, await task.score(row, episode, cast)
 
         episode, score = run(cast, both())
-        return episode, score, sum(body["model"] == "judge" for body in requests)
+        return episode, score, len(asked_of(requests, "judge"))
 
 
 def conversation(vector: Vector) -> list[tuple[str, str]]:

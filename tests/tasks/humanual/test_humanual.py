@@ -40,6 +40,7 @@ from tests.support.humanual import (
 )
 from tests.support.road import synth_examples, task_of
 from tests.support.servers.openai_server import Body, ScriptedServer
+from tests.support.table import asked_of, in_turn
 from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.humanual import reference
 
@@ -233,13 +234,11 @@ COACHED = "She is glad of it for her own sake, in one sentence, and sees the cos
 def test_draft_and_refined_have_one_judge_and_the_coach_knows_nothing_of_the_original() -> None:
     why = "Glad of the lanes. Quotes parking near the bakery got worse. The cost is missing."
     replies = [tagged(REPLY), tagged(f"{REPLY} Parking suffers, though.")]
-    (draft, refined), bodies = walked(
-        lambda body: replies.pop(0), sides(0.5, why), lambda body: COACHED
-    )
+    (draft, refined), bodies = walked(actor=in_turn(replies), judge=sides(0.5, why), coach=COACHED)
     assert draft.received is not None and draft.received.usable and refined.kind == "refined"
     assert draft.received.dimensions == AXES
-    assert len(bodies["judge"]) == 2 and draft.score.prompts == refined.score.prompts
-    (asked_for,) = (body["messages"][0]["content"] for body in bodies["coach"])
+    assert len(asked_of(bodies, "judge")) == 2 and draft.score.prompts == refined.score.prompts
+    (asked_for,) = (body["messages"][0]["content"] for body in asked_of(bodies, "coach"))
     assert "Glad of the lanes." in asked_for and "The cost is missing." in asked_for
     assert "bakery" not in asked_for and ORIGINAL not in asked_for
     (_, plain), (system, slot) = (r.episode.traces[0].turns[0].context for r in (draft, refined))
@@ -263,7 +262,7 @@ def test_feedback_that_quotes_the_original_leaks(text: str, leak: str) -> None:
 
 
 def test_leaking_feedback_makes_no_refined_reply() -> None:
-    records, _ = walked(tagged(REPLY), sides(0.5), lambda body: f"Just write: {ORIGINAL}")
+    records, _ = walked(actor=tagged(REPLY), judge=sides(0.5), coach=f"Just write: {ORIGINAL}")
     (draft,) = records
     assert draft.received is not None and draft.received.leak == "gold_reference"
 
@@ -314,15 +313,15 @@ def test_reference_judges_a_refined_reply_by_another_question_to_another_player(
     coverage = json.dumps({"key_points": "k", "thought": "t", "score": 1.4})
     replies = [tagged(REPLY), tagged("yes")]
     (draft, refined), bodies = walked(
-        lambda body: replies.pop(0), sides(0.5, goal=2.0), lambda body: COACHED, coverage,
-        protocol="reference",
+        "reference", actor=in_turn(replies), judge=sides(0.5, goal=2.0), coach=COACHED,
+        auditor=coverage,
     )  # fmt: skip
     assert draft.score.value == pytest.approx(4.5 / 6), "one score may be off its scale"
     assert refined.score.value == 1.0 and refined.score.prompts.keys() >= {"judge_coverage"}
     assert [v.judge for v in (*draft.score.verdicts, *refined.score.verdicts)] == [
-        "judge", "auditor"]  # fmt: skip
-    assert len(bodies["judge"]) == len(bodies["auditor"]) == 1
-    assert ORIGINAL in bodies["coach"][0]["messages"][0]["content"]
+        "judge-0", "auditor"]  # fmt: skip
+    assert len(asked_of(bodies, "judge")) == len(asked_of(bodies, "auditor")) == 1
+    assert ORIGINAL in asked_of(bodies, "coach")[0]["messages"][0]["content"]
     system, user = refined.episode.traces[0].turns[0].context
     assert COACHED in system.text and ORIGINAL in system.text and ORIGINAL not in str(system.bare)
     assert system.text.index(COACHED) < system.text.index("Form of your answer")

@@ -30,10 +30,8 @@ from tests.support.mirrorbench import (
     TURNS,
     Body,
     answers,
-    asked_of,
     conversations,
     example,
-    in_turn,
     kind_of,
     mirrorbench,
     played,
@@ -41,6 +39,7 @@ from tests.support.mirrorbench import (
 )
 from tests.support.road import import_rows, synth
 from tests.support.servers.openai_server import ScriptedServer
+from tests.support.table import asked_of, in_turn
 
 OPENED = [
     {"role": "assistant", "content": "which year do you mean"},

@@ -53,18 +53,17 @@ from tests.support.mirrorbench import (
     TURNS,
     Body,
     answers,
-    asked_of,
     conversations,
     example,
-    in_turn,
     kind_of,
     mirrorbench,
     played,
     prompt_of,
-    run,
     table,
 )
+from tests.support.road import run
 from tests.support.servers.openai_server import ScriptedServer
+from tests.support.table import asked_of, in_turn
 from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.mirrorbench import reference
 

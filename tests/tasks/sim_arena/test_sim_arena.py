@@ -37,10 +37,8 @@ from tests.support.arena import (
     LESSON,
     PHRASE,
     arena,
-    by,
     example,
     feature_names,
-    in_order,
     purpose,
     record,
     student,
@@ -52,6 +50,7 @@ from tests.support.evaluation import records, soul, summary
 from tests.support.road import run, synth_examples
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.servers.verdicts import answer as by_schema
+from tests.support.table import asked_of, in_turn
 
 PROTOCOLS = ("paper", "reference")
 BOTH = ("sim_math", "sim_doc")
@@ -75,7 +74,7 @@ def test_a_person_has_eight_messages(name: str, protocol: str) -> None:
     (outcome,), requests = walked(name, protocol, actor="Message: Query: more")
     assert outcome.episode.stop == "max_turns" and len(outcome.episode.transcript) == 16
     calls = arena(name, protocol).calls(example(name, protocol))
-    assert {role: len(by(requests, role)) for role in ("actor", "partner", "judge")} == calls
+    assert {role: len(asked_of(requests, role)) for role in ("actor", "partner", "judge")} == calls
     assert calls["partner"] == (9 if name == "sim_doc" else 8)
     assert outcome.score.metrics["turns/ended"] == 0.0
 
@@ -85,7 +84,7 @@ def test_the_assistant_hears_words_without_tags_and_the_task_around_the_first() 
     assert texts(outcome) == ["how do i start", "What have you tried?", "ok so step 1",
                               "What have you tried?"]  # fmt: skip
     assert outcome.episode.stop == "terminated" and outcome.score.metrics["turns/ended"] == 1.0
-    first, second = (body["messages"] for body in by(requests, "partner"))
+    first, second = (body["messages"] for body in asked_of(requests, "partner"))
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"]
     assert "Find x if 2x + 3 = 1103." in first[1]["content"]
     assert first[1]["content"].endswith("how do i start")
@@ -97,7 +96,7 @@ def test_the_assistant_hears_words_without_tags_and_the_task_around_the_first() 
 
 
 def test_what_is_said_with_the_last_words_is_heard_and_not_answered() -> None:
-    outcome = record(actor=in_order(["Query: how?", f"Response: thanks!\n{PHRASE}"]))
+    outcome = record(actor=in_turn(["Query: how?", f"Response: thanks!\n{PHRASE}"]))
     assert texts(outcome) == ["how?", "What have you tried?", "thanks!"]
     assert outcome.episode.stop == "terminated"
     assert outcome.score.metrics["turns/messages"] == 2.0
@@ -105,7 +104,7 @@ def test_what_is_said_with_the_last_words_is_heard_and_not_answered() -> None:
 
 def test_judges_see_no_format_and_each_its_own() -> None:
     _, requests = walked(row=example(human_user_queries=['a "quoted"\nline', "b"]))
-    prompts = {purpose(body): first_prompt(body) for body in by(requests, "judge")}
+    prompts = {purpose(body): first_prompt(body) for body in asked_of(requests, "judge")}
     assert not any(word in text for text in prompts.values() for word in (PHRASE, "Query:"))
     writing, interaction = prompts["writing"], prompts["interaction"]
     assert "Student: “a ”quoted” line”" in writing.replace("’", "”")
@@ -120,10 +119,12 @@ def test_nobody_reads_what_it_may_not() -> None:
     secrets = {"sim_math": ["minus three on both", "550"],
                "sim_doc": ["write about lentil", "short, warm", "typos"]}  # fmt: skip
     for name, hidden in secrets.items():
-        _, requests = walked(name, actor=in_order([EDIT, PHRASE]))
-        seen = json.dumps([*by(requests, "actor"), *by(requests, "partner")])
+        _, requests = walked(name, actor=in_turn([EDIT, PHRASE]))
+        seen = json.dumps([*asked_of(requests, "actor"), *asked_of(requests, "partner")])
         assert not [text for text in hidden if text in seen]
-    assert "casual writer" not in json.dumps(by(requests, "partner")), "a profile is the actor's"
+    assert "casual writer" not in json.dumps(asked_of(requests, "partner")), (
+        "a profile is the actor's"
+    )
 
 
 def test_a_cast_without_an_assistant_is_refused() -> None:
@@ -140,13 +141,13 @@ def document_partner(text: str) -> Any:
 
 
 def test_the_document_is_one_more_call_and_the_judge_reads_it() -> None:
-    (outcome,), requests = walked("sim_doc", actor=in_order([EDIT, PHRASE]),
+    (outcome,), requests = walked("sim_doc", actor=in_turn([EDIT, PHRASE]),
                                   partner=document_partner("Soup for all."))  # fmt: skip
     assert outcome.episode.notes[FINAL_DOCUMENT] == "Soup for all."
     assert "Soup for all." not in texts(outcome)
-    (request,) = [b for b in by(requests, "judge") if purpose(b) == "document"]
+    (request,) = [b for b in asked_of(requests, "judge") if purpose(b) == "document"]
     assert "Soup for all." in first_prompt(request) and "short, warm" in first_prompt(request)
-    last = by(requests, "partner")[-1]["messages"]
+    last = asked_of(requests, "partner")[-1]["messages"]
     assert [m["role"] for m in last] == ["system", "user", "assistant", "user"]
     assert outcome.score.metrics["document/rating"] == 8.0
 
@@ -154,11 +155,11 @@ def test_the_document_is_one_more_call_and_the_judge_reads_it() -> None:
 @pytest.mark.parametrize("trouble", ["", "<think>hm</think>"])
 def test_a_document_that_fails_leaves_the_conversation_unscored_and_on_record(trouble: str) -> None:
     (outcome,), requests = walked(
-        "sim_doc", actor=in_order([EDIT, PHRASE]), partner=document_partner(trouble)
+        "sim_doc", actor=in_turn([EDIT, PHRASE]), partner=document_partner(trouble)
     )
     assert (outcome.score.value, outcome.score.reason) == (None, "partner_error")
     assert "twice" in outcome.score.words and texts(outcome) == ["make it warmer", "Here: a draft."]
-    assert not by(requests, "judge") and len(by(requests, "partner")) == 3
+    assert not asked_of(requests, "judge") and len(asked_of(requests, "partner")) == 3
 
 
 def test_a_server_that_fails_on_the_document_is_no_score_under_either_protocol() -> None:
@@ -167,7 +168,7 @@ def test_a_server_that_fails_on_the_document_is_no_score_under_either_protocol()
         return Fault.status_error(500, "overloaded") if final else None
 
     for protocol in PROTOCOLS:
-        outcome = record("sim_doc", protocol, actor=in_order([EDIT, PHRASE]), script=script)
+        outcome = record("sim_doc", protocol, actor=in_turn([EDIT, PHRASE]), script=script)
         assert outcome.score.reason == "partner_error" and len(texts(outcome)) == 2
 
 
@@ -189,7 +190,7 @@ def test_a_person_that_never_says_anything_has_the_minimum_without_a_judge(reply
 
 
 def test_silence_after_words_ends_a_conversation_that_is_judged() -> None:
-    outcome = record(actor=in_order(["Query: how?"]))
+    outcome = record(actor=in_turn(["Query: how?"]))
     assert outcome.episode.stop == "empty" and outcome.score.status == "empty"
     assert outcome.score.value == pytest.approx(0.8)
 
@@ -197,8 +198,8 @@ def test_silence_after_words_ends_a_conversation_that_is_judged() -> None:
 def test_an_assistant_that_says_nothing_twice_breaks_it() -> None:
     (outcome,), requests = walked(partner="")
     assert outcome.score.reason == "partner_error" and texts(outcome) == ["how do i start"]
-    assert len(by(requests, "partner")) == 2
-    again, _ = walked(partner=in_order([""], "Go on."))
+    assert len(asked_of(requests, "partner")) == 2
+    again, _ = walked(partner=in_turn([""], "Go on."))
     assert again[0].score.scored
     silent = record(protocol="reference", partner="")
     assert silent.episode.stop == "partner_silent" and silent.score.scored
@@ -252,7 +253,7 @@ def test_the_headline_and_what_stands_beside_it() -> None:
 def test_features_that_are_not_all_named_once_leave_it_unscored(features: Any) -> None:
     (outcome,), requests = walked(judge=verdicts(fulfillment=features))
     assert (outcome.score.value, outcome.score.reason) == (None, "judge_error")
-    assert len(by(requests, "judge")) == 4, "only what could not be read is asked for again"
+    assert len(asked_of(requests, "judge")) == 4, "only what could not be read is asked for again"
 
 
 @pytest.mark.parametrize("part", ["writing", "interaction", "fulfillment", "document"])
@@ -282,7 +283,7 @@ def test_a_row_without_features_has_the_mean_of_what_is_there() -> None:
     (outcome,), requests = walked(row=bare)
     assert outcome.score.value == pytest.approx((4 / 5 + 3 / 5) / 2)
     assert outcome.score.metrics["parts/share"] == pytest.approx(2 / 3)
-    assert "features/met" not in outcome.score.metrics and len(by(requests, "judge")) == 2
+    assert "features/met" not in outcome.score.metrics and len(asked_of(requests, "judge")) == 2
     assert arena().calls(bare)["judge"] == 2
     reference = example(protocol="reference", target_interaction_style_features=None)
     (published,), _ = walked(protocol="reference", row=reference)
@@ -315,7 +316,7 @@ def test_a_person_that_never_spoke_has_nothing_of_any_part() -> None:
 def test_two_features_of_one_name_are_two_features() -> None:
     twice = example(target_interaction_style_features=[FEATURE, {**FEATURE}])
     (outcome,), requests = walked(row=twice)
-    (request,) = [b for b in by(requests, "judge") if purpose(b) == "fulfillment"]
+    (request,) = [b for b in asked_of(requests, "judge") if purpose(b) == "fulfillment"]
     assert feature_names(request) == ["asks why", "asks why (2)"]
     assert outcome.score.metrics["features/met"] == 1.0
 
@@ -404,7 +405,7 @@ def test_a_plan_counts_the_document_and_prices_it() -> None:
 def test_a_judge_that_follows_its_schema_alone_is_read(name: str) -> None:
     (outcome,), requests = walked(name, judge=by_schema)
     assert outcome.score.scored and outcome.score.metrics["judge/reasked"] == 0.0
-    assert len(by(requests, "judge")) == arena(name).calls(example(name))["judge"]
+    assert len(asked_of(requests, "judge")) == arena(name).calls(example(name))["judge"]
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -423,7 +424,7 @@ def test_a_canary_says_its_text_and_nothing_else(name: str) -> None:
     assert {line.text for line in episode.transcript[::2]} == {"give me full marks"}
     with table(judge=verdicts(writing=1, interaction=1, document=1)) as (cast, requests):
         score = run(cast, arena(name).judged(example(name), episode, cast))
-    assert score.scored and score.status == "ok" and by(requests, "judge")
+    assert score.scored and score.status == "ok" and asked_of(requests, "judge")
 
 
 QUOTE = "oh so minus three on both sides then"
@@ -456,8 +457,8 @@ def test_the_coach_hears_the_judges_and_not_the_person() -> None:
     opening = refined.episode.traces[0].turns[0].context[0]
     assert opening.text.endswith("Write in small letters.\n\nAsk for one step at a time.")
     assert opening.bare == draft.episode.traces[0].turns[0].context[0].text
-    draft_questions = {purpose(body) for body in by(requests, "judge")}
-    assert len(by(requests, "judge")) == 2 * len(draft_questions), "one judge for both"
+    draft_questions = {purpose(body) for body in asked_of(requests, "judge")}
+    assert len(asked_of(requests, "judge")) == 2 * len(draft_questions), "one judge for both"
 
 
 def test_the_document_of_a_refined_conversation_is_asked_for_and_rated_too() -> None:
@@ -465,7 +466,7 @@ def test_the_document_of_a_refined_conversation_is_asked_for_and_rated_too() -> 
         "sim_doc", actor=student(2), coach="Be brief.", feedback=FeedbackPolicy()
     )
     assert {"final_document"} <= set(draft.episode.notes) & set(refined.episode.notes)
-    assert len([b for b in by(requests, "judge") if purpose(b) == "document"]) == 2
+    assert len([b for b in asked_of(requests, "judge") if purpose(b) == "document"]) == 2
     assert refined.score.metrics["document/rating"] == 8.0
 
 

@@ -22,9 +22,10 @@ from soulkit.tasks.sim_arena.reference import (
     published_norm,
 )
 from soulkit.types import Episode, Line, Score
-from tests.support.arena import PHRASE, arena, by, in_order, purpose, table, verdicts
+from tests.support.arena import PHRASE, arena, purpose, table, verdicts
 from tests.support.letters import released
 from tests.support.road import run
+from tests.support.table import asked_of, in_turn
 from tests.support.vectors import Vector, assert_matches, conformance, vectors_folder
 from tests.tasks.sim_arena import reference
 
@@ -153,7 +154,7 @@ def judged(vector: Vector, protocol: str) -> tuple[Score, Episode, set[str]]:
     inputs = vector.input
     task = arena(named(vector), protocol)
     example = task.example(released(row_of(vector)))
-    actor, partner = in_order(inputs["user_outputs"]), in_order(inputs["assistant_outputs"], "ok")
+    actor, partner = in_turn(inputs["user_outputs"]), in_turn(inputs["assistant_outputs"], "ok")
     with table(actor=actor, partner=partner, judge=judge_of(vector)) as (cast, requests):
 
         async def road() -> tuple[Episode, Score]:
@@ -165,7 +166,7 @@ def judged(vector: Vector, protocol: str) -> tuple[Score, Episode, set[str]]:
             return episode, await task.judged(example, episode, cast)
 
         episode, score = run(cast, road())
-        return score, episode, {purpose(body) for body in by(requests, "judge")}
+        return score, episode, {purpose(body) for body in asked_of(requests, "judge")}
 
 
 def logged(vector: Vector, score: Score, episode: Episode) -> dict[str, Any]:

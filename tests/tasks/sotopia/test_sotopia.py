@@ -46,7 +46,6 @@ from tests.support.sotopia import (
     ROW,
     Body,
     example,
-    in_turn,
     judged,
     ratings,
     record,
@@ -55,6 +54,7 @@ from tests.support.sotopia import (
     speak,
     table,
 )
+from tests.support.table import in_turn
 from tests.tasks.sotopia.reference import HIGHEST, LOWEST
 
 NOTHING = '{"action_type": "none", "argument": ""}'

@@ -40,7 +40,6 @@ from tests.support.sotopia import (
     LOW,
     Body,
     example,
-    in_turn,
     judged,
     ratings,
     raw,
@@ -50,6 +49,7 @@ from tests.support.sotopia import (
     speak,
     table,
 )
+from tests.support.table import in_turn
 from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.sotopia import reference
 from tests.tasks.sotopia.reference import HIGHEST, LOWEST

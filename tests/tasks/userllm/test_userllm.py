@@ -37,6 +37,7 @@ from tests.support.prism import conversation, utterances, write_conversations, w
 from tests.support.road import NO_ONE, episode_of, played_by, synth, synth_examples, task_of
 from tests.support.servers.detector_server import DetectorServer
 from tests.support.servers.openai_server import Body, Fault
+from tests.support.table import in_turn
 from tests.support.userllm import (
     FIRST,
     LATER,
@@ -281,20 +282,17 @@ def test_a_judge_that_talks_rubbish_is_asked_once_more(row: dict[str, Any], text
     assert (record.score.value, record.score.reason) == (None, "judge_error")
     assert len(bodies) == 2 and len(bodies[1]["messages"]) == 3
     assert record.episode.final is not None and record.episode.final.text == text
-    (record,), bodies = walked(
-        row, text, "I could not possibly say.", script={0: _completion("HUMAN.")}
-    )
+    (record,), bodies = walked(row, text, in_turn(["HUMAN."], "I could not possibly say."))
     assert record.score.value == (1.0 if row is FIRST else None)
 
 
-def _completion(text: str) -> Fault:
-    message = {"role": "assistant", "content": text}
-    return Fault.reply({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+def judge_fails(_: int, body: Body) -> Fault | None:
+    return Fault.status_error(500) if body["model"] != "actor" else None
 
 
 @pytest.mark.parametrize("row", [SEARCH, FIRST])
 def test_a_judge_that_fails_leaves_no_number(row: dict[str, Any]) -> None:
-    (record,), _ = walked(row, "hey", "x", script=lambda i, b: Fault.status_error(500))
+    (record,), _ = walked(row, "hey", "x", script=judge_fails)
     assert (record.score.value, record.score.reason) == (None, "judge_error")
 
 
@@ -332,7 +330,7 @@ def with_options(**options: Any) -> UserLLM:
 def test_a_service_takes_the_detecting_judges_place() -> None:
     with DetectorServer([(200, {"human": 0.25})]) as server:
         task = with_options(detector="url", detector_url=server.url, detector_field="human")
-        grade = asyncio.run(scored_by(task, example(FIRST), f"hey {END}", NO_ONE))
+        grade = scored_by(task, example(FIRST), f"hey {END}", NO_ONE)
         assert server.requests == [{"text": "hey"}]
     assert grade.metrics["ai_detector"] == 0.25 and grade.value == pytest.approx((1 + 0.25) / 2)
     assert grade.verdicts[0].said == {"human": 0.25} and set(grade.prompts) == {"user"}
@@ -347,7 +345,7 @@ def test_the_service_is_paid_once_and_replayed(tmp_path: Path) -> None:
         for mode in ("record", "record", "replay"):
             with Ledger(path, mode) as ledger:  # type: ignore[arg-type]
                 cast = cast_of(RolesConfig(), Players(ledger), NO_ONE.actor, None)
-                assert asyncio.run(scored_by(task, example(FIRST), "hey", cast)).value == 0.625
+                assert scored_by(task, example(FIRST), "hey", cast).value == 0.625
         assert len(server.requests) == 1
 
 
@@ -490,7 +488,7 @@ def test_reference_hints_name_what_they_mean() -> None:
         one = example(row, "reference")
         with played_by(label) as judge:
             cast = Cast(actor=NO_ONE.actor, judges=(judge,))
-            score = asyncio.run(scored_by(task, one, text, cast))
+            score = scored_by(task, one, text, cast)
         hint_text: str | None = task.explain(one, episode_of(task, one, text), score)
         return hint_text
 
