@@ -24,6 +24,12 @@ ADAPTERS = "[TASK=]ADAPTER"
 """The metavar of an adapter for all tasks whose option takes one for a single task as well: those
 stand in the setting of the plural name."""
 
+_PAIRS = {
+    "--option": "NAME=VALUE; soul tasks show TASK lists the names",
+    "--headers": "NAME=ENV, such as --headers X-Team=MY_TEAM; ENV is the variable with its value",
+    "--vllm-arg": "FLAG=VALUE, or --vllm-arg FLAG= for a flag that takes no value",
+}
+
 
 def text_form(annotation: Any, metavar: str | None) -> str:
     """How texts are read that stand for more than one value; empty for a single value.
@@ -95,28 +101,11 @@ def named_texts(flag: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _nameless(flag: str, text: str) -> ConfigError:
-    if flag == "--option":
-        return ConfigError(
-            f"{flag} {text} names no option and its value.",
-            "An option of a task is set by its name.",
-            f"Write {flag} NAME=VALUE; soul tasks show TASK lists the names.",
-        )
-    if flag == "--headers":
-        return ConfigError(
-            f"A {flag} names no header and its variable.",
-            "The value of a header is read from an environment variable and never written down.",
-            f"Write {flag} NAME=ENV, such as {flag} X-Team=MY_TEAM.",
-        )
-    if flag == "--vllm-arg":
-        return ConfigError(
-            f"{flag} {text} names no flag and its value.",
-            "A flag of vLLM is set by its name, with an equals sign behind it.",
-            f"Write {flag} FLAG=VALUE, or {flag} FLAG= for a flag that takes no value.",
-        )
+    shown = flag if flag == "--headers" else f"{flag} {text}"  # a header's value may be a secret
     return ConfigError(
-        f"{flag} {text} names no tag and what it is to match.",
-        "Rows are chosen by one tag and a regular expression for the whole of it.",
-        f"Write {flag} TAG=REGEX; soul data show FILE names the tags.",
+        f"{shown} has no name with an equals sign.",
+        "The option sets one thing by its name.",
+        f"Write {flag} {_PAIRS.get(flag, 'TAG=REGEX; soul data show FILE names the tags')}.",
     )
 
 
@@ -169,11 +158,7 @@ def row_sources(texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
         named = bool(equals) and (name in tasks or name.isidentifier())
         key, value = (name, where) if named else ("*", text)
         if key in rows:
-            raise ConfigError(
-                f"--data is given twice for {'every task' if key == '*' else repr(key)}.",
-                "Only one of them could be evaluated.",
-                "Write --data TASK=FILE once for each task.",
-            )
+            raise given_twice("--data", how=f"for {'every task' if key == '*' else repr(key)}")
         if named and tasks and name not in tasks:
             raise ConfigError(
                 f"--data has rows for '{name}', which is not evaluated here.",

@@ -40,46 +40,21 @@ RUN_FILES = (
 PLAYERS = frozenset(
     {"partner", "environment", "judge", "auditor", "coach", "blind_reader", "drafter", "filter"}
 )
-GROUPS = frozenset(
-    {
-        "data", "eval_data", "held_out", "experts", "roles", "endpoints", "option", "headers",
-        "teacher_adapters", "vllm_arg", "args",
-    }
-)  # fmt: skip
+GROUPS = frozenset((
+    "data", "eval_data", "held_out", "experts", "roles", "endpoints", "option", "headers",
+    "teacher_adapters", "vllm_arg", "args",
+))  # fmt: skip
 """Settings whose members are all alike, whatever their names are."""
 ROWS = ("data", "eval_data", "held_out")
 """Settings that name files of rows, or how many to make."""
-FILES = frozenset(
-    {
-        "adapter",
-        "teacher_model",
-        "teacher_adapter",
-        "teacher_adapters",
-        "prices",
-        "ledger_file",
-        "experts",
-        "corpora",
-        "validation",
-        "path",
-    }
-)
-CODE = frozenset(
-    {
-        "vllm_python",
-        "vllm_arg",
-        "args",
-        "module",
-        "reference",
-        "rows",
-        "binder",
-        "synth",
-        "importer",
-        "builder",
-        "drafting",
-        "audit",
-        "scripted_partner",
-    }
-)
+FILES = frozenset((
+    "adapter", "teacher_model", "teacher_adapter", "teacher_adapters", "prices", "ledger_file",
+    "experts", "corpora", "validation", "path",
+))  # fmt: skip
+CODE = frozenset((
+    "vllm_python", "vllm_arg", "args", "module", "reference", "rows", "binder", "synth", "importer",
+    "builder", "drafting", "audit", "scripted_partner",
+))  # fmt: skip
 """Of a tasks file's entries."""
 ABOUT = frozenset({"url", "citation", "licence"})
 """Of a tasks file's entries: addresses that people read and nothing is sent to."""
@@ -214,13 +189,13 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         reach.keys.append(SERVERS_KEY)
     elif name == "base_url" or ("://" in value and name not in ABOUT):
         reach.addresses.append(value)
-    elif name in FILES or (name == "option" and _looks_like_file(value)):
+    elif name in FILES or (name == "option" and _may_be_file(value)):
         reach.files.append(value)
     elif name == "track" and value != "none":
         reach.addresses.append(f"track: {value}")
 
 
-def _looks_like_file(value: str) -> bool:
+def _may_be_file(value: str) -> bool:
     """Whether an option of a task may name a file: options are numbers, choices or places."""
     return any(sign in value for sign in "/\\.~") or Path(value).exists()
 
