@@ -28,10 +28,7 @@ from soulkit.tasks.kit.registry import NotForTraining, Registry
 RequirementKind = Literal[
     "unnamed", "tasks", "rows", "services", "players", "keys", "model", "engine"
 ]
-ORDER: tuple[RequirementKind, ...] = (
-    "unnamed", "tasks", "rows", "services", "players", "keys", "model", "engine"
-)  # fmt: skip
-WORDS = {
+WORDS: dict[RequirementKind, str] = {
     "unnamed": "no",
     "tasks": "no class that plays",
     "rows": "no rows of",
@@ -41,8 +38,7 @@ WORDS = {
     "model": "no model",
     "engine": "no vLLM for",
 }
-
-
+"""In the order in which they are told."""
 MANY, FEW = 5, 3
 """More tasks without rows are not all named, but so many."""
 PULL = "soul data pull"
@@ -94,7 +90,7 @@ def refuse_missing(
             error.what = f"Cost {cost}. {error.what}"
             error.args = (error.what,)
         raise error
-    names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in ORDER}
+    names = {kind: [gap.name for gap in gaps if gap.kind == kind] for kind in WORDS}
     parts = [f"{WORDS[kind]} {_listed(kind, some)}" for kind, some in names.items() if some]
     partly = " for what can be counted" if names["rows"] or names["tasks"] else ""
     unknown = "Cost unknown without rows. " if whole is None and names["keys"] else ""
@@ -164,14 +160,10 @@ def missing_keys(config: RolesConfig) -> list[MissingRequirement]:
             wanted_by.setdefault(who.api_key_env, []).append(f"{role} {who.model}")
     gaps = []
     for name, players in wanted_by.items():
+        users = ", ".join(dict.fromkeys(players))
         try:
-            read_key(name, optional=False)
+            read_key(name, optional=False, what=f"The key for {users}")
         except ModelLoadError as error:
-            users = ", ".join(dict.fromkeys(players))
-            error.why = (
-                f"The key for {users} is read from there; "
-                "keys are never written into configurations."
-            )
             roles = dict.fromkeys(one.partition(" ")[0] for one in players)
             flags = " ".join(f"--{role} WHO" for role in roles if role != "actor")
             error.way_out += f" Or name other players: {flags}." if flags else ""

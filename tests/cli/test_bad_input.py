@@ -176,7 +176,7 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     rows = ("--task", "tomi", "--data", "synth:2", "--out", tmp_path / "run")
     what, why, fix = refused(capsys, "api", "--model", "m", *rows)
-    assert why.startswith("The key for actor m is read from there;")
+    assert why.startswith("The key for actor m is read from there")
     cost, _, missing = what.partition(". ")
     assert cost == "Cost unknown: no price is known of m"
     assert missing == "The environment variable 'OPENAI_API_KEY' is not set."

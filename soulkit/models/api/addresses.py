@@ -109,26 +109,38 @@ def is_loopback(url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def read_key(name: str, *, optional: bool) -> str:
-    """The key in the environment variable `name`, empty when it is unset and `optional`.
+def read_key(name: str, *, optional: bool, what: str = "The server's key") -> str:
+    """The key in the environment variable `name`, as of `environment_value`."""
+    hint = "any value will do for a server that asks for no key"
+    return environment_value(name, what, optional=optional, hint=hint, spaces=False)
 
-    Raises ModelLoadError when it is missing or can be no key.
+
+def environment_value(
+    name: str, what: str, *, optional: bool, hint: str = "", spaces: bool = True
+) -> str:
+    """What is sent as a header from the environment variable `name`: `what` it is, in a message
+    with a `hint`. Empty when it is unset and `optional`.
+
+    Raises ModelLoadError when it is missing or can be no header.
     """
-    key = os.environ.get(name, "").strip()
-    if not key and not optional:
+    value = os.environ.get(name, "").strip()
+    if not value and not optional:
         raise ModelLoadError(
             f"The environment variable '{name}' is not set.",
-            "The server's key is read from there; keys are never written into configurations.",
-            f"Run: export {name}=...  (any value will do for a server that asks for no key).",
+            f"{what} is read from there and never written into a configuration.",
+            f"Run: export {name}=...  ({hint}).",
         )
-    if not (key.isascii() and key.isprintable()) or " " in key:
+    if not (value.isascii() and value.isprintable()) or (" " in value and not spaces):
         raise ModelLoadError(
-            f"The environment variable '{name}' holds characters that no key can have.",
-            "A key travels in an HTTP header, which allows printable ASCII without spaces only.",
-            f"Copy the key again and run: export {name}=...",
+            f"The environment variable '{name}' holds characters that cannot be sent.",
+            f"{what} goes into an HTTP header, which allows printable ASCII"
+            f"{'' if spaces else ' without spaces'} only.",
+            f"Copy it again and run: export {name}=...",
         )
-    remember(key)
-    return key
+    remember(value.replace(" ", ""))
+    if value.count(" ") == 1:  # of `Bearer KEY` the key alone as well
+        remember(value.partition(" ")[2])
+    return value
 
 
 AZURE = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
@@ -188,7 +200,9 @@ def open_access(
     url, named = checked_url(base_url), headers or {}
     if DEPLOYMENT in f"{url}/" and api_version is None:
         raise _versionless(url)
-    own = {name: _value(name, variable, keyless) for name, variable in named.items()}
+    own = {
+        name: _header_value(name, variable, optional=keyless) for name, variable in named.items()
+    }
     standing_in = [variable for name, variable in named.items() if name.lower() in FOR_KEYS]
     if standing_in:
         names = ", ".join(standing_in)
@@ -240,31 +254,15 @@ def _account(url: str, own: Mapping[str, str]) -> dict[str, str]:
     """Values of `account_headers` that the user does not give otherwise."""
     names = {name.lower() for name in own}
     return {
-        name: _value(name, variable, missing=True)
+        name: _header_value(name, variable, optional=True)
         for name, variable in account_headers(url).items()
         if name.lower() not in names
     }
 
 
-def _value(name: str, variable: str, missing: bool) -> str:
-    """What the environment says of a header; empty where it may be `missing`."""
-    value = os.environ.get(variable, "").strip()
-    if not value and not missing:
-        raise ModelLoadError(
-            f"The environment variable '{variable}' is not set.",
-            f"The header '{name}' has its value there; values are never written down.",
-            f"Run: export {variable}=...  or leave the header out.",
-        )
-    if not (value.isascii() and value.isprintable()):
-        raise ModelLoadError(
-            f"The environment variable '{variable}' holds characters that no header can have.",
-            f"It is sent as the header '{name}', which allows printable ASCII only.",
-            f"Copy the value again and run: export {variable}=...",
-        )
-    remember(value.replace(" ", ""))
-    if value.count(" ") == 1:  # of `Bearer KEY` the key alone as well
-        remember(value.partition(" ")[2])
-    return value
+def _header_value(header: str, variable: str, *, optional: bool) -> str:
+    what, hint = f"The value of the header '{header}'", "it can also be left out"
+    return environment_value(variable, what, optional=optional, hint=hint)
 
 
 def _versionless(url: str) -> ModelLoadError:
