@@ -22,11 +22,9 @@ from soulkit.cli import app as cli
 from soulkit.cli.app import StopSignals
 from soulkit.errors import ConfigError, DataError, ProviderError
 from soulkit.extras import install_line
-from soulkit.runs.jsonl import read_jsonl
-from tests.support.evaluation import FAST, oracle, paid, replaced, soul, summary
+from tests.support.evaluation import FAST, oracle, paid, soul, summary
 from tests.support.resuming import episodes, fork_context, stop_after
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.training import random_model
 
 HEAVY = ("torch", "transformers", "openai", "datasets", "pyarrow", "numpy", "pandas", "pydantic")
 
@@ -360,11 +358,6 @@ def test_a_terminal_that_closes_ends_the_command_in_order(tmp_path: Path) -> Non
 # --- evaluations ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
 def played(out: Path) -> list[dict[str, Any]]:
     """The run's records in the order of their keys, without how long they took and what of."""
     return sorted(episodes(out), key=lambda record: str(record["key"]))
@@ -416,19 +409,3 @@ def test_stops_of_an_evaluation_over_http_lose_nothing(tmp_path: Path) -> None:
         assert len(paid(out)) == n
     # Nothing that was answered is asked again: only what was under way at a stop.
     assert calls <= n * (1 + len(runs)) + 6 * 2
-
-
-@pytest.mark.slow
-def test_stops_of_a_local_evaluation_lose_nothing(tmp_path: Path, tiny: Path) -> None:
-    def command(out: Path) -> list[str]:
-        words = ("eval", "local", "--model", tiny, "--out", out, "--task", "tomi", "--data",
-                 "synth:60", "--max-tokens", 6, "--batch-size", 2, "--temperature", 0,
-                 *replaced(FAST, ("--max-unscored", 1)))  # fmt: skip
-        return [str(word) for word in words]
-
-    whole = tmp_path / "whole"
-    assert soul(*command(whole)) == 0
-    for out in stopped_runs(command, tmp_path, 4, most=12):
-        assert [r["score"] for r in played(out)] == [r["score"] for r in played(whole)]
-        assert figures(out) == figures(whole)
-        assert len(list(read_jsonl(out / "episodes.jsonl"))) == 60

@@ -3,10 +3,8 @@ table whatever ends the process."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,7 @@ import pytest
 from soulkit.models.api import batches
 from tests.support.evaluation import (
     api,
-    last_message,
     oracle,
-    records,
     soul,
     start,
     summary,
@@ -190,51 +186,6 @@ def test_what_a_batch_holds_is_not_paid_for_live_as_well(
 
 
 # -- 500 rows, killed twice ------------------------------------------------------------------------
-
-
-def fickle(rows: int) -> Callable[[dict[str, Any]], str]:
-    """Right or wrong, as the question has it."""
-    right = oracle("tomi", rows)
-
-    def answer(body: dict[str, Any]) -> str:
-        digest = hashlib.sha256(last_message(body).encode()).digest()
-        return right(body) if digest[0] % 3 else "<answer>nowhere at all</answer>"
-
-    return answer
-
-
-def scored(out: Path) -> dict[str, tuple[float | None, str]]:
-    return {r.key: (r.score.value, r.episode.transcript[0].text) for r in records(out)}
-
-
-@pytest.mark.slow
-def test_500_rows_killed_twice_come_to_the_live_table(tmp_path: Path) -> None:
-    stalls = {("POST /batches", 0), ("GET /files/ID/content", 0)}
-    out = tmp_path / "batch"
-
-    def service(request: str, index: int) -> str:
-        return "stall" if (request, index) in stalls else ""
-
-    with BatchServer(answer=fickle(500), service=service) as server:
-        command = ("eval", "api", "--model", "m", "--base-url", server.base_url, "--task", "tomi",
-                   "--data", "synth:500", *PRICES, "--out")  # fmt: skip
-        for _ in stalls:
-            # Once between the request for a batch and its answer, once while replies come.
-            process = start(*command, out, *BATCH)
-            server.wait_for(server.stalled.is_set)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            server.stalled.clear()
-        assert soul(*command, out, *BATCH) == 0
-        server.go_on.set()
-        assert server.requests["POST /batches"] == 1
-        assert len(server.live) == 1 and len(server.paid) == 499
-        assert set(server.paid.values()) == {1}
-        assert soul(*command, tmp_path / "live") == 0
-    batch, live = summary(out), summary(tmp_path / "live")
-    assert 0.5 < batch["tasks"]["tomi"]["value"]["mean"] < 0.8
-    assert batch["tasks"] == live["tasks"] and scored(out) == scored(tmp_path / "live")
-    assert batch["cost"] == pytest.approx(live["cost"] * (499 / 2 + 1) / 500, rel=0.002)
 
 
 @pytest.mark.slow

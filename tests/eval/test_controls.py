@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.types import ControlRecord, Score
-from tests.support.evaluation import records, soul, start, summary, three_lines
+from tests.support.evaluation import records, soul, summary, three_lines
 from tests.support.judged import essay, first_message, opinion, topic
 from tests.support.servers.openai_server import Body, ScriptedServer
 
@@ -348,25 +347,3 @@ def test_the_check_of_a_task_asks_about_its_controls(rows: Path) -> None:
 
 
 # -- kills -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_in_the_same_table_and_pays_for_nothing_twice(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", 24)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    narrow = ("--controls", "--concurrency", 4)
-    with ScriptedServer(answer=player()) as server:
-        assert soul(*command(server.base_url, whole, rows, *narrow)) == 0
-        calls = len(server.requests)
-        words = command(server.base_url, killed, rows, *narrow)
-        for share in (30, 60, 85):  # the last two while controls are asked about
-            process = start(*words)
-            server.wait_for(calls + calls * share // 100, timeout_s=600)
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-        assert soul(*words) == 0
-        again = len(server.requests) - calls
-    assert figures(killed) == figures(whole)
-    assert in_order(killed) == in_order(whole)
-    # Only what was in flight at a kill is asked for again: four places with two opinions each.
-    assert again <= calls + 3 * 8

@@ -18,7 +18,6 @@ from soulkit.train.setup.data import load_training_data
 from soulkit.train.setup.rows import general_rows
 from soulkit.train.state.summary import AbilityTotals, ability_totals
 from soulkit.types import Episode, Failure, Record, Score, unscored
-from tests.support.resuming import count, fork_context, stop_after
 from tests.support.training import lines_of, soul
 
 RETAINED = ("--retention", "--set", "retention_tokens=2")
@@ -161,36 +160,3 @@ def test_measuring_moves_no_weight(tmp_path: Path) -> None:
     assert lines_of(measured) == lines_of(plain)
     file = Path("model") / "model.safetensors"
     assert (measured / file).read_bytes() == (plain / file).read_bytes()
-
-
-@pytest.mark.slow
-def test_a_killed_run_never_calls_other_weights_by_that_name(warm: Path, tmp_path: Path) -> None:
-    """Reinforcement of an adapter, killed at both measurements and in between."""
-
-    def grpo(out: Path) -> list[str]:
-        words = (
-            "train", "grpo", "--model", warm / "model", "--task", "tomi", "--data",
-            "tomi=synth:24", "--prompts", 2, "--group-size", 4, "--max-tokens", 8, "--lr", 3e-3,
-            "--lora-r", 4, "--steps", 3, "--checkpoint-every", 1, "--set", "deterministic=true",
-            "--out", out, "--retention", "--set", "retention_tokens=24",
-        )  # fmt: skip
-        return [str(word) for word in words]
-
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert soul(*grpo(whole)) == 0
-    files = [f"{start}{name}.jsonl{end}" for name in ("before", "after")
-             for start, end in (("", ""), (".", ".part"))]  # fmt: skip
-    growing = [run / "metrics.jsonl", *(run / "retention" / file for file in files)]
-    context, rng, kills = fork_context(), random.Random(5), 0
-    for _ in range(3):
-        kills += stop_after(context, grpo(run), growing, rng.randrange(1, 4), 9) != 0
-        if (run / "summary.json").is_file():
-            break
-    assert kills and soul(*grpo(run)) == 0
-    assert lines_of(run) == lines_of(whole) and count(run / "retention" / "after.jsonl") == 40
-    for name in ("before", "after"):
-        path = Path("retention") / f"{name}.jsonl"
-        assert replies(run / path) == replies(whole / path)
-        assert [r.episode.transcript for r in load_records(run / path)] == [
-            r.episode.transcript for r in load_records(whole / path)
-        ]

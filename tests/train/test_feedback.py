@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from soulkit.play.engine import FeedbackPolicy
 from soulkit.runs.records import load_records
-from soulkit.train.rollouts.feedback import STEPS_IN_VAIN
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.state.loop import Loop
-from soulkit.train.state.metrics import Learned, StepLine
+from soulkit.train.state.metrics import FeedbackCounts, Learned, StepLine
 from soulkit.train.state.stops import flat_groups, stop_flat
+from soulkit.types import (
+    Completion,
+    Episode,
+    Failure,
+    Feedback,
+    Kind,
+    Record,
+    Score,
+    Segment,
+    Trace,
+    Turn,
+    unscored,
+)  # fmt: skip
 from tests.support.evaluation import three_lines
 from tests.support.servers.openai_server import Fault, ScriptedServer
-from tests.support.shades import SHADES, shade_options, steps_of, train, write_coach
+from tests.support.shades import TASKS, shade_options, steps_of, train, write_coach
 from tests.support.training import config, random_model
 
 LEAK = "16 of 16 feedbacks leak the answer (gold_text)"
@@ -43,20 +59,15 @@ def scripted(folder: Path, *tasks: str, leaks: bool = True) -> list[Any]:
 # --- nothing of use -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "verb"), [("ditto", "refined"), ("erl", "refined"), ("sdpo-token+grpo", "taught")]
-)
-def test_three_steps_in_vain_stop_a_run(
-    tmp_path: Path, model: Path, capfd: Any, method: str, verb: str
-) -> None:
+def test_three_steps_in_vain_stop_a_run(tmp_path: Path, model: Path, capfd: Any) -> None:
     out, options = tmp_path / "run", scripted(tmp_path, "kind")
-    assert train(method, model, out, *options, "--steps", 6) == 2
+    assert train("ditto", model, out, *options, "--steps", 6) == 2
     output = capfd.readouterr().err
     for step in range(3):
-        assert f"step {step}: nothing was {verb}: {LEAK}" in output
+        assert f"step {step}: nothing was refined: {LEAK}" in output
     error, why, fix = three_lines("\n".join(output.splitlines()[-3:]))
     assert "3 steps in a row" in error and LEAK in error
-    assert f"'{method}'" in why and "--coach" in fix
+    assert "'ditto'" in why and "--coach" in fix
     lines = steps_of(out)
     assert [line["feedback/in_vain"] for line in lines] == [1, 2, 3]
     assert [line["rollouts/refined"] for line in lines] == [0, 0, 0]
@@ -80,18 +91,7 @@ def test_what_was_stopped_goes_on_once_the_coach_is_mended(
 
 
 @pytest.mark.slow
-def test_a_run_in_vain_to_its_last_step_has_no_result(
-    tmp_path: Path, model: Path, capfd: Any
-) -> None:
-    out, options = tmp_path / "run", scripted(tmp_path, "kind")
-    for _ in range(2):
-        assert train("ditto", model, out, *options, "--steps", STEPS_IN_VAIN) == 2
-        assert "3 steps in a row" in stopped(capfd)[0]
-    assert len(steps_of(out)) == 3 and not (out / "summary.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 2, 50])
+@pytest.mark.parametrize("every", [1, 50])
 def test_the_count_survives_an_interruption(
     tmp_path: Path, model: Path, capfd: Any, every: int
 ) -> None:
@@ -115,29 +115,6 @@ def test_the_count_survives_an_interruption(
     assert [line["feedback/in_vain"] for line in steps_of(out)] == [1, 2, 3]
 
 
-class Coach:
-    """Gives the answer away in the calls of the steps that it is told, and helps in the others."""
-
-    def __init__(self, calls: int, leaking: set[int]) -> None:
-        self.calls, self.leaking, self.count = calls, leaking, 0
-
-    def __call__(self, body: Any) -> str:
-        step, self.count = self.count // self.calls, self.count + 1
-        prompt = str(body["messages"][0]["content"])
-        speaker = int(prompt.partition("Speaker ")[2].split()[0])
-        return f"It is {SHADES[speaker % 3]}." if step in self.leaking else "Look at the light."
-
-
-@pytest.mark.slow
-def test_one_step_of_use_begins_the_count_anew(tmp_path: Path, model: Path, capfd: Any) -> None:
-    out, options = tmp_path / "run", shade_options(tmp_path, "kind")
-    with ScriptedServer(answer=Coach(8, {0, 1, 3, 4})) as server:
-        coach = ("--coach", f"endpoint:c@{server.base_url}")
-        assert train("ditto", model, out, *options, *coach, "--steps", 6) == 0
-    counts = [line.get("feedback/in_vain", 0) for line in steps_of(out)]
-    assert counts == [1, 2, 0, 1, 2, 0]
-
-
 @pytest.mark.slow
 def test_a_setting_that_the_coachs_server_refuses_is_recorded(
     tmp_path: Path, model: Path, capfd: Any
@@ -148,7 +125,7 @@ def test_a_setting_that_the_coachs_server_refuses_is_recorded(
         return Fault.status_error(400, "temperature is not supported", param="temperature")
 
     out = tmp_path / "run"
-    with ScriptedServer(answer=Coach(8, set()), script=script) as server:
+    with ScriptedServer(answer=lambda body: "Look at the light.", script=script) as server:
         coach = ("--coach", f"endpoint:c@{server.base_url}", "--steps", 1)
         assert train("ditto", model, out, *shade_options(tmp_path, "kind"), *coach) == 0
     dropped = {"coach": {"c": {"temperature": 1.0}}}
@@ -159,138 +136,104 @@ def test_a_setting_that_the_coachs_server_refuses_is_recorded(
     assert "kind coach temperature (100 % of calls to c)" in capfd.readouterr().out
 
 
-@pytest.mark.slow
-def test_reasons_are_counted_apart(tmp_path: Path, model: Path, capfd: Any) -> None:
-    def answer(body: Any) -> str:
-        number = len(server.requests) % 2
-        return "amber cobalt " * 200 if number else Coach(1, {0})(body)
+# --- what is counted ------------------------------------------------------------------------------
 
-    with ScriptedServer(answer=answer) as server:
-        coach = ("--coach", f"endpoint:c@{server.base_url}", "--set", "concurrency=1")
-        options = (*shade_options(tmp_path, "kind"), *coach, "--steps", 3)
-        assert train("ditto", model, tmp_path / "run", *options) == 2
-    error = stopped(capfd)[0]
-    assert "4 of 8 feedbacks leak the answer" in error
-    assert "the coach failed on 4 of 8 drafts" in error
+SHOWN = Segment("user", "Q. Look at the light.", bare="Q.")
+ADVICE, TELLING = (
+    Feedback(text="Look.", author="coach"),
+    Feedback(text="It is amber.", author="coach", leak="gold_text"),
+)
+FULL, POOR, BROKEN = (
+    Score(value=1.0, reward=1.0), Score(value=0.5, reward=0.5),
+    unscored(Failure("partner_error"), "paper"),
+)  # fmt: skip
 
 
-@pytest.mark.slow
-def test_of_a_mixture_the_task_is_named_and_the_others_carry_on(
-    tmp_path: Path, model: Path, capfd: Any
-) -> None:
-    out = tmp_path / "run"
-    options = shade_options(tmp_path, "kind", "mute", rows=3)
-    coach = write_coach(tmp_path / "coach.yaml", leaks=True)
-    script = coach.read_text() + "replies: [Look at the light.]\n"
-    rows = [json.loads(line) for line in (tmp_path / "mute.jsonl").read_text().splitlines()]
-    for number, row in enumerate(rows):  # speakers that the script does not know
-        row["said"] = f"Singer {number} points."
-    (tmp_path / "mute.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    coach.write_text(script)
-    more = ("--coach", f"scripted:{coach}", "--prompts", 6, "--steps", 4)
-    assert train("ditto", model, out, *options, *more) == 0
-    lines = steps_of(out)
-    assert all("feedback/in_vain" not in line for line in lines)
-    remark = "nothing was refined for kind: 12 of 12 feedbacks leak the answer (gold_text)"
-    assert [line["feedback/missing"] for line in lines] == [{"kind": remark}] * 4
-    assert f"step 3: {remark}" in capfd.readouterr().err
+def record(
+    row: int, kind: Kind = "draft", score: Score = POOR, received: Feedback | None = None,
+    task: str = "kind", context: Segment = SHOWN, **notes: Any,
+) -> Record:  # fmt: skip
+    trace = Trace(seat="reader", turns=(Turn(context=(context,), completion=Completion(text="x")),))
+    episode = Episode(example_id=str(row), task=task, kind=kind, traces=(trace,), notes=notes)
+    return Record(
+        key=f"{row}/{kind}", task=task, example_id=str(row), rollout=0, kind=kind,
+        episode=episode, score=score, received=received,
+    )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_refined_rollouts_without_a_score_are_of_no_use(
-    tmp_path: Path, model: Path, capfd: Any
-) -> None:
-    from soulkit.errors import ProviderError
-    from soulkit.tasks.kit.choice import ChoiceTask
-
-    play = ChoiceTask.play
-
-    async def failing(self: Any, example: Any, cast: Any, rollout: Any) -> Any:
-        if rollout.kind == "refined" and rollout.rng(example, "x"):
-            raise ProviderError("gone")
-        return await play(self, example, cast, rollout)
-
-    options = (*shade_options(tmp_path, "kind"), "--steps", 5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ChoiceTask, "play", failing)
-        assert train("ditto", model, tmp_path / "run", *options) == 2
-    assert "8 of 8 refined rollouts have no score" in stopped(capfd)[0]
+def monitor(*tasks: str, refines: bool = True, **policy: Any) -> FeedbackMonitor:
+    registry = load_registry(TASKS)
+    policies = dict.fromkeys(tasks, FeedbackPolicy(**policy))
+    return FeedbackMonitor(refines, policies, {name: registry.task(name) for name in tasks})
 
 
-# --- nothing to mend ------------------------------------------------------------------------------
+def after(one: FeedbackMonitor, *records: Record) -> FeedbackCounts:
+    return one.look(FeedbackCounts(), records, records)
 
 
-@pytest.mark.slow
+USED = (record(0, received=ADVICE), record(0, "refined"))
+LEAKED, SILENT = record(1, received=TELLING), record(2)
+
+
 @pytest.mark.parametrize(
-    ("task", "more"),
+    ("refines", "records", "words"),
     [
-        ("contented", ()), ("generous", ("--feedback-for", "imperfect")),
-        ("generous", ("--feedback-for", "task")), ("closed", ("--protocol", "reference")),
+        (True, USED, ""),
+        (True, (LEAKED,), "nothing was refined: 1 of 1 feedbacks leak the answer (gold_text)"),
+        (False, (LEAKED,), "nothing was taught: 1 of 1 feedbacks leak the answer (gold_text)"),
+        (False, (record(0, received=ADVICE),), ""),
+        (True, (record(0, received=ADVICE),), "nobody else's feedback could be had for 1 of 1"),
+        (True, (SILENT,), "the coach had nothing to say about 1 of 1 drafts"),
+        (True, (record(0, coach_failure="gone"),), "the coach failed on 1 of 1 drafts"),
+        (True, (LEAKED, SILENT), "1 of 2 feedbacks leak the answer (gold_text), the coach had"),
+        (True, (USED[0], record(0, "refined", BROKEN)), "1 of 1 refined rollouts have no score"),
+        (True, (USED[0], record(0, "refined", context=Segment("user", "Q."))),
+         "1 of 1 feedbacks reached no prompt"),
+        (True, (record(0, score=BROKEN),), ""),  # an unscored draft leaves before
     ],
 )  # fmt: skip
-def test_drafts_that_want_no_feedback_do_not_stop_a_run(
-    tmp_path: Path, model: Path, capfd: Any, task: str, more: tuple[str, ...]
+def test_why_feedback_was_of_no_use(refines: bool, records: Sequence[Record], words: str) -> None:
+    counts = after(monitor("kind", refines=refines), *records)
+    assert bool(counts.missing) == bool(words) == bool(counts.in_vain)
+    assert words in counts.missing.get("kind", "")
+
+
+@pytest.mark.parametrize(
+    ("task", "score", "policy", "gated"),
+    [
+        ("kind", FULL, {}, 1), ("kind", POOR, {}, 0), ("kind", POOR, {"when": "never"}, 1),
+        ("kind", POOR, {"when": "imperfect"}, 0), ("closed", POOR, {"when": "task"}, 1),
+        ("closed", POOR, {"when": "all"}, 0),
+    ],
+)  # fmt: skip
+def test_drafts_that_want_no_feedback_miss_none(
+    task: str, score: Score, policy: dict[str, Any], gated: int
 ) -> None:
-    out = tmp_path / "run"
-    assert train("ditto", model, out, *shade_options(tmp_path, task), "--steps", 4, *more) == 0
-    lines = steps_of(out)
-    assert [line["feedback/gated"] for line in lines] == [8] * 4
-    assert not any({"feedback/in_vain", "feedback/missing"} & line.keys() for line in lines)
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["feedback"]["gated"] == 32
-    shown = capfd.readouterr()
-    assert "nothing was refined" not in shown.err and "32 of 32 drafts wanted none" in shown.out
+    counts = after(monitor(task, **policy), record(0, score=score, task=task))
+    assert (counts.gated, counts.in_vain, len(counts.missing)) == (gated, 1 - gated, 1 - gated)
 
 
-@pytest.mark.slow
-def test_full_marks_need_no_feedback_whatever_was_said(tmp_path: Path, model: Path) -> None:
-    out, options = tmp_path / "run", scripted(tmp_path, "generous")
-    assert train("ditto", model, out, *options, "--steps", 4) == 0
-    drafts = [r for r in load_records(out / "episodes.jsonl") if r.kind == "draft"]
-    full = [sum(r.score.reward == 1 for r in drafts if r.step == step) for step in range(4)]
-    assert [line["feedback/gated"] for line in steps_of(out)] == full
-    # A reply without a visible word that was cut at its limit has no marks in any task.
-    cut = [r for r in drafts if r.score.reward != 1]
-    assert sum(full) > 50 and {r.score.status for r in cut} <= {"truncated"}
+def test_steps_in_vain_are_counted_while_they_follow_each_other() -> None:
+    one, gated = monitor("kind"), record(5, score=FULL)
+    steps = ((LEAKED,), (gated,), (SILENT, gated), USED, (LEAKED,), (*USED, SILENT))
+    assert [after(one, *step).in_vain for step in steps] == [1, 1, 2, 0, 1, 0]
 
 
-@pytest.mark.slow
-def test_gated_steps_leave_the_count_as_it_is(tmp_path: Path, model: Path, capfd: Any) -> None:
-    out, options = tmp_path / "run", [*scripted(tmp_path, "kind"), "--feedback-for", "task"]
-    with pytest.MonkeyPatch.context() as patch:
-        from soulkit.tasks.kit.base import Task
-
-        patch.setattr(Task, "gate", lambda self, score, step: step != 1)
-        assert train("ditto", model, out, *options, "--steps", 6) == 2
-    lines = steps_of(out)
-    assert [line["feedback/in_vain"] for line in lines] == [1, 1, 2, 3]
-    assert [line.get("feedback/gated", 0) for line in lines] == [0, 16, 0, 0]
-    assert "feedback/missing" not in lines[1]
-
-
-@pytest.mark.slow
-def test_what_is_used_adds_nothing_to_the_line(tmp_path: Path, model: Path, capfd: Any) -> None:
-    out, options = tmp_path / "run", shade_options(tmp_path, "kind")
-    assert train("ditto", model, out, *options, "--steps", 1) == 0
-    added = {"feedback/gated", "feedback/missing", "feedback/in_vain"}
-    assert not any(added & line.keys() for line in steps_of(out))
-    refined = [r for r in load_records(out / "episodes.jsonl") if r.kind == "refined"]
-    assert len(refined) == 8
-    assert "nothing was" not in capfd.readouterr().err.replace("nothing was learned", "")
+def test_of_a_mixture_the_task_without_use_is_named() -> None:
+    other = (record(3, received=ADVICE, task="mute"), record(3, "refined", task="mute"))
+    counts = after(monitor("kind", "mute"), LEAKED, *other)
+    remark = "nothing was refined for kind: 1 of 1 feedbacks leak the answer (gold_text)"
+    assert (counts.missing, counts.in_vain) == ({"kind": remark}, 0)
 
 
 # --- groups without spread ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["grpo", "ditto"])
-def test_groups_without_spread_are_said_aloud(
-    tmp_path: Path, model: Path, capfd: Any, method: str
-) -> None:
+def test_groups_without_spread_are_said_aloud(tmp_path: Path, model: Path, capfd: Any) -> None:
     out, options = tmp_path / "run", shade_options(tmp_path, "generous")
-    assert train(method, model, out, *options, "--steps", 11) == 0
-    groups = 2 if method == "grpo" else 4
+    assert train("grpo", model, out, *options, "--steps", 11) == 0
     output = capfd.readouterr().err
-    text = f"{groups} of {groups} groups have equal rewards: nothing is learned;"
+    text = "2 of 2 groups have equal rewards: nothing is learned;"
     assert f"step 0: {text}" in output and output.count(text) == 1
     assert "--group-size" in output and "--stop-flat 10 would end the run" in output
     assert "step 9: 10 steps so far had nothing to learn from" in output
@@ -347,12 +290,11 @@ def test_what_is_said_of_groups(counts: tuple[int, int, int], norm: float, text:
 # --- how different, and how leaks are treated -----------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["ditto", "sdpo-token"])
 def test_a_coach_of_one_sentence_is_counted_and_said(
-    tmp_path: Path, model: Path, capfd: Any, method: str
+    tmp_path: Path, model: Path, capfd: Any
 ) -> None:
     out, options = tmp_path / "run", scripted(tmp_path, "kind", leaks=False)
-    assert train(method, model, out, *options, "--steps", 2) == 0
+    assert train("ditto", model, out, *options, "--steps", 2) == 0
     assert [line["feedback/distinct"] for line in steps_of(out)] == [1 / 16] * 2
     assert json.loads((out / "summary.json").read_text())["feedback"]["distinct"] == 1 / 16
     shown = capfd.readouterr()
@@ -380,10 +322,8 @@ def test_feedback_that_differs_is_counted_and_no_more(
     ("more", "mode", "refined", "leaks", "dropped"),
     [
         ((), "drop", 0, 1.0, 1.0),
-        (("--leak-check", "log"), "log", 16, 1.0, 0.0),
         (("--leak-check", "off"), "off", 16, 0.0, 0.0),
         (("--protocol", "reference"), "log", 16, 1.0, 0.0),
-        (("--protocol", "reference", "--leak-check", "drop"), "drop", 0, 1.0, 1.0),
     ],
 )
 def test_what_becomes_of_leaks_is_asked_for_recorded_and_counted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from soulkit.train.config import TrainConfig
 from soulkit.train.planning import training_plan
 from soulkit.train.setup.data import load_training_data, measured_settings
 from tests.support.evaluation import replaced
-from tests.support.resuming import files, fork_context, reply, states, stop_after
+from tests.support.resuming import files, reply, states
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import lines_of, soul
 
@@ -178,21 +177,6 @@ def test_a_probe_is_a_run_without_its_weights(whole: Path) -> None:
     measured = {k: v for line in lines_of(whole) for k, v in line.items() if line["step"] == 3}
     assert measured["probe/tomi/before"] == measured["eval/tomi"]
     assert measured["probe/tomi/after"] == probe_results(whole)["step_000004"]["after"]["tomi"]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_within_probes_ends_as_an_untouched_one(
-    warm: Path, whole: Path, tmp_path: Path
-) -> None:
-    run, context, rng, kills = tmp_path / "run", fork_context(), random.Random(2), 0
-    arguments = probed(warm / "model", run)
-    for number in (2, 4):
-        folder = run / "probes" / f"step_{number:06d}"
-        growing = [folder / "sampled.jsonl", folder / "metrics.jsonl", folder / "config.yaml"]
-        kills += stop_after(context, arguments, growing, rng.randrange(1, 5), 9) != 0
-    assert kills and soul(*arguments) == 0
-    assert learned(run) == learned(whole) and states(run) == states(whole)
-    assert probe_results(run) == probe_results(whole)
 
 
 @pytest.fixture

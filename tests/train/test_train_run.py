@@ -261,7 +261,13 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("extra", OBJECTIVES.values(), ids=OBJECTIVES)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(extra, id=name, marks=[] if name == "full" else pytest.mark.slow)
+        for name, extra in OBJECTIVES.items()
+    ],
+)
 def test_every_setting_of_the_objective_runs(
     tmp_path: Path, warm: Path, extra: tuple[str, ...]
 ) -> None:

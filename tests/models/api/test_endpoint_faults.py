@@ -5,16 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import re
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 from pydantic import Field
@@ -31,9 +24,8 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.secret_keeper.task import SecretKeeper
 from soulkit.types import Episode, Example, Record, Sampling, Score, unscored
 from tests.support.road import synth_examples
-from tests.support.servers.faulty import FaultPlan, FaultyServer, instance_of, wants_form
+from tests.support.servers.faulty import FaultPlan, FaultyServer, wants_form
 
-ROOT = Path(__file__).parents[3]
 ATTEMPTS = 6
 
 
@@ -115,26 +107,6 @@ def check(records: list[Record], episodes: int) -> Counter[str]:
     return reasons
 
 
-def test_faults_are_the_same_every_time() -> None:
-    faults = FaultPlan(seed=3, errors=0.1, hangs=0.05, malformed=0.05, empty=0.02)
-    bodies = [{"messages": [{"content": str(i)}], "response_format": {}} for i in range(4000)]
-    counts = Counter(faults.outcome_of(body, 0)[0] for body in bodies)
-    for what, share in (("error", 0.1), ("hang", 0.05), ("malformed", 0.05), ("empty", 0.02)):
-        assert abs(counts[what] / 4000 - share) < 0.015
-    assert [faults.outcome_of(b, 0) for b in bodies] == [faults.outcome_of(b, 0) for b in bodies]
-    again = Counter(
-        faults.outcome_of(body, 1)[0] for body in bodies if faults.outcome_of(body, 0)[0] == "error"
-    )
-    assert again["fine"] > again["error"] > 0, "a retry is drawn anew"
-
-
-def test_without_faults() -> None:
-    with FaultyServer(FaultPlan(), answer) as server:
-        records = played(server, 24)
-    assert not check(records, 24)
-    assert set(server.outcomes) == {"fine"}
-
-
 @pytest.mark.slow
 def test_with_faults() -> None:
     """A tenth breaks, a twentieth hangs, verdicts are torn, replies are empty, a storm passes."""
@@ -171,26 +143,6 @@ def test_several_opinions_outlive_a_torn_one() -> None:
     assert problems and all(problems), "unreadable opinions are on record with their reason"
 
 
-@pytest.mark.slow
-def test_an_outage_that_ends_costs_nothing() -> None:
-    with FaultyServer(FaultPlan(latency_s=(0.0, 0.05), down=(0.2, 1.4)), answer) as server:
-        records = played(server, 48, down_after_s=30.0)
-    assert not check(records, 48)
-
-
-def test_an_outage_without_end_ends_the_run() -> None:
-    started = time.perf_counter()
-    with FaultyServer(FaultPlan(latency_s=(0.0, 0.05), down=(0.2, 3600.0)), answer) as server:
-        records = played(server, 48, down_after_s=0.8)
-    assert time.perf_counter() - started < 20
-    reasons = check(records, 48)
-    assert sum(reasons.values()) >= 40
-    stories = [r.score.words for r in records if "is down since" in r.score.words]
-    assert len(stories) >= 20
-    where = rf"gpt-x at {re.escape(server.base_url)} is down since \d\d:\d\d:\d\d UTC \(.+\)"
-    assert all(re.search(rf"{where}; \d+ calls? gave up", text) for text in stories)
-
-
 def test_what_was_paid_for_despite_faults_is_in_the_ledger(tmp_path: Path) -> None:
     faults = FaultPlan(seed=2, errors=0.2, empty=0.05, latency_s=(0.0, 0.02))
     with FaultyServer(faults, answer) as server, Ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -202,42 +154,6 @@ def test_what_was_paid_for_despite_faults_is_in_the_ledger(tmp_path: Path) -> No
     scored = {r.key: r.score.value for r in first if r.score.scored}
     assert {r.key: r.score.value for r in again if r.key in scored} == scored
     assert more <= 20 * ATTEMPTS, "only what failed is asked again"
-
-
-def test_instances_of_schemas_are_readable() -> None:
-    class Part(VerdictShape):
-        kind: str
-        points: float = Field(ge=-3, le=1)
-
-    class Whole(VerdictShape):
-        parts: list[Part] = Field(min_length=2)
-        fair: bool
-
-    made = instance_of(Whole.model_json_schema())
-    assert Whole.model_validate_json(json.dumps(made)).parts[1].points == -1.0
-
-
-@pytest.mark.parametrize("option", [["--errors", "1"], ["--answer", "hi"]])
-def test_as_a_process_of_its_own(option: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.support.servers.faulty", *option]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().strip() + "/chat/completions"
-        body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
-        try:
-            with urlopen(Request(url, body), timeout=600) as reply:
-                answer_text = json.loads(reply.read())["choices"][0]["message"]["content"]
-        except HTTPError as error:
-            answer_text = str(error.code)
-        assert answer_text == ("500" if option[0] == "--errors" else "hi")
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def test_a_broken_connection_without_words_has_the_name_of_its_error() -> None:

@@ -146,19 +146,6 @@ def test_limits_out_of_range(settings: dict[str, Any]) -> None:
 # -- 429 -------------------------------------------------------------------------------------------
 
 
-def test_one_429_stops_everybody_and_not_as_a_herd() -> None:
-    arrived: list[float] = []
-
-    def script(index: int, body: dict[str, Any]) -> Fault | None:
-        arrived.append(time.perf_counter())
-        return Fault.rate_limited("0.2") if index == 0 else None
-
-    with ScriptedServer(script=script) as server:
-        outcomes, _ = crowd(endpoint(server.base_url, concurrency=1), 10)
-    assert len(texts(outcomes)) == 10
-    assert arrived[1] - arrived[0] >= 0.2, "another call went during the pause"
-
-
 @pytest.mark.slow
 def test_a_storm_of_429s_costs_no_episode() -> None:
     """The server takes eight requests in any 0.2 s and is asked by 64 at once."""
@@ -250,27 +237,6 @@ def test_waits_add_up_to_the_patience_of_a_call() -> None:
     assert sum(body["max_tokens"] == 2 for body in server.requests) == 3
 
 
-def test_a_server_that_only_asks_to_wait_is_given_up_with_the_patience() -> None:
-    with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
-        model = endpoint(server.base_url, down_after_s=0.1, rate_limit_wait_s=0.4)
-        outcomes, _ = crowd(model, 12)
-    stories = {str(outcome) for outcome in outcomes}
-    assert all("0.4 s" in story and "--rate-limit-wait" in story for story in stories)
-    assert any("is down since" in story for story in stories)
-
-
-@pytest.mark.slow
-def test_a_storm_that_serves_nobody_is_given_up() -> None:
-    """One call at a time with growing pauses would go on for hours."""
-    with ScriptedServer(script=lambda index, body: Fault.rate_limited("0.1")) as server:
-        model = endpoint(server.base_url, rate_limit_wait_s=1.0, down_after_s=1.0, concurrency=64)
-        outcomes, took = crowd(model, 200)
-    assert took < 10
-    assert all(
-        "is down since" in str(outcome) and "HTTP 429" in str(outcome) for outcome in outcomes
-    )
-
-
 @pytest.mark.parametrize(
     "word", ["insufficient_quota", "Insufficient balance", "billing_hard_limit_reached"]
 )
@@ -295,73 +261,6 @@ def test_a_server_that_is_away_fails_everybody_at_once() -> None:
     assert took < 8
     pattern = rf"gpt-x at {re.escape(url)} is down since \d\d:\d\d:\d\d UTC "
     assert any(re.match(pattern + r"\(connection refused\); \d+ calls gave up", s) for s in stories)
-
-
-@pytest.mark.slow
-def test_waiting_spends_no_attempts() -> None:
-    """Forty calls of two attempts each, and a server that comes after a while."""
-    port = free_port()
-    model = endpoint(
-        f"http://127.0.0.1:{port}/v1", max_attempts=6, down_after_s=20.0, concurrency=8
-    )
-
-    async def one(index: int) -> str:
-        call = Call(role="judge", example_id=f"e{index}")
-        return (await model.complete(HELLO, Sampling(), call)).text
-
-    async def scene() -> list[str]:
-        calls = [asyncio.create_task(one(i)) for i in range(40)]
-        await asyncio.sleep(1.0)
-        assert not any(call.done() for call in calls)
-        with ScriptedServer(port=port) as server:
-            replies = await asyncio.gather(*calls)
-            assert len(server.requests) == 40
-        await model.close()
-        return replies
-
-    assert asyncio.run(scene()) == ["You said: hello there"] * 40
-
-
-def test_after_giving_up_calls_fail_at_once_until_the_server_is_back() -> None:
-    port = free_port()
-    model = endpoint(f"http://127.0.0.1:{port}/v1", down_after_s=0.3, max_wait_s=0.2)
-
-    async def one(index: int) -> Outcome:
-        try:
-            return await model.complete(
-                HELLO, Sampling(), Call(role="judge", example_id=f"e{index}")
-            )
-        except SoulError as error:
-            return error
-
-    async def scene() -> tuple[list[Outcome], float, Outcome]:
-        await asyncio.gather(*(one(i) for i in range(16)))
-        started = time.perf_counter()
-        gone = [await one(i) for i in range(50)]
-        took = time.perf_counter() - started
-        with ScriptedServer(port=port):
-            back: Outcome = ProviderError("never")
-            for attempt in range(100):
-                back = await one(attempt)
-                if isinstance(back, Completion):
-                    break
-                await asyncio.sleep(0.05)
-            await model.close()
-        return gone, took, back
-
-    gone, took, back = asyncio.run(scene())
-    assert all("is down since" in str(outcome) for outcome in gone)
-    assert took < 2
-    assert isinstance(back, Completion)
-
-
-def test_silence_opens_the_breaker_too() -> None:
-    with ScriptedServer(delay_s=1.0) as server:
-        model = endpoint(server.base_url, timeout_s=0.1, down_after_s=0.5, concurrency=16)
-        outcomes, took = crowd(model, 24)
-    assert any("is down since" in str(outcome) for outcome in outcomes)
-    assert any("no answer within 0.1 s" in str(outcome) for outcome in outcomes)
-    assert took < 10
 
 
 def test_a_call_that_cannot_be_answered_does_not_stop_the_others() -> None:

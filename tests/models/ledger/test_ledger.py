@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import subprocess
-import sys
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +36,6 @@ from tests.models.ledger.test_storage import closing_db, filled
 from tests.support.ledger_writer import entry_of
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
-ROOT = Path(__file__).parents[3]
 CALL = Call(role="judge", example_id="e1")
 PLAIN = Sampling(max_tokens=512)
 HELLO = (Segment("user", "hello"),)
@@ -254,29 +250,6 @@ def test_everything_that_matters_is_in_the_key() -> None:
 def test_keys_tell_texts_apart(a: str, b: str) -> None:
     one, two = (_key(messages=[{"role": "user", "content": text}]) for text in (a, b))
     assert (one == two) == (a == b)
-
-
-def test_killed_run_does_not_pay_twice(tmp_path: Path) -> None:
-    count, path = 12, tmp_path / "l.sqlite"
-    with ScriptedServer(delay_s=0.03) as server:
-        command = [sys.executable, "-m", "tests.support.paying_client", server.base_url]
-        command += [str(path), str(count)]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        server.wait_for(6)
-        process.kill()
-        assert process.wait() == -9
-        with Ledger(path) as ledger:
-            paid = ledger.totals()["calls"]
-        assert 5 <= paid < count
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"You said: call {i}" for i in range(count)]
-    requests = Counter(body["messages"][0]["content"] for body in server.requests)
-    assert all(requests[f"call {i}"] == 1 for i in range(paid)), (
-        "what was stored is not asked again"
-    )
-    assert len(server.requests) <= count + 1, "only the call in flight is asked again"
-    with Ledger(path) as ledger:
-        assert ledger.totals()["calls"] == count
 
 
 PARTNER = Call(role="partner", example_id="e", rollout=2, kind="refined", turn=3, sample=1, step=4)
