@@ -24,8 +24,14 @@ TASKS = ("coser", "humanual_email", "mirrorbench", "sim_math", "sotopia", "userl
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that knows the words of all prompts, so that they stay short."""
-    texts = [part.text for name in TASKS for example in synth_examples(name, 8)
-             for seat in load_registry().task(name).previews(example).values() for part in seat]  # fmt: skip
+    tasks = load_registry().task
+    texts = [
+        part.text
+        for name in TASKS
+        for example in synth_examples(name, 8)
+        for seat in tasks(name).previews(example).values()
+        for part in seat
+    ]
     place = tmp_path_factory.mktemp("models") / "tiny"
     return build_tiny(place, texts, max_context=8192)
 
