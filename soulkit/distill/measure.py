@@ -29,26 +29,28 @@ from soulkit.distill.sample import (
 from soulkit.errors import DataError, RunError
 from soulkit.eval.comparison.contrasts import (
     HEADLINE,
-    UNPAIRED,
     VALUE,
     Contrast,
-    EpisodeKey,
     TaskPair,
     contrast,
+    episode_key,
+    lost_in_all,
+    shared_batches,
 )
 from soulkit.eval.config import EvalConfig
-from soulkit.eval.results.batch_statistics import NOTHING, LeaveOneOut, calibrated
+from soulkit.eval.results.batch_statistics import NOTHING
 from soulkit.eval.results.recorded import recorded_cells, recorded_tasks
 from soulkit.eval.results.summary import Cell, cluster_of, metric_values, recorded_summary
 from soulkit.eval.run.actor import local_model
 from soulkit.eval.run.runner import prepare, run_eval
+from soulkit.metrics.intervals import Interval
 from soulkit.metrics.retention import Gains, Retention, batch_gains, paired_gains, retention
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run
 from soulkit.runs.records import drafts, load_records
 from soulkit.tasks.kit.base import Task
-from soulkit.types import Failure, Record, unscored
+from soulkit.types import Record
 
 if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
@@ -254,29 +256,20 @@ def read_side(folder: Path, task: str) -> MeasuredSide:
 
 def common_episodes(sides: Sequence[MeasuredSide]) -> list[MeasuredSide]:
     """The sides with what not all of them scored counted as lost in each."""
-    scored = [{_key(r) for r in side.records if r.score.scored} for side in sides]
-    shared = set.intersection(*scored)
-    there = [{_key(r) for r in side.records} for side in sides]
-    played = set.intersection(*there)
-    return [
-        replace(side, records=[
-            record if _key(record) in shared
-            else replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
-            for record in side.records if _key(record) in played
-        ])
-        for side in sides
-    ]  # fmt: skip
+    episodes = lost_in_all([side.records for side in sides])
+    return [replace(side, records=same) for side, same in zip(sides, episodes, strict=True)]
 
 
 def side_difference(
     task: str, a: MeasuredSide, b: MeasuredSide, metric: str = HEADLINE
 ) -> Contrast:
     """B minus A in a metric; DataError where they do not both have it."""
-    return contrast(
-        TaskPair(task=task, a=a.records, b=b.records, live_a=a.live, live_b=b.live,
-                 recorded=(a.cells, b.cells)),
-        metric,
-    )  # fmt: skip
+    return contrast(_pair(task, a, b), metric)
+
+
+def _pair(task: str, a: MeasuredSide, b: MeasuredSide) -> TaskPair:
+    return TaskPair(task=task, a=a.records, b=b.records, live_a=a.live, live_b=b.live,
+                    recorded=(a.cells, b.cells))  # fmt: skip
 
 
 def retained_gain(
@@ -284,22 +277,20 @@ def retained_gain(
 ) -> Retention:
     """The share of the expert's gain that the generalist has in the task's headline."""
     sides = (base, expert, generalist)
-    pair = TaskPair(task=task, a=base.records, b=generalist.records, live_a=base.live,
-                    live_b=generalist.live, recorded=(base.cells, generalist.cells))  # fmt: skip
     metric = side_difference(task, base, generalist).metric
-    scale = pair.scale(metric)
+    scale = _pair(task, base, generalist).scale(metric)
     if metric == VALUE:
         return retention(_of_episodes(sides, scale))
     gains = _of_batches(metric, sides, scale)
     return retention(gains, method="fieller-jackknife")
 
 
-def _of_episodes(sides: Sequence[MeasuredSide], scale: tuple[float, float] | None) -> Gains | None:
+def _of_episodes(sides: Sequence[MeasuredSide], scale: Interval | None) -> Gains | None:
     clusters: dict[Hashable, Hashable] = {
-        _key(record): cluster_of(record) for side in sides for record in side.records
+        episode_key(record): cluster_of(record) for side in sides for record in side.records
     }
     values: list[dict[Hashable, float | None]] = [
-        {_key(record): value for record, value in metric_values(side.records, VALUE)}
+        {episode_key(record): value for record, value in metric_values(side.records, VALUE)}
         for side in sides
     ]
     base, expert, generalist = values
@@ -307,14 +298,9 @@ def _of_episodes(sides: Sequence[MeasuredSide], scale: tuple[float, float] | Non
 
 
 def _of_batches(
-    metric: str, sides: Sequence[MeasuredSide], scale: tuple[float, float] | None
+    metric: str, sides: Sequence[MeasuredSide], scale: Interval | None
 ) -> Gains | None:  # fmt: skip
-    """As `eval.contrasts` compares two of them."""
-    batches = [
-        LeaveOneOut(calibrated(side.live, ()), sorted(side.records, key=_key), cluster_of)
-        for side in sides
-        if side.live is not None
-    ]
+    batches = shared_batches([(side.live, side.records, ()) for side in sides])
     clusters = NOTHING.union(*(batch.of_metric(metric).clusters for batch in batches))
     batches = [batch.within(clusters) for batch in batches]
     lacking = {one.missing for batch in batches if (one := batch.metrics().get(metric))}
@@ -326,7 +312,3 @@ def _of_batches(
         base, expert, generalist, batches[0].n_parts, n_shared=shared, scale=scale
     )  # fmt: skip
     return None if gains is None else replace(gains, n_clusters=batches[0].n_clusters)
-
-
-def _key(record: Record) -> EpisodeKey:
-    return record.step, record.example_id, record.rollout

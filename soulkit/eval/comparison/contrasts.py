@@ -39,6 +39,36 @@ UNPAIRED = "unpaired"
 """Why an episode is left out of a batch that the other run could not score."""
 EpisodeKey = tuple[int, str, int]
 """Step, example and rollout: what makes two episodes a pair."""
+Batch = tuple["Task | None", Sequence[Record], Sequence[ControlRecord]]
+"""What a number over one run's episodes is made of: the task with its code, episodes, controls."""
+
+
+def episode_key(record: Record) -> EpisodeKey:
+    return record.step, record.example_id, record.rollout
+
+
+def lost_in_all(sides: Sequence[Sequence[Record]]) -> list[list[Record]]:
+    """The episodes that every side played; one that a side could not score counts as lost in all
+    of them."""
+    played = set.intersection(*({episode_key(r) for r in side} for side in sides))
+    scored = set.intersection(*({episode_key(r) for r in side if r.score.scored} for side in sides))
+    return [
+        [r if episode_key(r) in scored
+         else replace(r, score=unscored(Failure(UNPAIRED), r.score.protocol))
+         for r in side if episode_key(r) in played]
+        for side in sides
+    ]  # fmt: skip
+
+
+def shared_batches(sides: Sequence[Batch]) -> list[LeaveOneOut]:
+    """The batch of each side whose task has its code here, of the episodes that all sides played
+    (`lost_in_all`)."""
+    episodes = lost_in_all([drafts(records) for _, records, _ in sides])
+    return [
+        LeaveOneOut(calibrated(live, controls), sorted(side, key=episode_key), cluster_of)
+        for (live, _, controls), side in zip(sides, episodes, strict=True)
+        if live is not None
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +198,8 @@ def _undefined_headline(name: str, pair: TaskPair) -> DataError:
 
 def _instead(name: str, pair: TaskPair) -> str:
     """A number that both runs have, in place of the headline `name`."""
-    shared = {_episode_key(r) for r in drafts(pair.a)} & {_episode_key(r) for r in drafts(pair.b)}
-    origins = origins_of([r for r in pair.a if _episode_key(r) in shared])
+    shared = {episode_key(r) for r in drafts(pair.a)} & {episode_key(r) for r in drafts(pair.b)}
+    origins = origins_of([r for r in pair.a if episode_key(r) in shared])
     divided = len(origins) > 1 and "" not in origins
     return pair.shown(of_one_origin(name, origins[0])) if divided else pair.value_name
 
@@ -242,23 +272,19 @@ def _group(records: Sequence[Record], label: str) -> list[Record]:
 
 def _of_episodes(pair: TaskPair, name: str, base: str, label: str) -> Contrast:
     sides = [_group(side, label) for side in (pair.a, pair.b)]
-    shared = {_episode_key(r) for r in sides[0]} & {_episode_key(r) for r in sides[1]}
+    shared = {episode_key(r) for r in sides[0]} & {episode_key(r) for r in sides[1]}
     if (
-        len({r.origin for r in sides[0] if _episode_key(r) in shared}) > 1
+        len({r.origin for r in sides[0] if episode_key(r) in shared}) > 1
     ):  # never averaged: see `summary`
         sides = [of_origin(side, "") for side in sides]
     values_a, values_b = (metric_values(side, base) for side in sides)
     records = [r for r, _ in (*values_a, *values_b)]
-    clusters: dict[Hashable, Hashable] = {_episode_key(r): cluster_of(r) for r in records}
+    clusters: dict[Hashable, Hashable] = {episode_key(r): cluster_of(r) for r in records}
     paired = paired_difference(
-        {_episode_key(r): v for r, v in values_a}, {_episode_key(r): v for r, v in values_b},
+        {episode_key(r): v for r, v in values_a}, {episode_key(r): v for r, v in values_b},
         clusters, scale=pair.scale(name),
     )  # fmt: skip
     return Contrast(metric=name, paired=paired, n_a=len(values_a), n_b=len(values_b))
-
-
-def _episode_key(record: Record) -> EpisodeKey:
-    return record.step, record.example_id, record.rollout
 
 
 # -- numbers over a batch ----------------------------------------------------------------------
@@ -266,21 +292,13 @@ def _episode_key(record: Record) -> EpisodeKey:
 
 def _of_batches(pair: TaskPair, name: str) -> Contrast:
     """Both runs' numbers over the same episodes: one that a run lost counts as lost in both."""
-    played = [{_episode_key(r): r for r in drafts(side)} for side in (pair.a, pair.b)]
-    scored = [{key for key, r in side.items() if r.score.scored} for side in played]
+    sides = [drafts(side) for side in (pair.a, pair.b)]
+    scored = [{episode_key(r) for r in side if r.score.scored} for side in sides]
     in_both = scored[0] & scored[1]
-    batches = [
-        LeaveOneOut(
-            calibrated(live, controls),
-            [side[key] if key in in_both else _lost(side[key]) for key in sorted(played[0].keys()
-             & played[1].keys())],
-            cluster_of,
-        )
-        for live, side, controls in zip(
-            (pair.live_a, pair.live_b), played, _in_both(pair.controls), strict=True
-        )
-        if live is not None
-    ]  # fmt: skip
+    controls = _in_both(pair.controls)
+    batches = shared_batches([
+        (pair.live_a, sides[0], controls[0]), (pair.live_b, sides[1], controls[1])
+    ])  # fmt: skip
     kept = shared_parts(name, [batch.metrics() for batch in batches])
     recorded = any(name in cells for cells in pair.recorded)
     if recorded and name in kept and not kept[name]:
@@ -289,7 +307,7 @@ def _of_batches(pair: TaskPair, name: str) -> Contrast:
         _jackknifed(name, batches, kept, pair.scale(name)), n_shared=len(in_both),
         n_only_a=len(scored[0] - in_both), n_only_b=len(scored[1] - in_both),
     )  # fmt: skip
-    return Contrast(metric=name, paired=paired, n_a=len(played[0]), n_b=len(played[1]),
+    return Contrast(metric=name, paired=paired, n_a=len(sides[0]), n_b=len(sides[1]),
                     over=_over(name, batches, kept))  # fmt: skip
 
 
@@ -309,10 +327,6 @@ def _in_both(
          for c in side]
         for side in sides
     ]  # fmt: skip
-
-
-def _lost(record: Record) -> Record:
-    return replace(record, score=unscored(Failure(UNPAIRED), record.score.protocol))
 
 
 def _jackknifed(
