@@ -19,6 +19,9 @@ from soulkit.runs.jsonl import write_json
 
 JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1", "temperature": 0.0}
 PARTNER = {"kind": "scripted", "model": "p.yaml", "sha256": "1"}
+PROVEN = ("weights", "revision", "adapter", "adapter_weights", "adapter_revision", "args", "path")
+"""What a record may know of a player beside its name."""
+PARTNER |= dict.fromkeys(PROVEN, "x")
 PLAYERS = {"judge": [JUDGE], "partner": [PARTNER]}
 EVALUATION: dict[str, Any] = {
     "settings": {"kind": "api", "seed": 0, "repeats": 1, "max_context": None, "protocol": "paper"},
@@ -112,6 +115,13 @@ REFUSED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
         (((*ESSAY, "players", "partner", 0, "sha256"), "2"),),
         "partner scripted:p.yaml (sha256 1) against scripted:p.yaml (sha256 2)",
     ),
+    **{
+        f"{name} of the partner": (
+            (((*ESSAY, "players", "partner"), [{**PARTNER, name: "y"}]),),
+            f"partner scripted:p.yaml ({name} x) against scripted:p.yaml ({name} y)",
+        )
+        for name in PROVEN
+    },
     "nobody": (
         (((*ESSAY, "players", "partner"), []),), "partner scripted:p.yaml against nobody"
     ),
@@ -273,3 +283,23 @@ def test_shared_rows_are_those_of_equal_content(tmp_path: Path) -> None:
     assert shared.words() == "1 of 2 in A and 3 in B"
     a, b = (one.within({"essay": shared.ids}, []) for one in (a, b))
     assert differences(a, b, "essay") == ([], [])  # fmt: skip
+
+
+DRAWING: dict[str, tuple[Any, Any]] = {
+    "limit": (None, 2), "where": ({}, {"x": "y"}), "example": ([], ["a"]), "dev_share": (0.2, 0.5),
+    "dev_limit": (None, 3), "dev_by": ([], ["x"]), "eval_every": (1, None),
+    "data": ({"essay": "a.jsonl"}, {"essay": "b.jsonl"}), "tasks": ({"essay": 1.0}, {"essay": 2.0}),
+}  # fmt: skip
+"""Setting of a training that decides which rows it draws → its value in A, and another one."""
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_trainings_that_were_not_begun_are_told_by_their_settings(
+    name: str, tmp_path: Path
+) -> None:
+    a, b = (changed(TRAINING, (("material",), {})) for _ in range(2))
+    for parts in (a, b):
+        parts["settings"] |= {one: first for one, (first, _) in DRAWING.items()}
+    b["settings"][name] = DRAWING[name][1]
+    assert len(differing(tmp_path / "other", a, b)[0]) == 1
+    assert differing(tmp_path / "same", a, a) == ([], [])

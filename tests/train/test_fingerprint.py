@@ -152,18 +152,31 @@ def prints(base: Path) -> dict[str, Any]:
     model = model_print(policy_of(base, **SMALL))
     return {
         "training": pool_print(pool[2:]), "dev": pool_print(pool[:2]), "model": model,
-        "adapter": "a", "teacher": dict(model), "teacher_adapter": "t", "machine": None,
+        "adapter": "a", "teacher": dict(model), "teacher_adapter": "t",
+        "teacher_adapters": {"tomi": "s"},
+        "machine": {"threads": 1, "device": "cpu", "kernels": "AVX2", "torch": "2"},
     }  # fmt: skip
 
 
+OTHER_MODEL = "base model 'base' is not the one .* another "
 REFUSALS = {
+    ("training", "tomi", "rows"): "'tomi' had 4 training rows .* and has 5 now",
     ("dev", "tomi", "prompts"): "'tomi' puts its dev rows into other prompts",
     ("dev", "tomi", "ids"): "'tomi' has 2 dev rows as before",
-    ("model", "tokenizer"): "base model 'base' is not the one .* another tokenizer",
-    ("model", "types"): "base model 'base' is not the one .* another number type",
+    ("model", "layout"): f"{OTHER_MODEL}shape",
+    ("model", "types"): f"{OTHER_MODEL}number type",
+    ("model", "weights"): f"{OTHER_MODEL}set of weights",
+    ("model", "settings"): f"{OTHER_MODEL}configuration",
+    ("model", "tokenizer"): f"{OTHER_MODEL}tokenizer",
+    ("model", "template"): f"{OTHER_MODEL}chat template",
     ("teacher", "weights"): "teacher 'wise' is not the one .* another set of weights",
     ("adapter",): "adapter 'start' holds other weights",
     ("teacher_adapter",): "teacher's adapter 'expert' holds other weights",
+    ("teacher_adapters", "tomi"): "teacher of tomi, 'sage' holds other weights",
+    ("machine", "threads"): "with threads 1, and now it is other",
+    ("machine", "device"): "with device cpu, and now it is other",
+    ("machine", "kernels"): "with kernels AVX2, and now it is other",
+    ("machine", "torch"): "with torch 2, and now it is other",
 }
 
 
@@ -171,7 +184,10 @@ REFUSALS = {
 def test_every_difference_has_its_name(
     tmp_path: Path, prints: dict[str, Any], keys: tuple[str, ...]
 ) -> None:
-    settings = config(model="base", adapter="start", teacher_model="wise", teacher_adapter="expert")
+    settings = config(
+        model="base", adapter="start", teacher_model="wise", teacher_adapter="expert",
+        teacher_adapters={"tomi": "sage"},
+    )  # fmt: skip
     run = Run(path=tmp_path, command="train opd", resumed=False)
     check_material(run, prints, settings)
     check_material(run, prints, settings)
@@ -180,7 +196,7 @@ def test_every_difference_has_its_name(
     place = now
     for key in path:
         place = place[key]
-    place[last] = "other"
+    place[last] = place[last] + 1 if last == "rows" else "other"
     with pytest.raises(RunError, match=REFUSALS[keys]) as raised:
         check_material(run, now, settings)
     assert all(raised.value.lines())
