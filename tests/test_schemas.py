@@ -13,8 +13,8 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.eval.results.summary import recorded_summary
+from soulkit.runs.conditions import with_provenance
 from soulkit.runs.jsonl import SUMMARY_SCHEMA, pack_lines, packed_file, schema_file, write_json
-from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import RecordWriter, load_records, record_line
 from soulkit.train.state.metrics import lines_of_step, read_step_lines
 from soulkit.train.state.summary import TrainSummary

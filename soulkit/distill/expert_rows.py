@@ -1,7 +1,7 @@
 """Rows and players that the command does not name, taken from each expert's own training run.
 
     no --data        the rows that the expert was trained on: config.yaml of its run says where they
-                     come from, material.json holds their hash
+                     come from, conditions.json which they are
     no --held-out    the dev rows of that run, else whole clusters of the training rows
     no player        the one that the expert was trained with
 
@@ -26,19 +26,17 @@ from soulkit.distill.experts import WEIGHTS, Expert, ExpertRows
 from soulkit.distill.sample import sample_config
 from soulkit.errors import DataError, RunError, UserError
 from soulkit.eval.config import load_work
+from soulkit.eval.run.provenance import row_hashes
 from soulkit.models.players.settings import TaskPlayers
 from soulkit.play.default_players import DECLARED_ROLES
 from soulkit.play.plan import Work
-from soulkit.play.settings import OWN_OPTIONS, chosen_rows
+from soulkit.play.settings import chosen_rows
+from soulkit.runs.conditions import CONDITIONS, Conditions, TaskFacts
 from soulkit.runs.folder import CONFIG, is_run, read_environment
-from soulkit.runs.jsonl import write_json
-from soulkit.runs.provenance import MATERIAL
+from soulkit.runs.jsonl import read_object, write_json
 from soulkit.tasks.kit.loading import NoRows
 from soulkit.tasks.kit.made_rows import MADE
-from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import counted
-from soulkit.train.config import TrainConfig
-from soulkit.train.setup.data import recorded_training_data
 from soulkit.trust import refuse_foreign, run_settings
 from soulkit.types import Example
 
@@ -50,11 +48,6 @@ LEAST_HELD_OUT = 2
 interval."""
 SHOWN = 3
 """Clusters that a line names; rows.json names all."""
-_ROW_SETTINGS = (
-    "limit", "where", "example", "seed", "protocol", "option", "rows_per_task", "dev_share",
-    "dev_limit", "dev_by", *OWN_OPTIONS,
-)  # fmt: skip
-"""Settings of a training that decide which rows it draws, beside their source."""
 
 
 def with_rows_and_players(
@@ -82,7 +75,7 @@ def note_rows(out: Path, experts: Sequence[Expert]) -> None:
         if now:
             write_json(path, now)
         return
-    before = _read(path)
+    before = read_object(path)
     for task in sorted({*before, *now}):
         if _ids(before.get(task)) != _ids(now.get(task)):
             raise RunError(
@@ -175,125 +168,74 @@ def _cluster(example: Example) -> str:
 def _own_rows(
     config: DistillConfig, expert: Expert, run: Path, settings: Mapping[str, Any]
 ) -> ExpertRows:
-    """The rows of the expert's run, checked against the hash that it keeps of them."""
-    task, (source, pool, dev, remarks) = expert.task, _drawn(config, expert, run, settings)
-    if source is not None and source.startswith(MADE) and settings.get("seed", 0) != config.seed:
-        name, _, seed = source.partition("@")
-        source = f"{name}@{seed or settings.get('seed', 0)}"
-    chosen = sorted(chosen_rows({e.id: e for e in pool}.values(), config, task), key=lambda e: e.id)
+    """The rows of the expert's run, checked against the hashes that it keeps of them."""
+    from soulkit.train.state.fingerprint import prompts_hash
+
+    task, recorded = expert.task, _recorded(run, expert.task)
+    source, part = _found(config, expert, run, settings, {**recorded.rows, **recorded.dev_rows})
+    found = {row.id: row for row in part.examples}
+    pool = [found[id] for id in recorded.rows]
+    same = prompts_hash(part.task, pool) == recorded.prompts
+    changed = f"the prompts of {task} have changed since its expert was trained in {run}"
+    chosen = sorted(chosen_rows(pool, config, task), key=lambda e: e.id)
     chosen = first_rows(chosen, config.limit, lambda e: e.id)
     rows = _split(config, source, chosen)
-    if dev and not config.held_out_source(task):
+    if recorded.dev_rows and not config.held_out_source(task):
         rows = replace(
             rows, train=tuple(e.id for e in chosen), dev=True,
-            held_out=tuple(sorted({e.id for e in dev})),
-            clusters=tuple(sorted({_cluster(e) for e in dev})),
+            held_out=tuple(sorted(recorded.dev_rows)),
+            clusters=tuple(sorted({_cluster(found[id]) for id in recorded.dev_rows})),
         )  # fmt: skip
-    rows = replace(rows, run=str(run), remarks=remarks)
-    every = replace(rows, train=(*rows.train, *rows.held_out))
-    found = load_work(sample_config(config, replace(expert, rows=every)))[0].examples
-    if len(found) != len(every.train):
-        raise DataError(
-            f"This distillation reads {len(found)} of the {len(every.train)} rows of '{task}' that "
-            f"the expert in '{run}' was trained on.",
-            f"Its run has other settings: protocol {settings.get('protocol')}, options "
-            f"{json.dumps(settings.get('option') or {})}.",
-            f"Give the same --protocol and --option, or name rows: --data {task}=WHERE",
+    return replace(rows, run=str(run), remarks=() if same else (changed,))
+
+
+def _recorded(run: Path, task: str) -> TaskFacts:
+    """What the run says of a task's rows; RunError where that is nothing."""
+    conditions = Conditions.read(run)
+    facts = conditions.of_task(task) if conditions else TaskFacts()
+    if not facts.rows:
+        raise RunError(
+            f"'{run / CONDITIONS}' names no rows of {task}.",
+            "It says which rows the expert was trained on.",
+            f"Bring the file back, or name the rows yourself: --data {task}=WHERE "
+            "(and --held-out).",
         )
-    return rows
+    return facts
 
 
-def _drawn(
-    config: DistillConfig, expert: Expert, run: Path, settings: Mapping[str, Any]
-) -> tuple[str | None, list[Example], list[Example], tuple[str, ...]]:
-    """(source, training rows, dev rows, remarks): drawn again as the run drew them."""
-    from soulkit.train.state.fingerprint import pool_print
-
-    task, kept = expert.task, _hashes(run, expert.task)
-    drawing = _drawing(config, expert, run, settings)
-    unread, changed = list[UserError](), list[UserError]()
-    for source in _places(_source(settings, task), run):
-        data = {} if source is None else {task: source}
+def _found(
+    config: DistillConfig, expert: Expert, run: Path, settings: Mapping[str, Any],
+    recorded: Mapping[str, str],
+) -> tuple[str | None, Work]:  # fmt: skip
+    """The source in which all recorded rows lie as they were, and what lies there."""
+    errors = list[DataError]()
+    named, seed = _source(settings, expert.task), settings.get("seed", 0)
+    if named is not None and named.startswith(MADE) and seed != config.seed:
+        named = named if "@" in named else f"{named}@{seed}"
+    for source in _places(named, run):
+        reading = sample_config(config, replace(expert, rows=ExpertRows(source=source, train=())))
         try:
-            material = recorded_training_data(drawing.model_copy(update={"data": data}))
+            part = load_work(reading)[0]
         except UserError as error:
-            unread.append(_unread(expert, run, source, error))
+            errors.append(_unread(expert, run, source, error))
             continue
-        drawn = {"training": pool_print(material.pool), "dev": pool_print(material.dev)}
-        entries = [(kept.get(k, {}).get(task, {}), now.get(task, {})) for k, now in drawn.items()]
-        if any(_rows_of(old) != _rows_of(new) for old, new in entries):
-            changed.append(_changed(expert, run, source, entries))
-            continue
-        other = any(old != new for old, new in entries)
-        words = f"the prompts of {task} have changed since its expert was trained in {run}"
-        pool, dev = ([e for _, e in rows] for rows in (material.pool, material.dev))
-        return source, pool, dev, (words,) if other else ()
-    raise (changed or unread)[0]
-
-
-def _hashes(run: Path, task: str) -> dict[str, Any]:
-    """What material.json says of the rows of a task; RunError where that is nothing."""
-    path = run / MATERIAL
-    kept = _read(path)
-    training = kept.get("training")
-    if not isinstance(training, dict) or not isinstance(training.get(task), dict):
-        raise _unreadable(path, ValueError(f"it holds no hash of the rows of {task}"))
-    return {"training": training, "dev": kept.get("dev") or {}}
-
-
-def _drawing(
-    config: DistillConfig, expert: Expert, run: Path, settings: Mapping[str, Any]
-) -> TrainConfig:
-    """The settings of the run that decide which rows of the task it draws."""
-    task = expert.task
-    measured = settings.get("eval_task") or [task]
-    split = (settings.get("eval_every") or settings.get("probe_every")) and task in measured
-    kept = {name: settings[name] for name in _ROW_SETTINGS if name in settings}
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
-    options = registry.spec(task).options
-    kept |= {name: None for name in OWN_OPTIONS if name not in options}
-    kept["option"] = {k: v for k, v in (settings.get("option") or {}).items() if k in options}
-    kept |= {} if split else {"dev_by": ()}
-    try:
-        return TrainConfig.model_validate({
-            **kept, "method": "grpo", "tasks": {task: settings["tasks"][task]},
-            "tasks_file": config.tasks_file, "eval_every": 1 if split else None,
-        })  # fmt: skip
-    except ValidationError as error:
-        raise _unreadable(run / CONFIG, error) from error
+        now = row_hashes(part.examples)
+        same = sum(now.get(id) == digest for id, digest in recorded.items())
+        if same == len(recorded):
+            return source, part
+        errors.insert(0, _changed(expert, run, source, settings, (same, len(recorded))))
+    raise errors[0]
 
 
 def _places(source: str | None, run: Path) -> Iterator[str | None]:
     """Where a run's rows may lie: a relative path is looked for in this folder, then in those above
-    the run, since a run does not record from which folder it was started."""
+    the run."""
     yield source
     if source is None or source.startswith(MADE) or Path(source).is_absolute():
         return
     for above in run.resolve().parents:
         if (above / source).exists():
             yield str(above / source)
-
-
-def _rows_of(entry: Mapping[str, Any]) -> tuple[Any, Any]:
-    return entry.get("rows", 0), entry.get("ids", "")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(loaded, dict):
-            raise ValueError("it holds no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, error) from error
-    return loaded
-
-
-def _unreadable(path: Path, error: Exception) -> RunError:
-    return RunError(
-        f"'{path}' cannot be read ({' '.join(str(error).split())[:200]}).",
-        "It says which rows belong to this run.",
-        "Bring the file back, or name the rows yourself with --data TASK=WHERE (and --held-out).",
-    )
 
 
 def _unread(expert: Expert, run: Path, source: str | None, error: UserError) -> DataError:
@@ -307,17 +249,18 @@ def _unread(expert: Expert, run: Path, source: str | None, error: UserError) -> 
 
 
 def _changed(
-    expert: Expert, run: Path, source: str | None,
-    entries: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    expert: Expert, run: Path, source: str | None, settings: Mapping[str, Any],
+    counts: tuple[int, int],
 ) -> DataError:  # fmt: skip
     where = "The pulled training files" if source is None else f"'{source}'"
-    before, now = (sum(pair[side].get("rows", 0) for pair in entries) for side in (0, 1))
-    what = f"held {before} rows and now gives {now}" if before != now else "holds other rows now"
+    options = json.dumps(settings.get("option") or {})
     return DataError(
-        f"{where} has changed since the expert of {expert.task}, {expert.name}, was trained: it "
-        f"{what}.",
-        f"The hash in '{run / MATERIAL}' does not fit, so these are not the rows it learned.",
-        f"Bring the old rows back, or name rows yourself: --data {expert.task}=WHERE",
+        f"{where} gives {counts[0]} of the {counts[1]} rows that the expert of {expert.task}, "
+        f"{expert.name}, was trained on.",
+        f"The file has changed, or this distillation has other settings than '{run}': protocol "
+        f"{settings.get('protocol')}, options {options}.",
+        f"Bring the old rows back, give the same --protocol and --option, or name rows yourself: "
+        f"--data {expert.task}=WHERE",
     )
 
 
@@ -342,7 +285,11 @@ def _with_players(expert: Expert, players: Mapping[str, Any], part: Work) -> Exp
     try:
         filled = TaskPlayers.model_validate(seats)
     except ValidationError as error:
-        raise _unreadable((_run_of(expert) or Path()) / CONFIG, error) from error
+        raise RunError(
+            f"'{(_run_of(expert) or Path()) / CONFIG}' names players that cannot be read.",
+            " ".join(str(error).split())[:200],
+            f"Bring the file back, or name the players yourself, as --judge {expert.task}=WHO.",
+        ) from error
     return replace(expert, players=filled)
 
 

@@ -230,8 +230,9 @@ def _reused(part: Measurement) -> bool:
         return False
     config = part.config
     Run.open(part.folder, config.command, config.identity())
-    actor = {"model": config.model, "adapter": config.adapter, "kind": config.kind}
-    refuse_other_weights(part.folder, folder_weights(actor), f"the {part.side}")
+    if config.kind == "local":
+        weights = folder_weights(config.model, config.adapter)
+        refuse_other_weights(part.folder, weights, f"the {part.side}")
     return part.finished
 
 

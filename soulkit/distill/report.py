@@ -44,8 +44,7 @@ from soulkit.distill.measure import (
 from soulkit.distill.sample import spent
 from soulkit.distill.select import TaskSelection, written_selection
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
-from soulkit.eval.comparison.comparability import differences
-from soulkit.eval.comparison.conditions import read_conditions
+from soulkit.eval.comparison.comparability import differences, read_measured
 from soulkit.eval.comparison.gates import (
     ComparisonGate,
     GateResult,
@@ -63,9 +62,9 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.metrics.comparisons import PairedDifference
 from soulkit.metrics.retention import Retention, macro_retention
+from soulkit.runs.conditions import with_provenance
 from soulkit.runs.folder import Run, read_config
 from soulkit.runs.jsonl import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
-from soulkit.runs.provenance import with_provenance
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import Metric
 from soulkit.train.state.metrics import read_step_lines
@@ -327,8 +326,8 @@ def _task_result(
     folders = [measured_folder(out, side, task) for side in sides]
     played = [read_side(folder, task) for folder in folders]
     cells: dict[str, Cell] = {s: headline(p.cells) for s, p in zip(sides, played, strict=True)}
-    one, *others = (read_conditions(folder) for folder in folders)
-    mixed = [line for other in others for line in differences(one, other, task).blocking]
+    one, *others = (read_measured(folder) for folder in folders)
+    mixed = [line for other in others for _, line in differences(one, other, [task]).blocking]
     result = TaskResult(task=task, metric="", cells=cells, selection=selection,
                         mixed=tuple(dict.fromkeys(mixed)))  # fmt: skip
     if mixed:

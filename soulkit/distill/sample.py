@@ -25,7 +25,6 @@ from soulkit.errors import DataError, ModelLoadError, RunError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.results.summary import summary_line
 from soulkit.eval.run.actor import eval_needs, on_vllm
-from soulkit.eval.run.provenance import read_provenance
 from soulkit.eval.run.resume import draft_keys
 from soulkit.eval.run.runner import run_eval
 from soulkit.models.ledger.ledger import Ledger
@@ -35,58 +34,57 @@ from soulkit.models.vllm.settings import interpreter, resolve_engine
 from soulkit.play.plan import Work
 from soulkit.play.settings import OWN_OPTIONS, PlayConfig, configured_tasks
 from soulkit.reporting import SILENT, Reporter
+from soulkit.runs.conditions import Conditions, PlayerFacts
 from soulkit.runs.folder import is_run, plain_config, read_config, same_settings
 from soulkit.runs.jsonl import has_lines
 from soulkit.runs.records import scored_keys
 from soulkit.tasks.kit.registry import Registry, load_registry
 
-ADAPTER, BASE = "adapter_weights", "weights"
-"""How a run's provenance calls what it says of its actor's weights."""
 
-
-def expert_weights(expert: Expert) -> dict[str, str]:
-    """What a run of the expert notes of its weights; empty of a served one."""
+def expert_weights(expert: Expert) -> PlayerFacts:
+    """What a run of the expert notes of its weights; nothing of a served one."""
     if expert.endpoint is not None:
-        return {}
-    return {BASE if expert.adapter is None else ADAPTER: expert.weights}
+        return PlayerFacts()
+    if expert.adapter is None:
+        return PlayerFacts(weights=expert.weights)
+    return PlayerFacts(adapter_weights=expert.weights)
 
 
-def folder_weights(actor: Mapping[str, Any]) -> dict[str, str]:
-    """The same of a model and adapter that lie in folders here."""
+def folder_weights(model: str, adapter: str | None) -> PlayerFacts:
+    """The same of a model and adapter, as far as they lie in folders here."""
     from soulkit.models.local.loading import adapter_hash
 
-    if actor.get("kind") != "local":
-        return {}
-    adapter, model = actor.get("adapter"), Path(str(actor["model"])).expanduser()
-    there = {ADAPTER: adapter_hash(adapter)} if adapter and Path(adapter).is_dir() else {}
-    return {**there, **({BASE: weights_hash(model)} if model.is_dir() else {})}
+    folder = Path(model).expanduser()
+    return PlayerFacts(
+        weights=weights_hash(folder) if folder.is_dir() else "",
+        adapter_weights=adapter_hash(adapter) if adapter and Path(adapter).is_dir() else "",
+    )
 
 
-def refuse_other_weights(folder: Path, now: Mapping[str, str], name: str) -> None:
+def refuse_other_weights(folder: Path, now: PlayerFacts, name: str) -> None:
     """RunError where the run in `folder` was played by other weights than those of `name` now."""
-    if is_run(folder):
-        _refuse_other(folder, read_provenance(folder).get("actor", {}), now, name)
+    begun = Conditions.read(folder) if is_run(folder) else None
+    if begun is not None:
+        _refuse_other(folder, begun.actor, now, name)
 
 
 def refuse_other_teachers(folder: Path, adapters: Mapping[str, str]) -> None:
     """RunError where the training in `folder` was taught by other weights than lie in `adapters`
     now; task → adapter."""
-    for task, teacher in read_provenance(folder).get("teachers", {}).items():
-        now = folder_weights(
-            {"kind": "local", "model": teacher["model"], "adapter": adapters[task]}
-        )
+    begun = Conditions.read(folder)
+    for task, teacher in begun.teachers.items() if begun else ():
+        now = folder_weights(teacher.model, adapters[task])
         _refuse_other(folder, teacher, now, f"the expert of {task}")
 
 
-def _refuse_other(
-    folder: Path, before: Mapping[str, Any], now: Mapping[str, str], name: str
-) -> None:
-    for kind, digest in now.items():
-        if before.get(kind) and digest and before[kind] != digest:
+def _refuse_other(folder: Path, before: PlayerFacts, now: PlayerFacts, name: str) -> None:
+    pairs = [(before.weights, now.weights), (before.adapter_weights, now.adapter_weights)]
+    for old, new in pairs:
+        if old and new and old != new:
             raise RunError(
                 f"'{folder}' was made with other weights than {name} has now.",
-                f"They were {before[kind]} and are {digest}: what was selected, learned and "
-                "measured before is of another model.",
+                f"They were {old} and are {new}: what was selected, learned and measured before "
+                "is of another model.",
                 "Distil anew with another --out, or bring the old weights back.",
             )
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from soulkit.errors import RunError
 from soulkit.eval.comparison.comparability import (
     NOT_ALIKE,
+    by_task,
     differences,
-    grouped_by_task,
+    read_measured,
 )
-from soulkit.eval.comparison.conditions import Conditions, read_conditions
 from soulkit.eval.comparison.provenance_text import provenance_facts
 from soulkit.eval.results.summary import Cell, headline
 from soulkit.metrics.comparisons import auc, difference_of
@@ -37,8 +37,8 @@ from soulkit.metrics.intervals import (
 )
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.narrow_tables import FittingTable, plain_table
+from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
-from soulkit.runs.provenance import provenance_of
 from soulkit.text import duration
 from soulkit.train.ablate import STATE, ListedRun
 from soulkit.train.rejudge import judging_folder
@@ -257,17 +257,12 @@ def _differences(
     mixed: list[tuple[str, str]] = []
     beside: list[tuple[str, str]] = []
     for seed in sorted(first.keys() & runs.keys()):
-        a, b = (read_conditions(side[seed].path / inside) for side in (first, runs))
-        for task in _tasks(a, b):
-            blocking, remarks = differences(a, b, task, ("the first", "the other"))
-            mixed += [(task, line) for line in blocking]
-            beside += [(task, line) for line in remarks]
-    return grouped_by_task(dict.fromkeys(mixed)), grouped_by_task(dict.fromkeys(beside))
-
-
-def _tasks(*runs: Conditions) -> list[str]:
-    """The tasks of any of the runs."""
-    return list(dict.fromkeys(task for run in runs for task in run.settings.get("tasks", ())))
+        a, b = (read_measured(side[seed].path / inside) for side in (first, runs))
+        tasks = dict.fromkeys(task for run in (a, b) for task in run.settings.get("tasks", ()))
+        blocking, remarks = differences(a, b, tasks, ("the first", "the other"))
+        mixed += blocking
+        beside += remarks
+    return by_task(mixed), by_task(beside)
 
 
 def _final(run: RunData) -> float | None:

@@ -12,12 +12,11 @@ from soulkit.errors import DataError, RunError
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import Cells, Summary, summarise, summary_line
 from soulkit.eval.run.controls import control_counts
-from soulkit.eval.run.provenance import read_provenance
 from soulkit.eval.run.run_lock import CLOCK
 from soulkit.models.ledger.view import LedgerView
+from soulkit.runs.conditions import Conditions, provenance_of
 from soulkit.runs.folder import is_run, read_config, read_environment
 from soulkit.runs.jsonl import has_lines, lines_in
-from soulkit.runs.provenance import provenance_of
 from soulkit.runs.records import KEY, load_controls, load_records, scored_keys, stream_records
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import load_registry
@@ -89,12 +88,10 @@ def _stages(path: Path, settings: Mapping[str, Any]) -> RunProgress:
 
 
 def _to_play(path: Path, settings: Mapping[str, Any]) -> int | None:
-    """Rows × repeats; None for a run without `provenance.json`, or with one that names no rows."""
-    tasks = (read_provenance(path) or {}).get("tasks", {})
-    rows = [entry.get("rows") for entry in tasks.values()]
-    if not rows or any(not isinstance(one, dict) for one in rows):
-        return None
-    return sum(len(one) for one in rows) * (_whole(settings.get("repeats")) or 1)
+    """Rows × repeats; None for a run that does not record its rows."""
+    conditions = Conditions.read(path)
+    rows = sum(len(facts.rows) for facts in conditions.tasks.values()) if conditions else 0
+    return rows * (_whole(settings.get("repeats")) or 1) or None
 
 
 def _whole(value: object) -> int | None:

@@ -19,11 +19,11 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any
 
-from soulkit.eval.comparison.conditions import Conditions, read_conditions
+from soulkit.eval.comparison.comparability import MeasuredRun, read_measured
 from soulkit.eval.results.cells import Cell, headline
 from soulkit.eval.run.provenance import PUBLISHED
 from soulkit.report.load import RunData
-from soulkit.runs.provenance import rows_hash
+from soulkit.runs.conditions import rows_hash
 
 CAVEAT = (
     "Published elsewhere, for context: comparable with these runs only when protocol, prompts, "
@@ -198,13 +198,13 @@ def has_published(cell: Cell) -> bool:
     return not cell.missing and not cell.origin
 
 
-Sides = Sequence[tuple[RunData, Conditions]]
+Sides = Sequence[tuple[RunData, MeasuredRun]]
 """Runs, each with its conditions."""
 
 
 def with_conditions(runs: Sequence[RunData]) -> Sides:
     """The runs with what their folders tell of their conditions."""
-    return [(run, read_conditions(run.path, run.records or None)) for run in runs]
+    return [(run, read_measured(run.path, run.records or None)) for run in runs]
 
 
 def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> dict[str, str]:
@@ -217,12 +217,12 @@ def unpublished_rows(table: Publication, tasks: Iterable[str], sides: Sides) -> 
     return found
 
 
-def _other_rows(table: Publication, task: str, run: Conditions) -> list[str]:
+def _other_rows(table: Publication, task: str, run: MeasuredRun) -> list[str]:
     """What a run played instead of published rows; empty for those, and where it is not known."""
     stated = table.stated.rows.get(task)
     if stated and rows_hash(run.rows(task)) == stated:
         return []
-    return [str(name) for name in run.of_task(task).get("origins", {}) if name != PUBLISHED]
+    return [name for name in run.of_task(task).origins if name != PUBLISHED]
 
 
 def left_out_text(others: Iterable[Mapping[str, str]]) -> str:
@@ -264,7 +264,7 @@ def published_differences(table: Publication, tasks: Iterable[str], sides: Sides
 
 
 def context_doubts(
-    table: Publication, tasks: Iterable[str], conditions: Conditions
+    table: Publication, tasks: Iterable[str], conditions: MeasuredRun
 ) -> dict[str, list[str]]:
     """Why figures of `table` for these tasks may not be compared with the run's.
 
@@ -294,7 +294,7 @@ def _named(tasks: Sequence[str]) -> str:
     return ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
 
 
-def _doubts(stated: Stated, task: str, run: Conditions) -> list[str]:
+def _doubts(stated: Stated, task: str, run: MeasuredRun) -> list[str]:
     doubts = [
         _difference_text("protocol", stated.protocol, str(run.settings.get("protocol") or "")),
         _prompt_doubt(stated, task, run),
@@ -314,8 +314,8 @@ def _difference_text(what: str, there: str, here: str) -> str:
     return "" if there == here else f"{what} {there}, here {here}"
 
 
-def _prompt_doubt(stated: Stated, task: str, run: Conditions) -> str:
-    there, prompts = stated.prompts.get(task, ""), run.evidence(task).prompts
+def _prompt_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
+    there, prompts = stated.prompts.get(task, ""), run.shown(task).prompts
     if not there:
         return WORDED_HERE
     if not prompts:
@@ -323,7 +323,7 @@ def _prompt_doubt(stated: Stated, task: str, run: Conditions) -> str:
     return "" if prompts_digest(prompts) == there else "other prompts"
 
 
-def _temperature(run: Conditions, task: str) -> str:
+def _temperature(run: MeasuredRun, task: str) -> str:
     if any("temperature" in one for one in run.dropped(task, "actor") or ()):
         return "refused by the server"
     return _degrees(run.actor(task).get("temperature"))
@@ -333,14 +333,14 @@ def _degrees(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else ""
 
 
-def _judge_doubt(stated: Stated, task: str, run: Conditions) -> str:
-    if "judge" not in run.roles(task):
+def _judge_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
+    if "judge" not in run.of_task(task).roles:
         return ""
-    judges = ", ".join(str(judge.get("model", "")) for judge in run.players(task, "judge"))
+    judges = ", ".join(judge.model for judge in run.players(task, "judge"))
     return _difference_text("judge", stated.judge(task), judges)
 
 
-def _row_doubt(stated: Stated, task: str, run: Conditions) -> str:
+def _row_doubt(stated: Stated, task: str, run: MeasuredRun) -> str:
     there, rows = stated.rows.get(task, ""), run.rows(task)
     if not there or not rows:
         return _difference_text("rows", there, "")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.comparability import unlike_pairs
-from soulkit.eval.comparison.provenance_text import ROLES, provenance_facts, unknown_text
+from soulkit.eval.comparison.provenance_text import provenance_facts, unknown_text
 from soulkit.eval.results.cells import missing_parts_text, named_with_origin
 from soulkit.eval.results.summary import (
     DEV,
@@ -43,6 +43,7 @@ from soulkit.report.load import RunData
 from soulkit.report.narrow_tables import FittingTable, InParts, plain_table
 from soulkit.report.published import published_beside
 from soulkit.report.training import LABELLED_FACTS, facts_of_training, validation_rows
+from soulkit.runs.conditions import SCORING
 from soulkit.text import counted, dollars, duration, one_line
 from soulkit.train.state.metrics import StepLine
 from soulkit.train.state.summary import TrainSummary
@@ -532,7 +533,7 @@ def run_head(run: RunData) -> RenderableType:
 def _facts_line(run: RunData) -> str:
     labelled = (
         "steps", "cost", "truncated", "at their limit", "words cut", "ignored by servers",
-        "refused by servers", "origin", *ROLES, "rows", "revision", "unknown defaults",
+        "refused by servers", "origin", *SCORING, "rows", "revision", "unknown defaults",
         *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))

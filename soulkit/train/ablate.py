@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from soulkit.api_keys import printable
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
-from soulkit.eval.comparison.comparability import differences, grouped_by_task
-from soulkit.eval.comparison.conditions import Conditions, announced_conditions
+from soulkit.eval.comparison.comparability import announced_run, differences
 from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
@@ -271,19 +270,11 @@ def _unlike(runs: Sequence[PlannedRun], *, judges: bool) -> list[str]:
     first, *others = runs
     reasons = []
     for run in others:
-        a, b = _conditions(first), _conditions(run)
+        a, b = (announced_run(one.config, one.path) for one in (first, run))
         tasks = dict.fromkeys([*first.config.tasks, *run.config.tasks])
-        lines = grouped_by_task(
-            (task, line)
-            for task in tasks
-            for line in differences(a, b, task, judges=judges).blocking
-        )
+        lines, _ = differences(a, b, tasks, judges=judges).lines()
         reasons += [f"{first.arm.spelling} against {run.arm.spelling}: {line}" for line in lines]
     return reasons
-
-
-def _conditions(run: PlannedRun) -> Conditions:
-    return announced_conditions(run.config, run.path)
 
 
 def run_all(

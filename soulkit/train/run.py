@@ -16,7 +16,7 @@ from soulkit.eval.results.batch_statistics import task_scales
 from soulkit.eval.results.calls import calls_by_task, costs_by_task
 from soulkit.eval.results.summary import summarise
 from soulkit.eval.results.warnings import with_calls
-from soulkit.eval.run.provenance import ENGINE, note_calls, teacher_identity, write_provenance
+from soulkit.eval.run.provenance import note_calls, with_teachers, write_conditions
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.base import ChatModel
 from soulkit.models.ledger.ledger import Ledger
@@ -29,9 +29,9 @@ from soulkit.models.players.players import check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
+from soulkit.runs.conditions import with_provenance
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, is_run
-from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_dev
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.model.policy import Policy, load_policy
@@ -59,8 +59,8 @@ from soulkit.train.state.checkpoint import export_best, read_position, replace_f
 from soulkit.train.state.fingerprint import (
     check_material,
     deterministic,
-    fingerprint,
-    training_provenance,
+    material_conditions,
+    with_players,
 )
 from soulkit.train.state.loop import Loop, Measure
 from soulkit.train.state.metrics import read_step_lines
@@ -139,8 +139,7 @@ def _open_training(
             note_threads(run.path, threads)
             if not threads.asked:
                 reporter.note(threads.words())
-            prints = {**fingerprint(config, material, policy, teacher), **numbers_print(policy)}
-            check_material(run, prints, config)
+            check_material(run, material_conditions(config, material, policy, teacher), config)
             take_more_steps(run, config, reporter)
             servers_asked = (material.measured or material).config.servers()
             for remark in filter(None, (numbers_remark(policy), *servers_asked)):
@@ -206,11 +205,6 @@ def adapter_remark(config: TrainConfig) -> str:
         saved = json.loads(file.read_text(encoding="utf-8"))
         own = f"rank {saved['r']}, alpha {saved['lora_alpha']}"
     return f"LoRA adapter: {config.adapter}, {own}; lora.r and lora.alpha are not used"
-
-
-def numbers_print(policy: Policy) -> dict[str, dict[str, str]]:
-    """For `material.json`: what the base's numbers were, and in which they are computed."""
-    return {"numbers": {"stored": policy.stored, "computed": policy.computed}}
 
 
 def numbers_remark(policy: Policy) -> str:
@@ -360,11 +354,12 @@ async def _reinforce(
     assert objective is not None
     sampler = engine.sampler(material, loop.journal, loop.reporter)
     players = make_players(config, sampler, run, engine.player, loop.reporter)
-    record = {**training_provenance(config, players, material, policy), ENGINE: engine.record()}
-    record["actor"] = {**record["actor"], **engine.basis_record()}
-    write_provenance(
-        run, {**record, **teacher_identity(config.model_dump(), teacher)}, proven=engine.served
-    )
+    conditions = with_players(run, config, players, material, policy)
+    basis = engine.weights_basis or conditions.actor.weights_basis
+    conditions = replace(conditions, engine=engine.record(),
+                         actor=replace(conditions.actor, weights_basis=basis))  # fmt: skip
+    conditions = with_teachers(conditions, config.model_dump(), teacher)
+    write_conditions(run, conditions, proven=engine.served)
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
     rollouts = Rollouts(
         config, objective, sampler, make_cast(config, sampler, players), material.pool,

@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from soulkit.data.files import write_rows
-from soulkit.eval.run.provenance import player_identity, same_player
+from soulkit.eval.run.provenance import player_of
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings
+from soulkit.runs.conditions import PlayerFacts
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.registry import builtin_file
 from tests.support import judged
@@ -422,14 +423,14 @@ def test_a_run_is_not_finished_with_another_scorer(tmp_path: Path, capfd: Any) -
         )  # fmt: skip
         assert soul(*command, tmp_path / "whole") == 0
         half = cut_short(tmp_path / "whole", tmp_path / "half", 2)
-        before = (half / "provenance.json").read_text()
+        before = (half / "conditions.json").read_text()
         code = home / "task.py"
         code.write_text(code.read_text().replace("quality.score / 10", "quality.score / 20"))
         capfd.readouterr()
         assert soul(*command, half) == 2
         what, _, fix = three_lines("\n".join(capfd.readouterr().err.splitlines()[-3:]))
         assert "another code of the task judged_task" in what and "soul rescore" in fix
-        assert (half / "provenance.json").read_text() == before
+        assert (half / "conditions.json").read_text() == before
 
 
 def test_a_checkpoint_that_was_trained_further_is_another_judge(tmp_path: Path) -> None:
@@ -439,16 +440,16 @@ def test_a_checkpoint_that_was_trained_further_is_another_judge(tmp_path: Path) 
         weights.write_bytes(content)
         digests.append(weights_hash(tmp_path))
     assert digests[0] == digests[1] != digests[2]
-    here, there = ({"model": "j", "path": "/j", "weights": digest} for digest in digests[1:])
-    assert not same_player(here, there) and same_player(here, {"model": "j", "path": "/j"})
+    here, there = (PlayerFacts(model="j", path="/j", weights=digest) for digest in digests[1:])
+    assert not here.same_as(there) and here.same_as(PlayerFacts(model="k", path="/j"))
 
 
 def test_a_model_served_with_other_flags_is_another_judge() -> None:
     players = [RoleSettings(kind="vllm", model="no/model", args=args)
                for args in ({}, {"quantization": "fp8"})]  # fmt: skip
-    plain, smaller = (player_identity("judge", one, 1, {}, None) for one in players)
-    assert (plain["args"], smaller["args"]) == ("none", "--quantization=fp8")
-    assert not same_player(plain, smaller)
+    plain, smaller = (player_of("judge", one, 1, PlayerFacts(), None) for one in players)
+    assert (plain.args, smaller.args) == ("none", "--quantization=fp8")
+    assert not plain.same_as(smaller)
 
 
 def test_a_server_on_this_machine_is_one_server_under_any_of_its_names() -> None:
@@ -459,9 +460,9 @@ def test_a_server_on_this_machine_is_one_server_under_any_of_its_names() -> None
         "127.0.0.1:9000",
         "localhost.org:8000",
     }
-    players = {port: {"model": "j", "address": f"http://{port}/v1"} for port in ports}
+    players = {port: PlayerFacts(model="j", address=f"http://{port}/v1") for port in ports}
     here = players["localhost:8000"]
-    same = {port for port, player in players.items() if same_player(here, player)}
+    same = {port for port, player in players.items() if here.same_as(player)}
     assert same == {"localhost:8000", "127.0.0.1:8000", "[::1]:8000"}
 
 
@@ -472,7 +473,7 @@ def test_a_run_that_does_not_record_its_conditions_is_compared_with_none(
     plain: Path, tmp_path: Path, capfd: Any
 ) -> None:
     bare = Path(shutil.copytree(plain, tmp_path / "bare"))
-    (bare / "provenance.json").unlink()
+    (bare / "conditions.json").unlink()
     assert soul("compare", plain, bare) == 2
     assert "sotopia: B does not record its conditions" in three_lines(_last(capfd))[0]
     assert soul("compare", plain, bare, "--force-mixed") == 0

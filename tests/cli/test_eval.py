@@ -392,10 +392,10 @@ def test_a_run_of_another_default_limit_is_not_taken_up(
     out = tmp_path / "run"
     with ScriptedServer(answer=oracle("hitom", 4)) as server:
         assert api(server.base_url, out, task="hitom", n=4) == 0
-        record = json.loads((out / "provenance.json").read_text())
+        record = json.loads((out / "conditions.json").read_text())
         assert record["tasks"]["hitom"]["sampling"]["max_tokens"] == 8192
         record["tasks"]["hitom"]["sampling"]["max_tokens"] = 1024
-        (out / "provenance.json").write_text(json.dumps(record))
+        (out / "conditions.json").write_text(json.dumps(record))
         capsys.readouterr()
         assert api(server.base_url, out, task="hitom", n=4) == 2
     error = capsys.readouterr().err

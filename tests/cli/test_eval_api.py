@@ -426,7 +426,7 @@ def no_temperature(index: int, body: Body) -> Fault | None:
 
 
 def record(out: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((out / "provenance.json").read_text())
+    loaded: dict[str, Any] = json.loads((out / "conditions.json").read_text())
     return loaded
 
 

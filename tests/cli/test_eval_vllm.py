@@ -89,7 +89,7 @@ def replies(out: Path) -> dict[str, tuple[str, str, tuple[int, ...]]]:
 
 
 def record(out: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((out / "provenance.json").read_text())
+    loaded: dict[str, Any] = json.loads((out / "conditions.json").read_text())
     return loaded
 
 

@@ -58,7 +58,7 @@ def test_players_by_task_on_the_command_line(server: ScriptedServer, tmp_path: P
     settings = yaml.safe_load((out / "config.yaml").read_text())
     assert settings["task_players"]["userllm"]["judge"][0]["model"] == "u"
     assert [judge["model"] for judge in settings["judge"]] == ["j"]
-    tasks = json.loads((out / "provenance.json").read_text())["tasks"]
+    tasks = json.loads((out / "conditions.json").read_text())["tasks"]
     assert [p["model"] for p in tasks["userllm"]["players"]["judge"]] == ["u"]
     assert [p["model"] for p in tasks["sotopia"]["players"]["auditor"]] == ["w"]
     assert tasks["sotopia"]["samples"] == {"score": 1, "audit": 1}

@@ -194,7 +194,7 @@ def test_a_relative_file_is_found_from_another_folder(
     assert expert.rows is not None and expert.rows.source == str(home / "stories.jsonl")
     Path("stories.jsonl").unlink()
     _changed(home)
-    with pytest.raises(DataError, match="held 24 rows and now gives 18"):
+    with pytest.raises(DataError, match="gives 13 of the 24 rows"):
         with_rows_and_players(config, find_experts(config))
 
 
@@ -212,22 +212,22 @@ def _others(home: Path) -> None:
     write_rows(home / "stories.jsonl", rows, data_source="tomi")
 
 
-def _unhashed(home: Path) -> None:
-    (home / "experts/tomi/material.json").unlink()
+def _unrecorded(home: Path) -> None:
+    (home / "experts/tomi/conditions.json").unlink()
 
 
 def _emptied(home: Path) -> None:
-    (home / "experts/tomi/material.json").write_text("{}")
+    (home / "experts/tomi/conditions.json").write_text('{"players": {}, "tasks": {}}')
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         (_gone, "stories.jsonl"),
-        (_changed, "it held 24 rows and now gives 18"),
-        (_others, "it holds other rows now"),
-        (_unhashed, "material.json' cannot be read"),
-        (_emptied, "it holds no hash of the rows of tomi"),
+        (_changed, "gives 13 of the 24 rows"),
+        (_others, "gives 0 of the 24 rows"),
+        (_unrecorded, "names no rows of tomi"),
+        (_emptied, "names no rows of tomi"),
     ],
 )
 def test_rows_that_are_gone_or_have_changed_are_refused(

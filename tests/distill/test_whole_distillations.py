@@ -122,7 +122,7 @@ PLACES = (
     "samples/hitom/episodes.jsonl", "samples/tomi/ledger.sqlite-wal", "samples/tomi/episodes.jsonl",
     "selected.jsonl", "generalist/config.yaml", "generalist/metrics.jsonl",
     "generalist/model/adapter_model.safetensors", "measured/base/hitom/episodes.jsonl",
-    "measured/base/tomi/provenance.json", "measured/expert/tomi/episodes.jsonl",
+    "measured/base/tomi/conditions.json", "measured/expert/tomi/episodes.jsonl",
     "measured/generalist/hitom/config.yaml", "measured/generalist/tomi/episodes.jsonl",
 )  # fmt: skip
 """What each of twelve processes gets to write before it is killed: all stages have their share.

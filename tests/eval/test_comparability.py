@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.comparison.comparability import (
-    Differences,
-    differences,
-    shared_rows,
-)
-from soulkit.eval.comparison.conditions import read_conditions
+from soulkit.eval.comparison.comparability import differences, read_measured, shared_rows
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import write_json
 
-JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1", "temperature": 0.0}
+JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1",
+         "sampling": {"temperature": 0.0}}  # fmt: skip
 PARTNER = {"kind": "scripted", "model": "p.yaml", "sha256": "1"}
 PROVEN = ("weights", "revision", "adapter", "adapter_weights", "adapter_revision", "args", "path")
 """What a record may know of a player beside its name."""
@@ -40,27 +36,26 @@ EVALUATION: dict[str, Any] = {
             }
         },
     },
-    "material": None,
     "summary": {"protocol": "paper", "prompts": {"essay": {"judge": ["9"]}}},
 }  # fmt: skip
 TRAINING: dict[str, Any] = {
     **EVALUATION,
     "settings": {"method": "ditto", "seed": 0, "kind": "local", "protocol": "paper"},
-    "material": {
-        "training": {"essay": {"rows": 2, "ids": "a", "prompts": "b"}},
-        "dev": {"essay": {"rows": 1, "ids": "c", "prompts": "d"}},
+    "record": {
+        **EVALUATION["record"],
+        "tasks": {"essay": {**EVALUATION["record"]["tasks"]["essay"], "prompts": "1",
+                            "dev_rows": {"c": "9"}, "dev_prompts": "2"}},
+        "material": {},
     },
-}
+}  # fmt: skip
 ESSAY = ("record", "tasks", "essay")
 
 
 def run(folder: Path, parts: dict[str, Any]) -> Path:
     """The folder of a run of these conditions."""
     Run.open(folder, "eval api", parts["settings"])
-    for name in ("material", "summary"):
-        if parts[name] is not None:
-            write_json(folder / f"{name}.json", parts[name])
-    write_json(folder / "provenance.json", parts["record"])
+    write_json(folder / "summary.json", parts["summary"])
+    write_json(folder / "conditions.json", parts["record"])
     return folder
 
 
@@ -78,10 +73,12 @@ def changed(parts: dict[str, Any], *changes: tuple[tuple[Any, ...], Any]) -> dic
     return made
 
 
-def differing(folder: Path, a: dict[str, Any], b: dict[str, Any]) -> Differences:
+def differing(folder: Path, a: dict[str, Any], b: dict[str, Any]) -> tuple[list[str], list[str]]:
     """(why the two may not be compared, what is said beside a difference)."""
-    sides = [read_conditions(run(folder / name, one)) for name, one in (("a", a), ("b", b))]
-    return differences(*sides, "essay")
+    sides = [read_measured(run(folder / name, one)) for name, one in (("a", a), ("b", b))]
+    found = differences(*sides, ["essay"])
+    assert {task for pairs in found for task, _ in pairs} <= {"essay"}
+    return [line for _, line in found.blocking], [line for _, line in found.remarks]
 
 
 def judge(**other: Any) -> tuple[tuple[tuple[Any, ...], Any], ...]:
@@ -107,7 +104,7 @@ REFUSED: dict[str, tuple[tuple[tuple[tuple[Any, ...], Any], ...], str]] = {
         "judge endpoint:j@http://127.0.0.1:1/v1 against endpoint:j@http://b",
     ),
     "sampling of the judge": (
-        judge(temperature=0.5),
+        judge(sampling={"temperature": 0.5}),
         "judge endpoint:j@http://127.0.0.1:1/v1 (temperature 0.0) against "
         "endpoint:j@http://127.0.0.1:1/v1 (temperature 0.5)",
     ),
@@ -227,23 +224,26 @@ def test_roles_that_no_episode_asks_do_not_count(tmp_path: Path) -> None:
     assert differing(tmp_path, a, b) == ([], [])
 
 
-TRAINED: dict[str, tuple[tuple[tuple[Any, ...], Any], str]] = {
-    "rows": (("training", {"rows": 3, "ids": "z", "prompts": "b"}), "training rows 2 against 3"),
-    "others": (
-        ("training", {"rows": 2, "ids": "z", "prompts": "b"}),
-        "training rows 2 against 2, others or in another order",
+TRAINED: dict[str, tuple[str, Any, str]] = {
+    "rows": ("rows", {"a": "7", "b": "8", "c": "0"}, "training rows 2 against 3, 2 in both"),
+    "others": ("rows", {"a": "7", "c": "0"}, "training rows 2 against 2, 1 in both"),
+    "content": (
+        "rows",
+        {"a": "7", "b": "0"},
+        "training rows 2 against 2, 2 in both, 1 of these with other content",
     ),
-    "prompts": (
-        ("training", {"rows": 2, "ids": "a", "prompts": "z"}), "training rows in other prompts"
-    ),
-    "dev": (("dev", {"rows": 4, "ids": "c", "prompts": "d"}), "dev rows 1 against 4"),
-}  # fmt: skip
+    "order": ("rows", {"b": "8", "a": "7"}, "rows in another order"),
+    "prompts": ("prompts", "0", "rows in other prompts"),
+    "dev": ("dev_rows", {}, "dev rows 1 against 0, 0 in both"),
+    "dev prompts": ("dev_prompts", "0", "rows in other prompts"),
+}
+"""What is another in B → why no difference may be put between two trainings."""
 
 
 @pytest.mark.parametrize("case", TRAINED)
-def test_rows_of_trainings_are_told_by_their_hashes(case: str, tmp_path: Path) -> None:
-    (kind, value), words = TRAINED[case]
-    other = changed(TRAINING, (("material", kind, "essay"), value))
+def test_rows_of_trainings_are_told_by_content_order_and_prompts(case: str, tmp_path: Path) -> None:
+    member, value, words = TRAINED[case]
+    other = changed(TRAINING, ((*ESSAY, member), value))
     assert differing(tmp_path / "other", TRAINING, other)[0] == [words]
     assert differing(tmp_path / "same", TRAINING, TRAINING) == ([], [])
 
@@ -257,32 +257,32 @@ def test_an_evaluation_is_never_compared_with_a_training(tmp_path: Path) -> None
 def test_another_judge_of_both_leaves_the_rest_to_be_compared(tmp_path: Path) -> None:
     changes = (*judge(model="k"), ((*ESSAY, "players", "partner", 0, "sha256"), "2"))
     a, b = (
-        read_conditions(run(tmp_path / name, parts))
+        read_measured(run(tmp_path / name, parts))
         for name, parts in (("a", EVALUATION), ("b", changed(EVALUATION, *changes)))
     )
-    (line,) = differences(a, b, "essay", judges=False).blocking
+    ((_, line),) = differences(a, b, ["essay"], judges=False).blocking
     assert line.startswith("partner scripted:")
 
 
 def test_a_run_without_a_record_is_compared_with_none(tmp_path: Path) -> None:
     bare = run(tmp_path / "bare", EVALUATION)
-    (bare / "provenance.json").unlink()
-    sides = read_conditions(bare), read_conditions(run(tmp_path / "other", EVALUATION))
-    expected = ["one does not record its conditions"]
-    assert differences(*sides, "essay", ("one", "other")) == (expected, [])
+    (bare / "conditions.json").unlink()
+    sides = read_measured(bare), read_measured(run(tmp_path / "other", EVALUATION))
+    expected = ("essay, tomi: one does not record its conditions",)
+    assert differences(*sides, ["essay", "tomi"], ("one", "other")).lines() == (expected, ())
 
 
 def test_shared_rows_are_those_of_equal_content(tmp_path: Path) -> None:
     other = changed(EVALUATION, ((*ESSAY, "rows"), {"a": "7", "b": "0", "c": "1"}))
     a, b = (
-        read_conditions(run(tmp_path / name, parts))
+        read_measured(run(tmp_path / name, parts))
         for name, parts in (("a", EVALUATION), ("b", other))
     )
     shared = shared_rows(a, b, ["essay"])["essay"]
     assert (shared.ids, shared.a, shared.b) == ({"a"}, 2, 3)
     assert shared.words() == "1 of 2 in A and 3 in B"
     a, b = (one.within({"essay": shared.ids}, []) for one in (a, b))
-    assert differences(a, b, "essay") == ([], [])  # fmt: skip
+    assert differences(a, b, ["essay"]) == ([], [])  # fmt: skip
 
 
 DRAWING: dict[str, tuple[Any, Any]] = {
@@ -297,7 +297,7 @@ DRAWING: dict[str, tuple[Any, Any]] = {
 def test_trainings_that_were_not_begun_are_told_by_their_settings(
     name: str, tmp_path: Path
 ) -> None:
-    a, b = (changed(TRAINING, (("material",), {})) for _ in range(2))
+    a, b = (changed(TRAINING, (("record", "material"), None)) for _ in range(2))
     for parts in (a, b):
         parts["settings"] |= {one: first for one, (first, _) in DRAWING.items()}
     b["settings"][name] = DRAWING[name][1]

@@ -111,7 +111,9 @@ def trained(path: Path, values: list[float]) -> Path:
     ]  # fmt: skip
     write_records(path, lines)
     (path / "config.yaml").write_text("{method: grpo, model: m, data: {tomi: rows.jsonl}}")
-    (path / "material.json").write_text('{"training": {"tomi": {"rows": 3, "ids": "a"}}}')
+    tasks = {"tomi": {"rows": {"0": "a", "1": "b", "2": "c"}}}
+    record = {"players": {}, "tasks": tasks, "material": {}}
+    (path / "conditions.json").write_text(json.dumps(record))
     (path / "summary.json").write_text(json.dumps({"summary_steps": min(10, len(values))}))
     return path
 

@@ -12,36 +12,37 @@ from typing import Any
 
 import pytest
 
-from soulkit.errors import RunError
+from soulkit.errors import DataError, RunError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.provenance import (
-    actor_identity,
+    actor_facts,
     in_start_folder,
-    model_identity,
+    model_facts,
     note_calls,
-    player_identities,
-    provenance,
-    read_provenance,
-    rescored_provenance,
+    played_conditions,
+    player_facts,
+    rescored_conditions,
     row_hash,
     row_origin,
     start_folder,
-    teacher_identity,
     with_rows,
-    write_provenance,
+    with_teachers,
+    write_conditions,
 )
 from soulkit.eval.run.resume import check_engine
 from soulkit.models.players.players import Players
 from soulkit.play.plan import Work
+from soulkit.runs.conditions import Conditions, PlayerFacts
 from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import read_value
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.judged import EXAMPLE
 from tests.support.road import synth
 
 URL = "http://127.0.0.1:1/v1"
 
-JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1", "temperature": 0.0,
-         "max_tokens": 300}  # fmt: skip
+JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1",
+         "sampling": {"temperature": 0.0, "max_tokens": 300}}  # fmt: skip
 SCRIPT = {"kind": "scripted", "model": "p.yaml", "sha256": "1" * 16}
 CHECKPOINT = {"kind": "local", "model": "/m", "path": "/m", "weights": "2" * 16}
 RECORD: dict[str, Any] = {
@@ -51,14 +52,25 @@ RECORD: dict[str, Any] = {
     "panel": {"samples": 1, "combine": "mean", "orders": "both"},
     "tasks": {
         "essay": {
-            "roles": ["judge"], "players": {"judge": [JUDGE]}, "samples": {},
+            "roles": ["judge"], "players": {"judge": [JUDGE]},
             "sampling": {"temperature": 1.0, "max_tokens": 60},
-            "budgets": {}, "options": {"metric": "4" * 16, "scorer": "5" * 16},
+            "options": {"metric": "4" * 16, "scorer": "5" * 16},
             "rows": {"a": "6" * 16, "b": "7" * 16},
         }
     },
 }  # fmt: skip
 EPISODE = '{"key": "0/a/0/draft"}\n'
+
+
+def conditions(record: dict[str, Any]) -> Conditions:
+    return read_value(Conditions, record, "it")
+
+
+def written(run: Run) -> dict[str, Any]:
+    """What the run has recorded, as JSON has it."""
+    read = Conditions.read(run.path)
+    assert read is not None
+    return read.as_dict()
 
 
 def opened(folder: Path, *, played: bool = True) -> Run:
@@ -87,7 +99,11 @@ REFUSED = {
     "script": (("players", "partner", 0, "sha256"), "9", "content of the partner 'p.yaml'"),
     "weights": (("players", "environment", 0, "weights"), "9", "weights of the environment '/m'"),
     "revision": (("players", "judge", 0, "revision"), "9", "revision of the judge 'j'"),
-    "limit": (("players", "judge", 0, "max_tokens"), 9, "another reply limit of the judge 'j'"),
+    "limit": (
+        ("players", "judge", 0, "sampling", "max_tokens"),
+        9,
+        "another reply limit of the judge 'j'",
+    ),
     "in one task": ((*ESSAY, "players", "judge", 0, "address"), "http://x", "address of the judge"),
     "actor's limit": (
         (*ESSAY, "sampling", "max_tokens"),
@@ -108,12 +124,12 @@ def test_what_no_setting_shows_is_refused_by_name(case: str, tmp_path: Path) -> 
     before = RECORD
     if case == "revision":
         before = changed(("players", "judge", 0, "revision"), "8")
-    write_provenance(run := opened(tmp_path / "run"), before)
-    written = (run.path / "provenance.json").read_bytes()
+    write_conditions(run := opened(tmp_path / "run"), conditions(before))
+    content = (run.path / "conditions.json").read_bytes()
     with pytest.raises(RunError, match=words.replace("(", r"\(")):
-        write_provenance(run, changed(place, value, before))
-    assert (run.path / "provenance.json").read_bytes() == written
-    write_provenance(run, before)
+        write_conditions(run, conditions(changed(place, value, before)))
+    assert (run.path / "conditions.json").read_bytes() == content
+    write_conditions(run, conditions(before))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +138,7 @@ def test_what_no_setting_shows_is_refused_by_name(case: str, tmp_path: Path) -> 
         ((*ESSAY, "rows", "c"), "9"),
         ((*ESSAY, "rows", "b"), None),
         ((*ESSAY, "sampling", "temperature"), 0.5),
-        (("players", "judge", 0, "temperature"), 0.5),
+        (("players", "judge", 0, "sampling", "temperature"), 0.5),
         (("actor", "weights"), "9"),
         (("panel", "samples"), 2),
     ],
@@ -132,25 +148,25 @@ def test_what_the_settings_compare_is_left_to_them(
     place: tuple[Any, ...], value: Any, tmp_path: Path
 ) -> None:
     """Settings, weights of the actor and new rows are compared elsewhere; here they are noted."""
-    write_provenance(run := opened(tmp_path / "run"), RECORD)
+    write_conditions(run := opened(tmp_path / "run"), conditions(RECORD))
     now = changed(place, value)
-    write_provenance(run, now)
-    record = read_provenance(run.path)
+    write_conditions(run, conditions(now))
+    record = written(run)
     assert {name: record[name] for name in now} == now
 
 
 def test_calls_are_added_and_outlive_the_next_start(tmp_path: Path) -> None:
-    write_provenance(run := opened(tmp_path / "run"), RECORD)
+    write_conditions(run := opened(tmp_path / "run"), conditions(RECORD))
     sent = [{"temperature": 0.0, "calls": 2}]
     calls: Any = {"essay": {"judge": {"j": {"sent": sent, "dropped": {"seed": 0.5}}},
                             "actor": {"m": {"sent": [], "dropped": {}}}}}  # fmt: skip
     note_calls(run.path, calls, {"essay": {"judge": {"j": {"seed": 0.5}}}})
-    write_provenance(run, RECORD)
-    entry = read_provenance(run.path)["tasks"]["essay"]
+    write_conditions(run, conditions(RECORD))
+    entry = written(run)["tasks"]["essay"]
     assert entry["sent"] == {"judge": {"j": sent}, "actor": {"m": []}}
     assert entry["dropped_settings"] == {"judge": {"j": {"seed": 0.5}}, "actor": {}}
     note_calls(run.path, {"essay": {"judge": {}}}, {})
-    entry = read_provenance(run.path)["tasks"]["essay"]
+    entry = written(run)["tasks"]["essay"]
     assert entry["sent"]["actor"] == {"m": []} and entry["dropped_settings"]["judge"] == {}
 
 
@@ -169,23 +185,24 @@ BASES = [
 def test_weights_are_known_no_better_than_for_the_first_episodes(
     before: str | None, now: str | None, expected: str, where: tuple[Any, ...], tmp_path: Path
 ) -> None:
-    def record(basis: str | None) -> dict[str, Any]:
-        return RECORD if basis is None else changed((*where, "weights_basis"), basis)
+    def record(basis: str | None) -> Conditions:
+        place = (*where, "weights_basis")
+        return conditions(RECORD if basis is None else changed(place, basis))
 
     def noted(run: Run) -> Any:
-        inner: Any = read_provenance(run.path)
+        inner: Any = written(run)
         for part in where:
             inner = inner[part]
         return inner.get("weights_basis")
 
-    write_provenance(run := opened(tmp_path / "run"), record(before))
-    write_provenance(run, record(now))
+    write_conditions(run := opened(tmp_path / "run"), record(before))
+    write_conditions(run, record(now))
     assert noted(run) == expected
-    write_provenance(run, record("verified"), proven=True)
+    write_conditions(run, record("verified"), proven=True)
     assert noted(run) == "verified"
     unplayed = opened(tmp_path / "unplayed", played=False)
-    write_provenance(unplayed, record("declared"))
-    write_provenance(unplayed, record("verified"))
+    write_conditions(unplayed, record("declared"))
+    write_conditions(unplayed, record("verified"))
     assert noted(unplayed) == "verified"
 
 
@@ -198,7 +215,7 @@ def test_relative_paths_begin_where_the_run_was_started(
     monkeypatch.chdir(home)
     (home / "rows.jsonl").write_text("")
     run = Run.open(Path("runs/one"), "eval api", {"data": {"*": "rows.jsonl"}})
-    write_provenance(run, RECORD)
+    write_conditions(run, conditions(RECORD))
     folder = run.path.resolve()
     monkeypatch.chdir(elsewhere)
     assert start_folder(folder) == home
@@ -222,9 +239,23 @@ DAMAGED = [
 
 @pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[:20] or "empty")
 def test_a_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "provenance.json").write_text(text)
-    with pytest.raises(RunError, match=r"provenance\.json"):
-        read_provenance(tmp_path)
+    (tmp_path / "conditions.json").write_text(text)
+    with pytest.raises((RunError, DataError), match=r"conditions\.json"):
+        Conditions.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["provenance.json", "material.json"])
+def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(RunError, match=f"an earlier version of soulkit: it has {name} instead of"):
+        Conditions.read(tmp_path)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert Conditions.read(tmp_path) is None
+    conditions(RECORD).write(tmp_path)
+    assert Conditions.read(tmp_path) == conditions(RECORD)
+    assert json.loads((tmp_path / "conditions.json").read_text()) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -237,7 +268,7 @@ def test_a_damaged_record_is_refused(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_another_engine_may_not_go_on(now: dict[str, Any], words: str, tmp_path: Path) -> None:
-    write_provenance(run := opened(tmp_path / "run"), RECORD)
+    write_conditions(run := opened(tmp_path / "run"), conditions(RECORD))
     check_engine(opened(tmp_path / "new", played=False), now)
     if not words:
         return check_engine(run, now)
@@ -250,11 +281,11 @@ def test_a_rescored_run_has_the_scorers_of_now(tmp_path: Path) -> None:
     example = task.example(synth("tomi", 1, 1)[0])
     record = copy.deepcopy(RECORD)
     record["tasks"] = {"tomi": {"options": {"old": "1"}, "rows": {example.id: "1", "gone": "2"}}}
-    write_provenance(run := opened(tmp_path / "run"), record)
-    entry = rescored_provenance(run.path, {example.id: (task, example)})["tasks"]["tomi"]
-    assert "old" not in entry["options"] and "metric" in entry["options"]
-    assert entry["rows"]["gone"] == "2" and len(entry["rows"][example.id]) == 16
-    assert json.loads((run.path / "provenance.json").read_text())["tasks"] == record["tasks"]
+    write_conditions(run := opened(tmp_path / "run"), conditions(record))
+    facts = rescored_conditions(run.path, {example.id: (task, example)}).of_task("tomi")
+    assert "old" not in facts.options and "metric" in facts.options
+    assert facts.rows["gone"] == "2" and len(facts.rows[example.id]) == 16
+    assert json.loads((run.path / "conditions.json").read_text())["tasks"] == record["tasks"]
 
 
 # -- who and what is recorded ----------------------------------------------------------------------
@@ -271,21 +302,23 @@ def judged(**other: Any) -> EvalConfig:
 
 
 def test_players_are_recorded_by_role_and_judges_audit_without_being_listed_twice() -> None:
-    players = player_identities(judged(), {}, task="sotopia")
-    assert {role: [one["model"] for one in named] for role, named in players.items()} == {
+    players = player_facts(judged(), PlayerFacts(), task="sotopia")
+    assert {role: [one.model for one in named] for role, named in players.items()} == {
         "judge": ["j"], "partner": ["p"], "environment": []
     }  # fmt: skip
-    assert {one["address"] for named in players.values() for one in named} == {URL}
+    assert {one.address for named in players.values() for one in named} == {URL}
     audited = judged(auditor=[{"model": "w", "base_url": URL}])
     for task in ("sotopia", ""):
-        assert [a["model"] for a in player_identities(audited, {}, task=task)["auditor"]] == ["w"]
+        assert [a.model for a in player_facts(audited, PlayerFacts(), task=task)["auditor"]] == [
+            "w"
+        ]
 
 
 def test_the_actor_as_a_player_is_recorded_as_it_is_sampled_there() -> None:
     config = judged(partner="actor", judge_samples=2)
-    players = player_identities(config, actor_identity(config.model_dump()), task="sotopia")
-    assert players["partner"][0]["kind"] == "actor" and players["partner"][0]["address"] == URL
-    assert players["judge"][0]["temperature"] == 1.0  # two opinions of one judge
+    players = player_facts(config, actor_facts(config.model_dump()), task="sotopia")
+    assert players["partner"][0].kind == "actor" and players["partner"][0].address == URL
+    assert players["judge"][0].sampling["temperature"] == 1.0  # two opinions of one judge
 
 
 @pytest.mark.parametrize(
@@ -310,20 +343,21 @@ def test_the_measured_model(
     if "adapter" in settings:
         settings = {**settings, "adapter": str(tmp_path)}
         expected = {**expected, "adapter": str(tmp_path)}
-    assert model_identity(settings, live) == expected
+    assert model_facts(settings, live) == PlayerFacts(**expected)
 
 
 def test_teachers_are_recorded_by_task(tmp_path: Path) -> None:
-    assert teacher_identity({"model": "m"}, None) == {}
+    bare = Conditions(players={}, tasks={})
+    assert with_teachers(bare, {"model": "m"}, None) == bare
     settings = {"kind": "local", "model": "o/base", "teacher_model": "o/teacher"}
-    assert teacher_identity(settings, Live()) == {"teacher": {"model": "o/teacher"}}
+    assert with_teachers(bare, settings, Live()).teacher == PlayerFacts(model="o/teacher")
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_model.safetensors").write_bytes(name.encode())
     by_task = {task: str(tmp_path / task) for task in ("one", "other")}
-    teachers = teacher_identity({**settings, "teacher_adapters": by_task}, Live())["teachers"]
-    assert {task: one["adapter"] for task, one in teachers.items()} == by_task
-    assert len({one["adapter_weights"] for one in teachers.values()}) == 2
+    teachers = with_teachers(bare, {**settings, "teacher_adapters": by_task}, Live()).teachers
+    assert {task: one.adapter for task, one in teachers.items()} == by_task
+    assert len({one.adapter_weights for one in teachers.values()}) == 2
 
 
 ORIGINS = {
@@ -374,15 +408,15 @@ def test_the_code_of_a_users_task_is_a_condition(tmp_path: Path) -> None:
     task = load_registry(home / "tasks.yaml").task("judged_task")
     config, work = judged(), [Work(task, ())]
     sampling = {"judged_task": config.sampling(task.spec)}
-    record = with_rows(provenance(config, Players(), work, {}, sampling), work)
-    entry = record["tasks"]["judged_task"]
-    assert set(entry["options"]) >= {"metric", "code"} and entry["rows"] == {}
-    assert entry["sampling"]["max_tokens"] == sampling["judged_task"].max_tokens
+    played = played_conditions(config, Players(), work, PlayerFacts(), sampling)
+    facts = with_rows(played, work).of_task("judged_task")
+    assert set(facts.options) >= {"metric", "code"} and facts.rows == {}
+    assert facts.sampling["max_tokens"] == sampling["judged_task"].max_tokens
     assert "code" not in _options_of("tomi")
 
 
 def _options_of(name: str) -> dict[str, Any]:
     task, config = load_registry().task(name), judged()
-    record = provenance(config, Players(), [Work(task, ())], {}, {name: config.sampling(task.spec)})
-    options: dict[str, Any] = record["tasks"][name]["options"]
-    return options
+    sampling = {name: config.sampling(task.spec)}
+    played = played_conditions(config, Players(), [Work(task, ())], PlayerFacts(), sampling)
+    return dict(played.of_task(name).options)

@@ -10,7 +10,7 @@ import pytest
 
 from soulkit.eval.comparison.provenance_text import provenance_facts, revision_text, role_text
 from soulkit.report.load import load_runs
-from soulkit.runs.provenance import provenance_of, rows_hash, with_provenance
+from soulkit.runs.conditions import provenance_of, rows_hash, with_provenance
 from tests.support.evaluation import api, oracle, soul, summary
 from tests.support.servers.openai_server import ScriptedServer
 

@@ -155,7 +155,7 @@ def test_an_evaluation_sends_and_records_the_cuts(tmp_path: Path) -> None:
         assert not {"top_k", "min_p"} & server.requests[-1].keys()
     assert (sent["top_k"], sent["min_p"]) == (40, 0.05)
     recorded = {
-        name: json.loads((tmp_path / name / "provenance.json").read_text())["tasks"]["tomi"]
+        name: json.loads((tmp_path / name / "conditions.json").read_text())["tasks"]["tomi"]
         for name in ("cut", "plain")
     }
     assert recorded["cut"]["sampling"]["top_k"] == 40

@@ -70,7 +70,7 @@ def made(
             )
             config = {"model": "m", "tasks": {"tomi": 1.0, "hitom": 1.0}}
             (folder / "config.yaml").write_text(yaml.safe_dump(config))
-            (folder / "provenance.json").write_text('{"players": {}, "tasks": {}}')
+            (folder / "conditions.json").write_text('{"players": {}, "tasks": {}}')
     (out / "ablation.json").write_text(json.dumps({"runs": noted}))
     return out
 

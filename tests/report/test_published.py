@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.eval.comparison.conditions import read_conditions
+from soulkit.eval.comparison.comparability import read_measured
 from soulkit.report.published import (
     CAVEAT,
     Publication,
@@ -20,7 +20,7 @@ from soulkit.report.published import (
     publications,
     published_footnote,
 )
-from soulkit.runs.provenance import rows_hash
+from soulkit.runs.conditions import rows_hash
 from tests.support.evaluation import FAST, soul
 from tests.support.servers.openai_server import ScriptedServer
 
@@ -38,11 +38,11 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def doubts(folder: Path, **stated: Any) -> list[str]:
     paper = publications()[0]
     table = replace(paper, stated=Stated(**stated))
-    return list(context_doubts(table, ["hitom"], read_conditions(folder)))
+    return list(context_doubts(table, ["hitom"], read_measured(folder)))
 
 
 def digest(folder: Path) -> str:
-    rows = json.loads((folder / "provenance.json").read_text())["tasks"]["hitom"]["rows"]
+    rows = json.loads((folder / "conditions.json").read_text())["tasks"]["hitom"]["rows"]
     assert len(rows) == 4
     return rows_hash(rows)
 
@@ -87,10 +87,10 @@ def test_one_difference_is_enough_for_doubt(
 def test_a_judge_has_to_match_where_one_is_asked(played: Path, tmp_path: Path) -> None:
     folder = tmp_path / "judged"
     folder.mkdir()
-    record = json.loads((played / "provenance.json").read_text())
+    record = json.loads((played / "conditions.json").read_text())
     record["tasks"]["hitom"]["roles"] = ["judge"]
     record["tasks"]["hitom"]["players"] = {"judge": [{"kind": "endpoint", "model": "gpt-5-nano"}]}
-    (folder / "provenance.json").write_text(json.dumps(record))
+    (folder / "conditions.json").write_text(json.dumps(record))
     (folder / "config.yaml").write_text((played / "config.yaml").read_text())
     (folder / "summary.json").write_text((played / "summary.json").read_text())
     stated = alike(played)
@@ -108,7 +108,7 @@ def judged(folder: Path, judges: dict[str, str]) -> Path:
     entry = {"roles": ["judge"], "sampling": {"temperature": 1.0}, "rows": {"a": "1"}}
     tasks = {task: {**entry, "players": {"judge": players[task]}} for task in judges}
     union = [player for several in players.values() for player in several]
-    (folder / "provenance.json").write_text(
+    (folder / "conditions.json").write_text(
         json.dumps({"players": {"judge": union}, "tasks": tasks})
     )
     (folder / "config.yaml").write_text("kind: api\nmodel: m\nprotocol: paper\n")
@@ -135,7 +135,7 @@ def test_the_judge_of_a_task_is_compared_and_not_all_judges_of_the_run(
     played: dict[str, str], doubt: dict[str, list[str]], tmp_path: Path
 ) -> None:
     paper = next(table for table in publications() if table.stated.judges)
-    run = read_conditions(judged(tmp_path / "run", played))
+    run = read_measured(judged(tmp_path / "run", played))
     stated = replace(
         paper.stated, protocol="paper", temperature=1.0,
         rows={task: rows_hash({"a": "1"}) for task in played},
@@ -152,7 +152,7 @@ def test_rows_that_a_run_did_not_record_match_nothing(played: Path, tmp_path: Pa
 
 def test_no_published_table_claims_to_be_comparable(played: Path) -> None:
     for table in publications():
-        doubts = context_doubts(table, ["hitom"], read_conditions(played))
+        doubts = context_doubts(table, ["hitom"], read_measured(played))
         assert "prompts worded here" in doubts, table.title
         assert isinstance(table, Publication) and not table.stated.rows
         assert not table.stated.prompts
@@ -171,14 +171,12 @@ def test_no_table_states_a_temperature_that_its_source_does_not() -> None:
 
 def test_a_known_difference_is_named_below_the_column(played: Path) -> None:
     paper = publications()[0]
-    doubts = context_doubts(paper, ["hitom", "userllm"], read_conditions(played))
+    doubts = context_doubts(paper, ["hitom", "userllm"], read_measured(played))
     (why,) = (reason for reason in doubts if "Pangram" in reason)
     assert doubts[why] == ["userllm"] and "LLM judge" in why
     below = published_footnote([(paper.title, doubts_text(doubts, 2))])
     assert below.startswith(CAVEAT) and f"{why} (userllm)" in below
-    assert "Pangram" not in doubts_text(
-        context_doubts(paper, ["hitom"], read_conditions(played)), 1
-    )
+    assert "Pangram" not in doubts_text(context_doubts(paper, ["hitom"], read_measured(played)), 1)
     assert published_footnote([]) == ""
 
 

@@ -20,7 +20,7 @@ import pytest
 from soulkit.cli.app import main
 from soulkit.data.files import write_rows
 from soulkit.errors import ConfigError, RunError
-from soulkit.eval.comparison.conditions import read_conditions
+from soulkit.eval.comparison.comparability import read_measured
 from soulkit.eval.results.summary import Cell, Summary, headline_shown
 from soulkit.report import pages
 from soulkit.report.load import RunData, load_runs
@@ -34,7 +34,7 @@ from soulkit.report.published import (
 )
 from soulkit.report.suites import Grid, SuiteTable, common_suite, suite_grid, suite_table
 from soulkit.report.tables import parts_text
-from soulkit.runs.provenance import rows_hash
+from soulkit.runs.conditions import rows_hash
 from soulkit.tasks.kit.registry import Registry, load_registry
 from soulkit.train.state.metrics import steps_of
 from tests.support.evaluation import FAST, soul
@@ -562,7 +562,7 @@ def test_the_footnote_of_a_suite_speaks_of_the_figures_that_it_shows(
 
 
 def test_rows_with_the_hash_that_a_source_states_are_published(runs: dict[str, Path]) -> None:
-    (run,), side = load_runs([runs["own"]]), read_conditions(runs["own"])
+    (run,), side = load_runs([runs["own"]]), read_measured(runs["own"])
     stated = Stated(rows={"hitom": rows_hash(side.rows("hitom"))})
     table = publications()[0]
     assert unpublished_rows(table, ["hitom"], [(run, side)]) == {"hitom": "own.jsonl"}
@@ -585,6 +585,6 @@ def test_everything_that_differs_stands_in_one_footnote(
 
 def test_the_rows_are_recorded_with_the_run(runs: dict[str, Path]) -> None:
     for kind, said in {"released": "published", "imported": "published", **SAID}.items():
-        entry = json.loads((runs[kind] / "provenance.json").read_text())["tasks"]["hitom"]
+        entry = json.loads((runs[kind] / "conditions.json").read_text())["tasks"]["hitom"]
         assert entry["origins"] == {said: 4}
         assert len(entry["rows"]) == 4

@@ -40,7 +40,7 @@ def examples(task: str, n: int, seed: int = 0) -> tuple[Example, ...]:
 def write_records(folder: Path, records: Iterable[Record]) -> Path:
     """A run folder with these episodes more, measured under the conditions of every other."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "provenance.json", {"players": {}, "tasks": {}})
+    write_json(folder / "conditions.json", {"players": {}, "tasks": {}})
     writer = RecordWriter(folder / "episodes.jsonl")
     writer.write(*records)
     writer.close()

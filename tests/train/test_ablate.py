@@ -315,7 +315,7 @@ def test_recorded_methods_with_other_judges_have_no_difference(
                 "grpo,grpo:kl_coef=0.01") == 0  # fmt: skip
     assert ablation.load_ablation(out).rows[1].final_difference is not None
     for arm, name in (("grpo", "j"), ("grpo-kl_coef=0.01", "k")):
-        file = out / arm / "seed_0" / "provenance.json"
+        file = out / arm / "seed_0" / "conditions.json"
         record = json.loads(file.read_text())
         seated = {"judge": [{"kind": "endpoint", "model": name, "address": NOBODY}]}
         record["tasks"]["tomi"] |= {"roles": ["judge"], "players": seated}

@@ -130,7 +130,7 @@ def test_a_setting_that_the_coachs_server_refuses_is_recorded(
         assert train("ditto", model, out, *shade_options(tmp_path, "kind"), *coach) == 0
     dropped = {"coach": {"c": {"temperature": 1.0}}}
     assert json.loads((out / "summary.json").read_text())["dropped_settings"] == {"kind": dropped}
-    record = json.loads((out / "provenance.json").read_text())
+    record = json.loads((out / "conditions.json").read_text())
     assert record["tasks"]["kind"]["dropped_settings"] == dropped
     assert record["servers"] == {f"c@{server.base_url}": {"defaults": "unknown"}}
     assert "kind coach temperature (100 % of calls to c)" in capfd.readouterr().out

@@ -13,14 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from soulkit.errors import RunError
+from soulkit.eval.run.provenance import row_hashes
+from soulkit.runs.conditions import Conditions, CorpusFacts, MaterialFacts, TaskFacts
 from soulkit.runs.folder import Run
+from soulkit.runs.jsonl import read_value
 from soulkit.train.state.fingerprint import (
     SAMPLED,
     _sample,
     check_material,
     deterministic,
     model_print,
-    pool_print,
+    prompts_hash,
 )
 from tests.support.road import synth
 from tests.support.training import config, policy_of, random_model, rows, soul
@@ -66,9 +69,9 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_same_rows_and_model_are_taken_up(run: Path) -> None:
-    before = (run / "run/material.json").read_bytes()
+    before = (run / "run/conditions.json").read_bytes()
     assert again(run) == 0
-    assert (run / "run/material.json").read_bytes() == before
+    assert (run / "run/conditions.json").read_bytes() == before
 
 
 def test_other_rows_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +123,10 @@ def test_another_number_of_threads_is_refused(
 def test_a_run_that_does_not_know_its_material_is_refused(
     run: Path, capsys: pytest.CaptureFixture[str], text: str | None
 ) -> None:
-    path = run / "run/material.json"
+    path = run / "run/conditions.json"
     path.unlink() if text is None else path.write_text(text)
-    assert "does not say on which rows" in refused(run, capsys)
+    words = "does not say on which rows" if text is None else "conditions.json' cannot be read"
+    assert words in refused(run, capsys)
 
 
 def test_another_teacher_is_refused(
@@ -146,60 +150,85 @@ def test_another_teacher_is_refused(
 
 
 @pytest.fixture
-def prints(base: Path) -> dict[str, Any]:
+def begun(base: Path) -> dict[str, Any]:
+    """The conditions of a training of four rows and two dev rows, as they are on disk."""
     task, examples = rows("tomi", 6)
-    pool = [(task, example) for example in examples]
     model = model_print(policy_of(base, **SMALL))
-    return {
-        "training": pool_print(pool[2:]), "dev": pool_print(pool[:2]), "model": model,
-        "adapter": "a", "teacher": dict(model), "teacher_adapter": "t",
-        "teacher_adapters": {"tomi": "s"},
-        "machine": {"threads": 1, "device": "cpu", "kernels": "AVX2", "torch": "2"},
-    }  # fmt: skip
+    facts = TaskFacts(
+        rows=row_hashes(examples[2:]), prompts=prompts_hash(task, examples[2:]),
+        dev_rows=row_hashes(examples[:2]), dev_prompts=prompts_hash(task, examples[:2]),
+    )  # fmt: skip
+    material = MaterialFacts(
+        model=model, adapter="a", teacher=dict(model), teacher_adapter="t",
+        teacher_adapters={"tomi": "s"},
+        machine={"threads": 1, "device": "cpu", "kernels": "AVX2", "torch": "2"},
+        corpora={"chats": CorpusFacts(rows=3, sha256="1")},
+        validation={"chats": CorpusFacts(rows=1, sha256="2")},
+    )  # fmt: skip
+    return Conditions(players={}, tasks={"tomi": facts}, material=material).as_dict()
 
 
-OTHER_MODEL = "base model 'base' is not the one .* another "
-REFUSALS = {
-    ("training", "tomi", "rows"): "'tomi' had 4 training rows .* and has 5 now",
-    ("dev", "tomi", "prompts"): "'tomi' puts its dev rows into other prompts",
-    ("dev", "tomi", "ids"): "'tomi' has 2 dev rows as before",
-    ("model", "layout"): f"{OTHER_MODEL}shape",
-    ("model", "types"): f"{OTHER_MODEL}number type",
-    ("model", "weights"): f"{OTHER_MODEL}set of weights",
-    ("model", "settings"): f"{OTHER_MODEL}configuration",
-    ("model", "tokenizer"): f"{OTHER_MODEL}tokenizer",
-    ("model", "template"): f"{OTHER_MODEL}chat template",
-    ("teacher", "weights"): "teacher 'wise' is not the one .* another set of weights",
-    ("adapter",): "adapter 'start' holds other weights",
-    ("teacher_adapter",): "teacher's adapter 'expert' holds other weights",
-    ("teacher_adapters", "tomi"): "teacher of tomi, 'sage' holds other weights",
-    ("machine", "threads"): "with threads 1, and now it is other",
-    ("machine", "device"): "with device cpu, and now it is other",
-    ("machine", "kernels"): "with kernels AVX2, and now it is other",
-    ("machine", "torch"): "with torch 2, and now it is other",
+TOMI, OTHER_MODEL = ("tasks", "tomi"), "base model 'base' is not the one .* another "
+REFUSALS: dict[tuple[str, ...], tuple[Any, str]] = {
+    (*TOMI, "rows"): ({"a": "1"}, "'tomi' had 4 training rows .* and has 1 now"),
+    (*TOMI, "prompts"): ("x", "'tomi' puts its training rows into other prompts"),
+    (*TOMI, "dev_prompts"): ("x", "'tomi' puts its dev rows into other prompts"),
+    (*TOMI, "dev_rows"): ({"a": "1", "b": "2"}, "'tomi' has 2 dev rows as before"),
+    ("corpora", "chats", "rows"): (4, "'chats' had 3 training rows .* and has 4 now"),
+    ("corpora", "chats", "sha256"): ("x", "'chats' has 3 training rows as before"),
+    ("validation", "chats", "sha256"): ("x", "'chats' has 1 dev rows as before"),
+    ("model", "layout"): ("x", f"{OTHER_MODEL}shape"),
+    ("model", "types"): ("x", f"{OTHER_MODEL}number type"),
+    ("model", "weights"): ("x", f"{OTHER_MODEL}set of weights"),
+    ("model", "settings"): ("x", f"{OTHER_MODEL}configuration"),
+    ("model", "tokenizer"): ("x", f"{OTHER_MODEL}tokenizer"),
+    ("model", "template"): ("x", f"{OTHER_MODEL}chat template"),
+    ("teacher", "weights"): ("x", "teacher 'wise' is not the one .* another set of weights"),
+    ("adapter",): ("x", "adapter 'start' holds other weights"),
+    ("teacher_adapter",): ("x", "teacher's adapter 'expert' holds other weights"),
+    ("teacher_adapters", "tomi"): ("x", "teacher of tomi, 'sage' holds other weights"),
+    ("machine", "threads"): (2, "with threads 1, and now it is 2"),
+    ("machine", "device"): ("x", "with device cpu, and now it is x"),
+    ("machine", "kernels"): ("x", "with kernels AVX2, and now it is x"),
+    ("machine", "torch"): ("x", "with torch 2, and now it is x"),
 }
 
 
 @pytest.mark.parametrize("keys", REFUSALS, ids=".".join)
 def test_every_difference_has_its_name(
-    tmp_path: Path, prints: dict[str, Any], keys: tuple[str, ...]
+    tmp_path: Path, begun: dict[str, Any], keys: tuple[str, ...]
 ) -> None:
+    def of(record: dict[str, Any]) -> Conditions:
+        return read_value(Conditions, record, "it")
+
     settings = config(
         model="base", adapter="start", teacher_model="wise", teacher_adapter="expert",
         teacher_adapters={"tomi": "sage"},
     )  # fmt: skip
     run = Run(path=tmp_path, command="train opd", resumed=False)
-    check_material(run, prints, settings)
-    check_material(run, prints, settings)
-    now = json.loads(json.dumps(prints))
+    check_material(run, of(begun), settings)
+    check_material(run, of(begun), settings)
+    now = json.loads(json.dumps(begun))
     *path, last = keys
-    place = now
+    place = now if keys[0] == "tasks" else now["material"]
     for key in path:
         place = place[key]
-    place[last] = place[last] + 1 if last == "rows" else "other"
-    with pytest.raises(RunError, match=REFUSALS[keys]) as raised:
-        check_material(run, now, settings)
+    place[last], words = REFUSALS[keys]
+    with pytest.raises(RunError, match=words) as raised:
+        check_material(run, of(now), settings)
     assert all(raised.value.lines())
+
+
+def test_the_order_of_the_rows_counts(tmp_path: Path, begun: dict[str, Any]) -> None:
+    facts = begun["tasks"]["tomi"]
+    turned = {**facts, "rows": dict(reversed(facts["rows"].items()))}
+    before, now = (
+        read_value(Conditions, {**begun, "tasks": {"tomi": one}}, "it") for one in (facts, turned)
+    )
+    run, settings = Run(path=tmp_path, command="train sft", resumed=False), config(model="base")
+    check_material(run, before, settings)
+    with pytest.raises(RunError, match="has 4 training rows as before, but they are others"):
+        check_material(run, now, settings)
 
 
 def test_the_print_of_a_model_is_that_of_its_base(base: Path) -> None:
@@ -229,12 +258,6 @@ def test_a_sample_spreads_over_the_columns_of_a_matrix() -> None:
     picked = torch.frombuffer(bytearray(_sample(wide)), dtype=torch.int32)
     assert len(picked) == SAMPLED and len(set((picked % 4096).tolist())) > 0.6 * SAMPLED
     assert len(_sample(torch.ones(7, dtype=torch.bfloat16))) == 14
-
-
-def test_the_order_of_the_rows_counts() -> None:
-    task, examples = rows("tomi", 4)
-    pool = [(task, example) for example in examples]
-    assert pool_print(pool)["tomi"]["ids"] != pool_print(pool[::-1])["tomi"]["ids"]
 
 
 def test_deterministic_kernels_are_for_the_run_alone() -> None:

@@ -200,7 +200,7 @@ def test_a_small_run_of_the_recipe_says_what_it_left_out_and_resumes(
     assert config["suite"] == "soul-10" and config["playable"] and config["rows_per_task"] == 4
     assert set(config["tasks"]) == set(summary["tasks"]) == set(paper().tasks) - JUDGED - COACHED
     assert set(summary["left_out"]) == JUDGED | COACHED and summary["suite"] == "soul-10"
-    provenance = json.loads((out / "provenance.json").read_text())
+    provenance = json.loads((out / "conditions.json").read_text())
     assert provenance["left_out"] == summary["left_out"]
     tasks = {name.removeprefix("reward/draft/") for line in read_jsonl(out / "metrics.jsonl")
              for name in line if name.startswith("reward/draft/")}  # fmt: skip

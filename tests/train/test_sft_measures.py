@@ -196,7 +196,7 @@ def test_dialogues_are_played_with_the_partner_that_is_named(
     records = load_records(out / "dev.jsonl")
     assert {record.task for record in records} == {"secret_keeper"} and len(records) == 4
     assert any(line.seat == "visitor" for line in records[0].episode.transcript)
-    entry = json.loads((out / "provenance.json").read_text())["tasks"]["secret_keeper"]
+    entry = json.loads((out / "conditions.json").read_text())["tasks"]["secret_keeper"]
     assert entry["sent"]["partner"]["visitor"][0]["temperature"] >= 0
 
 

@@ -541,7 +541,7 @@ def test_a_run_records_its_teachers_and_goes_on_with_them_alone(
         )  # fmt: skip
 
     assert soul(*command(whole)) == 0
-    teachers = json.loads((whole / "provenance.json").read_text())["teachers"]
+    teachers = json.loads((whole / "conditions.json").read_text())["teachers"]
     assert {task: one["adapter"] for task, one in teachers.items()} == experts
     weights = {task: one["adapter_weights"] for task, one in teachers.items()}
     assert weights == {task: adapter_hash(folder) for task, folder in experts.items()}

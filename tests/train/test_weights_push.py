@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from soulkit.errors import ConfigError, RunError, UserError
-from soulkit.eval.run.provenance import ENGINE, write_provenance
 from soulkit.eval.run.resume import check_engine
 from soulkit.models.codec import Codec
 from soulkit.models.local.journal import SAMPLED, Journal, JournalKey
@@ -22,6 +21,7 @@ from soulkit.models.vllm.capabilities import ServerCapabilities
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.model import VllmModel
 from soulkit.models.vllm.replicas import Replicas
+from soulkit.runs.conditions import Conditions
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
@@ -334,7 +334,7 @@ def test_errors_have_three_lines() -> None:
 def test_a_start_that_failed_binds_nobody_to_its_engine(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", "train grpo", {})
     engine = {"kind": "vllm", "version": "0.32.0"}
-    write_provenance(run, {"players": {}, "tasks": {}, ENGINE: engine})
+    Conditions(players={}, tasks={}, engine=engine).write(run.path)
     for name in ("episodes.jsonl", SAMPLED):
         (run.path / name).touch()  # opened, and nothing was played
     check_engine(run, {"kind": "local"})

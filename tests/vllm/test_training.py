@@ -104,7 +104,7 @@ def test_rollouts_come_from_the_weights_that_move(
 ) -> None:
     steps = [line for line in read_jsonl(undisturbed / "metrics.jsonl") if "time/push" in line]
     assert len(steps) == STEPS
-    record = json.loads((undisturbed / "provenance.json").read_text())
+    record = json.loads((undisturbed / "conditions.json").read_text())
     assert record["actor"]["weights_basis"] == "verified"  # by every push
     for line in steps:
         assert line["logprob/sampler_gap"] <= line["logprob/sampler_gap_max"] <= EXACT
@@ -121,7 +121,7 @@ def test_rollouts_come_from_the_weights_that_move(
         tiny_model, adapter=undisturbed / "model", dtype="float32", device="cpu"
     )
     assert dev and [record.episode.transcript[0].text for record in dev] == greedy(local, dev)
-    engine = json.loads((undisturbed / "provenance.json").read_text("utf-8"))["engine"]
+    engine = json.loads((undisturbed / "conditions.json").read_text("utf-8"))["engine"]
     assert engine == {"kind": "vllm", "version": vllm_server.version}
 
 

@@ -8,62 +8,233 @@ is the code of a user's task, which changes whenever a scorer is mended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from soulkit.data.rows import row_id
-from soulkit.eval.comparison.conditions import ACTOR, Conditions, read_conditions
 from soulkit.eval.results.warnings import share_text
-from soulkit.eval.run.provenance import BASIS, ENGINE, SCORING, JsonObject, same_players
+from soulkit.eval.run.provenance import (
+    SAMPLING,
+    actor_facts,
+    panel_facts,
+    player_facts,
+    same_players,
+)
 from soulkit.models.players.settings import PANELS
 from soulkit.models.vllm.settings import engine_words
+from soulkit.play.settings import PlayConfig
+from soulkit.runs.conditions import SCORING, Conditions, Facts, PlayerFacts, TaskFacts
+from soulkit.runs.folder import CONFIG, plain_config, read_config
+from soulkit.runs.jsonl import has_lines, read_object
+from soulkit.runs.records import stream_records
 from soulkit.types import Record
 
+ACTOR = (*SAMPLING, "max_context", "seed", "repeats")
+"""Settings of the actor, which are part of what is compared."""
 OPINIONS = {"samples": "judge samples", "combine": "judge combination", "orders": "judge order"}
 
 
-class Differences(NamedTuple):
-    """In what two runs differ on a task."""
+# -- how a run was measured ------------------------------------------------------------------------
 
-    blocking: list[str]
+
+@dataclass(slots=True)
+class Evidence:
+    """What the episodes of one task show."""
+
+    prompts: dict[str, set[str]] = field(default_factory=dict)
+    """Template → its hashes."""
+    judges: dict[str, set[str]] = field(default_factory=dict)
+    """Question → the names of the judges that answered it."""
+    ids: set[str] = field(default_factory=set)
+    """The examples that were played."""
+
+    def add(self, record: Record) -> None:
+        """Take up one episode."""
+        score = record.score
+        self.ids.add(record.example_id)
+        for name, digest in score.prompts.items():
+            self.prompts.setdefault(name, set()).add(digest)
+        for verdict in score.verdicts:
+            self.judges.setdefault(verdict.purpose, set()).add(verdict.judge)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A run as it is compared: its conditions, its settings, and what its episodes show."""
+
+    folder: Path
+    settings: Facts
+    """`config.yaml`."""
+    conditions: Conditions | None
+    """None where none are recorded, and nothing can be compared with the run."""
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the run is a training."""
+        material = self.conditions.material if self.conditions else None
+        return material is not None or "method" in self.settings
+
+    def shown(self, task: str) -> Evidence:
+        """What the episodes of a task show; nothing where there are none."""
+        return self.evidence.get(task, Evidence())
+
+    def of_task(self, task: str) -> TaskFacts:
+        """What is recorded of a task."""
+        return self.conditions.of_task(task) if self.conditions else TaskFacts()
+
+    def rows(self, task: str) -> Mapping[str, str]:
+        """Example → hash of its row, played or not."""
+        return self.of_task(task).rows
+
+    def within(self, rows: Mapping[str, Container[str]], records: Iterable[Record]) -> Self:
+        """A run of these rows alone, by task, with these episodes."""
+        assert self.conditions is not None
+        tasks = dict(self.conditions.tasks)
+        for task, kept in rows.items():
+            only = {id: digest for id, digest in self.rows(task).items() if id in kept}
+            tasks[task] = replace(self.of_task(task), rows=only)
+        conditions = replace(self.conditions, tasks=tasks)
+        return replace(self, conditions=conditions, evidence=_evidence(records))
+
+    def actor(self, task: str) -> dict[str, Any]:
+        """How the actor was sampled."""
+        settings = {name: self.settings[name] for name in ACTOR if name in self.settings}
+        return {**settings, **self.of_task(task).sampling}
+
+    def dropped(self, task: str, role: str) -> list[Mapping[str, float]] | None:
+        """For each player of a role whose server refused settings: setting → share of its calls
+        that were sent without it. None: the run has not ended."""
+        recorded = self.of_task(task).dropped_settings
+        if recorded is None:
+            return None
+        return [shares for shares in recorded.get(role, {}).values() if shares]
+
+    def players(self, task: str, role: str) -> list[PlayerFacts]:
+        """The players of a role in a task. The model that a run trains is in no other run."""
+        everybody = self.conditions.players if self.conditions else {}
+        named = (self.of_task(task).players or everybody).get(role, ())
+        here = str(self.folder.resolve())
+        return [replace(one, path=here) if one.trained else one for one in named]
+
+    def panel(self, task: str) -> dict[str, Any]:
+        """How several opinions become one. `samples` is a number, or numbers by question where a
+        task asks some more than once."""
+        panel = dict(self.conditions.panel) if self.conditions else {}
+        if panel.get("samples") is None:
+            by_question = {q: n for q, n in self.of_task(task).samples.items() if n > 1}
+            panel["samples"] = by_question or 1
+        return panel
+
+
+def read_measured(folder: Path, records: Iterable[Record] | None = None) -> MeasuredRun:
+    """The run in `folder`. The prompts are those of `records`, else those that the summary counts,
+    or the episodes of an unfinished run.
+
+    RunError or DataError when a file is damaged.
+    """
+    return MeasuredRun(
+        folder=folder,
+        settings=read_config(folder) if (folder / CONFIG).is_file() else {},
+        conditions=Conditions.read(folder),
+        evidence=_summarised(folder) if records is None else _evidence(records),
+    )
+
+
+def announced_run(config: PlayConfig, folder: Path) -> MeasuredRun:
+    """The run that settings announce, before anything is loaded or played."""
+    settings = config.model_dump()
+    actor = actor_facts(settings)
+    tasks = {
+        task: TaskFacts(players=player_facts(config, actor, task=task))
+        for task in settings["tasks"]
+    }
+    return MeasuredRun(
+        folder=folder, settings=plain_config(config.identity()),
+        conditions=Conditions(players={}, tasks=tasks, panel=panel_facts(config)),
+    )  # fmt: skip
+
+
+def _summarised(folder: Path) -> dict[str, Evidence]:
+    """The prompts that the summary counts; of an unfinished run what its episodes show."""
+    prompts = read_object(folder / "summary.json").get("prompts")
+    if prompts is None:
+        episodes = folder / "episodes.jsonl"
+        return _evidence(stream_records(episodes, light=True) if has_lines(episodes) else ())
+    return {
+        task: Evidence({name: set(hashes) for name, hashes in templates.items()})
+        for task, templates in prompts.items()
+    }
+
+
+def _evidence(records: Iterable[Record]) -> dict[str, Evidence]:
+    tasks: dict[str, Evidence] = {}
+    for record in records:
+        tasks.setdefault(record.task, Evidence()).add(record)
+    return tasks
+
+
+# -- in what two differ ----------------------------------------------------------------------------
+
+
+class Differences(NamedTuple):
+    """In what two runs differ, as (task, line) pairs."""
+
+    blocking: list[tuple[str, str]]
     """Why the runs may not be compared; empty: they may."""
-    remarks: list[str]
+    remarks: list[tuple[str, str]]
     """What is part of what is compared, and named beside it."""
+
+    def lines(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(blocking, remarks) as `task, task: line`, each line once."""
+        return by_task(self.blocking), by_task(self.remarks)
+
+
+def by_task(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """(task, line) pairs as `task, task: line`, each line once."""
+    tasks: dict[str, dict[str, None]] = {}
+    for task, line in pairs:
+        tasks.setdefault(line, {})[task] = None
+    return tuple(f"{', '.join(names)}: {line}" for line, names in tasks.items())
 
 
 def differences(
-    a: Conditions, b: Conditions, task: str, names: Sequence[str] = ("A", "B"), *,
+    a: MeasuredRun, b: MeasuredRun, tasks: Iterable[str], names: Sequence[str] = ("A", "B"), *,
     judges: bool = True,
 ) -> Differences:  # fmt: skip
-    """In what two runs, called `names`, differ on a task. Without `judges` only those who play are
-    looked at: another judge scores both."""
+    """In what two runs, called `names`, differ on some tasks. Without `judges` only those who play
+    are looked at: another judge scores both."""
     sides = dict(zip(names, (a, b), strict=True))
-    bare = [name for name, side in sides.items() if not side.record]
-    if bare:
-        return Differences([f"{name} does not record its conditions" for name in bare], [])
-    rows = _trained_rows if a.trained or b.trained else _rows
-    players = [_players, _dropped_by_players, _opinions] if judges else [_others]
-    blocking = [line for part in (_protocols, _prompts, *players, _scorer, rows)
-                for line in part(a, b, task)]  # fmt: skip
-    remarks = [*_engines(a, b), *_sampling(a, b, task), *_budgets(a, b, task),
-               *_declared(a, b, task, names), *_unfinished(sides, task)]  # fmt: skip
-    return Differences(blocking, remarks)
+    bare = [f"{name} does not record its conditions" for name, side in sides.items()
+            if side.conditions is None]  # fmt: skip
+    players = (_players, _dropped_by_players, _opinions) if judges else (_others,)
+    found = Differences([], [])
+    for task in tasks:
+        blocking = bare or [line for part in (_protocols, _prompts, *players, _scorer, _rows)
+                            for line in part(a, b, task)]  # fmt: skip
+        remarks = [] if bare else [
+            *_engines(a, b), *_sampling(a, b, task), *_budgets(a, b, task),
+            *_declared(a, b, task, names), *_unfinished(sides, task),
+        ]  # fmt: skip
+        found.blocking.extend((task, line) for line in blocking)
+        found.remarks.extend((task, line) for line in remarks)
+    return found
 
 
-def _protocols(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _protocols(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     left, right = (side.settings.get("protocol") for side in (a, b))
     return [] if left == right else [f"protocol {left} against {right}"]
 
 
-def _prompts(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _prompts(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     """Templates used on both sides with other texts; all of them when no template is common.
 
     A template that only one side used while others agree may belong to a rare branch (a second
     request to the judge), so it is no difference by itself.
     """
-    left, right = a.evidence(task).prompts, b.evidence(task).prompts
+    left, right = a.shown(task).prompts, b.shown(task).prompts
     common = left.keys() & right.keys()
     names = [name for name in common if left[name] != right[name]]
     if left and right and not common:
@@ -74,30 +245,30 @@ def _prompts(a: Conditions, b: Conditions, task: str) -> list[str]:
 # -- players ---------------------------------------------------------------------------------------
 
 
-def _roles(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _roles(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     """The roles that a score of the task may depend on."""
-    roles = a.roles(task) | b.roles(task)
+    roles = {*a.of_task(task).roles, *b.of_task(task).roles}
     return [role for role in SCORING if role in roles]
 
 
-def _players(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _players(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     lines = [line for role in _roles(a, b, task) if (line := _role(a, b, task, role))]
     return lines or _answerers(a, b, task)
 
 
-def _others(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _others(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     """Players that do not judge."""
     roles = [role for role in _roles(a, b, task) if role not in PANELS]
     parts = (_role, _dropped)
     return [line for role in roles for part in parts if (line := part(a, b, task, role))]
 
 
-def _dropped_by_players(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _dropped_by_players(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     roles = _roles(a, b, task)
     return [line for role in roles if (line := _dropped(a, b, task, role))]
 
 
-def _dropped(a: Conditions, b: Conditions, task: str, role: str) -> str:
+def _dropped(a: MeasuredRun, b: MeasuredRun, task: str, role: str) -> str:
     """How the settings differ that the servers of a role refused; empty where they do not, or
     where a run has not ended."""
     left, right = (side.dropped(task, role) for side in (a, b))
@@ -117,7 +288,7 @@ def _without(players: Sequence[Mapping[str, float]]) -> str:
     return f"without {' and '.join(settings)}" if settings else "with every setting"
 
 
-def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:
+def _role(a: MeasuredRun, b: MeasuredRun, task: str, role: str) -> str:
     """How the players of a role differ; empty where they do not. Judges audit where no auditor is
     named."""
     left, right = (side.players(task, role) for side in (a, b))
@@ -128,9 +299,9 @@ def _role(a: Conditions, b: Conditions, task: str, role: str) -> str:
     return "" if same_players(left, right) else f"{role} {_against(left, right)}"
 
 
-def _answerers(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _answerers(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     """The judges that the episodes name: a service that a task asks for itself has no role."""
-    left, right = a.evidence(task).judges, b.evidence(task).judges
+    left, right = a.shown(task).judges, b.shown(task).judges
     return [
         f"judge of '{question}' {_joined(left[question])} against {_joined(right[question])}"
         for question in sorted(left.keys() & right.keys())
@@ -138,7 +309,7 @@ def _answerers(a: Conditions, b: Conditions, task: str) -> list[str]:
     ]
 
 
-def _opinions(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _opinions(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     """Other numbers of opinions, or other ways to make one of them."""
     judges = [side.players(task, "judge") for side in (a, b)]
     if "judge" not in _roles(a, b, task) or not all(judges):
@@ -155,7 +326,7 @@ def _opinions(a: Conditions, b: Conditions, task: str) -> list[str]:
 # -- scorer ----------------------------------------------------------------------------------------
 
 
-def _scorer(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _scorer(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     """Options that say who scores, and the scale."""
     return [f"{name} of the task differs" for name in _options(a, b, task) if _scores(name)]
 
@@ -164,23 +335,62 @@ def _scores(option: str) -> bool:
     return option == "metric" or option.startswith("detector")
 
 
-def _options(a: Conditions, b: Conditions, task: str) -> list[str]:
-    left, right = (side.of_task(task).get("options", {}) for side in (a, b))
+def _options(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
+    left, right = (side.of_task(task).options for side in (a, b))
     return sorted(name for name in {*left, *right} if left.get(name) != right.get(name))
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _rows(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """Other rows, or the same ones with other content."""
-    left, right = a.rows(task), b.rows(task)
+def _rows(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
+    """Other rows, or the same ones with other content; of trainings also in another order or in
+    other prompts. Before anything is loaded: other settings that decide the rows."""
+    if a.trained != b.trained:
+        return ["rows of an evaluation against training rows"]
+    if a.trained and not any(s.conditions and s.conditions.material for s in (a, b)):
+        return _other_drawing(a.settings, b.settings, task)
+    one, two = a.of_task(task), b.of_task(task)
+    if not a.trained:
+        return _other_rows("rows", one.rows, two.rows)
+    lines = [*_other_rows("training rows", one.rows, two.rows),
+             *_other_rows("dev rows", one.dev_rows, two.dev_rows)]  # fmt: skip
+    orders = [[*facts.rows, *facts.dev_rows] for facts in (one, two)]
+    if not lines and orders[0] != orders[1]:
+        lines.append("rows in another order")
+    if not lines and (one.prompts, one.dev_prompts) != (two.prompts, two.dev_prompts):
+        lines.append("rows in other prompts")
+    return lines
+
+
+def _other_rows(kind: str, left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
     if left == right:
         return []
     shared = left.keys() & right.keys()
-    changed = shared - same_rows(a, b, task)
-    counts = f"rows {_n_rows(left)} against {_n_rows(right)}, {_n_rows(shared)} in both"
+    changed = [id for id in shared if left[id] != right[id]]
+    counts = f"{kind} {_n_rows(left)} against {_n_rows(right)}, {_n_rows(shared)} in both"
     return [f"{counts}, {_n_rows(changed)} of these with other content" if changed else counts]
+
+
+def _other_drawing(left: Facts, right: Facts, task: str) -> list[str]:
+    """The settings that decide the training rows of a task, where they differ."""
+    a, b = _deciding(left, task), _deciding(right, task)
+    return [
+        f"{name} {_value(a[name], 'none')} against {_value(b[name], 'none')}"
+        for name in a
+        if name in b and a[name] != b[name]
+    ]
+
+
+def _deciding(settings: Facts, task: str) -> dict[str, Any]:
+    split = bool(settings.get("eval_every"))
+    names = ("limit", "where", "example", *(("dev_share", "dev_limit", "dev_by") if split else ()))
+    return {
+        **{name: settings.get(name) for name in names},
+        "dev split": "there" if split else "none",
+        "rows of": settings["data"].get(task),
+        "mixing ratio": settings["tasks"].get(task),
+    }
 
 
 def _n_rows(ids: Iterable[str]) -> int:
@@ -188,7 +398,7 @@ def _n_rows(ids: Iterable[str]) -> int:
     return len(set(map(row_id, ids)))
 
 
-def same_rows(a: Conditions, b: Conditions, task: str) -> frozenset[str]:
+def same_rows(a: MeasuredRun, b: MeasuredRun, task: str) -> frozenset[str]:
     """The rows that both runs have with the same content."""
     return frozenset(id for id, _ in a.rows(task).items() & b.rows(task).items())
 
@@ -210,7 +420,7 @@ class SharedRows:
         return f"{len(self.ids)} of {self.a} in A and {self.b} in B"
 
 
-def shared_rows(a: Conditions, b: Conditions, tasks: Iterable[str]) -> dict[str, SharedRows]:
+def shared_rows(a: MeasuredRun, b: MeasuredRun, tasks: Iterable[str]) -> dict[str, SharedRows]:
     """Task → what two evaluations share of it; tasks of which they share no row are left out."""
     found = {
         task: SharedRows(ids=same_rows(a, b, task), a=len(a.rows(task)), b=len(b.rows(task)))
@@ -219,50 +429,12 @@ def shared_rows(a: Conditions, b: Conditions, tasks: Iterable[str]) -> dict[str,
     return {task: rows for task, rows in found.items() if rows.ids}
 
 
-def _trained_rows(a: Conditions, b: Conditions, task: str) -> list[str]:
-    """Training rows by their hashes; before anything is loaded, by the settings that decide
-    them."""
-    if not (a.trained and b.trained):
-        return ["rows of an evaluation against training rows"]
-    if a.material or b.material:
-        return [line for kind in ("training", "dev") for line in _hashed(a, b, task, kind)]
-    left, right = _deciding(a.settings, task), _deciding(b.settings, task)
-    return [
-        f"{name} {_value(left[name], 'none')} against {_value(right[name], 'none')}"
-        for name in left
-        if name in right and left[name] != right[name]
-    ]
-
-
-def _hashed(a: Conditions, b: Conditions, task: str, kind: str) -> list[str]:
-    left, right = (side.material.get(kind, {}).get(task, {}) for side in (a, b))
-    if left == right:
-        return []
-    if (left.get("rows"), left.get("ids")) == (right.get("rows"), right.get("ids")):
-        return [f"{kind} rows in other prompts"]
-    counts = [side.get("rows", 0) for side in (left, right)]
-    others = ", others or in another order" if counts[0] == counts[1] else ""
-    return [f"{kind} rows {counts[0]} against {counts[1]}{others}"]
-
-
-def _deciding(settings: JsonObject, task: str) -> JsonObject:
-    """The settings that decide the training rows of a task."""
-    split = bool(settings.get("eval_every"))
-    names = ("limit", "where", "example", *(("dev_share", "dev_limit", "dev_by") if split else ()))
-    return {
-        **{name: settings.get(name) for name in names},
-        "dev split": "there" if split else "none",
-        "rows of": settings["data"].get(task),
-        "mixing ratio": settings["tasks"].get(task),
-    }
-
-
 # -- what is named beside a difference -------------------------------------------------------------
 
 
-def _engines(a: Conditions, b: Conditions) -> list[str]:
+def _engines(a: MeasuredRun, b: MeasuredRun) -> list[str]:
     """What sampled the actors; the engine of an endpoint is not known."""
-    left, right = (side.record.get(ENGINE) for side in (a, b))
+    left, right = (side.conditions.engine if side.conditions else {} for side in (a, b))
     lines = []
     if left and right and left != right:
         lines.append(f"sampled by {engine_words(left)} against {engine_words(right)}")
@@ -270,13 +442,13 @@ def _engines(a: Conditions, b: Conditions) -> list[str]:
     return [*lines, *([f"vLLM with {flags} against {others}"] if flags != others else ())]
 
 
-def _declared(a: Conditions, b: Conditions, task: str, names: Sequence[str]) -> list[str]:
+def _declared(a: MeasuredRun, b: MeasuredRun, task: str, names: Sequence[str]) -> list[str]:
     """Players of attached servers whose weights were not compared with what is recorded."""
     lines = []
     for name, side in zip(names, (a, b), strict=True):
-        players = [("actor", side.record.get("actor", {}))]
+        players = [("actor", side.conditions.actor)] if side.conditions else []
         players += [(role, who) for role in _roles(a, b, task) for who in side.players(task, role)]
-        declared = [role for role, who in players if who.get(BASIS) == "declared"]
+        declared = [role for role, who in players if who.weights_basis == "declared"]
         if declared:
             roles = _joined(dict.fromkeys(declared))
             lines.append(f"weights of the {roles} of {name} declared, not verified")
@@ -290,7 +462,7 @@ def _flags(flags: Any) -> str:
     return " ".join(f"--{name}={flags[name]}" for name in sorted(flags))
 
 
-def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _sampling(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     left, right = a.actor(task), b.actor(task)
     lines = [
         f"{name} {_value(left[name])} against {_value(right[name])}"
@@ -301,9 +473,9 @@ def _sampling(a: Conditions, b: Conditions, task: str) -> list[str]:
     return [*lines, *([dropped] if dropped else [])]
 
 
-def _budgets(a: Conditions, b: Conditions, task: str) -> list[str]:
+def _budgets(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
     """Word budgets, what a task is told of turns and entries, and the code of a user's task."""
-    left, right = (side.of_task(task).get("budgets", {}) for side in (a, b))
+    left, right = (side.of_task(task).budgets for side in (a, b))
     words = [
         f"word budget of '{name}' {left.get(name, 'none')} against {right.get(name, 'none')}"
         for name in sorted({*left, *right})
@@ -313,8 +485,8 @@ def _budgets(a: Conditions, b: Conditions, task: str) -> list[str]:
     return [*words, *(f"{name} of the task differs" for name in options)]
 
 
-def _unfinished(sides: Mapping[str, Conditions], task: str) -> list[str]:
-    counts = {name: (len(side.evidence(task).ids), len(side.rows(task)))
+def _unfinished(sides: Mapping[str, MeasuredRun], task: str) -> list[str]:
+    counts = {name: (len(side.shown(task).ids), len(side.rows(task)))
               for name, side in sides.items()}  # fmt: skip
     return [
         f"{name} is unfinished: {played} of {rows} rows were played"
@@ -323,35 +495,27 @@ def _unfinished(sides: Mapping[str, Conditions], task: str) -> list[str]:
     ]
 
 
-def grouped_by_task(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """(task, line) pairs as `task, task: line`, each line once."""
-    tasks: dict[str, list[str]] = {}
-    for task, line in lines:
-        tasks.setdefault(line, []).append(task)
-    return tuple(f"{', '.join(names)}: {line}" for line, names in tasks.items())
-
-
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _against(a: Sequence[JsonObject], b: Sequence[JsonObject]) -> str:
+def _against(a: Sequence[PlayerFacts], b: Sequence[PlayerFacts]) -> str:
     """Both sides in words, with as much detail as tells them apart."""
     if _players_text(a) != _players_text(b):
         return f"{_players_text(a)} against {_players_text(b)}"
-    players = [*a, *b]
+    players = [player.known() for player in (*a, *b)]
     names = dict.fromkeys(name for player in players for name in player)
     details = [name for name in names if len({str(p.get(name)) for p in players}) > 1]
     return f"{_players_text(a, details)} against {_players_text(b, details)}"
 
 
-def _players_text(players: Sequence[JsonObject], details: Sequence[str] = ()) -> str:
+def _players_text(players: Sequence[PlayerFacts], details: Sequence[str] = ()) -> str:
     return _joined(_player_text(player, details) for player in players) or "nobody"
 
 
-def _player_text(player: JsonObject, details: Sequence[str]) -> str:
-    where = f"@{player['address']}" if "address" in player else ""
-    name = f"{player['kind']}:{player['model']}{where}"
-    more = [f"{detail} {_value(player[detail])}" for detail in details if detail in player]
+def _player_text(player: PlayerFacts, details: Sequence[str]) -> str:
+    where = f"@{player.address}" if player.address else ""
+    name, known = f"{player.kind}:{player.model}{where}", player.known()
+    more = [f"{detail} {_value(known[detail])}" for detail in details if detail in known]
     return f"{name} ({', '.join(more)})" if more else name
 
 
@@ -414,19 +578,11 @@ def unlike_pairs(runs: Sequence[LoadedRun]) -> list[UnlikePair]:
         for other in others:
             tasks.setdefault((first, other), []).append(task)
     places = {place for pair in tasks for place in pair}
-    conditions = {i: read_conditions(runs[i].path, runs[i].records or None) for i in places}
+    measured = {i: read_measured(runs[i].path, runs[i].records or None) for i in places}
     differing = []
     for (i, j), shared in sorted(tasks.items()):
         names = runs[i].name, runs[j].name
-        by_task = {task: differences(conditions[i], conditions[j], task, names) for task in shared}
-        pair = UnlikePair(
-            a=names[0], b=names[1],
-            mixed=grouped_by_task(
-                (task, line) for task, of_task in by_task.items() for line in of_task.blocking
-            ),
-            remarks=grouped_by_task(
-                (task, line) for task, of_task in by_task.items() for line in of_task.remarks
-            ),
-        )  # fmt: skip
-        differing += [pair] if pair.mixed or pair.remarks else []
+        mixed, remarks = differences(measured[i], measured[j], shared, names).lines()
+        if mixed or remarks:
+            differing.append(UnlikePair(a=names[0], b=names[1], mixed=mixed, remarks=remarks))
     return differing

@@ -20,13 +20,12 @@ from typing import Any
 
 from soulkit.errors import ConfigError, DataError, RunError, did_you_mean
 from soulkit.eval.comparison.comparability import (
-    Differences,
+    MeasuredRun,
     SharedRows,
     differences,
-    grouped_by_task,
+    read_measured,
     shared_rows,
 )
-from soulkit.eval.comparison.conditions import Conditions, read_conditions
 from soulkit.eval.comparison.contrasts import (
     HEADLINE,
     Contrast,
@@ -41,7 +40,7 @@ from soulkit.eval.results.recorded import recorded_cells, recorded_tasks, summar
 from soulkit.eval.results.summary import DEV, records_by_task
 from soulkit.eval.run.controls import SharedControls, shared_controls
 from soulkit.metrics.comparisons import PairedDifference, holm
-from soulkit.runs.provenance import provenance_of
+from soulkit.runs.conditions import provenance_of
 from soulkit.runs.records import load_records, newest_dev
 from soulkit.tasks.kit.registry import Registry, load_registry
 from soulkit.tasks.kit.scoring import without_origins
@@ -128,7 +127,7 @@ class _Sides:
 
     a: Mapping[str, list[Record]]
     b: Mapping[str, list[Record]]
-    conditions: tuple[Conditions, Conditions]
+    runs: tuple[MeasuredRun, MeasuredRun]
     tasks: Sequence[str]
     """Those that both have and that are compared."""
     rows: Mapping[str, SharedRows] = field(default_factory=dict)
@@ -143,18 +142,18 @@ class _Sides:
 
     def rows_apart(self) -> bool:
         """Whether two evaluations say which rows they had, and no task has one in both."""
-        recorded = all(side.rows(task) for side in self.conditions for task in self.tasks)
-        return not self.trained and recorded and not shared_rows(*self.conditions, self.tasks)
+        recorded = all(side.rows(task) for side in self.runs for task in self.tasks)
+        return not self.trained and recorded and not shared_rows(*self.runs, self.tasks)
 
     @property
     def trained(self) -> bool:
         """Whether one of them is a training."""
-        return any(side.trained for side in self.conditions)
+        return any(side.trained for side in self.runs)
 
     def cut(self) -> _Sides | None:
         """Both sides with the rows that they share alone; None where there are none, or for
         trainings, whose episodes come from steps."""
-        rows = shared_rows(*self.conditions, self.tasks)
+        rows = shared_rows(*self.runs, self.tasks)
         if not rows or self.trained:
             return None
         ids = {task: cut.ids for task, cut in rows.items()}
@@ -168,23 +167,14 @@ class _Sides:
         )
         first, second = (
             whole.within(ids, (r for records in side.values() for r in records))
-            for whole, side in zip(self.conditions, (a, b), strict=True)
+            for whole, side in zip(self.runs, (a, b), strict=True)
         )
         tasks = [task for task in self.tasks if a.get(task) and b.get(task)]
         lost = tuple(f"{task}: no row in both" for task in self.tasks if task not in tasks)
         made = replace(
-            self, a=a, b=b, conditions=(first, second), tasks=tasks, rows=rows, remarks=lost
+            self, a=a, b=b, runs=(first, second), tasks=tasks, rows=rows, remarks=lost
         )  # fmt: skip
         return made if tasks else None
-
-    def differences(self) -> Differences:
-        """In what the runs differ, each line with the tasks that it is about."""
-        by_task = {task: differences(*self.conditions, task) for task in self.tasks}
-        blocking, remarks = (
-            [*grouped_by_task((task, line) for task, both in by_task.items() for line in both[i])]
-            for i in range(2)
-        )
-        return Differences(blocking, remarks)
 
 
 def compare_runs(
@@ -206,7 +196,7 @@ def compare_runs(
     sides, last = _sides(a, b, members, suite, only_shared_rows=only_shared_rows)
     shared, runs_a, runs_b = sides.tasks, sides.a, sides.b
     _check_gates(gates, shared, registry, suite)
-    mixed, beside = sides.differences()
+    mixed, beside = differences(*sides.runs, shared).lines()
     if mixed and not allow_mixed:
         raise _refused(a, b, mixed, sides)
     metrics = {metric, *(gate.metric for gate in gates)}
@@ -229,7 +219,7 @@ def compare_runs(
         ),
         only_a=_alone(runs_a, runs_b, members),
         only_b=_alone(runs_b, runs_a, members),
-        mixed=tuple(mixed),
+        mixed=mixed,
         remarks=(
             *sides.remarks,
             *beside,
@@ -256,12 +246,12 @@ def _sides(
     shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
     if not shared:
         raise _nothing_shared(a, b, sorted(runs_a), sorted(runs_b), suite)
-    conditions = read_conditions(a, records[0]), read_conditions(b, records[1])
-    both_trained = all(side.trained for side in conditions)
+    measured = read_measured(a, records[0]), read_measured(b, records[1])
+    both_trained = all(side.trained for side in measured)
     last = _last_steps((a, b), records) if both_trained else ()
     if both_trained:
         runs_a, runs_b = (_of_training(side, last) for side in (runs_a, runs_b))
-    sides = _Sides(a=runs_a, b=runs_b, conditions=conditions, tasks=shared)
+    sides = _Sides(a=runs_a, b=runs_b, runs=measured, tasks=shared)
     if not only_shared_rows:
         return sides, last
     if (cut := sides.cut()) is None:
@@ -270,7 +260,7 @@ def _sides(
 
 
 def _training(sides: _Sides, compared: Iterable[Contrast], last: int) -> list[str]:
-    both = all(side.trained for side in sides.conditions)
+    both = all(side.trained for side in sides.runs)
     drafted = any(made.metric != DEV for made in compared)
     steps = f"last steps: {last}" if last else "all steps that both did"
     return [DRAFTS.format(steps=steps)] if both and drafted else []
@@ -457,7 +447,7 @@ def _no_shared_row(a: Path, b: Path, *, trained: bool) -> RunError:
     if trained:
         return RunError(
             "Only evaluations can be cut to the rows that they share, and a training was named.",
-            "A training does not record the content of every row.",
+            "The episodes of a training come from its steps.",
             "Evaluate both models on the same rows: soul eval local --adapter FOLDER",
         )
     return RunError(
@@ -469,7 +459,7 @@ def _no_shared_row(a: Path, b: Path, *, trained: bool) -> RunError:
 
 def _refused(a: Path, b: Path, mixed: Sequence[str], sides: _Sides) -> RunError:
     cut = None if sides.rows else sides.cut()
-    if cut is not None and not cut.differences().blocking:
+    if cut is not None and not differences(*cut.runs, cut.tasks).blocking:
         return RunError(
             f"The two runs were not measured the same way ({'; '.join(mixed)}).",
             "Other rows may be easier.",

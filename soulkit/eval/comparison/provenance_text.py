@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from soulkit.eval.run.provenance import BASIS
 from soulkit.models.vllm.settings import engine_words
+from soulkit.runs.conditions import SCORING
 from soulkit.text import join_and, sanitise
 
-ROLES = ("judge", "auditor", "partner", "environment")
 BASES = {"declared": "weights declared, not verified", "verified": "weights verified"}
 """How it is known which weights attached servers computed with, as pages say it."""
 _DIGITS = 8
@@ -22,7 +21,7 @@ def provenance_facts(origin: Mapping[str, Any]) -> list[tuple[str, str]]:
     where it is not this process, what sampled it."""
     tasks = {name: entry for name, entry in _members(origin, "tasks").items()
              if isinstance(entry, Mapping)}  # fmt: skip
-    lines = [(role, role_text(origin, role)) for role in ROLES if _plays(tasks, role)]
+    lines = [(role, role_text(origin, role)) for role in SCORING if _plays(tasks, role)]
     rows = (rows_text(name, entry) for name, entry in tasks.items())
     lines += [("rows", "; ".join(text for text in rows if text))]
     lines += [("revision", revision_text(_members(origin, "actor")))]
@@ -71,7 +70,11 @@ def revision_text(actor: Mapping[str, Any]) -> str:
     base = str(actor.get("revision") or actor.get("weights") or "")[: _DIGITS + 4]
     adapter = str(actor.get("adapter_weights") or "")[: _DIGITS + 4]
     text = " + adapter ".join(text for text in (base, adapter) if text)
-    return f"{text} ({BASES[basis]})".lstrip() if (basis := actor.get(BASIS)) in BASES else text
+    return (
+        f"{text} ({BASES[basis]})".lstrip()
+        if (basis := actor.get("weights_basis")) in BASES
+        else text
+    )
 
 
 def engine_text(engine: Mapping[str, Any]) -> str:
@@ -99,7 +102,7 @@ def _names(players: object) -> str:
 
 def _player(one: Mapping[str, Any]) -> str:
     address = f"@{one['address']}" if one.get("address") else ""
-    basis = f" ({BASES['declared']})" if one.get(BASIS) == "declared" else ""
+    basis = f" ({BASES['declared']})" if one.get("weights_basis") == "declared" else ""
     return f"{one.get('model') or one.get('kind', '')}{address}{basis}"
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ from soulkit.eval.results.rescore import (
     write_rescored,
 )
 from soulkit.eval.run.provenance import (
-    actor_identity,
-    player_identities,
-    rescored_provenance,
-    write_provenance,
+    actor_facts,
+    player_facts,
+    rescored_conditions,
+    write_conditions,
 )
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
@@ -62,6 +62,7 @@ from soulkit.models.vllm.manager import check_needs, player_servers, players_nee
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, PlayerTerms, TaskPlan, question_load
 from soulkit.reporting import SILENT, Bar, Reporter
+from soulkit.runs.conditions import Conditions, Panel
 from soulkit.runs.folder import Run, is_run, note_start
 from soulkit.runs.jsonl import read_object, write_json
 from soulkit.types import Call, Completion, ControlRecord, Record, Sampling, Segment
@@ -378,7 +379,7 @@ async def _ask(
     players = Players(**terms, serve=serve, note=note, reporter=reporter)
     try:
         cast = _cast(plan, players, actor)
-        write_provenance(run, _provenance(plan, players))
+        write_conditions(run, _conditions(plan, players))
         with reporter.progress(len(recorded.records) + len(recorded.controls)) as bar:
             return await _judged(plan, cast, bar)
     finally:
@@ -418,18 +419,21 @@ def _actor(plan: RejudgePlan) -> ChatModel:
     return UnrecordedModel(str(recorded.settings.get("model", "")))
 
 
-def _provenance(plan: RejudgePlan, players: Players) -> dict[str, Any]:
+def _conditions(plan: RejudgePlan, players: Players) -> Conditions:
     """What the old run recorded, with the judges of now."""
-    config, actor = _judges_only(plan.config), actor_identity(plan.recorded.settings)
-    record = rescored_provenance(plan.recorded.path, plan.recorded.rows)
-    record["players"] = _with_judges(record["players"], player_identities(config, actor, players))
-    for task, entry in record["tasks"].items():
-        now = player_identities(config, actor, players, task)
-        entry["players"] = _with_judges(entry.get("players", {}), now)
-    return record
+    config, actor = _judges_only(plan.config), actor_facts(plan.recorded.settings)
+    before = rescored_conditions(plan.recorded.path, plan.recorded.rows)
+    tasks = {
+        task: replace(facts, players=_with_judges(
+            facts.players, player_facts(config, actor, players, task)
+        ))
+        for task, facts in before.tasks.items()
+    }  # fmt: skip
+    everybody = _with_judges(before.players, player_facts(config, actor, players))
+    return replace(before, players=everybody, tasks=tasks)
 
 
-def _with_judges(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _with_judges(before: Panel, now: Panel) -> Panel:
     """The players of a record with the judges and auditors of now."""
     others = {role: players for role, players in before.items() if role not in PANELS}
     return {**others, **{role: players for role, players in now.items() if role in PANELS}}

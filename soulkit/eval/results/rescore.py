@@ -41,15 +41,15 @@ from soulkit.eval.results.summary import (
 )
 from soulkit.eval.results.warnings import with_calls
 from soulkit.eval.run.actor import checkpoint_model, local_model
-from soulkit.eval.run.provenance import note_calls, rescored_provenance, write_provenance
+from soulkit.eval.run.provenance import note_calls, rescored_conditions, write_conditions
 from soulkit.eval.run.runner import eval_cast, eval_players, summary_of
 from soulkit.models.base import Cast, ChatModel
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players
+from soulkit.runs.conditions import with_provenance
 from soulkit.runs.folder import CONFIG, Run, default_run_path, is_run, read_config, read_environment
 from soulkit.runs.jsonl import first_problem, read_object, write_json
-from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import CONTROLS, RecordWriter, drafts, load_controls, load_records
 from soulkit.tasks.kit.base import Task
 from soulkit.trust import refuse_foreign, run_settings
@@ -351,7 +351,7 @@ def _write(
         shutil.rmtree(aside)
     command, settings = f"{PREFIX}{recorded.command}", _new_settings(recorded)
     run = Run.open(aside, command, settings, sealed=recorded.sealed)
-    write_provenance(run, rescored_provenance(recorded.path, recorded.rows))
+    write_conditions(run, rescored_conditions(recorded.path, recorded.rows))
     copy_prompts(recorded.path / PROMPTS, run.path)
     done = write_rescored(recorded, run, records, controls, misses=misses, shown=folder)
     aside.replace(folder.resolve())

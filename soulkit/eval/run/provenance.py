@@ -1,23 +1,7 @@
-"""With what a run was measured, kept in its folder: what two runs must share to be compared.
+"""Who plays a run, on which rows and by which rules: what its conditions.json is made of.
 
-    provenance.json   {"directory": "../..",         where it was started, seen from the folder
-                       "actor":   {model, weights …}, what was measured
-                       "engine":  {kind, version},    by what it was sampled
-                       "players": {role: [player]},   everybody beside the actor, in whatever task
-                       "panel":   {"samples", "combine", "orders"},
-                       "servers": {"MODEL@ADDRESS": {"engine", "defaults", "context"}},
-                       "tasks":   {task: {"roles": [...], "players": {role: [player]},
-                                          "samples": {question: opinions}, "rows": {id: hash},
-                                          "origins": {where from: rows},
-                                          "sampling": {...},         of the actor, as asked for
-                                          "sent": {role: {model: [{parameters, "calls"}]}},
-                                          "dropped_settings": {role: {model: {setting: share}}},
-                                          "budgets": {column: words}, "options": {name: hash}}}}
-
-config.yaml says what was asked for, this file what it came to: the address behind a name, the
-content of a script, the rows behind a path. It is written when a run starts, so that a run that was
-cut short can be told from one of fewer rows. How the calls were sent (`sent`, `dropped_settings`,
-`servers`) is added when the run ends. A training keeps its rows in `material.json`.
+It is written when a run starts, so that a run that was cut short can be told from one of fewer
+rows. How the calls were sent (`sent`, `dropped_settings`, `servers`) is added when the run ends.
 """
 
 from __future__ import annotations
@@ -26,11 +10,10 @@ import hashlib
 import inspect
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -40,91 +23,84 @@ from soulkit.data.rows import HUMAN, content_hash, row_id
 from soulkit.errors import DataError, RunError
 from soulkit.eval.results.calls import TaskCalls
 from soulkit.models.api.addresses import OPENAI_URL
-from soulkit.models.local.loading import adapter_folder, commit_of
+from soulkit.models.local.loading import adapter_folder, adapter_hash, commit_of
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings, basis_of, revision_of
 from soulkit.play.plan import Work
+from soulkit.runs.conditions import (
+    CONDITIONS,
+    SCORING,
+    Conditions,
+    Panel,
+    PlayerFacts,
+    TaskFacts,
+)
 from soulkit.runs.folder import Run, is_run, read_config
-from soulkit.runs.jsonl import has_lines, read_object, write_json
+from soulkit.runs.jsonl import has_lines
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import MADE
 from soulkit.tasks.kit.spec import DRAFTED_BY
 from soulkit.types import Example, Sampling
 
-PROVENANCE = "provenance.json"
-ENGINE = "engine"
-"""In it: what sampled the actor, kind and version of vLLM; not there for an endpoint."""
-BASIS = "weights_basis"
-"""Beside the weights of a model on attached servers: `declared` where nothing shows that they
-compute with them, `verified` where log-probs do. Not there for weights that soulkit loaded itself
-or started a server with."""
 PUBLISHED, MADE_HERE = "published", "made here"
 """Where rows are from, beside files of somebody's own."""
 SAMPLING = tuple(
     one.name for one in fields(Sampling) if one.name not in ("seed", "stop", "form")
 )  # fmt: skip
 """What of a Sampling is compared: the seed only keys the random streams."""
-SCORING = ("judge", "auditor", "partner", "environment")
-"""The roles that a score may depend on."""
 CHANGING = {
     "sha256": "content", "address": "address", "weights": "weights", "revision": "revision",
     "max_tokens": "reply limit",
 }  # fmt: skip
 """What of a player may change while its settings stay, and how it is called."""
 
-JsonObject = dict[str, Any]
 
-
-def provenance(
-    config: RolesConfig, players: Players, work: Iterable[Work], actor: JsonObject,
+def played_conditions(
+    config: RolesConfig, players: Players, work: Iterable[Work], actor: PlayerFacts,
     sampling: Mapping[str, Sampling],
-) -> JsonObject:  # fmt: skip
-    """The contents of `provenance.json`, without rows.
+) -> Conditions:  # fmt: skip
+    """The conditions of a run with its players, without rows.
 
     `actor` is what a player of the kind `actor` is, `sampling` how the actor is sampled, by task.
     """
-    return {
-        "players": player_identities(config, actor, players),
-        "panel": panel_facts(config),
-        "tasks": {
-            part.task.name: {
-                "roles": sorted(part.episode_roles - {"actor"}),
-                "players": player_identities(config, actor, players, part.task.name),
-                "samples": dict(part.task.spec.samples),
-                "sampling": sampling_facts(sampling[part.task.name]),
-                "budgets": {n: c.max_words for n, c in part.task.spec.columns.items()
-                            if c.max_words},
-                "options": _task_options(part.task),
-            }
-            for part in work
-        },
-    }  # fmt: skip
-
-
-def with_rows(record: JsonObject, work: Iterable[Work]) -> JsonObject:
-    """`record` with the rows of every task: what is to be played, whether it was or not, and how
-    many of these are published ones, made here, or of which file of somebody's own."""
-    rows = {
-        part.task.name: {
-            "rows": {e.id: row_hash(e) for e in part.examples},
-            "origins": dict(
-                Counter({row_id(e.id): row_origin(part.task, e) for e in part.examples}.values())
-            ),
-        }
+    tasks = {
+        part.task.name: TaskFacts(
+            roles=tuple(sorted(part.episode_roles - {"actor"})),
+            players=player_facts(config, actor, players, part.task.name),
+            samples=dict(part.task.spec.samples),
+            sampling=sampling_facts(sampling[part.task.name]),
+            budgets={n: c.max_words for n, c in part.task.spec.columns.items() if c.max_words},
+            options=_task_options(part.task),
+        )
         for part in work
     }
-    tasks = {name: {**entry, **rows[name]} for name, entry in record["tasks"].items()}
-    return {**record, "tasks": tasks}
+    return Conditions(
+        players=player_facts(config, actor, players), tasks=tasks, panel=panel_facts(config)
+    )
 
 
-def panel_facts(config: RolesConfig) -> JsonObject:
+def with_rows(conditions: Conditions, work: Iterable[Work]) -> Conditions:
+    """`conditions` with the rows of every task: what is to be played, whether it was or not, and
+    how many of these are published ones, made here, or of which file of somebody's own."""
+    tasks = dict(conditions.tasks)
+    for part in work:
+        origins = {row_id(e.id): row_origin(part.task, e) for e in part.examples}
+        tasks[part.task.name] = replace(
+            tasks[part.task.name],
+            rows=row_hashes(part.examples),
+            origins=dict(Counter(origins.values())),
+        )
+    return replace(conditions, tasks=tasks)
+
+
+def panel_facts(config: RolesConfig) -> dict[str, Any]:
     """How several opinions become one."""
     return {name: getattr(config.panel, name) for name in ("samples", "combine", "orders")}
 
 
-def sampling_facts(sampling: Sampling) -> JsonObject:
+def sampling_facts(sampling: Sampling) -> dict[str, Any]:
     """The part of a Sampling that is compared."""
     return {name: value for name, value in sampling.identity().items() if name in SAMPLING}
 
@@ -132,114 +108,91 @@ def sampling_facts(sampling: Sampling) -> JsonObject:
 # -- players ---------------------------------------------------------------------------------------
 
 
-def player_identities(
-    config: RolesConfig, actor: JsonObject, players: Players | None = None, task: str = ""
-) -> dict[str, list[JsonObject]]:
+def player_facts(
+    config: RolesConfig, actor: PlayerFacts, players: Players | None = None, task: str = ""
+) -> Panel:
     """Role → its players in `task`, or in any. No `auditor`: the judges audit, too.
 
     Without a `players` only what the settings say can be told of them.
     """
-    table: dict[str, list[JsonObject]] = {role: [] for role in SCORING}
+    table: dict[str, tuple[PlayerFacts, ...]] = dict.fromkeys(SCORING, ())
     samples = config.judge_samples or 1
     for role, settings in config.players_in(task) if task else config.players():
         if role in table and not (role == "auditor" and config.named(role, task) is None and task):
-            table[role].append(player_identity(role, settings, samples, actor, players))
+            table[role] += (player_of(role, settings, samples, actor, players),)
     return {role: several for role, several in table.items() if several or role != "auditor"}
 
 
-def actor_identity(settings: Mapping[str, Any], model: Any = None) -> JsonObject:
+def actor_facts(settings: Mapping[str, Any], model: Any = None) -> PlayerFacts:
     """What a player is that is the actor, from the settings of a run and the live actor."""
-    who = {"model": settings.get("model"), "adapter": settings.get("adapter")}
+    who = PlayerFacts(model=str(settings.get("model") or ""), adapter=settings.get("adapter"))
     if "method" in settings:
-        return {**who, "trained": True}
+        return replace(who, trained=True)
     if settings.get("kind") == "local":
-        version = getattr(model, "policy_version", "")
-        return {**who, **({"weights": version} if version else {}), **basis_of(model)}
+        return replace(who, weights=getattr(model, "policy_version", ""), **basis_of(model))
     url = getattr(model, "base_url", None) or settings.get("base_url") or OPENAI_URL
-    return {**who, "address": str(url).rstrip("/")}
+    return replace(who, address=str(url).rstrip("/"))
 
 
-def model_identity(settings: Mapping[str, Any], live: Any = None) -> JsonObject:
+def model_facts(settings: Mapping[str, Any], live: Any = None) -> PlayerFacts:
     """The model under test or in training: where a hub's stands, what tells a folder's weights.
 
     `live` is the loaded model (anything with a transformers model under `model`), None for a served
     one, of which only name and address can be told.
     """
     name, adapter = str(settings.get("model", "")), settings.get("adapter")
-    who: JsonObject = {"model": name, **({"adapter": adapter} if adapter else {})}
+    who = PlayerFacts(model=name, adapter=adapter or None)
     if settings.get("kind") == "api":
-        return {**who, "address": actor_identity(settings, live)["address"]}
+        return replace(who, address=actor_facts(settings, live).address)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        who["weights"] = weights_hash(folder)
-    version = getattr(live, "policy_version", "") if adapter else ""
-    commit = commit_of(adapter_folder(str(adapter))) if live is not None and adapter else ""
-    return {
-        **who, **revision_of(live), **basis_of(live),
-        **({"adapter_weights": version} if version else {}),
-        **({"adapter_revision": commit} if commit else {}),
-    }  # fmt: skip
+        who = replace(who, weights=weights_hash(folder))
+    if adapter:
+        commit = commit_of(adapter_folder(str(adapter))) if live is not None else None
+        version = getattr(live, "policy_version", "")
+        who = replace(who, adapter_weights=version, adapter_revision=commit or "")
+    return replace(who, **revision_of(live), **basis_of(live))
 
 
-def teacher_identity(settings: Mapping[str, Any], live: Any) -> JsonObject:
-    """The second model of a training, as `model_identity` says it of the first; `live` is loaded,
-    None for a training without one."""
+def with_teachers(conditions: Conditions, settings: Mapping[str, Any], live: Any) -> Conditions:
+    """`conditions` with the second model of a training, as `model_facts` tells the first; `live` is
+    loaded, None for a training without one."""
     if live is None:
-        return {}
-    named = {
-        "model": settings.get("teacher_model") or settings.get("model"),
-        "adapter": settings.get("teacher_adapter"),
-    }
-    experts = dict(settings.get("teacher_adapters") or {})
-    prints = {task: _teacher({**named, "adapter": adapter}, live)
-              for task, adapter in experts.items()}  # fmt: skip
-    by_task = {"teachers": prints} if prints else {}
-    return {"teacher": _teacher(named, live), **by_task}
+        return conditions
+    model = settings.get("teacher_model") or settings.get("model")
+    adapters = dict(settings.get("teacher_adapters") or {})
 
+    def teacher(adapter: str | None) -> PlayerFacts:
+        """A teacher holds several adapters at once, and tells the weights of none."""
+        weights = adapter_hash(adapter) if adapter else ""
+        who = model_facts({"model": model, "adapter": adapter}, live)
+        return replace(who, adapter_weights=weights)
 
-def _teacher(settings: Mapping[str, Any], live: Any) -> JsonObject:
-    """A teacher holds several adapters at once, and tells the weights of none."""
-    from soulkit.models.local.loading import adapter_hash
-
-    adapter = settings.get("adapter")
-    weights = {"adapter_weights": adapter_hash(adapter)} if adapter else {}
-    return {**model_identity(settings, live), **weights}
-
-
-def player_identity(
-    role: str, settings: RoleSettings, samples: int, actor: JsonObject, players: Players | None
-) -> JsonObject:
-    """One player: who it is, and how it is sampled in its role."""
-    kind = settings.player_kind
-    live = partial(players.model, role, settings) if players else None
-    who = {"kind": settings.kind, "model": settings.model, **kind.identity(settings, actor, live)}
-    if not kind.is_sampled:
-        return who
-    return {**who, **sampling_facts(settings.sampling(role, None, samples))}
-
-
-def same_player(a: JsonObject, b: JsonObject) -> bool:
-    """Whether two players are one, as far as both records say. A script is what it holds and a
-    checkpoint its weights where it lies, however its path was written."""
-    proven = any(name in a and name in b for name in ("sha256", "path"))
-    shared = (a.keys() & b.keys()) - {BASIS} - ({"model"} if proven else set())
-    return all(
-        _loopback_as_localhost(a[name]) == _loopback_as_localhost(b[name]) for name in shared
+    return replace(
+        conditions,
+        teacher=teacher(settings.get("teacher_adapter")),
+        teachers={task: teacher(adapter) for task, adapter in adapters.items()},
     )
 
 
-def _loopback_as_localhost(value: Any) -> Any:
-    """An address on this machine under one name; anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    return re.sub(r"^(https?://)(?:127\.0\.0\.1|\[::1\])(?=[:/]|$)", r"\1localhost", value)
+def player_of(
+    role: str, settings: RoleSettings, samples: int, actor: PlayerFacts, players: Players | None
+) -> PlayerFacts:
+    """One player: who it is, and how it is sampled in its role."""
+    kind = settings.player_kind
+    live = partial(players.model, role, settings) if players else None
+    who = {"model": settings.model, **kind.identity(settings, actor.known(), live)}
+    sampling = settings.sampling(role, None, samples) if kind.is_sampled else None
+    return PlayerFacts(
+        kind=settings.kind, **who, sampling=sampling_facts(sampling) if sampling else {}
+    )
 
 
-def same_players(a: Sequence[JsonObject], b: Sequence[JsonObject]) -> bool:
+def same_players(a: Sequence[PlayerFacts], b: Sequence[PlayerFacts]) -> bool:
     """Whether both are the same players, in whatever order they were named."""
     left = list(b)
     for player in a:
-        twin = next((other for other in left if same_player(player, other)), None)
+        twin = next((other for other in left if player.same_as(other)), None)
         if twin is None:
             return False
         left.remove(twin)
@@ -280,6 +233,11 @@ def row_hash(example: Example) -> str:
         return _hash([content, dict(example.seats)])
 
 
+def row_hashes(examples: Iterable[Example]) -> dict[str, str]:
+    """Row → its hash, in the order of `examples`."""
+    return {example.id: row_hash(example) for example in examples}
+
+
 def _task_options(task: Task) -> dict[str, str]:
     """Option → hash of its value, the scale and, for a task that is no part of soulkit, its code.
 
@@ -305,44 +263,32 @@ def _file_hash(file: Path) -> str:
 # -- in the run folder -----------------------------------------------------------------------------
 
 
-def read_provenance(folder: Path) -> JsonObject:
-    """What the run in `folder` recorded; empty for one that has not begun to play. RunError when
-    the file is damaged."""
-    record = read_object(folder / PROVENANCE)
-    if (folder / PROVENANCE).is_file() and not all(
-        isinstance(record.get(name), dict) for name in ("players", "tasks")
-    ):
-        raise RunError(
-            f"'{folder / PROVENANCE}' is damaged: models and rows of the run are missing.",
-            "The file was changed by hand or by another program.",
-            "Restore it from where the run was copied, or start the run again with another --out.",
-        )
-    return record
-
-
-def rescored_provenance(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> JsonObject:
+def rescored_conditions(folder: Path, rows: Mapping[str, tuple[Task, Example]]) -> Conditions:
     """What the run in `folder` recorded, with rows and scorers as they are now. `rows` are the
     examples by their ids. RunError for a run without a record."""
-    record = read_provenance(folder)
-    if not record:
+    conditions = Conditions.read(folder)
+    if conditions is None:
         raise RunError(
-            f"'{folder}' does not record its conditions: there is no {PROVENANCE} in it.",
-            "It never began to play, or another version of soulkit wrote it.",
-            "Evaluate again, or rescore with the version that wrote it.",
+            f"'{folder}' does not record its conditions: there is no {CONDITIONS} in it.",
+            "It never began to play.",
+            "Evaluate again.",
         )
     now = {task.name: _task_options(task) for task, _ in rows.values()}
-    for name, entry in record["tasks"].items():
-        hashes = {i: row_hash(rows[i][1]) if i in rows else old for i, old in
-                  entry.get("rows", {}).items()}  # fmt: skip
-        entry |= {"rows": hashes} if hashes else {}
-        entry["options"] = now.get(name, entry.get("options", {}))
-    return record
+    tasks = {
+        name: replace(
+            facts,
+            rows={i: row_hash(rows[i][1]) if i in rows else old for i, old in facts.rows.items()},
+            options=now.get(name, facts.options),
+        )
+        for name, facts in conditions.tasks.items()
+    }
+    return replace(conditions, tasks=tasks)
 
 
-def write_provenance(run: Run, now: JsonObject, *, proven: bool = False) -> None:
+def write_conditions(run: Run, now: Conditions, *, proven: bool = False) -> None:
     """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
     or scorers. `proven`: whatever was sampled so far came from the weights that are recorded."""
-    before = read_provenance(run.path)
+    before = Conditions.read(run.path)
     for what in _changes(before, now) if before else ():
         raise RunError(
             f"{run.path} was started with {what}.",
@@ -351,23 +297,25 @@ def write_provenance(run: Run, now: JsonObject, *, proven: bool = False) -> None
             "was mended is applied to what is there by: soul rescore",
         )
     if before and not proven and has_lines(run.episodes):
-        now = _weaker(before, now)
-    write_json(run.path / PROVENANCE, {**_with_calls_of(before, now), **_directory(run.path)})
+        now = _with_weaker_basis(before, now)
+    if before:
+        now = _with_calls_of(before, now)
+    replace(now, directory=_directory(run.path)).write(run.path)
 
 
-CALLS = ("sent", "dropped_settings")
-"""What is known of a task's calls when they have been made."""
-
-
-def _with_calls_of(before: JsonObject, now: JsonObject) -> JsonObject:
+def _with_calls_of(before: Conditions, now: Conditions) -> Conditions:
     """`now` with what is known of the calls that the run has made already."""
-    old = before.get("tasks", {})
     tasks = {
-        task: {**{name: old[task][name] for name in CALLS if name in old.get(task, {})}, **entry}
-        for task, entry in now["tasks"].items()
+        task: replace(
+            facts,
+            sent=facts.sent or before.of_task(task).sent,
+            dropped_settings=before.of_task(task).dropped_settings
+            if facts.dropped_settings is None
+            else facts.dropped_settings,
+        )
+        for task, facts in now.tasks.items()
     }
-    servers = {"servers": before["servers"]} if "servers" in before else {}
-    return {**servers, **now, "tasks": tasks}
+    return replace(now, servers=now.servers or before.servers, tasks=tasks)
 
 
 def note_calls(
@@ -377,45 +325,56 @@ def note_calls(
     """Add to the record of the run in `folder` how its calls were sent, which settings were
     `dropped` (task → role → model → setting → share) and what the servers of `models` (live ones,
     endpoints among them) are known to be. Does nothing for a run without a record."""
-    record = read_provenance(folder)
-    if not record:
+    conditions = Conditions.read(folder)
+    if conditions is None:
         return
-    for task, entry in record["tasks"].items():
+    tasks = dict(conditions.tasks)
+    for task, facts in conditions.tasks.items():
         roles = calls.get(task, {})
         sent = {role: {model: one["sent"] for model, one in of_role.items()}
                 for role, of_role in roles.items()}  # fmt: skip
-        nothing: JsonObject = {role: {} for role in roles}
-        entry["sent"] = {**entry.get("sent", {}), **sent}
-        known = entry.get("dropped_settings", {})
-        entry["dropped_settings"] = {**known, **nothing, **dropped.get(task, {})}
+        refused = {**(facts.dropped_settings or {}), **{role: {} for role in roles},
+                   **dropped.get(task, {})}  # fmt: skip
+        tasks[task] = replace(facts, sent={**facts.sent, **sent}, dropped_settings=refused)
     servers = {f"{one.name}@{one.base_url}": one.server.as_dict()
                for one in models if getattr(one, "server", None) is not None}  # fmt: skip
-    if servers:
-        record["servers"] = {**record.get("servers", {}), **servers}
-    write_json(folder / PROVENANCE, record)
+    replace(conditions, tasks=tasks, servers={**conditions.servers, **servers}).write(folder)
 
 
-def _weaker(before: Any, now: Any) -> Any:
+def _with_weaker_basis(before: Conditions, now: Conditions) -> Conditions:
     """`now` with the weaker basis of both records: a part of the episodes was sampled on the old
     one."""
-    if isinstance(now, list):
-        olds = before if isinstance(before, list) else []
-        return [_weaker(old, new) for old, new in zip_longest(olds[: len(now)], now)]
-    if not isinstance(now, Mapping):
-        return now
-    old = before if isinstance(before, Mapping) else {}
-    merged = {name: _weaker(old.get(name), value) for name, value in now.items()}
-    if bases := {one[BASIS] for one in (old, now) if BASIS in one}:
-        merged[BASIS] = "declared" if "declared" in bases else "verified"
-    return merged
+    tasks = {
+        name: replace(facts, players=_weaker(before.of_task(name).players, facts.players))
+        for name, facts in now.tasks.items()
+    }
+    actor = _weaker_of_two(before.actor, now.actor)
+    return replace(now, actor=actor, players=_weaker(before.players, now.players), tasks=tasks)
 
 
-def _directory(folder: Path) -> JsonObject:
+def _weaker(before: Panel, now: Panel) -> Panel:
+    return {
+        role: tuple(
+            _weaker_of_two(old, new)
+            for old, new in zip_longest(
+                before.get(role, ())[: len(several)], several, fillvalue=PlayerFacts()
+            )
+        )
+        for role, several in now.items()
+    }
+
+
+def _weaker_of_two(old: PlayerFacts, new: PlayerFacts) -> PlayerFacts:
+    bases = {old.weights_basis, new.weights_basis} - {""}
+    return replace(new, weights_basis="declared" if "declared" in bases else "".join(bases))
+
+
+def _directory(folder: Path) -> str:
     """The working folder as seen from the run: relative paths of its settings begin there."""
     try:
-        return {"directory": os.path.relpath(Path.cwd(), folder.resolve())}
+        return os.path.relpath(Path.cwd(), folder.resolve())
     except ValueError:  # on another drive
-        return {}
+        return ""
 
 
 def start_folder(folder: Path) -> Path | None:
@@ -423,8 +382,8 @@ def start_folder(folder: Path) -> Path | None:
 
     RunError when its record is damaged.
     """
-    directory = read_provenance(folder).get("directory")
-    place = folder.resolve() / str(directory) if directory else None
+    conditions = Conditions.read(folder)
+    place = folder.resolve() / conditions.directory if conditions and conditions.directory else None
     return place.resolve() if place is not None and place.is_dir() else None
 
 
@@ -448,33 +407,36 @@ def _has_files(place: Path, run: Path) -> bool:
     return not relative or any((place / file).exists() for file in relative)
 
 
-def _changes(before: JsonObject, now: JsonObject) -> list[str]:
+def _changes(before: Conditions, now: Conditions) -> list[str]:
     """What cannot be seen in the settings and is not as it was."""
-    changes = _other_players(before["players"], now["players"])
-    for task, entry in now["tasks"].items():
-        if (old := before["tasks"].get(task)) is None:
+    changes = _other_players(before.players, now.players)
+    for task, new in now.tasks.items():
+        old = before.of_task(task)
+        if not old.options:  # a training notes its rows before its players are there
             continue
-        changes += _other_players(old.get("players", {}), entry.get("players", {}))
-        old_rows, rows = old.get("rows", {}), entry.get("rows", {})
-        changed = [i for i, digest in rows.items() if old_rows.get(i, digest) != digest]
+        changes += _other_players(old.players, new.players)
+        changed = [i for i, digest in new.rows.items() if old.rows.get(i, digest) != digest]
         changes += [f"other content in {len(changed)} rows of {task}"] if changed else []
-        limits = [one.get("sampling", {}).get("max_tokens") for one in (old, entry)]
+        limits = [one.sampling.get("max_tokens") for one in (old, new)]
         changes += [f"another reply limit of the actor in {task}"] if limits[0] != limits[1] else []
-        old_options, options = old.get("options", {}), entry.get("options", {})
         changes += [
             f"another {name} of the task {task}"
-            for name in sorted({*old_options, *options})
-            if old_options.get(name) != options.get(name)
+            for name in sorted({*old.options, *new.options})
+            if old.options.get(name) != new.options.get(name)
         ]
     return list(dict.fromkeys(changes))
 
 
-def _other_players(before: JsonObject, now: JsonObject) -> list[str]:
+def _other_players(before: Panel, now: Panel) -> list[str]:
     """What is not as it was of players with the same settings."""
-    return [
-        f"another {word} of the {role} '{old['model']}'"
+    pairs = [
+        (role, old.model, old.known(), new.known())
         for role, players in now.items()
         for old, new in zip(before.get(role, ()), players, strict=False)
+    ]
+    return [
+        f"another {word} of the {role} '{model}'"
+        for role, model, old, new in pairs
         for name, word in CHANGING.items()
         if name in old and name in new and old[name] != new[name]
     ]

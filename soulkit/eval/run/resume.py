@@ -17,12 +17,12 @@ from typing import Any
 from soulkit.errors import DataError, RunError
 from soulkit.eval.results.summary import Summary, summary_line
 from soulkit.eval.run.controls import control_counts, controls_left
-from soulkit.eval.run.provenance import ENGINE, PROVENANCE, read_provenance
 from soulkit.eval.run.run_lock import is_locked
 from soulkit.models.local.journal import SAMPLED
 from soulkit.models.vllm.settings import engine_words
 from soulkit.play.engine import ControlJob, Job
 from soulkit.play.plan import Work
+from soulkit.runs.conditions import CONDITIONS, Conditions
 from soulkit.runs.folder import Run, is_run, read_environment
 from soulkit.runs.jsonl import has_lines, lines_in, newest_change
 from soulkit.runs.records import CONTROLS, load_controls, scored_keys, stream_records
@@ -138,7 +138,7 @@ def is_unbegun(folder: Path, command: str) -> bool:
     """Whether the run in `folder` is one of `command` that ended before anything was played, as
     where a server did not start, and no process works in it."""
     played = any(has_lines(folder / name) for name in ("episodes.jsonl", CONTROLS))
-    if played or not is_run(folder) or (folder / PROVENANCE).exists() or is_locked(folder):
+    if played or not is_run(folder) or (folder / CONDITIONS).exists() or is_locked(folder):
         return False
     return bool(read_environment(folder).get("command") == command)
 
@@ -148,7 +148,8 @@ def begun_engine(run: Run) -> Mapping[str, Any]:
     where the model's is longer. Empty for a run that has sampled nothing."""
     if not (_any_line(run.episodes) or _any_line(run.path / SAMPLED)):
         return {}  # files that were opened, and a start that failed, are no beginning
-    return dict(read_provenance(run.path).get(ENGINE, {}))
+    conditions = Conditions.read(run.path)
+    return conditions.engine if conditions else {}
 
 
 def _any_line(path: Path) -> bool:

@@ -36,7 +36,7 @@ from soulkit.types import ControlRecord, Record
 CLOCK, LOCK = "clock.json", ".lock"
 _START_FILES = (
     *(CONFIG, ENVIRONMENT, LOCK, CLOCK),
-    *("provenance.json", "material.json", "rescore.json", "rows.json"),
+    *("conditions.json", "rescore.json", "rows.json"),
 )
 """What a start writes before anything is asked."""
 _SAVE_EVERY = 5.0

@@ -56,15 +56,12 @@ from soulkit.eval.run.controls import (
     play_controls,
 )
 from soulkit.eval.run.provenance import (
-    BASIS,
-    ENGINE,
-    actor_identity,
-    model_identity,
+    actor_facts,
+    model_facts,
     note_calls,
-    provenance,
-    read_provenance,
+    played_conditions,
     with_rows,
-    write_provenance,
+    write_conditions,
 )
 from soulkit.eval.run.resume import (
     ResumeState,
@@ -95,10 +92,10 @@ from soulkit.play.requirements import (
     refuse_missing,
 )
 from soulkit.reporting import SILENT, Bar, Reporter
+from soulkit.runs.conditions import Conditions, with_provenance
 from soulkit.runs.coroutines import run_coroutine
 from soulkit.runs.folder import Run, default_run_path, is_run, note_start
 from soulkit.runs.jsonl import pack_lines
-from soulkit.runs.provenance import with_provenance
 from soulkit.runs.records import stream_records, without_tokens
 from soulkit.types import ControlRecord, Record, Score
 
@@ -195,7 +192,7 @@ def run_eval(
             players = _make_players(run, config, seats, ledger, reporter)
             for line in unfitting_lines(seats.actor, reader, work, config):
                 reporter.note(line)
-            write_provenance(run, _provenance(config, players, work, seats.engine))
+            write_conditions(run, _conditions(config, players, work, seats.engine))
             _note_declared(run, config, reporter)
             playing = _play_and_close(run, work, players, config, ledger, standing, reporter)
             with report_open_batches(players.batches, reporter):
@@ -332,7 +329,8 @@ def _confirm(
 
 def _note_declared(run: Run, config: EvalConfig, reporter: Reporter) -> None:
     """Say where --verify-weights comes too late for a part of the run."""
-    if config.verify_weights and read_provenance(run.path)["actor"].get(BASIS) == "declared":
+    conditions = Conditions.read(run.path) if config.verify_weights else None
+    if conditions and conditions.actor.weights_basis == "declared":
         reporter.note(
             f"the weights stay declared, not verified: earlier episodes in {run.path} were sampled "
             "without --verify-weights; give another folder with --out to verify all of it"
@@ -351,14 +349,14 @@ def _open(folder: Path, config: EvalConfig) -> Run:
         return Run.open(folder, command, settings, sealed=sealed, replacing=True)
 
 
-def _provenance(
+def _conditions(
     config: EvalConfig, players: Players, work: Sequence[Work], engine: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> Conditions:
     sampling = {part.task.name: config.sampling(part.task.spec) for part in work}
-    actor = actor_identity(config.model_dump(), players.actor)
-    record = with_rows(provenance(config, players, work, actor, sampling), work)
-    sampled = {ENGINE: dict(engine)} if engine else {}
-    return {"actor": model_identity(config.model_dump(), players.actor), **sampled, **record}
+    actor = actor_facts(config.model_dump(), players.actor)
+    conditions = with_rows(played_conditions(config, players, work, actor, sampling), work)
+    measured = model_facts(config.model_dump(), players.actor)
+    return replace(conditions, actor=measured, engine=engine)
 
 
 async def _play_and_close(

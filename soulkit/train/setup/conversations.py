@@ -21,6 +21,7 @@ from soulkit.data.corpora.settings import SourceSettings, hub_address, source_fi
 from soulkit.data.corpora.stream import LessonRows, LessonStream, read_lessons
 from soulkit.errors import ConfigError, DataError
 from soulkit.reporting import SILENT, Reporter
+from soulkit.runs.conditions import CorpusFacts
 from soulkit.train.config import TrainConfig
 
 SAMPLE = 300
@@ -190,24 +191,19 @@ def beyond_context(tokens: int, context: int, config: TrainConfig) -> ConfigErro
 # --- what is recorded -----------------------------------------------------------------------------
 
 
-def corpus_prints(corpus: Corpus) -> dict[str, dict[str, Any]]:
-    """For `material.json`: the rows of the sources and of the validation conversations."""
+def corpus_facts(corpus: Corpus) -> dict[str, dict[str, CorpusFacts]]:
+    """The rows of the sources and of the validation conversations, as the run records them."""
     return {
-        "training": {
-            one["source"]: {
-                "rows": corpus.stream.sizes[one["source"]],
-                "ids": _hash(json.dumps(one["content"], sort_keys=True)),
-                "prompts": "",
-            }
+        "corpora": {
+            one["source"]: CorpusFacts(
+                rows=corpus.stream.sizes[one["source"]],
+                sha256=_hash(json.dumps(one["content"], sort_keys=True)),
+            )
             for one in corpus.stream.position()["sources"]
         },
-        "dev": {
-            name: {
-                "rows": len(lessons),
-                "ids": _hash("".join(map(lesson_print, lessons))),
-                "prompts": "",
-            }
-            for name, lessons in corpus.validation.items()
+        "validation": {
+            name: CorpusFacts(rows=len(some), sha256=_hash("".join(map(lesson_print, some))))
+            for name, some in corpus.validation.items()
         },
     }
 

@@ -274,20 +274,6 @@ def _mixed(
     return TrainingData(present, pool, dev, config, objective)
 
 
-def recorded_training_data(config: TrainConfig) -> TrainingData:
-    """The tasks of `config` with their training and dev rows, as a training of it draws them.
-
-    No players, keys or models are looked for: this reads the rows of a run that has ended.
-    DataError or ConfigError where rows are missing or unusable.
-    """
-    registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
-    tasks = configured_tasks(registry, config.tasks, config, training=True)
-    rows = {
-        name: chosen_rows(training_rows(task, config), config, name) for name, task in tasks.items()
-    }
-    return _mixed(config, tasks, rows, None)
-
-
 def rows_and_gaps(
     tasks: Mapping[str, Task], config: TrainConfig
 ) -> tuple[dict[str, tuple[Example, ...]], list[MissingRequirement]]:

@@ -10,7 +10,7 @@ from soulkit.data.corpora.lessons import Lesson
 from soulkit.eval.results.calls import calls_by_task
 from soulkit.eval.results.summary import Cell
 from soulkit.eval.results.warnings import with_calls
-from soulkit.eval.run.provenance import note_calls, write_provenance
+from soulkit.eval.run.provenance import note_calls, write_conditions
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.sampler import context_limit
@@ -33,7 +33,7 @@ from soulkit.train.sft.steps import (
     dev_spans,
     nothing_learned,
 )
-from soulkit.train.state.fingerprint import training_provenance
+from soulkit.train.state.fingerprint import with_players
 from soulkit.train.state.loop import Loop, Measure, nothing_held_out
 from soulkit.train.state.metrics import LessonCounts, StepLine, read_step_lines
 from soulkit.train.state.stops import Skips
@@ -205,8 +205,8 @@ def with_samples(samples: Samples | None, measure: Measure) -> Measure:
 
 async def note_players(loop: Loop, measured: TrainingData, players: Players) -> None:
     """Note who plays on which rows, and ask whether they are there, before the first step."""
-    record = training_provenance(measured.config, players, measured, loop.policy)
-    write_provenance(loop.run, record)
+    conditions = with_players(loop.run, measured.config, players, measured, loop.policy)
+    write_conditions(loop.run, conditions)
     if loop.step < loop.config.steps:
         await players.preflight.hold()
 

@@ -1,12 +1,11 @@
 """What a run trains on, in a few hashes: a resume with other rows or another model is refused.
 
-`material.json` is written when a run starts. The settings alone do not tell: a data file may have
-new rows and a model folder new weights under their old names. Rows are hashed by their ids and
-by their prompts as the actor reads them; a model by its settings, and by the name, shape, number
-type and an evenly spread sample of every tensor. (A change that misses every
-sampled value passes; another checkpoint of the same model does not.) Equal bits need equal
-arithmetic, too, so a deterministic run also keeps the device, threads and torch it was started on.
-`provenance.json` says who plays, on which rows.
+The settings alone do not tell: a data file may have new rows and a model folder new weights under
+their old names. Rows are hashed by what they say and by their prompts as the actor reads them; a
+model by its settings, and by the name, shape, number type and an evenly spread sample of every
+tensor. (A change that misses every sampled value passes; another checkpoint of the same model does
+not.) Equal bits need equal arithmetic, too, so a deterministic run also keeps the device, threads
+and torch it was started on.
 """
 
 from __future__ import annotations
@@ -14,64 +13,67 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from soulkit.errors import RunError
-from soulkit.eval.run.provenance import actor_identity, model_identity, provenance
+from soulkit.eval.run.provenance import actor_facts, model_facts, played_conditions, row_hashes
 from soulkit.models.local.chat_template import tokenizer_hash
 from soulkit.models.local.loading import ADAPTER_CONFIG, adapter_folder, adapter_hash
 from soulkit.models.players.players import Players
+from soulkit.runs.conditions import CONDITIONS, Conditions, Facts, MaterialFacts, TaskFacts
 from soulkit.runs.folder import Run
-from soulkit.runs.jsonl import write_json
+from soulkit.tasks.kit.base import Task
 from soulkit.text import join_and
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of
-from soulkit.train.setup.conversations import corpus_prints
-from soulkit.train.setup.rows import TaskRows, TrainingData
-from soulkit.types import Sampling
+from soulkit.train.setup.conversations import corpus_facts
+from soulkit.train.setup.rows import TrainingData
+from soulkit.types import Example, Sampling
 
-MATERIAL = "material.json"
 SAMPLED = 4093
 """Values of a tensor that are hashed. A prime, so that no width of a matrix divides the stride."""
 
-Prints = dict[str, Any]
 
-
-def fingerprint(
+def material_conditions(
     config: TrainConfig, material: TrainingData, policy: Policy, teacher: Policy | None
-) -> Prints:
-    """Hashes of everything a resume has to find as it was; taken before the weights move."""
-    return {
-        "training": pool_print(material.pool),
-        "dev": pool_print(material.dev),
-        **(corpus_prints(material.corpus) if material.corpus else {}),
-        "model": model_print(policy),
-        "adapter": _adapter(config.adapter),
-        "teacher": None if teacher is None else model_print(teacher),
-        "teacher_adapter": _adapter(config.teacher_adapter),
-        "teacher_adapters": {t: _adapter(a) for t, a in config.teacher_adapters.items()},
-        "machine": machine_print(policy.device) if config.deterministic else None,
-    }
+) -> Conditions:
+    """Rows, models and machine, which a resume has to find as they were; taken before the weights
+    move. Who plays is added when the players are there."""
+    tasks: dict[str, TaskFacts] = {}
+    for name, task in material.tasks.items():
+        rows, dev = ({row.id: row for one, row in pool if one.name == name}.values()
+                     for pool in (material.pool, material.dev))  # fmt: skip
+        tasks[name] = TaskFacts(
+            rows=row_hashes(rows), prompts=prompts_hash(task, rows),
+            dev_rows=row_hashes(dev), dev_prompts=prompts_hash(task, dev),
+        )  # fmt: skip
+    facts = MaterialFacts(
+        model=model_print(policy),
+        numbers={"stored": policy.stored, "computed": policy.computed},
+        adapter=_adapter(config.adapter),
+        teacher=None if teacher is None else model_print(teacher),
+        teacher_adapter=_adapter(config.teacher_adapter),
+        teacher_adapters={t: _adapter(a) for t, a in config.teacher_adapters.items()},
+        machine=machine_print(policy.device) if config.deterministic else None,
+        **(corpus_facts(material.corpus) if material.corpus else {}),
+    )
+    return Conditions(players={}, tasks=tasks, material=facts)
 
 
-def pool_print(pool: TaskRows) -> dict[str, dict[str, Any]]:
-    """Task → number of rows, hash of their ids, hash of their prompts; in the pool's order."""
-    ids: dict[str, list[str]] = {}
-    prompts: dict[str, list[list[str | None]]] = {}
-    for task, example in pool:
-        ids.setdefault(task.name, []).append(example.id)
-        contexts = task.previews(example).values()
-        shown = [text for c in contexts for s in c for text in (s.role, s.text, s.bare)]
-        prompts.setdefault(task.name, []).append(shown)
-    return {
-        name: {"rows": len(ids_of_task), "ids": _hash(ids_of_task), "prompts": _hash(prompts[name])}
-        for name, ids_of_task in ids.items()
-    }
+def prompts_hash(task: Task, rows: Iterable[Example]) -> str:
+    """Hash of the prompts of rows as the actor reads them, in their order."""
+    shown = [
+        [text for context in task.previews(row).values() for s in context
+         for text in (s.role, s.text, s.bare)]
+        for row in rows
+    ]  # fmt: skip
+    return _hash(shown) if shown else ""
 
 
 def model_print(policy: Policy) -> dict[str, str]:
@@ -150,52 +152,66 @@ def _hash(value: Any) -> str:
 # --- the same run? --------------------------------------------------------------------------------
 
 
-def check_material(run: Run, now: Prints, config: TrainConfig) -> None:
+def check_material(run: Run, now: Conditions, config: TrainConfig) -> None:
     """Keep `now` in a new run; RunError when a resumed one was started on something else."""
-    path = run.path / MATERIAL
-    if not path.exists() and not any(run.checkpoints.glob("*")):
-        write_json(path, now)
+    before = Conditions.read(run.path)
+    if before is None and not any(run.checkpoints.glob("*")):
+        now.write(run.path)
         return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    if before is None or before.material is None:
         raise RunError(
             f"{run.path} does not say on which rows and which model it was started.",
-            f"{MATERIAL} is missing or damaged, so nobody can tell whether they are the same.",
+            f"{CONDITIONS} is missing or incomplete, so nobody can tell whether they are the same.",
             "Bring the file back, or give another folder with --out.",
-        ) from error
+        )
     for refusal in _differences(before, now, config):
         raise refusal
 
 
-def _differences(before: Prints, now: Prints, config: TrainConfig) -> Iterator[RunError]:
+def _differences(before: Conditions, now: Conditions, config: TrainConfig) -> Iterator[RunError]:
     for kind in ("training", "dev"):
-        yield from _other_rows(kind, before[kind], now[kind])
-    yield from _other_model("base model", config.model, before["model"], now["model"])
-    yield from _other_adapter("adapter", config.adapter, before["adapter"], now["adapter"])
+        yield from _other_rows(kind, _rows(before, kind), _rows(now, kind))
+    old, new = before.material or MaterialFacts(), now.material or MaterialFacts()
+    yield from _other_model("base model", config.model, old.model, new.model)
+    yield from _other_adapter("adapter", config.adapter, old.adapter, new.adapter)
     teacher = config.teacher_model or config.model
-    yield from _other_model("teacher", teacher, before["teacher"], now["teacher"])
+    yield from _other_model("teacher", teacher, old.teacher, new.teacher)
     yield from _other_adapter(
-        "teacher's adapter", config.teacher_adapter, before["teacher_adapter"],
-        now["teacher_adapter"],
-    )  # fmt: skip
-    # Runs from before tasks could have teachers of their own do not have the entry.
-    experts = before.get("teacher_adapters", {}), now.get("teacher_adapters", {})
+        "teacher's adapter", config.teacher_adapter, old.teacher_adapter, new.teacher_adapter
+    )
+    experts = old.teacher_adapters, new.teacher_adapters
     for task, adapter in config.teacher_adapters.items():
         yield from _other_adapter(f"teacher of {task},", adapter, *(e.get(task) for e in experts))
-    yield from _other_machine(before["machine"] or {}, now["machine"] or {})
+    yield from _other_machine(old.machine or {}, new.machine or {})
 
 
-def _other_rows(kind: str, before: Prints, now: Prints) -> Iterator[RunError]:
+Rows = tuple[int | None, object, str]
+"""Of a task or source: how many rows, which ones in which order, and the hash of their prompts."""
+
+
+def _rows(conditions: Conditions, kind: str) -> dict[str, Rows]:
+    """The rows of every task and source that has some."""
+    dev, material = kind == "dev", conditions.material or MaterialFacts()
+    corpora = material.validation if dev else material.corpora
+    found: dict[str, Rows] = {name: (one.rows, one.sha256, "") for name, one in corpora.items()}
+    for name, task in conditions.tasks.items():
+        rows = task.dev_rows if dev else task.rows
+        if rows:
+            found[name] = len(rows), [*rows.items()], task.dev_prompts if dev else task.prompts
+    return found
+
+
+def _other_rows(
+    kind: str, before: Mapping[str, Rows], now: Mapping[str, Rows]
+) -> Iterator[RunError]:
     for task in sorted({*before, *now}):
-        was, current = before.get(task, {}), now.get(task, {})
+        was, current = (side.get(task, (0, "", "")) for side in (before, now))
         if was == current:
             continue
-        counts = was.get("rows", 0), current.get("rows", 0)
-        if counts[0] != counts[1]:
-            what = f"had {counts[0]} {kind} rows when this run was started, and has {counts[1]} now"
-        elif was["ids"] != current["ids"]:
-            what = f"has {counts[1]} {kind} rows as before, but they are others"
+        if was[0] != current[0]:
+            what = f"had {was[0]} {kind} rows when this run was started, and has {current[0]} now"
+        elif was[1] != current[1]:
+            what = f"has {current[0]} {kind} rows as before, but they are others"
         else:
             what = f"puts its {kind} rows into other prompts than when this run was started"
         yield RunError(
@@ -216,7 +232,7 @@ _PARTS = {
 
 
 def _other_model(
-    role: str, name: str, before: Prints | None, now: Prints | None
+    role: str, name: str, before: Mapping[str, str] | None, now: Mapping[str, str] | None
 ) -> Iterator[RunError]:
     differ = [
         text for key, text in _PARTS.items() if (before or {}).get(key) != (now or {}).get(key)
@@ -241,7 +257,7 @@ def _other_adapter(
         )
 
 
-def _other_machine(before: Prints, now: Prints) -> Iterator[RunError]:
+def _other_machine(before: Facts, now: Facts) -> Iterator[RunError]:
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             hint = f"Add --threads {before.get(key)}" if key == "threads" else "Go back to it"
@@ -286,16 +302,28 @@ def _variable(name: str, value: str) -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-def training_provenance(
-    config: TrainConfig, players: Players, material: TrainingData, policy: Policy
-) -> dict[str, Any]:
-    """The provenance of a run: players, rows, limits, and the weights that it starts from."""
-    limits = {name: config.reply_limit(task.spec.sampling) for name, task in material.tasks.items()}
+def with_players(
+    run: Run, config: TrainConfig, players: Players, material: TrainingData, policy: Policy
+) -> Conditions:
+    """What `run` has recorded, with its players, limits and the weights that it starts from."""
+    begun = Conditions.read(run.path) or Conditions(players={}, tasks={})
     sampling = {
-        name: Sampling(temperature=config.temperature, max_tokens=limit, thinking=config.thinking)
-        for name, limit in limits.items()
+        name: Sampling(temperature=config.temperature, thinking=config.thinking,
+                       max_tokens=config.reply_limit(task.spec.sampling))
+        for name, task in material.tasks.items()
+    }  # fmt: skip
+    actor = actor_facts(config.model_dump())
+    played = played_conditions(config, players, work_of(material), actor, sampling)
+    rows = ("rows", "prompts", "dev_rows", "dev_prompts")
+    tasks = {
+        name: replace(facts, **{one: getattr(begun.of_task(name), one) for one in rows})
+        for name, facts in played.tasks.items()
     }
-    actor = actor_identity(config.model_dump())
-    record = provenance(config, players, work_of(material), actor, sampling)
-    suite = {"suite": config.suite, "left_out": dict(material.left_out)} if config.suite else {}
-    return {"actor": model_identity(config.model_dump(), policy), **record, **suite}
+    return replace(
+        played,
+        actor=model_facts(config.model_dump(), policy),
+        tasks={**begun.tasks, **tasks},
+        material=begun.material,
+        suite=config.suite or "",
+        left_out=material.left_out if config.suite else {},
+    )

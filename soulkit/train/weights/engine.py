@@ -15,7 +15,6 @@ import torch
 
 from soulkit.errors import ConfigError
 from soulkit.eval.run.actor import unattached
-from soulkit.eval.run.provenance import BASIS
 from soulkit.eval.run.resume import begun_engine, check_engine
 from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.ledger.ledger import Ledger
@@ -187,9 +186,10 @@ class TrainingEngine:
             record |= self.servers.version_record(self.need)
         return record
 
-    def basis_record(self) -> dict[str, str]:
+    @property
+    def weights_basis(self) -> str:
         """How it is known which weights attached servers compute with: every push is proven."""
-        return {BASIS: "verified"} if self.choice.attached else {}
+        return "verified" if self.choice.attached else ""
 
     # -- who plays ---------------------------------------------------------------------------------
 

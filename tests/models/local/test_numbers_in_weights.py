@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from soulkit.errors import ModelLoadError, RunError
 from soulkit.models.local.sampler import LocalModel
 from soulkit.train.model.policy import load_policy
-from soulkit.train.run import numbers_print, numbers_remark, refuse_untrainable
+from soulkit.train.run import numbers_remark, refuse_untrainable
 from soulkit.train.state.checkpoint import Position, load_checkpoint, save_checkpoint
 from tests.support.training import config, policy_of, random_model
 
@@ -106,7 +106,7 @@ def test_a_float16_checkpoint_is_trained_on_in_other_numbers_which_is_said_and_k
 ) -> None:
     change(folder / "model.safetensors", lambda name, t: t.half())
     policy = load_policy(config(lora=LORA), folder)
-    assert numbers_print(policy) == {"numbers": {"stored": "float16", "computed": "float32"}}
+    assert (policy.stored, policy.computed) == ("float16", "float32")
     assert numbers_remark(policy) == "the checkpoint is in float16 and is trained on in float32"
     assert load_policy(config(lora=LORA, dtype="float16"), folder).computed == "bfloat16"
     with pytest.raises(Exception, match="float16"):
