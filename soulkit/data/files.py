@@ -183,6 +183,14 @@ def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
             yield number, None
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; UnusableFile where it is not JSON."""
+    try:
+        return parse_row_json(read_bytes(path).decode("utf-8-sig"))
+    except ValueError as error:
+        raise unreadable_file(path, f"not JSON: {error}") from error
+
+
 def parse_row_json(text: str) -> Any:
     """JSON with NaN read as None; ValueError (with the reason) for anything that is not JSON."""
     value = _loads(text)
@@ -229,10 +237,7 @@ def _read_jsonl(path: Path) -> Iterator[SourcedRow]:
 
 
 def _read_json(path: Path) -> Iterator[SourcedRow]:
-    try:
-        value = parse_row_json(read_bytes(path).decode("utf-8-sig"))
-    except ValueError as error:
-        raise unreadable_file(path, f"not JSON: {error}") from error
+    value = read_json(path)
     rows = value.get("data") if isinstance(value, dict) else value
     if not isinstance(rows, list):
         raise UnusableFile(

@@ -16,15 +16,15 @@ what is known of the person shows which end is theirs.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.data.files import RawRow
 from soulkit.data.literals import literal_list
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.kit.prompting import Texts
 
@@ -50,40 +50,39 @@ def import_alignx(path: Path, *, task: str) -> Imported:
 
     Raises DataError when no record has the fields.
     """
-    raw, bad = read_rows(path)
-    if not any(all(name in row.fields for name in _FIELDS) for row in raw):
-        raise wrong_shape(path, _FIELDS, "Give a file of AlignX or of its P-Soups benchmark.")
-    rows: list[dict[str, Any]] = []
-    shown = 0
-    for index, record in enumerate(raw):
-        try:
-            evidence, left_out = _evidence(record, _KEPT[task])
-            rows.append(_imported_row(record, evidence, index))
-            shown += left_out > 0
-        except BadRecord as error:
-            bad.append(BadRow(record.source, str(error)))
-    notes = [f"The licence of these rows: {LICENCE}. Use them for tests of your own only."]
-    if shown:
-        notes.append(f"{shown} rows had their own answer among the compared pairs; it is left out.")
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=tuple(notes))
+    with_answer = []
+
+    def row(record: RawRow, _: int) -> Row:
+        evidence, left_out = _evidence(record, _KEPT[task])
+        made = _imported_row(record, evidence)
+        with_answer.extend([made] if left_out else [])
+        return made
+
+    def notes(*_: Any) -> Iterator[str]:
+        yield f"The licence of these rows: {LICENCE}. Use them for tests of your own only."
+        if shown := len(with_answer):
+            yield f"{shown} rows had their own answer among the compared pairs; it is left out."
+
+    return import_records(
+        path, row, fields=_FIELDS, way_out="Give a file of AlignX or of its P-Soups benchmark.",
+        licence=LICENCE, notes=notes,
+    )  # fmt: skip
 
 
-def _imported_row(raw: RawRow, evidence: dict[str, Any], index: int) -> dict[str, Any]:
+def _imported_row(raw: RawRow, evidence: dict[str, Any]) -> Row:
     post, chosen, rejected = need(raw, *_FIELDS)
     if chosen.strip() == rejected.strip():
         raise BadRecord("its two replies say the same")
     counts = {_COUNTS[name]: len(evidence[name]) for name in _COUNTS if name in evidence}
     direction = raw.fields.get("ground_truth_persona")
+    about = {"ground_truth_persona": direction} if direction else {}
     return {
         "raw_prompt": post,
         "chosen": chosen,
         "rejected": rejected,
         **evidence,
         **counts,
-        **({"ground_truth_persona": direction} if direction else {}),
-        "index": index,
-        "provenance": raw.source,
-        "licence": LICENCE,
+        **about,
     }
 
 

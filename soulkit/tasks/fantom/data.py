@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from soulkit.data.files import BadRow, RawRow, read_rows
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, rows_of_records, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.kit.prompting import Texts
 
@@ -314,24 +314,17 @@ def import_fantom(path: Path) -> Imported:
     raw, bad = read_rows(path)
     if raw and all("question_type" in row.fields and "set_id" in row.fields for row in raw):
         return _without_gold(path, raw, bad)
-    if not any("factQA" in row.fields and "set_id" in row.fields for row in raw):
-        columns = ("set_id", "short_context", "factQA")
-        raise wrong_shape(path, columns, "Give fantom_v1.json of the FANToM release.")
-
-    def good_rows(record: RawRow, _: int) -> list[Row]:
-        good, broken = _rows_of_set(record)
-        bad.extend(broken)
-        return good
-
-    sets = rows_of_records(raw, bad, good_rows)
-    rows = [row for rows_of_set in sets for row in rows_of_set]
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=(f"Licence: {LICENCE}.",))
+    return import_records(
+        path, _rows_of_set, fields=("set_id", "factQA"), origin="FANToM", licence=LICENCE,
+        way_out="Give fantom_v1.json of the FANToM release.", read=lambda _: (raw, bad),
+        notes=lambda rows, bad: [f"Licence: {LICENCE}."],
+    )  # fmt: skip
 
 
 # -- fantom_v1.json ------------------------------------------------------------------------------
 
 
-def _rows_of_set(record: RawRow) -> tuple[list[Row], list[BadRow]]:
+def _rows_of_set(record: RawRow, _: int) -> list[Row | BadRow]:
     """The rows of one set, and its pairs that cannot be one."""
     (context,) = need(record, "short_context")
     fact = record.fields.get("factQA")
@@ -342,8 +335,6 @@ def _rows_of_set(record: RawRow) -> tuple[list[Row], list[BadRow]]:
         "fact_question": str(fact["question"]),
         "fact_answer": str(fact["correct_answer"]),
         **{k: record.fields.get(k) for k in ("set_id", "part_id")},
-        "provenance": f"FANToM, {record.source}",
-        "licence": LICENCE,
     }
     good: list[Row] = []
     bad: list[BadRow] = []
@@ -352,7 +343,7 @@ def _rows_of_set(record: RawRow) -> tuple[list[Row], list[BadRow]]:
             good += [{**row, **shared} for row in _from_pair(pair, shared)]
         except BadRecord as error:
             bad.append(BadRow(record.source, f"{name}: {error}"))
-    return with_set_sizes(good), bad
+    return [*with_set_sizes(good), *bad]
 
 
 def _pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 
 from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes
 from soulkit.data.literals import structure
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
+from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
 from soulkit.tasks.kit.prompting import Texts
 
 _DOMAINS = ("book", "chat", "email", "news", "opinion", "politics")
@@ -40,23 +40,17 @@ def import_humanual(path: Path) -> Imported:
     posts = _posts(path)
     if posts is not None:
         return posts
-    raw, bad = records_with(path, _FIELDS, "Give rows with persona, prompt and completion.")
-    rows = rows_of_records(raw, bad, _imported_row)
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(len(rows), bad))
+    return import_records(
+        path, _imported_row, fields=_FIELDS, licence=LICENCE, notes=_notes,
+        way_out="Give rows with persona, prompt and completion.",
+    )  # fmt: skip
 
 
-def _imported_row(raw: RawRow, index: int) -> dict[str, Any]:
+def _imported_row(raw: RawRow, _: int) -> Row:
     persona, completion = need(raw, "persona", "completion")
     columns = {name: raw.fields[name] for name in _KEPT if name in raw.fields}
-    return {
-        "persona": persona,
-        "prompt": _prompt(raw.fields.get("prompt")),
-        "completion": completion,
-        **columns,
-        "index": index,
-        "provenance": raw.source,
-        "licence": LICENCE,
-    }
+    prompt = _prompt(raw.fields.get("prompt"))
+    return {"persona": persona, "prompt": prompt, "completion": completion, **columns}
 
 
 def _prompt(value: Any) -> str:
@@ -97,10 +91,10 @@ def _is_post(value: Any) -> bool:
     return isinstance(value, Mapping) and "post" in value and "completion" not in value
 
 
-def _notes(rows: int, bad: list[BadRow]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Row], bad: Sequence[BadRow]) -> tuple[str, ...]:
     without = sum("'persona'" in b.why for b in bad)
     lacking = f"{without} records have no persona: only the processed sets carry one."
-    return (f"{rows} rows; metadata of messages is left out.", *([lacking] if without else []))
+    return (f"{len(rows)} rows; metadata of messages is left out.", *([lacking] if without else []))
 
 
 TEXTS = Texts(__file__)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from soulkit.data.chats import ChatMessage, blank_message, holds_chats
 from soulkit.data.files import BadRecord as BadRecord
@@ -24,7 +24,6 @@ from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.user_code import Hook
 
 Row = dict[str, Any]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +39,47 @@ class WrongShape(DataError):
     """A file that an importer does not know: it is of none of the forms that it reads."""
 
 
+Make = Callable[[RawRow, int], Row | Iterable[Row | BadRow]]
+"""A record and its place → its row, or its rows and the parts of it that are none."""
+
+
 def import_records(
     path: Path,
-    make: Callable[[RawRow, int], Row | list[Row]],
+    make: Make | Mapping[tuple[str, ...], Make],
     *,
-    fields: Sequence[str],
+    fields: Sequence[str] = (),
     way_out: str,
+    origin: str = "",
     licence: str = "",
     notes: Callable[[Sequence[Row], Sequence[BadRow]], Iterable[str]] = lambda rows, bad: (),
+    read: Callable[[Path], tuple[list[RawRow], list[BadRow]]] = read_rows,
 ) -> Imported:
-    """The rows that `make` gives for each record of a file and its place; none for a BadRecord.
+    """The rows that `make` gives for each record of a file; none for a BadRecord.
 
-    A row says its place, where it is from and its licence, where `make` does not. DataError when no
-    record has all of `fields`.
+    `fields` are those of a record. Of a file that may have several shapes `make` maps the fields of
+    each to what makes its rows; the first shape that a record has counts. A row says its place,
+    where it is from and its licence, where `make` does not. WrongShape when no record has the
+    fields.
     """
-
-    def complete(record: RawRow, index: int) -> list[Row]:
-        made = make(record, index)
-        about: Row = {"index": index, "provenance": record.source}
+    raw, bad = read(path)
+    shapes = make if isinstance(make, Mapping) else {tuple(fields): make}
+    fitting = (n for n in shapes if not n or any(row.fields.keys() >= set(n) for row in raw))
+    names = next(fitting, None)
+    if names is None:
+        raise wrong_shape(path, ["; or ".join(", ".join(n) for n in shapes)], way_out)
+    rows: list[Row] = []
+    for index, record in enumerate(raw):
+        source = f"{origin}, {record.source}" if origin else record.source
+        about: Row = {"index": index, "provenance": source}
         about |= {"licence": licence} if licence else {}
-        rows = made if isinstance(made, list) else [made]
-        return [{**row, **{k: v for k, v in about.items() if k not in row}} for row in rows]
-
-    raw, bad = records_with(path, fields, way_out)
-    rows = [row for of_record in rows_of_records(raw, bad, complete) for row in of_record]
+        try:
+            made = shapes[names](record, index)
+            parts: list[Row | BadRow] = [made] if isinstance(made, dict) else list(made)
+        except BadRecord as error:
+            parts = [BadRow(record.source, str(error))]
+        bad += [part for part in parts if isinstance(part, BadRow)]
+        rows += [row | {k: v for k, v in about.items() if k not in row}
+                 for row in parts if isinstance(row, dict)]  # fmt: skip
     return Imported(rows=tuple(rows), bad=tuple(bad), notes=tuple(notes(rows, bad)))
 
 
@@ -74,29 +90,6 @@ def mapped_columns(record: RawRow, texts: Mapping[str, str], kept: Iterable[str]
     """
     values = dict(zip(texts, need(record, *texts.values()), strict=True))
     return values | {name: record.fields[name] for name in kept if name in record.fields}
-
-
-def records_with(
-    path: Path, fields: Sequence[str], way_out: str
-) -> tuple[list[RawRow], list[BadRow]]:
-    """The records of a file and its broken ones; DataError when no record has all of `fields`."""
-    raw, bad = read_rows(path)
-    if not any(all(name in row.fields for name in fields) for row in raw):
-        raise wrong_shape(path, fields, way_out)
-    return raw, bad
-
-
-def rows_of_records(
-    raw: Iterable[RawRow], bad: list[BadRow], make: Callable[[RawRow, int], T]
-) -> list[T]:
-    """What `make` gives for each record and its place; `bad` grows by those that are no row."""
-    rows: list[T] = []
-    for index, record in enumerate(raw):
-        try:
-            rows.append(make(record, index))
-        except BadRecord as error:
-            bad.append(BadRow(record.source, str(error)))
-    return rows
 
 
 def need(row: RawRow, *names: str) -> tuple[str, ...]:

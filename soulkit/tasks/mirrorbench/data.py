@@ -35,6 +35,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -45,10 +46,8 @@ from soulkit.data.chats import Chat, ChatMessage, alternate, conversation, read_
 from soulkit.data.files import (
     BadRow,
     RawRow,
-    parse_row_json,
-    read_bytes,
+    read_json,
     read_rows,
-    unreadable_file,
     without_absent,
 )
 from soulkit.data.literals import structure
@@ -58,8 +57,9 @@ from soulkit.judge.structured import VerdictShape
 from soulkit.tasks.kit.importing import (
     BadRecord,
     Imported,
+    Make,
+    import_records,
     need,
-    rows_of_records,
     without_blanks,
     wrong_shape,
 )
@@ -220,33 +220,21 @@ ANSWERING = (
     "back before it searches, and they answer in their own words."
 )
 _QULAC = ("topic_id", "facet_id", "topic", "facet_desc", "question", "answer")
-_KNOWN_SHAPES = ("task_description with turns", "initial_request with question1 and answer1",
-           "initial_request with question and answer", "Qulac's columns")  # fmt: skip
+_WAY_OUT = "Give a file with conversations; lists of topics or of questions alone hold none."
 
 
 def import_mirrorbench(path: Path) -> Imported:
     """Rows of a MirrorBench, ClariQ or Qulac file; DataError for a file without conversations."""
-    raw, bad = _records(path)
-    make = _maker(path, raw)
-    rows = rows_of_records(raw, bad, lambda record, index: {**make(record), "index": index})
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+    shapes: dict[tuple[str, ...], Make] = {
+        ("task_description", "turns"): _mirror,
+        ("initial_request", "question1", "answer1"): _clariq_rounds,
+        ("initial_request", "question", "answer"): partial(_clariq_once, path.stem),
+        _QULAC: _qulac,
+    }
+    return import_records(path, shapes, way_out=_WAY_OUT, notes=_notes, read=_records)
 
 
-def _maker(path: Path, raw: Sequence[RawRow]) -> Callable[[RawRow], Row]:
-    names = {name for record in raw for name in record.fields}
-    if {"task_description", "turns"} <= names:
-        return _mirror
-    if {"initial_request", "question1", "answer1"} <= names:
-        return _clariq_rounds
-    if {"initial_request", "question", "answer"} <= names:
-        return lambda record: _clariq_once(record, path.stem)
-    if set(_QULAC) <= names:
-        return _qulac
-    raise wrong_shape(path, _KNOWN_SHAPES, "Give a file with conversations; lists of topics or of "
-                      "questions alone hold none.")  # fmt: skip
-
-
-def _mirror(record: RawRow) -> Row:
+def _mirror(record: RawRow, _: int) -> Row:
     (description,) = need(record, "task_description")
     try:
         turns = conversation(record.fields.get("turns"), "turns")
@@ -270,7 +258,7 @@ def _mirror(record: RawRow) -> Row:
 # -- ClariQ --------------------------------------------------------------------------------------
 
 
-def _clariq_rounds(record: RawRow) -> Row:
+def _clariq_rounds(record: RawRow, _: int) -> Row:
     request, facet = need(record, "initial_request", "facet")
     rounds = [n for n in range(1, 10) if record.fields.keys() & {f"question{n}", f"answer{n}"}]
     questions = [str(record.fields.get(f"question{n}") or "") for n in rounds]
@@ -290,7 +278,7 @@ def _clariq_rounds(record: RawRow) -> Row:
     }  # fmt: skip
 
 
-def _clariq_once(record: RawRow, stem: str) -> Row:
+def _clariq_once(stem: str, record: RawRow, _: int) -> Row:
     if not str(record.fields.get("question") or "").strip():
         raise BadRecord("it asks the user nothing, so there is no conversation")
     request, facet, question, answer = need(record, "initial_request", "facet_desc", "question",
@@ -318,16 +306,13 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
     """The records of a file: rows, or those of Qulac's {column: {row: value}} by their numbers."""
     if path.suffix.lower() != ".json":
         return read_rows(path)
-    try:
-        columns = parse_row_json(read_bytes(path).decode("utf-8-sig"))
-    except ValueError as error:
-        raise unreadable_file(path, f"not JSON: {error}") from error
+    columns = read_json(path)
     if isinstance(columns, list):
         return read_rows(path)
     if not isinstance(columns, Mapping) or not all(
         isinstance(columns.get(name), Mapping) for name in _QULAC
     ):
-        raise wrong_shape(path, _KNOWN_SHAPES, "Give qulac.json as it was published.")
+        raise wrong_shape(path, _QULAC, "Give qulac.json as it was published.")
     places = {place for values in columns.values() for place in values}
     ordered = sorted(places, key=lambda place: (not place.isdecimal(), place.zfill(12)))
     records = [
@@ -340,7 +325,7 @@ def _records(path: Path) -> tuple[list[RawRow], list[BadRow]]:
     return records, []
 
 
-def _qulac(record: RawRow) -> Row:
+def _qulac(record: RawRow, _: int) -> Row:
     if not str(record.fields.get("question") or "").strip():
         raise BadRecord("it asks the user nothing, so there is no conversation")
     topic, facet, question, answer = map(_unescaped, need(record, "topic", "facet_desc", "question",
@@ -375,7 +360,7 @@ def _sentence(text: str) -> str:
     return stripped if stripped.endswith((".", "?", "!", '"')) else f"{stripped}."
 
 
-def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     subsets = [subset_of(row) or "unknown" for row in rows]
     counted = ", ".join(f"{subsets.count(name)} {name}" for name in dict.fromkeys(subsets))
     composed = sum(not row["provenance"].startswith("MirrorBench") for row in rows)

@@ -19,20 +19,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.errors import DataError
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need, wrong_shape
 
 NAMES_FILE = "misconception_mapping.csv"
 LICENCE = "Eedi competition data: competition rules, non-commercial research"
 _LETTERS = "ABCD"
-_WANTED = ("QuestionText", "CorrectAnswer", "MisconceptionAId ... MisconceptionDId")
 _LABELS = tuple(f"Misconception{letter}Id" for letter in _LETTERS)
 
 
@@ -41,18 +41,25 @@ def import_mistakes(path: Path, *, names: Path | None = None) -> Imported:
 
     Raises DataError when either file is missing or of another shape.
     """
-    raw, bad = read_rows(path)
-    if not any("QuestionText" in r.fields and any(x in r.fields for x in _LABELS) for r in raw):
-        raise wrong_shape(path, _WANTED, "Give train.csv of the Eedi competition.")
     mapping = names or path.with_name(NAMES_FILE)
-    if names is None and not mapping.is_file():
-        raise DataError(
-            f"There is no '{NAMES_FILE}' beside '{path}'.",
-            "The questions carry numbers of misconceptions; their names stand in that file.",
-            "Put it there, or name it: soul data build mistakes FILE --names MAPPING",
-        )
-    pairs = wrong_options(raw, read_names(mapping), path.name)
-    return Imported(rows=pairs.rows, bad=(*bad, *pairs.bad), notes=pairs.notes)
+
+    @cache
+    def names_by_id() -> dict[int, str]:
+        if names is None and not mapping.is_file():
+            raise DataError(
+                f"There is no '{NAMES_FILE}' beside '{path}'.",
+                "The questions carry numbers of misconceptions; their names stand in that file.",
+                "Put it there, or name it: soul data build mistakes FILE --names MAPPING",
+            )
+        return read_names(mapping)
+
+    def rows(question: RawRow, _: int) -> Iterator[Row | BadRow]:
+        return _wrong_options(question, names_by_id(), path.name)
+
+    return import_records(
+        path, {("QuestionText", label): rows for label in _LABELS}, licence=LICENCE,
+        way_out="Give train.csv of the Eedi competition.", notes=_notes,
+    )  # fmt: skip
 
 
 def read_names(path: Path) -> dict[int, str]:
@@ -70,26 +77,18 @@ def read_names(path: Path) -> dict[int, str]:
     return names
 
 
-def wrong_options(
-    questions: Sequence[RawRow], names: Mapping[int, str], origin: str = ""
-) -> Imported:
-    """Question × labelled wrong option, in the order of the file and of the letters."""
-    rows: list[dict[str, Any]] = []
-    bad: list[BadRow] = []
-    for question in questions:
-        try:
-            common, labels = _question(question)
-        except BadRecord as error:
-            bad.append(BadRow(question.source, str(error)))
-            continue
-        for letter, number in labels.items():
-            if number not in names:
-                bad.append(BadRow(question.source, f"misconception {number} has no name"))
-                continue
+def _wrong_options(
+    question: RawRow, names: Mapping[int, str], origin: str
+) -> Iterator[Row | BadRow]:
+    """A row for each labelled wrong option, in the order of the letters."""
+    common, labels = _question(question)
+    for letter, number in labels.items():
+        if number in names:
             row = _pair(common, letter, number, names[number])
             row["rivals"] = Counter(labels.values())[number] - 1
-            rows.append({**row, "provenance": f"{origin}:{common['id']}", "licence": LICENCE})
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+            yield {**row, "provenance": f"{origin}:{common['id']}"}
+        else:
+            yield BadRow(question.source, f"misconception {number} has no name")
 
 
 def _question(raw: RawRow) -> tuple[dict[str, Any], dict[str, int]]:
@@ -135,7 +134,7 @@ def _id(value: Any) -> int | None:
     return int(number) if number.is_integer() else None
 
 
-def _notes(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     shared = sum(row["rivals"] > 0 for row in rows)
     if not shared:
         return ()

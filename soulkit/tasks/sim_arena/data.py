@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.chats import ChatMessage, alternate
-from soulkit.data.files import RawRow, parse_row_json, read_bytes, unreadable_file
+from soulkit.data.files import RawRow, read_json, unreadable_file
 from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need, without_blanks
 from soulkit.tasks.kit.made_rows import FAMILY_NAMES, FIRST_NAMES, VOICES, Row, Voice
 from soulkit.tasks.kit.prompting import Texts
@@ -287,17 +287,10 @@ def _table(path: Path, kind: str, name: str) -> Table:
     file_path = next((place for place in places if place.is_file()), None)
     if file_path is None:
         return {}
-    value = _json(file_path)
+    value = read_json(file_path)
     if not isinstance(value, Mapping):
         raise unreadable_file(file_path, "it is no JSON object")
     return value
-
-
-def _json(path: Path) -> Any:
-    try:
-        return parse_row_json(read_bytes(path).decode("utf-8-sig"))
-    except ValueError as error:
-        raise unreadable_file(path, f"not JSON: {error}") from error
 
 
 # -- the conversation ----------------------------------------------------------------------------
@@ -366,7 +359,7 @@ def _problem(record: RawRow, math: Path) -> tuple[str, str | None]:
         )
     if not file.resolve().is_relative_to(math.resolve()):
         raise BadRecord(f"its problem '{place}' lies outside of {MATH_FOLDER}")
-    held = _json(file)
+    held = read_json(file)
     problem = str(held.get("problem") or "").strip() if isinstance(held, Mapping) else ""
     if not problem:
         raise BadRecord(f"'{place}' of {MATH_FOLDER} holds no problem")

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.data.files import RawRow
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, records_with, rows_of_records
+from soulkit.data.files import BadRow, RawRow
+from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
 
 ScaleKind = Literal["ordinal", "binary", "categorical"]
 
@@ -91,12 +91,13 @@ LICENCE = "not stated by the source; see the terms of SocSci210 and TESS"
 
 def import_socsci210(path: Path) -> Imported:
     """Rows of an instruction-layout file (JSON lines)."""
-    raw, bad = records_with(path, _FIELDS, "Give JSON lines with instruction, input and output.")
-    rows = rows_of_records(raw, bad, _imported_row)
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+    return import_records(
+        path, _imported_row, fields=_FIELDS, licence=LICENCE, notes=_notes,
+        way_out="Give JSON lines with instruction, input and output.",
+    )  # fmt: skip
 
 
-def _imported_row(raw: RawRow, index: int) -> dict[str, Any]:
+def _imported_row(raw: RawRow, _: int) -> Row:
     text, output = need(raw, *_FIELDS)
     answer = _RESPONSE.fullmatch(output)
     if answer is None:
@@ -119,13 +120,10 @@ def _imported_row(raw: RawRow, index: int) -> dict[str, Any]:
         "response_type": scale.kind,
         "study_id": raw.fields.get("study_id"),
         "condition_id": raw.fields.get("condition_num"),
-        "index": index,
-        "provenance": raw.source,
-        "licence": LICENCE,
     }
 
 
-def _notes(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     studies = len({row["study_id"] for row in rows})
     kinds = {kind: sum(row["response_type"] == kind for row in rows)
              for kind in ("ordinal", "binary", "categorical")}  # fmt: skip

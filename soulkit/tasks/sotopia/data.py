@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.files import BadRow, RawRow, check_file, read_rows
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need, wrong_shape
 from soulkit.tasks.kit.made_rows import draw_slots
 from soulkit.tasks.kit.prompting import Texts
 
@@ -94,6 +94,7 @@ HARD_SCENARIOS = frozenset(
 )  # fmt: skip
 """The scenarios of the hard split."""
 
+_WAY_OUT = "Give the folder of Sotopia's released profiles."
 _FOR_REFEREE = re.compile(r"<p viewer=.environment.>.*?</p>", re.DOTALL)
 _MARK = re.compile(r"</?(?:extra_info|strategy_hint|clarification_hint|p)\b[^>]*>")
 
@@ -104,28 +105,26 @@ def import_sotopia(path: Path) -> Imported:
     DataError when one of the files beside it is missing or of another shape.
     """
     folder, only_hard = (path, True) if path.is_dir() else (path.parent, False)
-    pairs, bad = _read_file(folder / PAIRS if only_hard else path, "env_id", "agent_ids")
+    file = folder / PAIRS if only_hard else path
+    pairs, bad = _read_file(file, "env_id", "agent_ids")
     scenes, bad_scenes = _read_file(folder / SCENES, "env_id", "scenario", "agent_goals")
     people, bad_people = _read_file(folder / PEOPLE, "agent_id", "first_name")
     bonds, bad_bonds = _read_file(folder / BONDS, "agent1_id", "agent2_id")
     release = _Release(scenes, people, bonds)
-    rows: list[dict[str, Any]] = []
-    bad = [*bad, *bad_scenes, *bad_people, *bad_bonds]
-    for pair in pairs:
-        if only_hard and _id(pair, "env_id") not in HARD_SCENARIOS:
-            continue
-        try:
-            rows += release.rows(pair, len(rows))
-        except BadRecord as error:
-            bad.append(BadRow(pair.source, str(error)))
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows, only_hard, release))
+    if only_hard:
+        pairs = [pair for pair in pairs if _id(pair, "env_id") in HARD_SCENARIOS]
+    return import_records(
+        file, release.rows, way_out=_WAY_OUT, origin="sotopia-space", licence=LICENCE,
+        read=lambda _: (pairs, [*bad, *bad_scenes, *bad_people, *bad_bonds]),
+        notes=lambda rows, _: _notes(rows, only_hard, release),
+    )  # fmt: skip
 
 
 def _read_file(path: Path, *columns: str) -> tuple[list[RawRow], list[BadRow]]:
     check_file(path)
     rows, bad = read_rows(path)
     if not any(all(name in row.fields for name in columns) for row in rows):
-        raise wrong_shape(path, columns, "Give the folder of Sotopia's released profiles.")
+        raise wrong_shape(path, columns, _WAY_OUT)
     return rows, bad
 
 
@@ -143,7 +142,7 @@ class _Release:
         self.differ = 0
         """Pairs whose own bond is another than the one the scenario asks for."""
 
-    def rows(self, pair: RawRow, index: int) -> list[dict[str, Any]]:
+    def rows(self, pair: RawRow, index: int) -> list[Row]:
         """Both rows of a pair."""
         place = _id(pair, "env_id")
         scene = self.scenes.get(place) if place else None
@@ -158,10 +157,9 @@ class _Release:
         common = {
             **_scene_fields(scene), **_side_fields([self.people[i] for i in ids]),
             "relationship": _BONDS_BY_LEVEL.get(level, ""), "combo_id": pair.fields.get("combo_id"),
-            "provenance": f"sotopia-space, {pair.source}", "licence": LICENCE,
         }  # fmt: skip
         self.differ += bond is not None and str(bond.get("relationship")) != level
-        return [{**common, "eval_position": side, "index": index + i}
+        return [{**common, "eval_position": side, "index": 2 * index + i}
                 for i, side in enumerate(_SIDES)]  # fmt: skip
 
 

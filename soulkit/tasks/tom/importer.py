@@ -28,14 +28,14 @@ with an instruction line and a few stories end in stray asterisks; neither is pa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.data.files import BadRow, RawRow, check_file, empty_file, read_rows, text_lines
+from soulkit.data.files import BadRow, RawRow, check_file, empty_file, text_lines
 from soulkit.data.literals import join_sentences, literal_list, parse_candidates, parse_choices
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, rows_of_records, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need, wrong_shape
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.tom.events import ContainerRoom, Enter, Move, Place, Story, read_question
 from soulkit.tasks.tom.sentences import read_paraphrase, read_sentences, story_lines
@@ -215,11 +215,10 @@ def _from_blocks(
 
 
 def _from_records(path: Path, fields: Sequence[str], make: Callable[[RawRow], Row]) -> Imported:
-    raw, bad = read_rows(path)
-    if raw and not any(all(name in row.fields for name in fields) for row in raw):
-        raise wrong_shape(path, fields, "See the formats of the task: soul tasks show NAME")
-    rows = rows_of_records(raw, bad, lambda row, _: make(row) | _origin(row.source))
-    return Imported(rows=tuple(rows), bad=tuple(bad))
+    return import_records(
+        path, lambda record, _: make(record) | _origin(record.source), fields=fields,
+        way_out="See the formats of the task: soul tasks show NAME",
+    )  # fmt: skip
 
 
 def _origin(source: str) -> Row:
@@ -350,14 +349,17 @@ _HITOM_COLUMNS = ("story", "question", "choices")
 
 def import_hitom(path: Path, *, half: Half = "cotp") -> Imported:
     """Rows of `Hi-ToM_data.json`, or of JSON lines with the same fields."""
-    raw, bad = read_rows(path)
-    if not any(all(name in row.fields for name in _HITOM_COLUMNS) for row in raw):
-        raise wrong_shape(path, _HITOM_COLUMNS, "Give Hi-ToM_data.json of the Hi-ToM release.")
-    made = rows_of_records(raw, bad, lambda row, _: (_hitom_row(row), _half(row)))
-    rows, halves = [row for row, _ in made], [name for _, name in made]
-    chosen_rows = [row for row, name in made if half == "all" or name in (half, "")]
-    notes = _hitom_notes(rows, halves, half, len(chosen_rows))
-    return Imported(rows=tuple(chosen_rows), bad=tuple(bad), notes=notes)
+    made: list[tuple[Row, str]] = []
+
+    def row(record: RawRow, _: int) -> list[Row]:
+        made.append((_hitom_row(record), _half(record)))
+        return [row for row, name in made[-1:] if half == "all" or name in (half, "")]
+
+    return import_records(
+        path, row, fields=_HITOM_COLUMNS, origin="Hi-ToM", licence=HITOM_LICENCE,
+        way_out="Give Hi-ToM_data.json of the Hi-ToM release.",
+        notes=lambda rows, _: _hitom_notes(made, half, len(rows)),
+    )  # fmt: skip
 
 
 def _half(raw: RawRow) -> str:
@@ -380,8 +382,6 @@ def _hitom_row(raw: RawRow) -> dict[str, Any]:
         "correct_answer": gold.strip(),
         **{name: raw.fields[name] for name in columns if name in raw.fields},
         "index": raw.fields.get("sample_id", raw.fields.get("index")),
-        "provenance": f"Hi-ToM, {raw.source}",
-        "licence": HITOM_LICENCE,
     }
 
 
@@ -394,11 +394,9 @@ def clean_story(text: str) -> str:
     return "\n".join(lines)
 
 
-def _hitom_notes(
-    rows: Sequence[Mapping[str, Any]], halves: Sequence[str], half: Half, count: int
-) -> tuple[str, ...]:
+def _hitom_notes(made: Sequence[tuple[Row, str]], half: Half, count: int) -> tuple[str, ...]:
     golds: dict[tuple[str, str], dict[str, str]] = {}
-    for row, name in zip(rows, halves, strict=True):
+    for row, name in made:
         golds.setdefault((row["story"], row["question"]), {})[name] = row["correct_answer"]
     pairs = [g for g in golds.values() if {"cotp", "vp"} <= set(g)]
     if not pairs:
@@ -406,7 +404,7 @@ def _hitom_notes(
     differ = sum(g["cotp"] != g["vp"] for g in pairs)
     what = "Both halves are kept" if half == "all" else f"Only the half '{half}' is kept"
     return (
-        f"{what} ({count} of {len(rows)} rows). The file asks {len(pairs)} questions twice, and "
+        f"{what} ({count} of {len(made)} rows). The file asks {len(pairs)} questions twice, and "
         f"the halves give different golds to {differ} of them. The CoTP half is the default "
         "because a belief tracker agrees with it far more often; see: soul data audit hitom FILE",
     )

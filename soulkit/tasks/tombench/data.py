@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.data.files import BadRow, RawRow
 from soulkit.data.rows import content_hash
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
 from soulkit.tasks.kit.prompting import Texts
 
 LICENCE = "MIT"
@@ -34,19 +34,23 @@ _GOLD = re.compile(r"\s*([A-D])\s*[.．。、]?\s*")
 
 def import_tombench(path: Path) -> Imported:
     """Rows of one subtask's JSON lines, English before Chinese; the file's name is the subtask."""
-    raw, bad = read_rows(path)
-    if not any("STORY" in row.fields or "故事" in row.fields for row in raw):
-        raise wrong_shape(path, ("STORY", "故事"), "Give a .jsonl file of the ToMBench release.")
-    rows: list[dict[str, Any]] = []
-    for record in raw:
+
+    def both_languages(record: RawRow, _: int) -> Iterator[Row | BadRow]:
         for language in _COLUMNS:
             try:
-                rows.append(_imported_row(record, language, path.stem))
+                yield _imported_row(record, language, path.stem)
             except BadRecord as error:
-                bad.append(BadRow(f"{record.source} ({language})", str(error)))
+                yield BadRow(f"{record.source} ({language})", str(error))
+
+    return import_records(
+        path, {("STORY",): both_languages, ("故事",): both_languages}, origin="ToMBench",
+        way_out="Give a .jsonl file of the ToMBench release.", licence=LICENCE, notes=_notes,
+    )  # fmt: skip
+
+
+def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> list[str]:
     short = sum(len(row["options_dict"]) < 4 for row in rows)
-    notes = (f"{short} of {len(rows)} rows have fewer than four options.",) if short else ()
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=notes)
+    return [f"{short} of {len(rows)} rows have fewer than four options."] if short else []
 
 
 def _imported_row(record: RawRow, language: str, subtask: str) -> dict[str, Any]:
@@ -67,8 +71,6 @@ def _imported_row(record: RawRow, language: str, subtask: str) -> dict[str, Any]
         "subtask": subtask,
         "story_id": _story_id(record.fields),
         "index": record.fields.get(_INDEX),
-        "provenance": f"ToMBench, {record.source}",
-        "licence": LICENCE,
     }
 
 

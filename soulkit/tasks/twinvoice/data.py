@@ -17,9 +17,9 @@ Rows can be drafted (rows.py) for people in recorded chats with a person's id, i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,12 @@ from soulkit.data.chats import Chat, read_chats
 from soulkit.data.files import (
     BadRow,
     RawRow,
-    parse_row_json,
-    read_bytes,
+    read_json,
     read_rows,
     unreadable_file,
 )
 from soulkit.errors import DataError
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, Make, import_records, need
 from soulkit.tasks.kit.made_rows import Row
 
 LICENCE = "none stated"
@@ -49,32 +48,19 @@ def import_twinvoice(path: Path) -> Imported:
     """Rows of one dimension's file of choices; DataError when it is another kind of file."""
     if path.name in PROFILES:
         raise _not_choices(path)
-    raw, bad = read_rows(path)
-    make = _maker(path, raw)
-    rows: list[Row] = []
-    for record in raw:
-        try:
-            rows.append({**make(record), "provenance": f"TwinVoice, {record.source}",
-                         "licence": LICENCE})  # fmt: skip
-        except BadRecord as error:
-            bad.append(BadRow(record.source, str(error)))
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+    people = lru_cache(partial(read_profiles, path))
+    shapes: dict[tuple[str, ...], Make] = {
+        ("mcq",): lambda record, _: _narrative(record, people()),
+        ("anchor_post", "choices"): _social,
+        ("context", "choices", "answer_idx"): _interpersonal,
+    }
+    return import_records(
+        path, shapes, origin="TwinVoice", licence=LICENCE, notes=_notes,
+        way_out="Give a file of choices of the TwinVoice release.",
+    )  # fmt: skip
 
 
-def _maker(path: Path, raw: Sequence[RawRow]) -> Callable[[RawRow], Row]:
-    names = {name for record in raw for name in record.fields}
-    if "mcq" in names:
-        people = read_profiles(path)
-        return lambda record: _narrative(record, people)
-    if "anchor_post" in names and "choices" in names:
-        return _social
-    if {"context", "choices", "answer_idx"} <= names:
-        return _interpersonal
-    shapes = ("mcq", "anchor_post with choices", "context with choices")
-    raise wrong_shape(path, shapes, "Give a file of choices of the TwinVoice release.")
-
-
-def _social(record: RawRow) -> Row:
+def _social(record: RawRow, _: int) -> Row:
     (anchor,) = need(record, "anchor_post")
     fields = record.fields
     history = fields.get("conversation_history") or fields.get("history")
@@ -89,7 +75,7 @@ def _social(record: RawRow) -> Row:
     }
 
 
-def _interpersonal(record: RawRow) -> Row:
+def _interpersonal(record: RawRow, _: int) -> Row:
     (context,) = need(record, "context")
     fields = record.fields
     return {
@@ -143,10 +129,7 @@ def read_profiles(choices: Path) -> dict[str, Person]:
 
 def profiles_in(profiles: Path) -> dict[str, Person]:
     """Canonical name → character of a file of profiles; DataError when it is none."""
-    try:
-        value = parse_row_json(read_bytes(profiles).decode("utf-8-sig"))
-    except ValueError as error:
-        raise unreadable_file(profiles, f"not one JSON object: {error}") from error
+    value = read_json(profiles)
     listed = value.get("characterList") if isinstance(value, Mapping) else None
     if not isinstance(listed, Mapping):
         raise unreadable_file(profiles, "it has no characterList")
@@ -227,7 +210,7 @@ def _listed(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _notes(rows: Sequence[Row]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     quoted = sum(
         len(gold.split()) >= _QUOTED_WORDS and gold in _same(row["anchor_post"])
         for row in rows

@@ -54,7 +54,7 @@ from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.errors import DataError
 from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import VerdictShape
-from soulkit.tasks.kit.importing import BadRecord, Imported, need, rows_of_records, wrong_shape
+from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need, wrong_shape
 from soulkit.tasks.kit.made_rows import (
     Drafts,
     Review,
@@ -232,14 +232,14 @@ def import_userllm(path: Path, *, turns: Turns = "all") -> Imported:
     if not any(map(is_question, raw)):
         return _conversations(path, turns)
 
-    def row(record: RawRow, _: int) -> Row:
-        make = _maker(record)
-        if make is None:
-            raise BadRecord("it is neither a question with answers nor one with choices")
-        return make(record)
+    return import_records(path, _question_row, way_out="", read=lambda _: (raw, bad), notes=_notes)
 
-    rows = rows_of_records(raw, bad, row)
-    return Imported(rows=tuple(rows), bad=tuple(bad), notes=_notes(rows))
+
+def _question_row(record: RawRow, _: int) -> Row:
+    make = _maker(record)
+    if make is None:
+        raise BadRecord("it is neither a question with answers nor one with choices")
+    return make(record)
 
 
 def is_question(record: RawRow) -> bool:
@@ -340,7 +340,7 @@ def suggestion(question: str) -> str:
     return text.format(other=others[draw % len(others)])
 
 
-def _notes(rows: list[Row]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
     sources = Counter(row["source"] for row in rows)
     notes = {
         "natural_questions": "rows hold an assistant's proposal that was written from a template; "

@@ -19,7 +19,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from soulkit.cli import app as cli
-from soulkit.data.files import RawRow, flatten, read_rows, write_rows
+from soulkit.data.files import BadRow, RawRow, flatten, read_rows, write_rows
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.kit.importing import OriginalFile, WrongShape, import_records, mapped_columns
@@ -575,6 +575,30 @@ def test_an_importer_says_what_a_record_becomes(tmp_path: Path) -> None:
     with pytest.raises(WrongShape, match="original format") as caught:
         import_records(path, scene, fields=("Text", "Name"), way_out="Give scenes.", licence="")
     assert caught.value.why == "None of its records has Text, Name."
+
+
+def test_the_fields_of_a_file_say_what_makes_its_rows(tmp_path: Path) -> None:
+    def lines(record: RawRow, _: int) -> Iterator[dict[str, Any] | BadRow]:
+        for text in record.fields["lines"]:
+            yield {"scene": text} if text else BadRow(record.source, "it has an empty line")
+
+    shapes = {("Text", "Answer"): scene, ("lines",): lines}
+    path = jsonl(
+        tmp_path / "plays.jsonl", {"Text": "A door."}, {"lines": ["A lamp.", "", "A bell."]}
+    )
+    imported = import_records(path, shapes, way_out="Give scenes.", origin="Plays", read=last_row)
+    assert [row["scene"] for row in imported.rows] == ["A lamp.", "A bell."]
+    assert {row["provenance"] for row in imported.rows} == {"Plays, plays.jsonl:2"}
+    assert imported.bad == (BadRow("plays.jsonl:2", "it has an empty line"),)
+    path = jsonl(tmp_path / "other.jsonl", {"Text": "A door.", "lines": 3}, {"Answer": "open"})
+    with pytest.raises(WrongShape, match="original format") as caught:
+        import_records(path, {("Text", "Answer"): scene, ("play",): lines}, way_out="Give scenes.")
+    assert caught.value.why == "None of its records has Text, Answer; or play."
+
+
+def last_row(path: Path) -> tuple[list[RawRow], list[BadRow]]:
+    rows, bad = read_rows(path)
+    return rows[-1:], bad
 
 
 def test_an_original_of_which_no_record_is_a_row_says_why(tmp_path: Path) -> None:

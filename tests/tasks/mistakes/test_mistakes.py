@@ -19,7 +19,6 @@ from soulkit.models.base import Cast
 from soulkit.tasks.kit.loading import load_examples, to_examples
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.selfcheck import check_task
-from soulkit.tasks.mistakes.data import wrong_options
 from soulkit.tasks.mistakes.task import Mistakes
 from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.road import (
@@ -228,10 +227,6 @@ QUESTION = {
 NAMES = {11: "Adds tops and bottoms", 12: "Multiplies instead"}
 
 
-def made(**changes: Any) -> list[RawRow]:
-    return [RawRow({**QUESTION, **changes}, "train.csv:2")]
-
-
 def files(folder: Path, *questions: Mapping[str, Any]) -> Path:
     path = folder / "train.jsonl"
     path.write_text("".join(json.dumps(q) + "\n" for q in questions))
@@ -240,19 +235,19 @@ def files(folder: Path, *questions: Mapping[str, Any]) -> Path:
     return path
 
 
-def test_one_row_per_labelled_wrong_option() -> None:
-    imports = wrong_options(made(), NAMES, "train.csv")
+def test_one_row_per_labelled_wrong_option(tmp_path: Path) -> None:
+    imports = import_rows("mistakes", files(tmp_path, QUESTION))
     assert [row["id"] for row in imports.rows] == ["7_A", "7_C"]
     assert imports.bad == imports.notes == ()
     row = imports.rows[1]
     assert (row["TargetOption"], row["TargetAnswer"], row["CorrectAnswer"]) == ("C", "1/6", "B")
     assert (row["MisconceptionId"], row["MisconceptionName"]) == (12, "Multiplies instead")
-    assert row["provenance"] == "train.csv:7" and "competition" in row["licence"]
+    assert row["provenance"] == "train.jsonl:7" and "competition" in row["licence"]
     assert row["rivals"] == 0 and row["SubjectName"] == "Fractions"
 
 
-def test_options_with_the_same_misconception_are_counted_and_told() -> None:
-    imports = wrong_options(made(MisconceptionDId=11), NAMES)
+def test_options_with_the_same_misconception_are_counted_and_told(tmp_path: Path) -> None:
+    imports = import_rows("mistakes", files(tmp_path, {**QUESTION, "MisconceptionDId": 11}))
     assert [row["rivals"] for row in imports.rows] == [1, 0, 1]
     assert "In 2 of 3 rows" in imports.notes[0]
 
@@ -269,9 +264,9 @@ def test_options_with_the_same_misconception_are_counted_and_told() -> None:
         ({"QuestionText": None}, "no text under 'QuestionText'"),
     ],
 )
-def test_bad_questions_are_named(changes: dict[str, Any], why: str) -> None:
-    imports = wrong_options(made(**changes), NAMES)
-    assert imports.bad[0].source == "train.csv:2" and why in imports.bad[0].why
+def test_bad_questions_are_named(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    imports = import_rows("mistakes", files(tmp_path, QUESTION, {**QUESTION, **changes}))
+    assert imports.bad[0].source == "train.jsonl:2" and why in imports.bad[0].why
 
 
 def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
