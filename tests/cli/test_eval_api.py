@@ -108,6 +108,7 @@ def test_what_was_not_answered_is_not_scored(tmp_path: Path, capsys) -> None:
     assert "run the same command with --out" in last
 
 
+@pytest.mark.slow
 def test_more_connections_than_files_are_lowered_in_one_line(tmp_path: Path) -> None:
     """Without the comparison the run ends in an internal error."""
     out = tmp_path / "run"

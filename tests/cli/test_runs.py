@@ -267,6 +267,7 @@ def test_unfinished_runs_with_a_broken_line_are_damaged(
     assert "episodes.jsonl:1" in listed(tmp_path, capfd)[0]["problem"]
 
 
+@pytest.mark.slow
 def test_names_stay_whole_on_a_narrow_terminal(tmp_path: Path) -> None:
     """They are what the next command is given."""
     name = "20261122-152102-eval-local-tomi"

@@ -83,6 +83,7 @@ def learned(run: str) -> set[str]:
     return {row.id for _, row in load_training_data(training(**read_config(Path(run)))).pool}
 
 
+@pytest.mark.slow
 def test_the_bare_command_runs_to_the_end_and_again(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +168,7 @@ def test_what_the_command_names_goes_first(
     assert ("held out of tomi" in words) is not bool(config.held_out_source("tomi"))
 
 
+@pytest.mark.slow
 def test_an_experts_own_dev_rows_are_held_out(home: Path) -> None:
     assert soul("train", "sft", "--model", "base", "--task", "tomi", "--data",
                 "tomi=stories.jsonl", "--eval-every", 1, *TRAIN[:2], *TRAIN[4:],

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.support.evaluation import (
 )
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
+Rescore = Callable[..., tuple[int, str, str]]
 TASKS = """
 tasks:
   plea:
@@ -133,6 +134,18 @@ def rescore(run: Path, *more: object) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Rescore:
+    """`rescore` in this process, for tests that change no code."""
+
+    def rescored(run: Path, *more: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = soul("rescore", run, *more)
+        return code, *capfd.readouterr()
+
+    return rescored
+
+
 def test_unchanged_code_gives_the_same_records(old: Path, home: Path) -> None:
     before = {p.name: p.read_bytes() for p in old.iterdir()}
     code, out, err = rescore(old, "--out", home / "new", "--json")
@@ -213,8 +226,7 @@ def test_a_changed_question_is_a_miss(old: Path, home: Path) -> None:
     assert "10 of 10 episodes have another score now, 10 of them for want" in out
 
 
-@pytest.mark.slow
-def test_one_lost_reply_is_one_miss(old: Path, home: Path) -> None:
+def test_one_lost_reply_is_one_miss(old: Path, home: Path, here: Rescore) -> None:
     db = sqlite3.connect(old / "ledger.sqlite", isolation_level=None)
     lost = records(old)[3]
     db.execute(
@@ -222,10 +234,10 @@ def test_one_lost_reply_is_one_miss(old: Path, home: Path) -> None:
         (lost.example_id, lost.rollout),
     )
     db.close()
-    code, _, err = rescore(old, "--out", home / "new")
+    code, _, err = here(old, "--out", home / "new")
     assert code == 2
     assert three_lines(err)[0].startswith("1 of 10 episodes need replies")
-    assert rescore(old, "--out", home / "new", "--missing", "unscored")[0] == 0
+    assert here(old, "--out", home / "new", "--missing", "unscored")[0] == 0
     assert [r.key for r in records(home / "new") if not r.score.scored] == [lost.key]
 
 
@@ -272,28 +284,27 @@ def test_a_repaired_reader_scores_what_was_unreadable(home: Path) -> None:
     assert "0 -> 5/5" in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["changed", "missing"])
-def test_rows_that_are_gone(old: Path, home: Path, gone: str) -> None:
+def test_rows_that_are_gone(old: Path, home: Path, gone: str, here: Rescore) -> None:
     rows = home / "rows.jsonl"
     if gone == "changed":
         rows.write_text(rows.read_text().replace("tea", "coffee"))
     else:
         rows.unlink()
-    code, _, err = rescore(old, "--out", home / "new")
+    code, _, err = here(old, "--out", home / "new")
     assert code == 2
     what = three_lines(err)[0]
     assert ("2 of 10 episodes" in what) if gone == "changed" else str(rows) in err
     assert not (home / "new").exists()
 
 
-def test_rows_that_were_added_push_no_recorded_one_out(home: Path) -> None:
+def test_rows_that_were_added_push_no_recorded_one_out(home: Path, here: Rescore) -> None:
     with ScriptedServer(answer=answer) as server:
         assert evaluate(home, server, "--limit", 2) == 0
     rows = home / "rows.jsonl"
     more = [json.dumps({"topic": f"topic {i}", "mood": "grey"}) for i in range(40)]
     rows.write_text("\n".join([*more, rows.read_text()]))
-    code, out, err = rescore(home / "old", "--out", home / "new")
+    code, out, err = here(home / "old", "--out", home / "new")
     assert code == 0, err
     assert "0 of 2 episodes" in out
     with ScriptedServer(answer=answer) as server:  # a rescored run is a run like any other
@@ -304,45 +315,43 @@ def test_rows_that_were_added_push_no_recorded_one_out(home: Path) -> None:
         assert len(server.requests) == 2 * 2
 
 
-@pytest.mark.slow
-def test_bad_folders(old: Path, home: Path) -> None:
+def test_bad_folders(old: Path, home: Path, here: Rescore) -> None:
     settings = (old / "config.yaml").read_text()
     cases: list[tuple[Path, str]] = [(home / "nowhere", "is not a soulkit run")]
     (old / "config.yaml").write_text(settings + "mood: good\n")
     cases.append((old, "cannot be used here (mood"))
     for path, problem in cases:
-        code, _, err = rescore(path, "--out", home / "new")
+        code, _, err = here(path, "--out", home / "new")
         assert code == 2
         assert problem in three_lines(err)[0]
     (old / "config.yaml").write_text(settings)
     (old / "episodes.jsonl").unlink()
-    assert "no episodes" in three_lines(rescore(old, "--out", home / "new")[2])[0]
+    assert "no episodes" in three_lines(here(old, "--out", home / "new")[2])[0]
 
 
-@pytest.mark.slow
-def test_a_killed_command_is_given_again(old: Path, home: Path) -> None:
+def test_a_killed_command_is_given_again(old: Path, home: Path, here: Rescore) -> None:
     half = home / ".new.half"
     shutil.copytree(old, half)
     (half / "summary.json").unlink()
-    code, out, err = rescore(old, "--out", home / "new")
+    code, out, err = here(old, "--out", home / "new")
     assert code == 0, err
     assert "0 of 10 episodes" in out and not half.exists()
     assert (home / "new" / "rescore.json").is_file()
-    code, _, err = rescore(old, "--out", home / "new")
+    code, _, err = here(old, "--out", home / "new")
     assert code == 2 and "holds a run already" in three_lines(err)[0]
     (home / "mine").mkdir()
     (home / "mine" / "notes.txt").write_text("keep")
-    code, _, err = rescore(old, "--out", home / "mine")
+    code, _, err = here(old, "--out", home / "mine")
     assert code == 2 and "holds something else already" in three_lines(err)[0]
     assert [p.name for p in (home / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_what_has_no_episodes_to_score(old: Path, home: Path) -> None:
+def test_what_has_no_episodes_to_score(old: Path, home: Path, here: Rescore) -> None:
     (old / "episodes.jsonl").write_text('{"torn')
-    assert "holds no episode to score" in three_lines(rescore(old, "--out", home / "new")[2])[0]
+    assert "holds no episode to score" in three_lines(here(old, "--out", home / "new")[2])[0]
     noted = json.loads((old / "environment.json").read_text()) | {"command": "judge check"}
     (old / "environment.json").write_text(json.dumps(noted))
-    code, _, err = rescore(old, "--out", home / "new")
+    code, _, err = here(old, "--out", home / "new")
     assert code == 2 and "made by 'soul judge check'" in three_lines(err)[0]
 
 

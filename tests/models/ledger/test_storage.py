@@ -135,6 +135,7 @@ def test_another_version_is_refused_and_left_alone(tmp_path: Path, mode: Mode, o
 # -- several processes, and dead ones --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "l.sqlite"
     writers = [child(path, first, 150) for first in (0, 100, 200)]
@@ -145,6 +146,7 @@ def test_processes_that_start_and_write_at_once_lose_nothing(tmp_path: Path) -> 
     assert verified(path) == (350, [])
 
 
+@pytest.mark.slow
 def test_kill_9_in_the_middle_of_many_writes_loses_nothing_that_was_stored(tmp_path: Path) -> None:
     path, printed_numbers = tmp_path / "l.sqlite", set()
     for life in range(4):
@@ -229,6 +231,7 @@ def test_a_full_disk_says_that_a_reply_was_lost_and_keeps_the_others(tmp_path: P
     assert verified(path) == (stored + 1, [])
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o size=300k tmpfs '{tmp_path}'"
     probe = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False)
