@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from soulkit.errors import ModelLoadError, SoulError, UserError
 from soulkit.models.api.transport import fitted, lowered_line, open_files
@@ -43,6 +43,7 @@ from soulkit.types import Segment
 if TYPE_CHECKING:
     from soulkit.models.base import ChatModel
     from soulkit.models.ledger.ledger import Ledger
+    from soulkit.models.players.config import RolesConfig
     from soulkit.models.players.settings import RoleSettings
     from soulkit.models.vllm.adapters import ServedAdapter
     from soulkit.models.vllm.model import VllmModel
@@ -100,14 +101,6 @@ class ServerNeed:
         return replace(self, lora_rank=max(ranks, default=None))
 
 
-class VllmPlayers(Protocol):
-    """The settings of a command with players, as far as servers are concerned."""
-
-    vllm_arg: dict[str, str]
-
-    def players(self) -> list[tuple[str, RoleSettings]]: ...
-
-
 def terms_of(config: Any) -> ServerTerms:
     """The terms in the settings of a command; what it has no setting for is as usual."""
     usual = ServerTerms()
@@ -122,18 +115,18 @@ def terms_of(config: Any) -> ServerTerms:
     )
 
 
-def player_need(config: VllmPlayers, player: RoleSettings) -> ServerNeed:
+def player_need(config: RolesConfig, player: RoleSettings) -> ServerNeed:
     """What a player of the kind `vllm` needs."""
     return ServerNeed(model=player.model, args=_pairs({**config.vllm_arg, **player.args}))
 
 
-def players_needs(config: VllmPlayers) -> list[ServerNeed]:
+def players_needs(config: RolesConfig) -> list[ServerNeed]:
     """What all players of the kind `vllm` need."""
     return [player_need(config, who) for _, who in config.players() if who.kind == "vllm"]
 
 
 def actor_need(
-    config: VllmPlayers, model: str, adapter: Path | None = None, *, attached: bool = False
+    config: RolesConfig, model: str, adapter: Path | None = None, *, attached: bool = False
 ) -> ServerNeed:
     """What an actor needs that is sampled by vLLM; `attached`: by servers that run already.
     ModelLoadError for an adapter whose files are damaged."""
@@ -269,9 +262,7 @@ class VllmServers:
     def _start(self, key: Any, number: int) -> None:
         """Start the server of one model, unless it runs as it has to."""
         spec = server_spec(self.terms, self._expected[key], number)
-        if (
-            spec.max_context is not None
-        ):  # a server that is asked for more than its model holds ends
+        if spec.max_context is not None:  # a server ends if asked for more than its model holds
             spec = replace(spec, max_context=self._codec(key).context_limit)
         if key in self._running and self._specs[key] == spec:
             return
@@ -372,7 +363,7 @@ class VllmServers:
         return self._served[need.key].abilities
 
     def serving(
-        self, config: VllmPlayers, ledger: Ledger | None
+        self, config: RolesConfig, ledger: Ledger | None
     ) -> Callable[[RoleSettings], ChatModel]:
         """What makes the players of the kind `vllm` that `config` names (`Players.serve`)."""
         return lambda who: self.sampler(
@@ -442,16 +433,6 @@ class VllmServers:
             )
 
 
-class NoServers:
-    """Stands where servers are that nobody started, since no call is left that needs them."""
-
-    async def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        raise RuntimeError(f"'{body.get('model')}' is asked, and nothing was left to ask")
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
 def name_in_ledger(player: RoleSettings) -> str:
     """What stands in the ledger for a player of the kind `vllm`: its model, with the flags that are
     its own. Two players of one model whose servers differ are not each other's replies."""
@@ -474,7 +455,7 @@ def unstarted(
     from soulkit.models.vllm.model import VllmModel
 
     return VllmModel(
-        NoServers(), codec, name=codec.name, served=model, ledger=ledger,
+        None, codec, name=codec.name, served=model, ledger=ledger,
         ledger_name=ledger_name or model,
         abilities=ServerCapabilities(served=model, version="", forms=False),
         policy_version=policy_version,
@@ -483,7 +464,7 @@ def unstarted(
 
 @contextmanager
 def player_servers(
-    config: VllmPlayers, folder: Path, ledger: Ledger | None,
+    config: RolesConfig, folder: Path, ledger: Ledger | None,
     terms: ServerTerms | None = None, reporter: Reporter = SILENT,
 ) -> Iterator[Callable[[RoleSettings], ChatModel]]:  # fmt: skip
     """Within it the servers run that players of `config` need, on its terms if no others are named;

@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from soulkit.api_keys import masked_json
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError
@@ -46,13 +46,12 @@ from soulkit.models.vllm.client import (
     COMPLETIONS_PATH,
     LEAST_TEMPERATURE,
     Emission,
-    ServerGone,
     ServerRefused,
     completion_request,
     gives_logprobs,
     read_emission,
 )
-from soulkit.models.vllm.replicas import ServerReply
+from soulkit.models.vllm.replicas import Replicas, ServerReply
 from soulkit.types import Call, Completion, Sampling, Segment
 
 if TYPE_CHECKING:
@@ -64,14 +63,6 @@ TRIES = 2
 """How often a reply is asked for that cannot be read: a server that ends gives work up."""
 
 log = logging.getLogger(__name__)
-
-
-class AskedServers(Protocol):
-    """The servers of one model, asked as one (`replicas.py`); a fleet returns a `ServerReply`."""
-
-    async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
-
-    async def close(self) -> None: ...
 
 
 Push = Callable[["TrainedWeights"], Awaitable[tuple[str, str]]]
@@ -97,7 +88,7 @@ class VllmModel(CodecModel):
     """A `Sampler` whose replies come from vLLM servers.
 
     Args:
-        fleet: the servers. Its `ask(path, body)` answers with the reply's JSON object.
+        fleet: the servers; None where no call is left that a ledger does not answer.
         codec: of the model that they serve.
         name: what the model is called here.
         served: what the servers call it, or the adapter on it.
@@ -111,7 +102,7 @@ class VllmModel(CodecModel):
 
     def __init__(
         self,
-        fleet: AskedServers,
+        fleet: Replicas | None,
         codec: Codec,
         *,
         name: str,
@@ -177,7 +168,7 @@ class VllmModel(CodecModel):
         question, body = await self._ask(question, call)
         emission = _read(body, question)
         reply = self._completion(question, emission, time.perf_counter() - start)
-        return replace(reply, server=body.server) if isinstance(body, ServerReply) else reply
+        return replace(reply, server=body.server)
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
         """The reply to this call was of no use; see `Ledger.set_aside`."""
@@ -203,7 +194,8 @@ class VllmModel(CodecModel):
     async def close(self) -> None:
         """Refuse further calls, and close this event loop's connections."""
         self._closed = True
-        await self._fleet.close()
+        if self._fleet is not None:
+            await self._fleet.close()
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -235,7 +227,7 @@ class VllmModel(CodecModel):
         thinks = sampling.thinking is True and self.codec.renderer().reads_thinking
         return not thinks and not self.codec.opens_thinking(prompt)
 
-    async def _ask(self, question: _Question, call: Call) -> tuple[_Question, dict[str, Any]]:
+    async def _ask(self, question: _Question, call: Call) -> tuple[_Question, ServerReply]:
         """The reply's JSON object and the question that it answers: a form that the server turns
         down is left out."""
         try:
@@ -250,14 +242,16 @@ class VllmModel(CodecModel):
             self._turned_down(question.sampling, refusal)
             return answer
 
-    async def _reply(self, question: _Question) -> dict[str, Any]:
+    async def _reply(self, question: _Question) -> ServerReply:
         """A reply that can be read. Raises ServerRefused, ProviderError."""
+        if self._fleet is None:
+            raise RuntimeError(f"'{self.name}' is asked, and nothing was left to ask")
         problem: Exception | None = None
         for _ in range(TRIES):
+            body = await self._fleet.ask(COMPLETIONS_PATH, dict(question.body))
             try:
-                body = await self._fleet.ask(COMPLETIONS_PATH, dict(question.body))
                 emission = _read(body, question)
-            except (Unreadable, ServerGone) as error:
+            except Unreadable as error:
                 problem = error
             else:
                 self._check_whole(emission, question)

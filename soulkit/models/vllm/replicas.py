@@ -1,7 +1,7 @@
 """Several vLLM servers that serve the same weights, asked as one.
 
     request ──▶ a place at the least loaded server ──▶ reply
-                     └─ the connection breaks ─▶ does the server live?
+                     └─ it breaks, or the server is busy ─▶ does the server live?
                              ├─ it does: the request is put again
                              └─ it does not: the server is dropped, its requests go to the others
 
@@ -29,7 +29,7 @@ from typing import Any, Never
 
 from soulkit.errors import ProviderError, UserError
 from soulkit.models.api.transport import PerLoop
-from soulkit.models.vllm.client import ServerGone, ServerRefused, VllmClient
+from soulkit.models.vllm.client import ServerBusy, ServerGone, ServerRefused, VllmClient
 from soulkit.reporting import SILENT, Reporter
 from soulkit.text import counted
 
@@ -37,8 +37,8 @@ HEALTH_S = 5.0
 """Between two looks at a server's health, and how long it may take to answer one."""
 SILENCES = 3
 """Looks in a row that find nobody, after which a server is taken to be dead."""
-BREAKS = 2
-"""Times that the client gives one request up at servers that live, after which it is none."""
+TRIES = 6
+"""Times that one request is put to servers that live and bring nothing."""
 PAUSE_S = 0.2
 """Before a request is put again to a server that lives; twice as long each time."""
 CAUSE_S = 3.0
@@ -122,13 +122,13 @@ class Replicas:
     def __init__(
         self, clients: Sequence[VllmClient], *, in_flight: int,
         checks: Mapping[str, Callable[[], None]] | None = None,
-        health_s: float = HEALTH_S, reporter: Reporter = SILENT,
+        health_s: float = HEALTH_S, pause_s: float = PAUSE_S, reporter: Reporter = SILENT,
     ) -> None:  # fmt: skip
         if not clients or in_flight < 1:
             raise ValueError("a fleet is at least one server with one request in flight")
         own_checks = checks or {}
         self._members = [_Replica(c, own_checks.get(c.address.url)) for c in clients]
-        self.in_flight, self.health_s = in_flight, health_s
+        self.in_flight, self.health_s, self.pause_s = in_flight, health_s, pause_s
         self.adapters: set[str] = set()
         """Names of adapters that every living server has; `adapters.py` keeps them."""
         self._reporter = reporter
@@ -260,16 +260,16 @@ class Replicas:
     # -- requests ----------------------------------------------------------------------------------
 
     async def _answer(self, session: _Session, path: str, body: Body) -> ServerReply:
-        breaks = 0
+        tries = 0
         while True:
             member = await self._enter(session)
             try:
                 if not member.ending:
                     return ServerReply(await self._send(session, member, path, body), member.url)
-            except ServerGone as error:
+            except (ServerGone, ServerBusy) as error:
                 if await self._lives(session, member, error):
-                    breaks += 1
-                    await self._again(member, breaks, error)
+                    tries += 1
+                    await self._again(member, tries, error)
             except ServerRefused as refusal:
                 if refusal.status != 404 or body.get("model") not in self.adapters:
                     raise
@@ -281,26 +281,33 @@ class Replicas:
         self, session: _Session, member: _Replica, path: str, body: Body | None
     ) -> Body | ServerRefused:
         """The reply of this one server; ServerGone when it is dead."""
-        breaks = 0
+        tries = 0
         while True:
             try:
                 return await self._send(session, member, path, body)
+            except (ServerGone, ServerBusy) as error:
+                if not await self._lives(session, member, error):
+                    raise ServerGone(member.ending) from error
+                tries += 1
+                try:
+                    await self._again(member, tries, error)
+                except ServerRefused as refusal:
+                    return refusal
             except ServerRefused as refusal:
                 return refusal
-            except ServerGone as error:
-                if not await self._lives(session, member, error):
-                    raise
-                breaks += 1
-                await self._again(member, breaks, error)
 
-    async def _again(self, member: _Replica, breaks: int, error: ServerGone) -> None:
-        """Wait before a request is put again; ProviderError when that was done often enough."""
-        if breaks >= BREAKS:
+    async def _again(self, member: _Replica, tries: int, error: ServerGone | ServerBusy) -> None:
+        """Wait before a request is put again. When that was done often enough: ServerRefused for a
+        server that stays busy, ProviderError for connections that break."""
+        if tries < TRIES:
+            await asyncio.sleep(self.pause_s * 2 ** (tries - 1))
+        elif isinstance(error, ServerBusy):
+            raise error
+        else:
             raise ProviderError(
-                f"{member.url}: the connection broke {breaks} times over one request although the "
+                f"{member.url}: the connection broke {tries} times over one request although the "
                 f"server answers its /health: {error}"
             )
-        await asyncio.sleep(PAUSE_S * 2 ** (breaks - 1))
 
     async def _send(
         self, session: _Session, member: _Replica, path: str, body: Body | None
@@ -355,7 +362,7 @@ class Replicas:
         except TimeoutError:
             return False
 
-    async def _lives(self, session: _Session, member: _Replica, error: ServerGone) -> bool:
+    async def _lives(self, session: _Session, member: _Replica, error: Exception) -> bool:
         """Whether a server lives to which a connection broke; one that does not is dropped. Of
         those whose connections broke together one looks, the others learn from it."""
         async with session.looks[member]:
@@ -370,7 +377,7 @@ class Replicas:
     async def _answers(self, member: _Replica) -> bool:
         """Whether a server says that it is well, at one of a few questions."""
         for look in range(SILENCES):
-            await asyncio.sleep(PAUSE_S * look)
+            await asyncio.sleep(self.pause_s * look)
             if await self._alive(member):
                 return True
         return False

@@ -36,8 +36,8 @@ PROMPT = (5, 9, 2, 33, 17)
 
 
 def fleet(*servers: ToyVllm, reporter: Reporter = SILENT) -> Replicas:
-    clients = [VllmClient(Address(server.url), pauses_s=(0.0, 0.0)) for server in servers]
-    return Replicas(clients, in_flight=4, reporter=reporter)
+    clients = [VllmClient(Address(server.url)) for server in servers]
+    return Replicas(clients, in_flight=4, pause_s=0.0, reporter=reporter)
 
 
 def run(act: Callable[[], Awaitable[T]]) -> T:

@@ -43,11 +43,9 @@ def toy(**more: Any) -> Toy:
 
 
 def attach(*servers: ToyVllm, model: str = "base") -> ServerCapabilities:
-    clients = [
-        VllmClient(address, pauses_s=(0.0, 0.0))
-        for address in attached_addresses([server.url for server in servers])
-    ]
-    return asyncio.run(probe_servers(Replicas(clients, in_flight=4), model, CODEC))
+    addresses = attached_addresses([server.url for server in servers])
+    fleet = Replicas([VllmClient(one) for one in addresses], in_flight=4, pause_s=0.0)
+    return asyncio.run(probe_servers(fleet, model, CODEC))
 
 
 def refusal(*servers: ToyVllm, model: str = "base") -> UserError:

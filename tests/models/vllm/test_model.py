@@ -21,8 +21,9 @@ from soulkit.models.ledger.view import LedgerView
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.models.vllm.client import Address, LogprobsMode, VllmClient
 from soulkit.models.vllm.model import VllmModel
+from soulkit.models.vllm.replicas import NoServerLeft, Replicas
 from soulkit.types import Call, Completion, Form, Sampling, Segment
-from tests.support.servers.ids_server import DEAD, Fault, IdsServer, logprob
+from tests.support.servers.ids_server import Fault, IdsServer, logprob
 
 WORDS = ["red", "green", "blue", "yes"]
 CODEC = Codec(tiny_tokenizer(WORDS), context_limit=96, name="tiny")
@@ -40,17 +41,8 @@ class Truths:
     max_context: int | None = None
 
 
-class OneServer:
-    """A fleet of one, which nobody watches over."""
-
-    def __init__(self, url: str) -> None:
-        self.client = VllmClient(Address(url), pauses_s=(0.0, 0.0))
-
-    async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return await self.client.post(path, body)
-
-    async def close(self) -> None:
-        await self.client.close()
+def fleet(server: IdsServer) -> Replicas:
+    return Replicas([VllmClient(Address(server.url))], in_flight=8, pause_s=0.0)
 
 
 def ids(text: str) -> list[int]:
@@ -65,7 +57,7 @@ def says(*texts: str, end: bool = True, **more: Any) -> IdsServer:
 
 def model(server: IdsServer, **more: Any) -> VllmModel:
     settings: dict[str, Any] = {"abilities": Truths(), **more}
-    return VllmModel(OneServer(server.url), CODEC, name="tiny", served="base", **settings)
+    return VllmModel(fleet(server), CODEC, name="tiny", served="base", **settings)
 
 
 def run(
@@ -76,6 +68,7 @@ def run(
         try:
             return await one.complete(context, sampling, call)
         finally:
+            assert one._fleet is not None
             await one._fleet.close()
 
     return asyncio.run(ask())
@@ -208,7 +201,7 @@ def test_a_form_leaves_no_room_to_think() -> None:
     )
     codec = Codec(opened.tokenizer, name="thinks")
     with says("red</think>yes") as server:
-        one = VllmModel(OneServer(server.url), codec, name="t", served="b",
+        one = VllmModel(fleet(server), codec, name="t", served="b",
                         abilities=Truths(forms=True))  # fmt: skip
         reply = run(one, replace(GREEDY, form=FORM), JUDGE)
     assert (reply.reasoning, reply.text, reply.dropped) == ("red", "yes", ("form",))
@@ -277,7 +270,6 @@ def test_a_reply_that_was_of_no_use_is_asked_for_again(tmp_path: Path) -> None:
         ({0: Fault(status=400, message="maximum context length is 9 tokens")}, ContextOverflow, 1),
         ({0: Fault(choice={"token_ids": None})}, None, 2),
         ({n: Fault(choice={"finish_reason": "abort"}) for n in range(2)}, ProviderError, 2),
-        ({n: Fault(status=500, message=DEAD) for n in range(2)}, ProviderError, 2),
     ],
 )  # fmt: skip
 def test_failures(script: Mapping[int, Fault], error: type[Exception] | None, asked: int) -> None:
@@ -291,16 +283,9 @@ def test_failures(script: Mapping[int, Fault], error: type[Exception] | None, as
 
 
 def test_what_ends_a_fleet_is_not_blamed_on_the_call() -> None:
-    class NobodyLeft(Exception):
-        """As a fleet without a server raises."""
-
-    class EmptyFleet(OneServer):
-        async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-            raise NobodyLeft
-
-    one = VllmModel(EmptyFleet("http://127.0.0.1:1"), CODEC, name="t", served="b",
-                    abilities=Truths())  # fmt: skip
-    with pytest.raises(NobodyLeft):
+    with says("red") as server:
+        one = model(server)
+    with pytest.raises(NoServerLeft):
         run(one)
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from soulkit.errors import ProviderError, RunError
 from soulkit.models.vllm.client import Address, ServerRefused, VllmClient
-from soulkit.models.vllm.replicas import NoServerLeft, Replicas
+from soulkit.models.vllm.replicas import TRIES, NoServerLeft, Replicas
 from tests.support.reporting import Heard
+from tests.support.servers.ids_server import Fault, IdsServer
 from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
 PATH = "/v1/completions"
@@ -25,8 +26,8 @@ def body(number: int, **more: Any) -> Body:
 
 
 def fleet(*servers: ToyVllm, in_flight: int = 8, **more: Any) -> Replicas:
-    clients = [VllmClient(Address(server.url), pauses_s=(0.0, 0.0)) for server in servers]
-    return Replicas(clients, in_flight=in_flight, **more)
+    clients = [VllmClient(Address(server.url)) for server in servers]
+    return Replicas(clients, in_flight=in_flight, **{"pause_s": 0.0, **more})
 
 
 def tokens(reply: Body) -> list[int]:
@@ -139,6 +140,30 @@ def test_connections_that_break_without_end_are_a_failure_and_no_death() -> None
         server.toy.breaks = 0
         assert ask_all(servers, [body(7)])
     assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("faults", "health", "error", "asked"),
+    [
+        (TRIES - 1, 200, None, TRIES),
+        (TRIES, 200, ServerRefused, TRIES),
+        (1, 503, NoServerLeft, 1),
+    ],
+)
+def test_a_busy_server_is_asked_again_as_long_as_it_lives(
+    faults: int, health: int, error: type[Exception] | None, asked: int
+) -> None:
+    script = {n: Fault(status=503, message="later") for n in range(faults)}
+    with IdsServer(lambda body: [5, 6, 7], script=script) as server:
+        server.health = health
+        asked_for = [body(1, stop_token_ids=[], temperature=0.0)]
+        servers = Replicas([VllmClient(Address(server.url))], in_flight=1, pause_s=0.0)
+        if error is None:
+            assert [tokens(one) for one in ask_all(servers, asked_for)] == [[5, 6, 7]]
+        else:
+            with pytest.raises(error):
+                ask_all(servers, asked_for)
+        assert len(server.requests) == asked
 
 
 def test_a_refusal_is_the_callers_and_is_put_to_nobody_else() -> None:
