@@ -144,13 +144,12 @@ def _too_many(config: EvalConfig, run: Run, summary: Summary) -> str:
 
 
 def _print_run(run: Run, config: EvalConfig) -> None:
-    from soulkit.eval.config import eval_registry
     from soulkit.report.load import load_runs
     from soulkit.report.pages import ReportView
     from soulkit.report.suites import suite_table
 
     runs = load_runs([run.path], episodes=False)
-    suite = suite_table(runs, config.suite, eval_registry(config)) if config.suite else None
+    suite = suite_table(runs, config.suite, config.registry()) if config.suite else None
     for part in ReportView(runs, suite).parts():
         out.print(part)
 

@@ -32,7 +32,7 @@ from soulkit.models.local.loading import (
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings, TaskPlayers
 from soulkit.runs.folder import is_run, read_environment
-from soulkit.tasks.kit.registry import Registry, load_registry
+from soulkit.tasks.kit.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +277,7 @@ def find_experts(config: DistillConfig) -> tuple[Expert, ...]:
 
     ConfigError or ModelLoadError, by name, for whatever keeps them from becoming one model.
     """
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    registry = config.registry()
     experts, bases = _distinct(config)
     for expert in experts:
         _check_task(expert, registry)

@@ -23,7 +23,6 @@ from soulkit.distill.sample import (
     folder_weights,
     named_rows,
     refuse_other_weights,
-    release,
     sample_config,
 )
 from soulkit.errors import DataError, RunError
@@ -45,6 +44,7 @@ from soulkit.eval.run.actor import local_model
 from soulkit.eval.run.runner import prepare, run_eval
 from soulkit.metrics.intervals import Interval
 from soulkit.metrics.retention import Gains, Retention, batch_gains, paired_gains, retention
+from soulkit.models.local.loading import free_memory
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run
@@ -217,7 +217,7 @@ class LastLoaded:
         name = config.model, config.adapter
         if self._model is None or self._name != name:
             self._model = None
-            release()
+            free_memory()
             self._name, self._model = name, local_model(config)
             return self._model
         self._model = self._model.anew()

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 
 from soulkit.data.contamination import Passage, RowMatch, row_matches
 from soulkit.distill.config import DistillConfig
 from soulkit.errors import DataError
 from soulkit.play.plan import Work
 from soulkit.tasks.kit.loading import NoRows, examples_to_play, passage_of
-from soulkit.tasks.kit.registry import load_registry
 
 SHOWN = 3
 """Rows that an error names of each task; the others are counted."""
@@ -64,7 +62,7 @@ def _overlaps(
 
 def _evaluation_rows(config: DistillConfig, name: str) -> list[Passage]:
     """What the evaluation rows of a task say that are here, each with where it stands."""
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    registry = config.registry()
     task, passages = registry.task(name, config.protocol), []
     for source in dict.fromkeys([None, config.held_out_source(name)]):
         try:

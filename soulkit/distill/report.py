@@ -65,7 +65,6 @@ from soulkit.metrics.retention import Retention, macro_retention
 from soulkit.runs.conditions import with_provenance
 from soulkit.runs.folder import Run, read_config
 from soulkit.runs.jsonl import DISTILLATION_SCHEMA, SCHEMA, refuse_other_schema
-from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.spec import Metric
 from soulkit.train.state.metrics import read_step_lines
 
@@ -389,7 +388,7 @@ def _gated(
     measured = measured_tasks(config, experts)
     kept |= {one.task: Retention(why="no held-out rows") for one in experts
              if one.task not in measured}  # fmt: skip
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    registry = config.registry()
     spans = {task: _spans(registry.spec(task).metric, moved) for task, moved in differences.items()}
     return GateInputs(
         kept=kept, macro=macro, differences=differences, regressions=tuple(regressions), spans=spans

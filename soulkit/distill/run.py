@@ -35,7 +35,6 @@ from soulkit.distill.report import (
 from soulkit.distill.sample import (
     budget_left,
     refuse_other_samples,
-    release,
     sample,
     sample_config,
     shared_servers,
@@ -44,6 +43,7 @@ from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.run_lock import run_lock
+from soulkit.models.local.loading import free_memory
 from soulkit.play.plan import confirm_cost, in_turn
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run
@@ -141,7 +141,7 @@ def _train(config: DistillConfig, experts: Sequence[Expert], out: Path, reporter
     material = prepare_training(training, folder, reporter)
     with reporter.steps(training.steps, "train") as steps:
         train(training, folder, material, reporter=steps)
-    release()  # the policy: what is measured next needs the room
+    free_memory()  # the policy: what is measured next needs the room
 
 
 def _report(

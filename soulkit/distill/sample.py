@@ -11,8 +11,6 @@ named now are refused: an expert that was trained on has the same name and is an
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +26,7 @@ from soulkit.eval.run.actor import eval_needs, on_vllm
 from soulkit.eval.run.resume import draft_keys
 from soulkit.eval.run.runner import run_eval
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.local.loading import free_memory
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.vllm.manager import VllmServers, terms_of
 from soulkit.models.vllm.settings import interpreter, resolve_engine
@@ -38,7 +37,7 @@ from soulkit.runs.conditions import Conditions, PlayerFacts
 from soulkit.runs.folder import is_run, plain_config, read_config, same_settings
 from soulkit.runs.jsonl import has_lines
 from soulkit.runs.records import scored_keys
-from soulkit.tasks.kit.registry import Registry, load_registry
+from soulkit.tasks.kit.registry import Registry
 
 
 def expert_weights(expert: Expert) -> PlayerFacts:
@@ -127,7 +126,7 @@ def sample_config(config: DistillConfig, expert: Expert) -> EvalConfig:
 
     Rows that do not fit its context stay unscored. `expert.rows` goes before the rows of `config`.
     """
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    registry = config.registry()
     shared = {
         name: getattr(config, name)
         for name in PlayConfig.model_fields
@@ -204,7 +203,7 @@ def training_work(config: DistillConfig, experts: Sequence[Expert]) -> list[Work
     """The training rows of every expert's task. ConfigError or DataError for what is wrong."""
     from soulkit.train.setup.data import refuse_marked_rows
 
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    registry = config.registry()
     configured_tasks(registry, [one.task for one in experts], config, training=True)
     work = [part for one in experts for part in load_work(sample_config(config, one))]
     for part in work:
@@ -256,7 +255,7 @@ def sample(
             continue
         reporter.note(f"samples of {expert.task}, by {expert.name}")
         run_eval(settings, folder, servers=servers, reporter=reporter)
-        release()
+        free_memory()
 
 
 def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -> bool:
@@ -299,11 +298,3 @@ def budget_left(config: DistillConfig, out: Path, folder: Path) -> float | None:
         return None
     others = (spent(out)[0] or 0.0) - (spent(folder)[0] or 0.0)
     return max(LEAST_BUDGET, config.max_cost - others)
-
-
-def release() -> None:
-    """Give back the memory of a model that nobody holds any more."""
-    gc.collect()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from soulkit.doctor.machine import CheckLine
 from soulkit.errors import ConfigError, MissingPackage, UserError, did_you_mean
-from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_missing
+from soulkit.eval.config import EvalConfig, left_out, work_and_missing
 from soulkit.eval.run.actor import starts_servers
 from soulkit.models.api.addresses import checked_url
 from soulkit.models.players.settings import RoleSettings
@@ -174,7 +174,7 @@ def _evaluation(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool)
 
 def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
     try:
-        registry = eval_registry(config)
+        registry = config.registry()
         work, gaps = work_and_missing(config, registry)
         config = with_default_players(config, work, registry, suite=config.suite)
     except UserError as error:

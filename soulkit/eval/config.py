@@ -11,7 +11,6 @@ folder of `soulkit.data.files`: what SOULKIT_DATA names, or `data`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -245,12 +244,6 @@ class EvalConfig(PlayConfig):
 # -- tasks and rows ------------------------------------------------------------------------------
 
 
-def eval_registry(config: EvalConfig) -> Registry:
-    from soulkit.tasks.kit.registry import load_registry
-
-    return load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
-
-
 def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
     """The tasks to play, each once; ConfigError for one that is not declared."""
     names = registry.suite(config.suite) if config.suite is not None else config.tasks
@@ -261,7 +254,7 @@ def task_names(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
 
 def load_work(config: EvalConfig) -> list[Work]:
     """The tasks with their examples. ConfigError for unknown names, DataError for unusable rows."""
-    registry = eval_registry(config)
+    registry = config.registry()
     names = _named_tasks(config, registry)
     if config.playable:
         return _playable_work(config, registry, names)
@@ -312,7 +305,7 @@ def left_out(config: EvalConfig, work: Sequence[Work]) -> dict[str, str]:
     """The tasks of the suite that are not in `work`, each with why it cannot be played here."""
     from soulkit.play.requirements import split_playable
 
-    registry, played = eval_registry(config), {part.task.name for part in work}
+    registry, played = config.registry(), {part.task.name for part in work}
     names = task_names(config, registry) if config.suite is not None else ()
     tasks = _configured(registry, names, config) if names else {}
     others = {name: task for name, task in tasks.items() if name not in played}

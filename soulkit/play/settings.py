@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -113,6 +114,12 @@ class PlayConfig(RolesConfig):
         unset="the model's own",
         help="Of hybrid models: with thinking or without.",
     )
+
+    def registry(self) -> Registry:
+        """The declared tasks, with those of `tasks_file`."""
+        from soulkit.tasks.kit.registry import load_registry
+
+        return load_registry(*([Path(self.tasks_file)] if self.tasks_file else []))
 
     @model_validator(mode="after")
     def _about_a_suite(self) -> Self:

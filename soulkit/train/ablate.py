@@ -12,7 +12,6 @@ stood. A run that fails is recorded with its reason and the others go on.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import re
 import traceback
@@ -25,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from soulkit.api_keys import printable
 from soulkit.errors import CallError, ConfigError, UserError, did_you_mean
 from soulkit.eval.comparison.comparability import announced_run, differences
+from soulkit.models.local.loading import free_memory
 from soulkit.play.plan import confirm_cost, pays
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run, plain_config, read_config, same_settings
 from soulkit.runs.jsonl import read_value, sparse, write_json
-from soulkit.tasks.kit.registry import NotForTraining, load_registry
+from soulkit.tasks.kit.registry import NotForTraining
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.more_steps import identity_before, steps_before, with_more_steps
@@ -213,8 +213,7 @@ def refuse_unplayable(config: TrainConfig) -> None:
     for evaluation only."""
     if config.playable:  # what cannot be played is left out
         return
-    files = (Path(config.tasks_file),) if config.tasks_file else ()
-    registry = load_registry(*files)
+    registry = config.registry()
     registry.refuse_rows_only(config.tasks, config.suite)
     registry.refuse_evaluation_only(config.tasks)
 
@@ -376,15 +375,6 @@ def run_one(run: PlannedRun, reporter: Reporter = SILENT) -> EndedRun:
     finally:
         free_memory()
     return EndedRun(run, "finished")
-
-
-def free_memory() -> None:
-    """Give the model of the run before back, so that the next one has room."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def write_comparison(

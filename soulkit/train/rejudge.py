@@ -35,7 +35,6 @@ from soulkit.play.plan import CostUnconfirmed, is_paid
 from soulkit.play.settings import configured_tasks
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.records import drafts, load_records, newest_dev
-from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.ablate import PlannedRun
 from soulkit.train.config import TrainConfig, settings_class
 from soulkit.train.objectives.base import built_in
@@ -59,7 +58,7 @@ def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
         players.serve = from_ledger(ledger)
         return cast_of(config, players, Player(actor), config.seed)
 
-    registry = load_registry(*([Path(config.tasks_file)] if config.tasks_file else []))
+    registry = config.registry()
     tasks = configured_tasks(registry, config.tasks, config, training=True).values()
     every = config.model_copy(update={"limit": None})  # added rows push none out of the sample
     rows = {row.id: (task, row) for task in tasks for row in training_rows(task, every)}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import ConfigError, UserError
-from soulkit.eval.config import EvalConfig, eval_registry, work_and_missing
+from soulkit.eval.config import EvalConfig, work_and_missing
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.run.runner import load_config, prepare
 from soulkit.models.players.settings import RoleSettings
@@ -35,7 +35,7 @@ def config(tasks: tuple[str, ...] = ("sotopia",), **flags: Any) -> EvalConfig:
 
 
 def sit(settings: EvalConfig) -> EvalConfig:
-    registry = eval_registry(settings)
+    registry = settings.registry()
     work, gaps = work_and_missing(settings, registry)
     assert not gaps
     return with_default_players(settings, work, registry)

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 
 from soulkit.config import section, setting
 from soulkit.errors import ConfigError, DataError, ProviderError, RunError
-from soulkit.eval.config import EvalConfig, eval_registry, load_rows, task_names
+from soulkit.eval.config import EvalConfig, load_rows, task_names
 from soulkit.eval.judges.questions import (
     RecordedEpisode,
     ask_for_preference,
@@ -108,7 +108,7 @@ class Check:
     def by_rules(self) -> list[str]:
         """Tasks of the evaluation of which no judge is asked."""
         judged = {one.task.name for one in self.seen}
-        names = task_names(self.source, eval_registry(self.source))
+        names = task_names(self.source, self.source.registry())
         return [name for name in names if name not in judged]
 
     @property

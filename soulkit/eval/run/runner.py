@@ -22,7 +22,7 @@ from typing import Any
 
 from soulkit.config import MissingSettings
 from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
-from soulkit.eval.config import EvalConfig, eval_registry, left_out, work_and_missing
+from soulkit.eval.config import EvalConfig, left_out, work_and_missing
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
 from soulkit.eval.results.calls import calls_by_task, costs_by_task
@@ -255,7 +255,7 @@ def _refuse_unnamed(
     ]
     work: list[Work] = []
     if "tasks" not in unnamed:
-        registry = eval_registry(config)
+        registry = config.registry()
         work, without = work_and_missing(config, registry)
         config = with_default_players(config, work, registry, suite=config.suite)
         gaps += without
@@ -288,7 +288,7 @@ def prepare(
     """The configuration with everybody in their seats, and its work; with the checks that need no
     model. Whoever only plans (`asking` is False) needs neither keys nor checkpoints.
     """
-    registry = eval_registry(config)
+    registry = config.registry()
     work, gaps = work_and_missing(config, registry)
     config = with_default_players(config, work, registry, suite=config.suite)
     gaps += _role_gaps(config, work, asking=asking)

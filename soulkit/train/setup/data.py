@@ -45,7 +45,7 @@ from soulkit.runs.folder import Run, note_start
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.loading import NoRows, examples_to_play
 from soulkit.tasks.kit.made_rows import MADE
-from soulkit.tasks.kit.registry import Registry, load_registry, not_for_training
+from soulkit.tasks.kit.registry import Registry, not_for_training
 from soulkit.tasks.kit.spec import EVALUATION_ONLY
 from soulkit.train.config import (
     DEFAULT_MODEL,
@@ -136,7 +136,7 @@ def load_training_data(
         corpus = gather_corpus(config, reporter)
         refuse_missing(missing_requirements(config) if asking else [], lambda: None)
         return TrainingData({}, [], [], config, corpus=corpus, measured=_measured(config, asking))
-    registry = load_registry(*((Path(config.tasks_file),) if config.tasks_file else ()))
+    registry = config.registry()
     check_names(config)
     objective = None if config.method == "sft" else make_objective(config)
     if objective is not None:

@@ -13,7 +13,6 @@ checkpoint; one from other weights is begun again.
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +24,7 @@ import torch
 
 from soulkit.errors import CallError, UserError
 from soulkit.models.base import Sampler
+from soulkit.models.local.loading import free_memory
 from soulkit.models.players.players import Players
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import DEV_EPISODES
@@ -120,9 +120,7 @@ class Probe:
     def _throw_away(self, step: int) -> None:
         for folder in (self._weights(step), *(self._run(step) / name for name in WEIGHTS)):
             shutil.rmtree(folder, ignore_errors=True)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 def _named(
