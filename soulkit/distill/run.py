@@ -43,7 +43,7 @@ from soulkit.distill.select import read_selection, select_samples
 from soulkit.errors import ConfigError
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.run.run_lock import run_lock
-from soulkit.models.local.loading import free_memory
+from soulkit.models.local.memory import free_memory
 from soulkit.play.plan import confirm_cost, in_turn
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run, is_run

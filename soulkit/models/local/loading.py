@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import gc
 import hashlib
 import json
 import re
@@ -641,11 +640,3 @@ def _front_matter(card: Path | None) -> dict[str, Any]:
     except (OSError, ValueError, IndexError, RecursionError, yaml.YAMLError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
-
-
-def free_memory() -> None:
-    """Give back the memory of a model that nothing holds any more."""
-    gc.collect()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

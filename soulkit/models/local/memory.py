@@ -12,9 +12,11 @@ to a factor of two or three, and every figure that uses it says so.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,6 +176,14 @@ def free_bytes(device: str) -> int | None:
         return None
     free = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
     return None if free is None else int(free) * 1024
+
+
+def free_memory() -> None:
+    """Give back the memory of a model that nothing holds any more."""
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def context_of(folder: Path) -> int | None:

@@ -24,7 +24,7 @@ import torch
 
 from soulkit.errors import CallError, UserError
 from soulkit.models.base import Sampler
-from soulkit.models.local.loading import free_memory
+from soulkit.models.local.memory import free_memory
 from soulkit.models.players.players import Players
 from soulkit.runs.jsonl import write_json
 from soulkit.runs.records import DEV_EPISODES
