@@ -187,7 +187,7 @@ REFUSALS: dict[tuple[str, ...], tuple[Any, str]] = {
     ("adapter",): ("x", "adapter 'start' holds other weights"),
     ("teacher_adapter",): ("x", "teacher's adapter 'expert' holds other weights"),
     ("teacher_adapters", "tomi"): ("x", "teacher of tomi, 'sage' holds other weights"),
-    ("machine", "threads"): (2, "with threads 1, and now it is 2"),
+    ("machine", "threads"): (2, "with threads 1 .--threads 1., and now it is 2"),
     ("machine", "device"): ("x", "with device cpu, and now it is x"),
     ("machine", "kernels"): ("x", "with kernels AVX2, and now it is x"),
     ("machine", "torch"): ("x", "with torch 2, and now it is x"),

@@ -25,7 +25,7 @@ from soulkit.eval.run.provenance import actor_facts, model_facts, played_conditi
 from soulkit.models.local.chat_template import tokenizer_hash
 from soulkit.models.local.loading import ADAPTER_CONFIG, adapter_folder, adapter_hash
 from soulkit.models.players.players import Players
-from soulkit.runs.conditions import CONDITIONS, Conditions, Facts, MaterialFacts, TaskFacts
+from soulkit.runs.conditions import CONDITIONS, Conditions, MaterialFacts, TaskFacts
 from soulkit.runs.folder import Run
 from soulkit.tasks.kit.base import Task
 from soulkit.text import join_and
@@ -164,25 +164,40 @@ def check_material(run: Run, now: Conditions, config: TrainConfig) -> None:
             f"{CONDITIONS} is missing or incomplete, so nobody can tell whether they are the same.",
             "Bring the file back, or give another folder with --out.",
         )
-    for refusal in _differences(before, now, config):
-        raise refusal
+    for what in _changes(before, now, config):
+        raise RunError(
+            f"{what}.",
+            "The steps to come would not be those of this run, and its numbers would mix two.",
+            "Bring the old one back, or give another folder with --out.",
+        )
 
 
-def _differences(before: Conditions, now: Conditions, config: TrainConfig) -> Iterator[RunError]:
+def _changes(before: Conditions, now: Conditions, config: TrainConfig) -> Iterator[str]:
+    """What is not as it was, a sentence each."""
     for kind in ("training", "dev"):
-        yield from _other_rows(kind, _rows(before, kind), _rows(now, kind))
+        old_rows, rows = _rows(before, kind), _rows(now, kind)
+        for task in sorted({*old_rows, *rows}):
+            none: Rows = (0, "", "")
+            yield from _other_rows(task, kind, old_rows.get(task, none), rows.get(task, none))
     old, new = before.material or MaterialFacts(), now.material or MaterialFacts()
-    yield from _other_model("base model", config.model, old.model, new.model)
-    yield from _other_adapter("adapter", config.adapter, old.adapter, new.adapter)
     teacher = config.teacher_model or config.model
-    yield from _other_model("teacher", teacher, old.teacher, new.teacher)
-    yield from _other_adapter(
-        "teacher's adapter", config.teacher_adapter, old.teacher_adapter, new.teacher_adapter
-    )
-    experts = old.teacher_adapters, new.teacher_adapters
+    yield from _other_model("base model", config.model, old.model, new.model)
+    yield from _other_model("teacher", teacher, old.teacher or {}, new.teacher or {})
+    adapters = [("adapter", config.adapter, old.adapter, new.adapter),
+                ("teacher's adapter", config.teacher_adapter, old.teacher_adapter,
+                 new.teacher_adapter)]  # fmt: skip
     for task, adapter in config.teacher_adapters.items():
-        yield from _other_adapter(f"teacher of {task},", adapter, *(e.get(task) for e in experts))
-    yield from _other_machine(old.machine or {}, new.machine or {})
+        first, second = (facts.teacher_adapters.get(task) for facts in (old, new))
+        adapters.append((f"teacher of {task},", adapter, first, second))
+    for role, name, first, second in adapters:
+        if first != second:
+            yield f"The {role} '{name}' holds other weights than when this run was started"
+    was, machine = old.machine or {}, new.machine or {}
+    for key in sorted({*was, *machine}):
+        if was.get(key) != machine.get(key):
+            hint = f" (--threads {was.get(key)})" if key == "threads" else ""
+            yield (f"This deterministic run was started with {key} {was.get(key)}{hint}, and now "
+                   f"it is {machine.get(key)}")  # fmt: skip
 
 
 Rows = tuple[int | None, object, str]
@@ -195,78 +210,35 @@ def _rows(conditions: Conditions, kind: str) -> dict[str, Rows]:
     corpora = material.validation if dev else material.corpora
     found: dict[str, Rows] = {name: (one.rows, one.sha256, "") for name, one in corpora.items()}
     for name, task in conditions.tasks.items():
-        rows = task.dev_rows if dev else task.rows
-        if rows:
+        if rows := task.dev_rows if dev else task.rows:
             found[name] = len(rows), [*rows.items()], task.dev_prompts if dev else task.prompts
     return found
 
 
-def _other_rows(
-    kind: str, before: Mapping[str, Rows], now: Mapping[str, Rows]
-) -> Iterator[RunError]:
-    for task in sorted({*before, *now}):
-        was, current = (side.get(task, (0, "", "")) for side in (before, now))
-        if was == current:
-            continue
-        if was[0] != current[0]:
-            what = f"had {was[0]} {kind} rows when this run was started, and has {current[0]} now"
-        elif was[1] != current[1]:
-            what = f"has {current[0]} {kind} rows as before, but they are others"
-        else:
-            what = f"puts its {kind} rows into other prompts than when this run was started"
-        yield RunError(
-            f"Task '{task}' {what}.",
-            "The steps to come would not be those of this run, and its numbers would mix two.",
-            "Bring the old data file or prompt template back, or give another folder with --out.",
-        )
-
-
-_PARTS = {
-    "layout": "shape",
-    "types": "number type",
-    "weights": "set of weights",
-    "settings": "configuration",
-    "tokenizer": "tokenizer",
-    "template": "chat template",
-}
+def _other_rows(task: str, kind: str, before: Rows, now: Rows) -> Iterator[str]:
+    if before[0] != now[0]:
+        yield (f"Task '{task}' had {before[0]} {kind} rows when this run was started, and has "
+               f"{now[0]} now")  # fmt: skip
+    elif before[1] != now[1]:
+        yield f"Task '{task}' has {now[0]} {kind} rows as before, but they are others"
+    elif before[2] != now[2]:
+        yield (f"Task '{task}' puts its {kind} rows into other prompts than when this run was "
+               "started")  # fmt: skip
 
 
 def _other_model(
-    role: str, name: str, before: Mapping[str, str] | None, now: Mapping[str, str] | None
-) -> Iterator[RunError]:
-    differ = [
-        text for key, text in _PARTS.items() if (before or {}).get(key) != (now or {}).get(key)
-    ]
+    role: str, name: str, before: Mapping[str, str], now: Mapping[str, str]
+) -> Iterator[str]:
+    differ = [text for key, text in _PARTS.items() if before.get(key) != now.get(key)]
     if differ:
-        yield RunError(
-            f"The {role} '{name}' is not the one that this run was started with: it has another "
-            f"{join_and(differ)}.",
-            "What was learned so far belongs to the old one.",
-            "Bring the old one back under this name, or give another folder with --out.",
-        )
+        yield (f"The {role} '{name}' is not the one that this run was started with: it has "
+               f"another {join_and(differ)}")  # fmt: skip
 
 
-def _other_adapter(
-    role: str, name: str | None, before: str | None, now: str | None
-) -> Iterator[RunError]:
-    if before != now:
-        yield RunError(
-            f"The {role} '{name}' holds other weights than when this run was started.",
-            "What was learned so far belongs to the old ones.",
-            "Bring the old files back, or give another folder with --out.",
-        )
-
-
-def _other_machine(before: Facts, now: Facts) -> Iterator[RunError]:
-    for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key):
-            hint = f"Add --threads {before.get(key)}" if key == "threads" else "Go back to it"
-            yield RunError(
-                f"This deterministic run was started with {key} {before.get(key)}, "
-                f"and now it is {now.get(key)}.",
-                "Sums come out different in the last bit, and the run promises equal bits.",
-                f"{hint}, or begin another run with --out.",
-            )
+_PARTS = {
+    "layout": "shape", "types": "number type", "weights": "set of weights",
+    "settings": "configuration", "tokenizer": "tokenizer", "template": "chat template",
+}  # fmt: skip
 
 
 # --- equal bits -----------------------------------------------------------------------------------
