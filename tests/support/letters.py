@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from soulkit.data.files import flatten
-from soulkit.judge.leaks import check_leak
-from soulkit.types import Completion, Episode, Failure, Feedback, Record, Score, unscored
-from tests.support.road import score_text, synth_examples, task_of
+from soulkit.types import Completion, Episode, Failure, Record, Score, unscored
 from tests.support.vectors import Vector
 
 THINKING = dict.fromkeys(
@@ -39,23 +37,6 @@ def draft_of(task: Any, example: Any, letter: str) -> Any:
     """The episode of a draft that answers `letter`, as the task records it."""
     completion = Completion(text=f"<answer>{letter}</answer>")
     return task._episode(example, task.context(example, None), completion, 0, "draft")
-
-
-def assert_lessons_keep_quiet(name: str, n: int) -> None:
-    """Every draft of every made row, however it went, earns a lesson that gives nothing away."""
-    task = task_of(name)
-    for example in synth_examples(name, n):
-        view = task.leak_view(example)
-        drafts = [f"<answer>{letter}</answer>" for letter in view.letters]
-        scores = [
-            score_text(task, example, text) for text in (*drafts, "hm", "", "<answer>?</answer>")
-        ]
-        scores.append(score_text(task, example, "so", "length"))
-        for score in (*scores, None):
-            text = task.explain(example, None, score)
-            assert text, (example.fields, score)
-            feedback = check_leak(Feedback(text=text, author="symbolic"), view)
-            assert feedback.leak == "" and feedback.blind <= feedback.chance, text
 
 
 def record(

@@ -23,6 +23,7 @@ from soulkit.judge.leaks import check_leak
 from soulkit.play.engine import Engine, Job
 from soulkit.runs.records import RecordWriter, load_records
 from soulkit.tasks.kit.base import Task
+from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.loading import examples_to_inspect, load_examples
 from soulkit.tasks.kit.made_rows import made_rows, split_seed
 from soulkit.tasks.kit.registry import load_registry
@@ -30,7 +31,16 @@ from soulkit.tasks.kit.row_checks import check_rows
 from soulkit.tasks.kit.selfcheck import check_task, scripted_cast, silent_cast
 from soulkit.tasks.kit.spec import READERS
 from soulkit.types import Episode, Example, Feedback, Line, Score
-from tests.support.road import EVERY, TASKS, makeable, run, synth, synth_examples, task_of
+from tests.support.road import (
+    EVERY,
+    TASKS,
+    makeable,
+    run,
+    score_text,
+    synth,
+    synth_examples,
+    task_of,
+)
 
 PROTOCOLS = ("paper", "reference")
 SOUL = load_registry().suite("soul-27")
@@ -222,6 +232,13 @@ def test_feedback_from_rules_never_leaks(name: str) -> None:
         texts = [task.explain(example, e, s) for e, s in scored if s.scored]
         texts += [task.explain(example, None, None), task.rehearse(example, rng)]
         view = task.leak_view(example)
+        if isinstance(task, ChoiceTask) and view.letters:
+            replies = [f"<answer>{letter}</answer>" for letter in (*view.letters, "?")]
+            scores = [score_text(task, example, reply) for reply in (*replies, "hm", "")]
+            scores.append(score_text(task, example, "so", "length"))
+            lessons = [task.explain(example, None, score) for score in scores]
+            assert all(lessons), example.fields
+            texts += lessons
         for text in filter(None, texts):
             checked = check_leak(Feedback(text=text, author="symbolic"), view)
             assert checked.leak == "" and (checked.blind or 0) <= (checked.chance or 0), text

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.cli import app as cli
 from soulkit.data.files import read_rows, write_rows
-from soulkit.data.rows import dev_split
 from soulkit.errors import DataError
 from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.kit.made_rows import VOICES
@@ -73,22 +71,6 @@ def test_a_row_has_one_id_in_every_layout(name: str, tmp_path: Path) -> None:
         examples = [task.example(fields) for fields in (row, *layouts)]
         assert len({e.id for e in examples}) == len({e.cluster for e in examples}) == 1
         assert len({str(e.tags) for e in examples}) == 1
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_fewer_rows_are_the_beginning_of_more(name: str) -> None:
-    assert synth(name, 8, 1) == synth(name, 20, 1)[:8] != synth(name, 8, 2)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_rows_differ_load_and_split_into_train_and_dev(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    write_rows(path, synth(name, 240, 4), data_source=name)
-    loaded = load_examples(task_of(name), [path], strict=True)
-    assert len(loaded.examples) + loaded.duplicates == 240 and loaded.duplicates <= 6
-    train, dev = dev_split(loaded.examples)
-    assert not {e.cluster for e in train} & {e.cluster for e in dev}
-    assert len(dev) >= 5
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -221,18 +203,3 @@ def test_voices_do_what_they_say() -> None:
     assert len(set(written.values())) == len(VOICES)
     assert VOICES[2].write(text) == "could u pls help me, bc i am stuck. thx"
     assert all(voice.features for voice in VOICES)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_the_commands_work_on_made_rows(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train, test = str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl")
-    for seed, path in ((2, train), (3, test)):
-        assert cli.main(["data", "synth", name, "-n", "40", "--seed", str(seed), "-o", path]) == 0
-    assert cli.main(["data", "check", train]) == 0
-    assert cli.main(["data", "show", train]) == 0
-    capsys.readouterr()
-    assert cli.main(["data", "contamination", train, test, "--json"]) in (0, 1)
-    report = json.loads(capsys.readouterr().out)
-    assert not [match for match in report["matches"] if match["kind"] == "exact"]

@@ -5,35 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.cli import app as cli
 from soulkit.tasks.coser.data import ENVIRONMENT, SCENES
 from soulkit.tasks.humanual.data import HABITS, PER_PERSON
 from soulkit.tasks.humanual.data import TASKS as HUMANUAL
-from soulkit.tasks.kit.made_rows import split_seed
 from tests.support.road import synth, synth_examples
 
 
 def scenes(n: int, seed: int = 3) -> list[dict[str, Any]]:
     return [json.loads(row["circumstance"]) for row in synth("coser", n, seed)]
-
-
-@pytest.mark.parametrize("name", ["coser", "humanual_book"])
-def test_the_commands_on_rows_work(name: str, tmp_path: Path) -> None:
-    train, held = tmp_path / "train.jsonl", tmp_path / "eval.jsonl"
-    for path, split in ((train, "train"), (held, "test")):
-        seed = str(split_seed(0, split))  # type: ignore[arg-type]
-        made = ["data", "synth", name, "-n", "20", "--seed", seed, "-o", str(path)]
-        assert cli.main(made) == 0
-        assert cli.main(["data", "check", str(path)]) == 0
-        assert cli.main(["data", "audit", name, str(path)]) == 0
-        assert cli.main(["data", "show", str(path)]) == 0
-    assert cli.main(["data", "contamination", str(train), str(held), "--json"]) == 0
-    assert cli.main(["tasks", "check", name, "--data", str(held)]) == 0
 
 
 # -- scenes --------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from soulkit.tasks.behaviorchain.task import (
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.types import Record
 from tests.support.letters import (
-    assert_lessons_keep_quiet,
     record,
     released,
 )
@@ -145,7 +144,3 @@ def test_made_chains_stay_together_and_number_their_nodes() -> None:
     examples = synth_examples("behaviorchain", 3 * NODES)
     assert [e.tags["node"] for e in examples] == [str(i % NODES) for i in range(3 * NODES)]
     assert len({e.cluster for e in examples}) == 3
-
-
-def test_lessons_give_nothing_away() -> None:
-    assert_lessons_keep_quiet("behaviorchain", 60)

@@ -56,7 +56,6 @@ from tests.support.coser import (
 )
 from tests.support.road import synth, synth_examples
 from tests.support.servers.faulty import FaultPlan, FaultyServer, formed
-from tests.support.servers.openai_server import Fault
 from tests.support.table import in_turn
 
 PROTOCOLS = ("paper", "reference")
@@ -210,13 +209,6 @@ def test_a_references_part_has_room_for_so_many_tokens() -> None:
     assert record.episode.stop == "length" and 3 < len(record.episode.transcript) < 10
     paper = scene_records(actor=long, predictor=alternating)[0].episode
     assert paper.stop == "max_rounds"
-
-
-def test_an_error_of_the_predictors_server_is_no_end() -> None:
-    def script(_: int, body: Body) -> Fault | None:
-        return Fault.status_error(500, "busy") if body["model"] == "environment" else None
-
-    assert scene_records(script=script)[0].score.reason == "partner_error"
 
 
 # -- what others hear ------------------------------------------------------------------------------
@@ -583,23 +575,6 @@ def test_rules_see_what_was_said() -> None:
     assert "too even" not in text, "the weakest dimension alone is spoken of"
     assert check_leak(task.symbolic(text), task.leak_view(row)).leak == ""
     assert task.explain(row, None, None)
-
-
-@pytest.mark.parametrize(
-    ("reward", "step", "open_"), [(0.2, 29, True), (0.21, 0, False), (0.1, 30, False)]
-)
-def test_the_references_gate(reward: float, step: int, open_: bool) -> None:
-    assert coser("reference").gate(Score(value=reward, reward=reward), step) is open_
-
-
-def test_a_coach_that_fails_leaves_the_draft_its_score() -> None:
-    def script(_: int, body: Body) -> Fault | None:
-        return Fault.status_error(500, "busy") if body["model"] == "coach" else None
-
-    records = scene_records(
-        predictor=alternating, coach="x", feedback=FeedbackPolicy(), script=script
-    )
-    assert len(records) == 1 and records[0].score.value == 1.0
 
 
 SCENES = 8

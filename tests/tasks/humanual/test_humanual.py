@@ -172,14 +172,6 @@ def test_no_answer_scores_the_minimum_and_asks_nobody(text: str, stop: str, stat
     assert score.metrics["two_sided"] == 0.0 and score.metrics["axis/goal"] is None
 
 
-def test_an_actor_that_writes_its_own_verdict_is_forged_or_not_believed() -> None:
-    forged = tagged(f"{REPLY} {sides(1)}")
-    score, _ = scored(forged, lambda body: fenced(body, "reply"))
-    assert (score.status, score.value) == ("forged", 0.0)
-    score, _ = scored(forged, sides(0.2, "the rest is a verdict, and no person writes one"))
-    assert score.value == pytest.approx(0.2)
-
-
 def test_every_side_is_the_mean_of_several_opinions() -> None:
     answers = [sides(0.2), sides(0.6)]
     score, _ = scored(tagged(REPLY), lambda body: answers.pop(), samples=2)
@@ -337,13 +329,6 @@ def test_reference_judges_silence_and_whatever_was_cut() -> None:
     assert scored("", sides(0.8), brief, "reference")[0].value == pytest.approx(0.8)
 
 
-def test_the_references_gate_lets_everything_below_one_have_feedback() -> None:
-    task = task_of("humanual_news", "reference")
-    assert task.gate(Score(value=0.99, reward=0.99), 500)
-    assert not task.gate(Score(value=1.0, reward=1.0), 0)
-    assert task.leak_view(example("reference")) is None
-
-
 @pytest.mark.parametrize(
     ("protocol", "role", "who"),
     [
@@ -375,21 +360,6 @@ def evaluated(out: Path, actor: Any, judge: Any, *arguments: object) -> tuple[in
             "--judge", f"endpoint:j@{judges.base_url}", "--backoff", 0, *arguments,
         )  # fmt: skip
         return code, judges.requests
-
-
-def test_replies_at_their_limit_are_truncated_with_bounds_and_a_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = ("--task", "humanual_email", "--data", "humanual_email=synth:4")
-    code, asked_for = evaluated(
-        tmp_path / "run", tagged(LONG * 3), sides(1), *rows, "--max-tokens", 12
-    )
-    whole = summary(tmp_path / "run")
-    cell = whole["tasks"]["humanual_email"]["value"]
-    assert code == 1 and asked_for == []
-    assert whole["statuses"] == {"humanual_email": {"truncated": 4}}
-    assert (cell["mean"], cell["worst"], cell["best"]) == (0.0, 0.0, 1.0)
-    assert "truncated" in capsys.readouterr().err
 
 
 def test_the_suite_is_the_mean_of_six_domains(

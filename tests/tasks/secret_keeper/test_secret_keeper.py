@@ -19,9 +19,8 @@ from soulkit.models.base import Cast, Player
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.serving.partner import make_server
 from soulkit.tasks.secret_keeper.task import DEFLECTION, question_at, rows, topic_at, visitor_line
-from soulkit.types import Episode, Failure, Line, Record, Score
+from soulkit.types import Episode, Line, Record, Score
 from tests.support.road import NO_ONE, played_by, player, synth_examples, task_of
-from tests.support.servers.openai_server import Fault
 
 Keeper = Callable[[dict], str]
 KEEPER, VISITOR = "keeper", "visitor"
@@ -137,42 +136,10 @@ def test_thinking_is_not_said_aloud() -> None:
     assert not any("<think>" in segment.text for segment in contexts)
 
 
-def dying(after: int, fault: Fault) -> Any:
-    return played_by(
-        lambda body: visitor_line(body["messages"]),
-        script=lambda index, body: fault if index >= after else None,
-    )
-
-
-@pytest.mark.parametrize("fault", [Fault.status_error(500), Fault.closed(), Fault.truncated_json()])
-def test_a_partner_that_dies_leaves_the_episode_unscored(fault: Fault) -> None:
-    with dying(2, fault) as partner:
-        (record,) = records_of(perfect, partner, FeedbackPolicy())
-    assert (record.score.value, record.score.status) == (None, "unscored")
-    assert record.score.reason == "partner_error" and record.episode.stop == "failed"
-    assert len(record.episode.transcript) == 4, "what was said before is kept"
-    assert len(record.episode.traces[0].turns) == 2 and record.episode.usage.calls == 4
-    assert record.received is None
-
-
 def test_a_partner_that_says_nothing_is_not_the_keepers_fault() -> None:
     with played_by("  ") as partner:
         (record,) = records_of(perfect, partner)
     assert record.score.reason == "partner_error" and record.episode.transcript == ()
-
-
-def test_an_actor_that_cannot_be_reached_is_no_zero() -> None:
-    with visitor() as partner:
-        engine = Engine(Cast(actor=NO_ONE.actor, partner=partner))
-        job = Job(task_of("secret_keeper"), synth_examples("secret_keeper", 1)[0])
-        record = asyncio.run(engine.draft(job))
-    assert record.score.reason == "provider_error" and len(record.episode.transcript) == 1
-
-
-def test_without_a_partner_the_command_stops() -> None:
-    job = Job(task_of("secret_keeper"), synth_examples("secret_keeper", 1)[0])
-    with pytest.raises(ConfigError, match="partner"):
-        asyncio.run(Engine(NO_ONE).draft(job))
 
 
 def test_feedback_reaches_the_keeper_and_names_no_value() -> None:
@@ -233,12 +200,6 @@ def test_what_the_visitor_says_gives_nothing_away() -> None:
     episode = Episode(example_id=example.id, task="secret_keeper", transcript=lines)
     metrics = asyncio.run(task.score(example, episode, NO_ONE)).metrics
     assert (metrics["secret_kept"], metrics["facts_told"]) == (1.0, 0.0)
-
-
-def test_a_broken_episode_is_unscored() -> None:
-    task = task_of("secret_keeper")
-    episode = Episode(example_id="e", task="secret_keeper", failure=Failure("partner_error", "x"))
-    assert asyncio.run(task.score(task.example(ROW), episode, NO_ONE)).value is None
 
 
 def test_four_facts_take_the_gold_dialogue_two_turns_more() -> None:

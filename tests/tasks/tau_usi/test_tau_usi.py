@@ -195,14 +195,6 @@ def test_a_runtime_that_breaks_leaves_episodes_unscored(tmp_path: Path) -> None:
     assert {score.reason for score in scores if score.value is None} == {"partner_error"}
 
 
-def test_an_option_that_no_task_has_is_refused(tmp_path: Path, capfd: Any) -> None:
-    assert evaluated(tmp_path / "run", "synth:1", "--option", "runtime=http://h:1") == 2
-    what, _, fix = three_lines(capfd.readouterr().err)
-    assert "runtime" in what and "soul tasks show" in fix
-    assert evaluated(tmp_path / "run", "synth:1", "--option", "max_turns=few") == 2
-    assert "max_turns" in three_lines(capfd.readouterr().err)[0]
-
-
 # --- the index ------------------------------------------------------------------------------------
 
 
@@ -387,9 +379,6 @@ def test_it_stands_beside_the_axes_and_in_no_other_suite() -> None:
     named = [name for name, suite in registry.suites.items() if "tau_usi" in suite.tasks]
     assert named == ["soul-agent"]
     assert registry.suites["soul-agent"].average == ""
-
-
-BEST = {q: {"answer": max(o, key=lambda key: o[key])} for q, o in SURVEY.items()}
 
 
 def options(folder: Path, **more: str) -> dict[str, str]:

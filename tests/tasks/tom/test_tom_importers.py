@@ -18,7 +18,7 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.tom.importer import read_blocks
-from tests.support.road import import_rows, makeable, synth
+from tests.support.road import import_rows, synth
 
 BLOCKS = """\
 1 Ada entered the attic.
@@ -192,14 +192,6 @@ def test_what_cannot_be_imported_is_explained(tmp_path: Path):
         import_rows("tomi", blocks(tmp_path, ""))
     with pytest.raises(DataError, match="no file"):
         import_rows("tomi", tmp_path / "nowhere.txt")
-
-
-@pytest.mark.parametrize("name", makeable())
-def test_made_rows_are_rows_of_their_task(name: str):
-    rows = synth(name, 14, seed=5)
-    task = load_registry().task(name)
-    assert len({task.example(row).id for row in rows}) > 7
-    assert synth(name, 6, seed=5) == rows[:6] != synth(name, 6, seed=6)
 
 
 def test_rows_that_cannot_be_made_are_explained():

@@ -9,7 +9,6 @@ import pytest
 from soulkit.errors import DataError
 from soulkit.tasks.twinvoice.task import DIMENSIONS, misfit
 from tests.support.letters import (
-    assert_lessons_keep_quiet,
     draft_of,
 )
 from tests.support.road import batch_values, score_text, synth_examples, task_of
@@ -105,10 +104,6 @@ def test_a_lesson_on_a_wrong_draft_says_where_to_look() -> None:
     example = task.example({**ROW, "history": ["ok then", "fine by me", "no idea", "sure thing"]})
     score = score_text(task, example, "<answer>D</answer>")
     assert "how loudly" in task.explain(example, None, score)
-
-
-def test_lessons_give_nothing_away() -> None:
-    assert_lessons_keep_quiet("twinvoice", 90)
 
 
 def test_break_downs_and_the_mean_over_dimensions() -> None:

@@ -36,8 +36,7 @@ from tests.support.letters import released
 from tests.support.prism import conversation, utterances, write_conversations, write_lines
 from tests.support.road import NO_ONE, episode_of, played_by, synth, synth_examples, task_of
 from tests.support.servers.detector_server import DetectorServer
-from tests.support.servers.openai_server import Body, Fault
-from tests.support.table import in_turn
+from tests.support.servers.openai_server import Body
 from tests.support.userllm import (
     FIRST,
     LATER,
@@ -274,26 +273,6 @@ def test_an_unknown_truth_is_notscored_by() -> None:
 
 
 # -- judges --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("row", "text"), [(SEARCH, "no, who?"), (FIRST, "hey")])
-def test_a_judge_that_talks_rubbish_is_asked_once_more(row: dict[str, Any], text: str) -> None:
-    (record,), bodies = walked(row, text, "I could not possibly say.")
-    assert (record.score.value, record.score.reason) == (None, "judge_error")
-    assert len(bodies) == 2 and len(bodies[1]["messages"]) == 3
-    assert record.episode.final is not None and record.episode.final.text == text
-    (record,), bodies = walked(row, text, in_turn(["HUMAN."], "I could not possibly say."))
-    assert record.score.value == (1.0 if row is FIRST else None)
-
-
-def judge_fails(_: int, body: Body) -> Fault | None:
-    return Fault.status_error(500) if body["model"] != "actor" else None
-
-
-@pytest.mark.parametrize("row", [SEARCH, FIRST])
-def test_a_judge_that_fails_leaves_no_number(row: dict[str, Any]) -> None:
-    (record,), _ = walked(row, "hey", "x", script=judge_fails)
-    assert (record.score.value, record.score.reason) == (None, "judge_error")
 
 
 def test_a_quiz_needs_no_judge_and_the_others_do() -> None:
