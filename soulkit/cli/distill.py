@@ -23,8 +23,8 @@ from soulkit.runs.folder import default_run_path
 
 if TYPE_CHECKING:
     from soulkit.distill.config import DistillConfig, Stage
-    from soulkit.distill.planning import StagePlan
     from soulkit.distill.report import Distillation
+    from soulkit.distill.run import StagePlan
 
 HELP = """Make one model of many experts: sample them, select, train, and measure what is kept.
 
@@ -143,8 +143,7 @@ def _dry_run(
 ) -> None:
     from soulkit.distill.expert_rows import with_rows_and_players
     from soulkit.distill.experts import find_experts
-    from soulkit.distill.planning import distillation_plan
-    from soulkit.distill.run import checked_gates, stages_of
+    from soulkit.distill.run import checked_gates, distillation_plan, stages_of
 
     experts = with_rows_and_players(config, find_experts(config), trust=trust)
     checked_gates(config, experts)

@@ -1,6 +1,6 @@
 """Training: `run.py` runs it, `step.py` is one step on a page, `config.py` its settings.
 
-setup/ rows, players and checks before a run · rollouts/ what a step plays · objectives/ methods ·
-loss/ pure functions · model/ forward passes and updates · weights/ to vLLM servers · sft/
-supervised training · state/ loop, checkpoints, metrics, summary. `ablate.py` compares methods.
+setup/ rows, players and checks before a run · rollouts/ what a step plays, on vLLM servers as well ·
+objectives/ methods · loss/ pure functions · model/ forward passes and updates · sft/ supervised
+training · state/ loop, checkpoints, metrics, summary. `ablate.py` compares methods.
 """

@@ -32,8 +32,14 @@ from soulkit.tasks.kit.base import Task
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
 from soulkit.train.objectives.base import Objective
 from soulkit.train.rollouts.canaries import canaries_of
-from soulkit.train.setup.conversations import Corpus, beyond_context
-from soulkit.train.setup.rows import TaskRows, TrainingData, general_rows, general_settings
+from soulkit.train.setup.rows import (
+    Corpus,
+    TaskRows,
+    TrainingData,
+    beyond_context,
+    general_rows,
+    general_settings,
+)
 
 EACH = {"coach": 1, "blind_reader": BLIND_READS}
 """Calls for every draft that gets feedback."""

@@ -40,8 +40,10 @@ from soulkit.train.more_steps import identity_before, take_more_steps, with_more
 from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
+from soulkit.train.rollouts.engine import TrainingEngine, refuse_engine, training_engine
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import Rollouts
+from soulkit.train.rollouts.rollout_check import RolloutCheck
 from soulkit.train.setup.data import (
     check_training_prompts,
     download_remark,
@@ -51,9 +53,9 @@ from soulkit.train.setup.data import (
     make_reader,
 )
 from soulkit.train.setup.rows import TaskRows, TrainingData
+from soulkit.train.sft.measures import sample_line
 from soulkit.train.sft.mixsd import check_facts, with_written
 from soulkit.train.sft.run import check_corpus, corpus_texts, supervise
-from soulkit.train.sft.samples import sample_line
 from soulkit.train.sft.steps import check_lessons
 from soulkit.train.state.checkpoint import export_best, read_position, replace_folder
 from soulkit.train.state.fingerprint import (
@@ -77,8 +79,6 @@ from soulkit.train.state.summary import (
 )
 from soulkit.train.state.tracking import check_tracker, make_tracker
 from soulkit.train.step import Step
-from soulkit.train.weights.engine import TrainingEngine, refuse_engine, training_engine
-from soulkit.train.weights.rollout_check import RolloutCheck
 from soulkit.types import Record
 
 TINY_CONTEXT = 4096

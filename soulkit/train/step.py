@@ -31,11 +31,11 @@ from soulkit.train.objectives.sequences import TrainSequence, without_truncated
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.rollouts.play import Rollouts, feedback_slots, refuse_stale, step_failure
+from soulkit.train.rollouts.rollout_check import NOTHING_CHECKED, CheckedRollouts, RolloutCheck
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import Learned, StepLine
 from soulkit.train.state.step_metrics import feedback_of, member_of, rewards_of, with_groups
 from soulkit.train.state.stops import Skips
-from soulkit.train.weights.rollout_check import NOTHING_CHECKED, CheckedRollouts, RolloutCheck
 from soulkit.types import Record
 
 

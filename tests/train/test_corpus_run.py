@@ -21,7 +21,7 @@ from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.setup.conversations import gather_corpus
+from soulkit.train.setup.rows import gather_corpus
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.run import encode_lessons, encoder_for, unmeasured_conversations
 from soulkit.train.sft.steps import Validation

@@ -28,7 +28,7 @@ from soulkit.runs.jsonl import read_jsonl
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.objectives.base import method_class
-from soulkit.train.setup.conversations import gather_corpus, lesson_print
+from soulkit.train.setup.rows import gather_corpus, lesson_print
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.mixsd import (
     CUT,

@@ -36,7 +36,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from soulkit.errors import ModelLoadError
 from soulkit.models.local.tiny import tiny_tokenizer
-from soulkit.train.model import packing, packing_check
+from soulkit.train.model import attention as attention_module
+from soulkit.train.model import packing
 from soulkit.train.model.attention import FLEX_BLOCK, Packed, block_mask
 from soulkit.train.model.fused import FusedPart, fuse
 from soulkit.train.model.packing import (
@@ -514,10 +515,10 @@ def test_a_long_sequence_does_not_change_how_short_ones_are_read(load: Load, pac
 def test_the_probe_is_longer_than_the_window_wherever_a_family_keeps_it(
     load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing_check, "SHORTEST", 1)
+    monkeypatch.setattr(attention_module, "SHORTEST", 1)
     policy = load(kind, **LORA)
     assert policy.shape is not None and WINDOW in [window for window, _ in policy.shape.windows]
-    spans = packing_check.probe_spans(policy.decoder, policy.shape, policy.turn)
+    spans = attention_module.probe_spans(policy.decoder, policy.shape, policy.turn)
     assert max(len(span.ids) for span in spans) > WINDOW
 
 

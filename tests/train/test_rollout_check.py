@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from soulkit.models.local.journal import SAMPLED
 from soulkit.runs.records import load_records
+from soulkit.train.rollouts.push import Distance
+from soulkit.train.rollouts.rollout_check import UNCHECKED, exceeded_bound
 from soulkit.train.state.checkpoint import checkpoints
-from soulkit.train.weights.push import Distance
-from soulkit.train.weights.rollout_check import UNCHECKED, exceeded_bound
 from tests.support.servers.proxy import Body, Proxy
 from tests.support.servers.tiny_vllm import TinyVllm
 from tests.support.servers.toy_vllm import Toy

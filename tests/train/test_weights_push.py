@@ -28,8 +28,8 @@ from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import scores_by_key
 from soulkit.train.model.teacher import Teacher
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.weights.engine import refuse_engine, with_memory
-from soulkit.train.weights.push import (
+from soulkit.train.rollouts.engine import refuse_engine, with_memory
+from soulkit.train.rollouts.push import (
     Distance,
     LogprobProbe,
     Pusher,
@@ -37,7 +37,7 @@ from soulkit.train.weights.push import (
     check_adapter,
     random_factors,
 )
-from soulkit.train.weights.rollout_check import by_server, trained_spans
+from soulkit.train.rollouts.rollout_check import by_server, trained_spans
 from soulkit.types import Call, Completion, Episode, Record, Sampling, Score, Segment, Trace, Turn
 from tests.support.reporting import Heard
 from tests.support.servers.adapter_server import AdapterServer

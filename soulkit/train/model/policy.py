@@ -40,10 +40,9 @@ from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.weights import stored_types
 from soulkit.text import one_line
 from soulkit.train.config import TOKENS_PER_BATCH, TrainConfig
-from soulkit.train.model.attention import FLEX_BLOCK, Packed
+from soulkit.train.model.attention import FLEX_BLOCK, Packed, check_packing, shape_of
 from soulkit.train.model.fused import FuseSetting, fuse, fused_parts
 from soulkit.train.model.packing import Entries, HeadShape, Pack, pack_entries, plan_packs
-from soulkit.train.model.packing_check import check_packing, shape_of
 from soulkit.train.objectives.sequences import Span
 
 CHUNK = {"cpu": 1 << 24, "cuda": 1 << 27}

@@ -59,9 +59,8 @@ from soulkit.train.objectives.base import Objective, make_objective, method_clas
 from soulkit.train.objectives.sft import SftSettings
 from soulkit.train.planning import training_plan
 from soulkit.train.rollouts.canaries import canaries_of
-from soulkit.train.setup.conversations import gather_corpus
 from soulkit.train.setup.feedback_check import refuse_without_feedback
-from soulkit.train.setup.rows import TaskRows, TrainingData, mixture, no_gold_words
+from soulkit.train.setup.rows import TaskRows, TrainingData, gather_corpus, mixture, no_gold_words
 from soulkit.types import Example
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Supervised training: `run.py` and `steps.py`, on gold episodes or conversations.
 
-encode.py makes sequences of lessons · mixsd.py has the model write them · planning.py estimates ·
-probe.py and samples.py measure on the way.
+encode.py makes sequences of lessons · mixsd.py has the model write them · measures.py measures on
+the way: dev scores, probes, samples.
 """

@@ -37,7 +37,7 @@ from soulkit.runs.jsonl import JsonlWriter, read_jsonl, write_aside, write_json
 from soulkit.tasks.kit.prompting import PromptFolder
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
-from soulkit.train.setup.conversations import Corpus, lesson_print, lessons_of
+from soulkit.train.setup.rows import Corpus, lesson_print, lessons_of
 from soulkit.train.sft.steps import HELD_OUT
 from soulkit.train.state.summary import WrittenTotals
 from soulkit.types import Call, Completion, Sampling, Segment

@@ -19,13 +19,11 @@ from soulkit.runs.records import newest_dev
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.objectives.sequences import Span
-from soulkit.train.setup.conversations import Corpus, beyond_context
 from soulkit.train.setup.data import ServePlayer
-from soulkit.train.setup.rows import TrainingData
+from soulkit.train.setup.rows import Corpus, TrainingData, beyond_context
 from soulkit.train.sft.encode import LessonEncoder
+from soulkit.train.sft.measures import Reinforce, Samples, make_measures
 from soulkit.train.sft.mixsd import read_written
-from soulkit.train.sft.probe import Reinforce, make_measures
-from soulkit.train.sft.samples import Samples
 from soulkit.train.sft.steps import (
     CorpusStep,
     SupervisedStep,

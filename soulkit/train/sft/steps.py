@@ -34,9 +34,8 @@ from soulkit.train.model.packing import Pack, pack_entries
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.update import NotFinite, take_step
 from soulkit.train.objectives.sequences import Span, gold_spans
-from soulkit.train.setup.conversations import lesson_print
 from soulkit.train.setup.feedback_check import lesson_feedback
-from soulkit.train.setup.rows import TaskRows, batch, no_gold_words
+from soulkit.train.setup.rows import TaskRows, batch, lesson_print, no_gold_words
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import Learned, LessonCounts, StepLine

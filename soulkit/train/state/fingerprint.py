@@ -32,8 +32,7 @@ from soulkit.text import join_and
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
 from soulkit.train.planning import work_of
-from soulkit.train.setup.conversations import corpus_facts
-from soulkit.train.setup.rows import TrainingData
+from soulkit.train.setup.rows import TrainingData, corpus_facts
 from soulkit.types import Example, Sampling
 
 SAMPLED = 4093

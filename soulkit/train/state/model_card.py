@@ -43,8 +43,7 @@ from soulkit.models.players.settings import RoleSettings
 from soulkit.runs.jsonl import write_aside
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
-from soulkit.train.setup.conversations import Corpus, source_facts
-from soulkit.train.setup.rows import TrainingData
+from soulkit.train.setup.rows import Corpus, TrainingData, source_facts
 from soulkit.train.state.summary import AbilityTotals, WrittenTotals
 from soulkit.version import __version__
 

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from soulkit.train.model.policy import Policy
-from soulkit.train.weights.push import LogprobProbe
+from soulkit.train.rollouts.push import LogprobProbe
 from tests.support.servers.loopback import Loopback
 
 _ONE = threading.Lock()

@@ -36,9 +36,9 @@ from soulkit.models.vllm.weights_check import EXACT, GROSS
 from soulkit.runs.folder import note_start
 from soulkit.train.model.prepare import Scores, needs_old, scores_by_key
 from soulkit.train.objectives.sequences import Span, TrainSequence, emitted_spans
+from soulkit.train.rollouts.push import ServedPolicy
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import PushCost, SamplerGap, read_step_lines
-from soulkit.train.weights.push import ServedPolicy
 from soulkit.types import Completion, Record, Trace
 
 LEAST_TEMPERATURE = 0.1

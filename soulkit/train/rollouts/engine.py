@@ -36,10 +36,7 @@ from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
 from soulkit.train.model.policy import Policy
-from soulkit.train.setup.data import check_training_prompts
-from soulkit.train.setup.rows import TrainingData
-from soulkit.train.state.checkpoint import checkpoints, damage, read_position
-from soulkit.train.weights.push import (
+from soulkit.train.rollouts.push import (
     PUSHES,
     LogprobProbe,
     Pusher,
@@ -47,6 +44,9 @@ from soulkit.train.weights.push import (
     check_adapter,
     rank_of,
 )
+from soulkit.train.setup.data import check_training_prompts
+from soulkit.train.setup.rows import TrainingData
+from soulkit.train.state.checkpoint import checkpoints, damage, read_position
 
 SHARED_GPU = 0.4
 """Share of a GPU's memory for all servers beside the trainer, unless told otherwise."""

@@ -1,40 +1,44 @@
-"""Dev scores of a supervised run, and probes: what would reinforcement make of these weights?
+"""Dev scores, probes and samples of a supervised run: what is measured on the way.
 
     RUN/probes/step_000100/          an ordinary run of `probe_method`, without its weights
     RUN/probes/step_000100/probe.json   of which weights, their dev scores before and after
     RUN/probes/weights_000100/       the snapshot it starts from; deleted when the probe is done
 
 Dev scores are played by the weights that are trained, on rows that neither the run nor its probes
-learn from. The probe is a training of its own that starts from a snapshot on the disk, with its own
-model, adapter and optimizer: nothing of the supervised run is moved. That costs the memory of a
-second model beside the first, and its loading. A killed probe resumes from its own newest
-checkpoint; one from other weights is begun again.
+learn from. A probe is a short reinforcement from a snapshot on the disk, with its own model and
+optimizer; a killed one resumes from its own newest checkpoint. Samples are held-out conversations
+that the weights continue, for readers alone: nothing of them is scored.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from soulkit.errors import CallError, UserError
+from soulkit.data.corpora.lessons import Lesson
+from soulkit.errors import CallError, ModelLoadError, UserError
 from soulkit.models.base import Sampler
 from soulkit.models.local.memory import free_memory
 from soulkit.models.players.players import Players
 from soulkit.runs.jsonl import write_json
-from soulkit.runs.records import DEV_EPISODES
+from soulkit.runs.records import DEV_EPISODES, SAMPLED, SAMPLES, RecordWriter
+from soulkit.text import one_line
 from soulkit.train.config import TINY
 from soulkit.train.rollouts.play import DevScores
 from soulkit.train.setup.data import ServePlayer, make_cast, make_players, probe_settings
-from soulkit.train.setup.rows import TrainingData
+from soulkit.train.setup.rows import TaskRows, TrainingData
 from soulkit.train.state.checkpoint import replace_folder
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import read_step_lines
+from soulkit.types import Call, Episode, Failure, Line, Record, Sampling, Score, Segment, Usage
 
 Reinforce = Callable[[TrainingData, Path], Awaitable[Any]]
 """Trains on a material, whose settings say how, into a run folder."""
@@ -186,3 +190,125 @@ def make_measures(
     cast = make_cast(config, sampler, players)
     dev = DevScores(config, sampler, cast, measured.dev, loop.run.path / DEV_EPISODES)
     return Measures(loop, measured, sampler, players, dev, Probe(loop, measured, reinforce))
+
+
+# --- held-out conversations, continued ------------------------------------------------------------
+
+
+SHOWN = 4
+"""Conversations that are continued unless another number is asked for."""
+REPLY_TOKENS = 160
+"""Of a continuation at most, unless --max-tokens says another number."""
+LINE_SIGNS = 160
+"""Of each text on a printed line."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A conversation up to the words that a person wrote next."""
+
+    source: str
+    key: str
+    context: tuple[Segment, ...]
+    speakers: tuple[str, ...]
+    """Who says each segment of it."""
+    wrote: str
+
+
+def held_out_conversations(material: TrainingData, count: int) -> list[HeldOut]:
+    """The first `count` conversations that nothing is learned from, of every source in turn."""
+    if material.corpus is None:
+        return list(islice(_of_rows(material.dev), count))
+    by_source = [[_of_lesson(one) for one in some] for some in material.corpus.validation.values()]
+    in_turn = (one for row in zip_longest(*by_source) for one in row if one is not None)
+    return list(islice(in_turn, count))
+
+
+def _of_lesson(lesson: Lesson) -> HeldOut:
+    last = max(place for place, learned in enumerate(lesson.trained) if learned)
+    context, wrote = lesson.segments[:last], lesson.segments[last].text
+    speakers = tuple(lesson.speaker(segment) for segment in context)
+    return HeldOut(lesson.source, lesson.key, tuple(context), speakers, wrote)
+
+
+def _of_rows(dev: TaskRows) -> Iterator[HeldOut]:
+    for task, example in dev:
+        gold = task.gold(example)
+        turns = [turn for trace in gold.traces for turn in trace.turns] if gold else []
+        if turns:
+            wrote = turns[-1].completion.text
+            context = tuple(turns[-1].context)
+            roles = tuple(segment.role for segment in context)
+            yield HeldOut(task.name, example.id, context, roles, wrote)
+
+
+@dataclass
+class Samples:
+    """Continues held-out conversations with the weights of a Loop."""
+
+    loop: Loop
+    conversations: Sequence[HeldOut]
+    sampler: Sampler
+
+    @classmethod
+    def of(cls, loop: Loop, material: TrainingData) -> Samples | None:
+        """None where nothing is held out, or nothing is measured on the way."""
+        config = loop.config
+        count = SHOWN if config.show_samples is None else config.show_samples
+        conversations = held_out_conversations(material, count) if config.eval_every else []
+        if not conversations:
+            return None
+        sampler = loop.policy.sampler(config.batch_size, deterministic=config.deterministic)
+        return cls(loop, conversations, sampler)
+
+    async def after(self, step: int) -> None:
+        """Continue them after `step`, where its turn is."""
+        every = self.loop.config.eval_every
+        if not every or (step + 1) % every:
+            return
+        self.loop.reporter.phase("samples")
+        await self.sampler.take(self.loop.policy)
+        records = await asyncio.gather(*(self._continue(one, step) for one in self.conversations))
+        writer = RecordWriter(self.loop.run.path / SAMPLES)
+        writer.write(*records)
+        writer.close()
+        for record in records if self.loop.config.show_samples else ():
+            self.loop.reporter.note(sample_line(record))
+
+    async def _continue(self, one: HeldOut, step: int) -> Record:
+        config = self.loop.config
+        sampling = Sampling(
+            temperature=0.0, max_tokens=config.max_tokens or REPLY_TOKENS, seed=config.seed,
+            thinking=config.thinking,
+        )  # fmt: skip
+        text, failure, usage = "", None, Usage()
+        try:
+            call = Call(role="actor", example_id=one.key, step=step, purpose=SAMPLED)
+            reply = await self.sampler.complete(one.context, sampling, call)
+            text, usage = reply.text, reply.usage
+        except CallError as error:
+            failure = Failure(error.reason, error.detail)
+        except ModelLoadError as error:  # the chat template refuses these messages
+            failure = Failure("provider_error", error.what)
+        episode = Episode(
+            example_id=one.key, task=one.source, step=step, failure=failure, usage=usage,
+            transcript=() if failure else (Line("model", text),),
+        )  # fmt: skip
+        reason = failure.reason if failure else SAMPLED
+        return Record(
+            key=f"{step}/{one.key}/0/draft", task=one.source, example_id=one.key, rollout=0,
+            kind="draft", episode=episode, step=step, gold=one.wrote,
+            score=Score(value=None, reward=None, status="unscored", reason=reason),
+            prompt="\n".join(
+                f"{who}: {part.text}" for who, part in zip(one.speakers, one.context, strict=True)
+            ),
+        )  # fmt: skip
+
+
+def sample_line(record: Record) -> str:
+    """`sample after step 20, chats.jsonl:3: model “…”; person “…”`, of a record with its gold."""
+    said = " / ".join(line.text for line in record.episode.transcript) or "(nothing)"
+    shown, wrote = (one_line(text, LINE_SIGNS) for text in (said, record.gold or "(nothing)"))
+    who = "person" if record.score.reason == SAMPLED else "gold"
+    where = f"sample after step {record.step + 1}, {one_line(record.example_id)}"
+    return f"{where}: model “{shown}”; {who} “{wrote}”"
