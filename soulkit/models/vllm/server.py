@@ -27,11 +27,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import yaml
+
 from soulkit import api_keys
 from soulkit.api_keys import printable
+from soulkit.config import once_loader
 from soulkit.errors import UserError
 from soulkit.models.vllm.command import (
     BASE_NAME,
@@ -40,10 +44,11 @@ from soulkit.models.vllm.command import (
     server_command,
     server_environment,
 )
-from soulkit.models.vllm.settings import VllmInstall, vllm_version
+from soulkit.models.vllm.settings import VllmInstall, no_vllm, vllm_version
 from soulkit.models.vllm.supervisor import living, remove, shared_memory
 from soulkit.text import one_line
 
+CAUSES = Path(__file__).with_name("causes.yaml")
 TAIL_BYTES = 256_000
 """Of a log that are read at most; a usage text of vLLM has 40,000."""
 _SHOWN = 3
@@ -64,61 +69,18 @@ class Cause(NamedTuple):
 
     sign: re.Pattern[str]
     way_out: str
+    port_taken: bool = False
 
 
-def _cause(sign: str, way_out: str) -> Cause:
-    return Cause(re.compile(sign, re.IGNORECASE), way_out)
-
-
-PORT_TAKEN = _cause(r"address already in use|errno 98\b", "Run the same command again.")
-CAUSES = (
-    _cause(
-        r"out of memory|outofmemory|no available memory for the cache|less than desired GPU memory"
-        r"|not enough memory|larger than the available KV cache|cannot allocate memory"
-        r"|exceeds available memory|memory .*is less than",
-        "Free memory, or ask for less: --max-context N, --vllm-arg gpu-memory-utilization=0.8; on "
-        "a CPU, VLLM_CPU_KVCACHE_SPACE=GIB.",
-    ),
-    PORT_TAKEN,
-    _cause(
-        r"unrecognized arguments|invalid choice|expected (?:one )?argument|ambiguous option"
-        r"|: error: argument ",
-        "Mend --vllm-arg: python -m vllm.entrypoints.openai.api_server --help lists the flags of "
-        "this version.",
-    ),
-    _cause(
-        r"no module named '?vllm|operator torchvision::\w+ does not exist|undefined symbol"
-        r"|cannot import name|no module named",
-        "The environment of vLLM is broken. Where it is the CPU build: pip uninstall torchvision "
-        "torchaudio torchcodec; else install vLLM anew, in an environment of its own.",
-    ),
-    _cause(
-        r"compiler|g\+\+|gcc\b|ninja",
-        "vLLM compiles parts of itself: install g++, or name another with CXX.",
-    ),
-    _cause(
-        r"max_model_len|max_position_embeddings",
-        "Ask for what the model has: --max-context N.",
-    ),
-    _cause(
-        r"does not recognize this architecture|architectures? .* (?:is |are )?not supported"
-        r"|no supported architecture|no model architectures",
-        "vLLM does not know this model: use --engine local, or a newer vLLM.",
-    ),
-    _cause(
-        r"safetensor",
-        "The model's weights are damaged: save them or download the folder again.",
-    ),
-    _cause(
-        r"no such file|not found|not a (?:local folder|valid model)|cannot find|couldn't connect"
-        r"|repository ?not ?found|gated|no config|offline",
-        "Check the model's name, and HF_TOKEN and the network where it is of the hub.",
-    ),
-    _cause(
-        r"\bcuda\b|nvidia|nccl|no cuda-capable|driver",
-        "Check the driver with nvidia-smi; several GPUs need NCCL to reach each other.",
-    ),
-)
+@cache
+def causes() -> tuple[Cause, ...]:
+    """Those of causes.yaml; the first whose sign the end of a log shows counts."""
+    listed = yaml.load(CAUSES.read_text(encoding="utf-8"), Loader=once_loader(fast=True))
+    return tuple(
+        Cause(re.compile("|".join(one["signs"]), re.IGNORECASE), one["way_out"],
+              one.get("port_taken", False))
+        for one in listed
+    )  # fmt: skip
 
 
 class LogLine(NamedTuple):
@@ -137,7 +99,7 @@ class Diagnosis(NamedTuple):
     way_out: str
     port_taken: bool
     is_known: bool
-    """Whether the cause is one of CAUSES."""
+    """Whether the cause is one of causes.yaml."""
 
 
 def diagnosis(log: Path, since: int = 0) -> Diagnosis:
@@ -147,11 +109,11 @@ def diagnosis(log: Path, since: int = 0) -> Diagnosis:
     tail = lines[-_SHOWN:] if at is None else _from(lines, at)
     shown = [line.text for line in tail]
     text = " ".join(shown)
-    cause = next((one for one in CAUSES if one.sign.search(text)), None)
+    cause = next((one for one in causes() if one.sign.search(text)), None)
     return Diagnosis(
         one_line(text, _WIDTH) or "Its log is empty.",
         cause.way_out if cause else "Read the log; what it names first is the cause.",
-        cause is PORT_TAKEN,
+        cause is not None and cause.port_taken,
         cause is not None,
     )
 
@@ -378,7 +340,7 @@ class VllmServer:
         """
         install = vllm_version(spec.python)
         if install is None:
-            raise _no_vllm(spec)
+            raise no_vllm(spec.interpreter, attachable=True)
         end, log = time.monotonic() + limit_s, _new_log(folder, spec.model)
         for last in (*[False] * (_PORTS - 1), True):
             server = cls(spec, install, log, free_port())
@@ -524,12 +486,3 @@ def _new_log(folder: Path, model: str) -> Path:
             return path
         except FileExistsError:
             number += 1
-
-
-def _no_vllm(spec: ServerSpec) -> ServerFailed:
-    return ServerFailed(
-        f"The interpreter '{spec.interpreter}' has no vLLM.",
-        f"A server of '{spec.model}' is to be started with it.",
-        "Name the one that has: --vllm-python PATH/bin/python, attach a server that runs: "
-        "--engine vllm@URL, or use --engine local.",
-    )

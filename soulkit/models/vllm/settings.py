@@ -40,28 +40,41 @@ EngineKind = Literal["auto", "local", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineChoice:
-    """An engine as it was asked for."""
+class Engine:
+    """What samples: as it was asked for, and what that comes to (`resolve_engine`)."""
 
     kind: EngineKind
     urls: tuple[str, ...] = ()
     """Of servers that run already, without a path; none: soulkit starts its own."""
+    version: str = ""
+    """Of vLLM; empty while nobody has asked the servers."""
+    why: str = field(default="", compare=False)
+    """Why `auto` came to this; empty where it was asked for by name."""
 
     @property
     def attached(self) -> bool:
         """Whether servers are asked that somebody else has started."""
         return bool(self.urls)
 
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of it: neither addresses nor reasons."""
+        version = {"version": self.version} if self.version else {}
+        return {"kind": self.kind, **version}
 
-def parse_engine(text: str) -> EngineChoice:
+    def words(self) -> str:
+        """`vllm 0.32.0 (installed, and a GPU is there)`."""
+        return engine_words(self.record()) + (f" ({self.why})" if self.why else "")
+
+
+def parse_engine(text: str) -> Engine:
     """What `text` asks for; ValueError, in words, for anything else."""
     name, at, places = text.strip().partition("@")
     if name == "vllm" and at:
         urls = tuple(dict.fromkeys(_address(place) for place in places.split(",")))
-        return EngineChoice("vllm", urls)
+        return Engine("vllm", urls)
     if at or name not in ("auto", "local", "vllm"):
         raise ValueError(f"no engine of that name; write --engine {' or '.join(ENGINES)}")
-    return EngineChoice(name)  # type: ignore[arg-type]
+    return Engine(name)  # type: ignore[arg-type]
 
 
 def _address(text: str) -> str:
@@ -191,37 +204,6 @@ def _distribution(python: str) -> tuple[str, str] | None:
     return (str(name), str(version)) if name else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedEngine:
-    """What samples."""
-
-    kind: Literal["local", "vllm"]
-    version: str = ""
-    """Of vLLM; empty while nobody has asked the servers."""
-    urls: tuple[str, ...] = ()
-    """Of servers that somebody else has started."""
-    why: str = field(default="", compare=False)
-    """Why `auto` came to this; empty where it was asked for by name."""
-
-    @property
-    def attached(self) -> bool:
-        """Whether servers are asked that somebody else has started."""
-        return bool(self.urls)
-
-    def record(self) -> dict[str, Any]:
-        """What a run keeps of it: neither addresses nor reasons."""
-        version = {"version": self.version} if self.version else {}
-        return {"kind": self.kind, **version}
-
-    def words(self) -> str:
-        """`vllm 0.32.0 (installed, and a GPU is there)`."""
-        return engine_words(self.record()) + (f" ({self.why})" if self.why else "")
-
-
-LOCAL: Mapping[str, Any] = ResolvedEngine(kind="local").record()
-"""The record of what samples where a run of an earlier version kept none."""
-
-
 def engine_words(record: Mapping[str, Any]) -> str:
     """`vllm 0.32.0` of what a run keeps, with its context where the model's is longer."""
     words = " ".join(str(record[name]) for name in ("kind", "version") if record.get(name))
@@ -229,36 +211,23 @@ def engine_words(record: Mapping[str, Any]) -> str:
     return f"{words} with a context of {limit} tokens" if limit else words
 
 
-def resolve_engine(
-    choice: EngineChoice, *, python: str, device: str = "auto", begun: str = ""
-) -> ResolvedEngine:
+def resolve_engine(choice: Engine, *, python: str, device: str = "auto", begun: str = "") -> Engine:
     """What `choice` comes to with the interpreter `python`; `begun` is the kind of engine that a
     run has been sampled by so far, which `auto` keeps.
 
     A vLLM that is not installed has no version: whoever starts servers says what is missing.
     """
     if choice.attached:
-        return ResolvedEngine(kind="vllm", urls=choice.urls)
-    kind, why = _kind(choice, python, device, begun)
-    if kind == "local":
-        return ResolvedEngine(kind="local", why=why)
-    install = vllm_version(python)
-    return ResolvedEngine(kind="vllm", version=install.version if install else "", why=why)
-
-
-def _kind(
-    choice: EngineChoice, python: str, device: str, begun: str
-) -> tuple[Literal["local", "vllm"], str]:
-    if choice.kind != "auto":
-        return choice.kind, ""
-    if begun in ("local", "vllm"):
-        return ("vllm" if begun == "vllm" else "local"), "as this run began"
-    if device.startswith("cpu"):
-        return "local", ""
-    install = vllm_version(python)
-    if install is not None and install.on_gpu:
-        return "vllm", "it is installed, and a GPU is there"
-    return "local", ""
+        return choice
+    kind, why = choice.kind, ""
+    if kind == "auto" and begun in ("local", "vllm"):
+        kind, why = ("vllm" if begun == "vllm" else "local"), "as this run began"
+    elif kind == "auto":
+        install = None if device.startswith("cpu") else vllm_version(python)
+        seen = install is not None and install.on_gpu
+        kind, why = ("vllm", "it is installed, and a GPU is there") if seen else ("local", "")
+    install = vllm_version(python) if kind == "vllm" else None
+    return Engine(kind, version=install.version if install else "", why=why)
 
 
 def interpreter(named: str | None) -> str:

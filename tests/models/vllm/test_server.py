@@ -225,7 +225,7 @@ def test_an_interpreter_without_vllm_is_named(tmp_path: Path) -> None:
     lean.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     lean.chmod(0o755)
     assert vllm_version(str(lean)) is None
-    with pytest.raises(ServerFailed, match="has no vLLM"):
+    with pytest.raises(ConfigError, match="vLLM is not installed for"):
         VllmServer.start(ServerSpec(model="serves", python=str(lean)), tmp_path)
 
 
