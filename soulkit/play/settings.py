@@ -17,7 +17,7 @@ from soulkit.config import section, setting
 from soulkit.errors import ConfigError, DataError
 from soulkit.models.local.threads import MOST_THREADS
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.vllm.settings import ENGINES, HERE, Engine, parse_engine
+from soulkit.models.vllm.settings import ENGINES, HERE, SamplingEngine, parse_engine
 from soulkit.types import MAX_TOKENS, Example, Protocol
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class PlayConfig(RolesConfig):
         return engine
 
     @property
-    def engine_choice(self) -> Engine:
+    def engine_choice(self) -> SamplingEngine:
         """What `engine` asks for."""
         return parse_engine(self.engine)
 

@@ -28,7 +28,7 @@ from soulkit.models.vllm.manager import (
     unstarted,
     unstarted_player,
 )
-from soulkit.models.vllm.settings import Engine, interpreter, no_vllm, resolve_engine
+from soulkit.models.vllm.settings import SamplingEngine, interpreter, no_vllm, resolve_engine
 from soulkit.play.plan import Work
 from soulkit.reporting import Reporter
 from soulkit.runs.folder import Run
@@ -44,7 +44,7 @@ Reader = Sampler | Codec
 LoadActor = Callable[[EvalConfig], "LocalModel"]
 
 
-def eval_engine(config: EvalConfig, run: Run | None) -> Engine | None:
+def eval_engine(config: EvalConfig, run: Run | None) -> SamplingEngine | None:
     """What samples the actor; None for a served one. `run` is the one that is taken up.
 
     ConfigError where that cannot be had, and for settings that nothing reads.
@@ -79,19 +79,19 @@ def unattached() -> ConfigError:
     )
 
 
-def on_vllm(engine: Engine | None) -> bool:
+def on_vllm(engine: SamplingEngine | None) -> bool:
     """Whether the actor is sampled by vLLM."""
     return engine is not None and engine.kind == "vllm"
 
 
-def eval_needs(config: EvalConfig, engine: Engine | None) -> list[ServerNeed]:
+def eval_needs(config: EvalConfig, engine: SamplingEngine | None) -> list[ServerNeed]:
     """The models that vLLM servers are needed for, the actor's first. In a replay the ledger speaks
     for the players; the actor's replies are in none, so it is sampled as ever."""
     actor = [own_need(config, engine)] if engine is not None and on_vllm(engine) else []
     return actor if config.ledger == "replay" else [*actor, *players_needs(config)]
 
 
-def own_need(config: EvalConfig, engine: Engine) -> ServerNeed:
+def own_need(config: EvalConfig, engine: SamplingEngine) -> ServerNeed:
     """What the actor needs."""
     return actor_need(config, config.model, _adapter(config), attached=engine.attached)
 
@@ -101,7 +101,7 @@ def _adapter(config: EvalConfig) -> Path | None:
 
 
 def eval_servers(
-    config: EvalConfig, engine: Engine | None, folder: Path, shared: VllmServers | None,
+    config: EvalConfig, engine: SamplingEngine | None, folder: Path, shared: VllmServers | None,
     reporter: Reporter,
 ) -> AbstractContextManager[VllmServers]:  # fmt: skip
     """The servers of a run: `shared` ones are left running for their owner."""
@@ -115,7 +115,7 @@ def eval_servers(
 
 
 def actor_reader(
-    config: EvalConfig, engine: Engine | None, load: LoadActor | None
+    config: EvalConfig, engine: SamplingEngine | None, load: LoadActor | None
 ) -> Reader | None:
     """The loaded model, or the tokenizer of one that is served by vLLM; None for an endpoint.
 
@@ -161,7 +161,7 @@ class ActorSetup:
     """The actor and those players who sit behind vLLM servers. `fill` has the servers started."""
 
     config: EvalConfig
-    settled: Engine | None
+    settled: SamplingEngine | None
     """What samples the actor; None for an endpoint."""
     reader: Reader | None
     servers: VllmServers
@@ -224,7 +224,7 @@ def check_actor(
 
 
 def note_choices(
-    run: Run, threads: ThreadChoice | None, engine: Engine | None, reporter: Reporter
+    run: Run, threads: ThreadChoice | None, engine: SamplingEngine | None, reporter: Reporter
 ) -> None:
     """Say, and keep, what was chosen for the user."""
     if threads is not None:

@@ -40,7 +40,7 @@ EngineKind = Literal["auto", "local", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class SamplingEngine:
     """What samples: as it was asked for, and what that comes to (`resolve_engine`)."""
 
     kind: EngineKind
@@ -66,15 +66,15 @@ class Engine:
         return engine_words(self.record()) + (f" ({self.why})" if self.why else "")
 
 
-def parse_engine(text: str) -> Engine:
+def parse_engine(text: str) -> SamplingEngine:
     """What `text` asks for; ValueError, in words, for anything else."""
     name, at, places = text.strip().partition("@")
     if name == "vllm" and at:
         urls = tuple(dict.fromkeys(_address(place) for place in places.split(",")))
-        return Engine("vllm", urls)
+        return SamplingEngine("vllm", urls)
     if at or name not in ("auto", "local", "vllm"):
         raise ValueError(f"no engine of that name; write --engine {' or '.join(ENGINES)}")
-    return Engine(name)  # type: ignore[arg-type]
+    return SamplingEngine(name)  # type: ignore[arg-type]
 
 
 def _address(text: str) -> str:
@@ -211,7 +211,9 @@ def engine_words(record: Mapping[str, Any]) -> str:
     return f"{words} with a context of {limit} tokens" if limit else words
 
 
-def resolve_engine(choice: Engine, *, python: str, device: str = "auto", begun: str = "") -> Engine:
+def resolve_engine(
+    choice: SamplingEngine, *, python: str, device: str = "auto", begun: str = ""
+) -> SamplingEngine:
     """What `choice` comes to with the interpreter `python`; `begun` is the kind of engine that a
     run has been sampled by so far, which `auto` keeps.
 
@@ -227,7 +229,7 @@ def resolve_engine(choice: Engine, *, python: str, device: str = "auto", begun: 
         seen = install is not None and install.on_gpu
         kind, why = ("vllm", "it is installed, and a GPU is there") if seen else ("local", "")
     install = vllm_version(python) if kind == "vllm" else None
-    return Engine(kind, version=install.version if install else "", why=why)
+    return SamplingEngine(kind, version=install.version if install else "", why=why)
 
 
 def interpreter(named: str | None) -> str:

@@ -31,7 +31,7 @@ from soulkit.models.vllm.manager import (
     terms_of,
     unstarted_player,
 )
-from soulkit.models.vllm.settings import Engine, interpreter, vllm_version
+from soulkit.models.vllm.settings import SamplingEngine, interpreter, vllm_version
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.config import TrainConfig
@@ -112,7 +112,7 @@ class TrainingEngine:
     """What samples the model in training and those players who sit behind vLLM servers."""
 
     config: TrainConfig
-    choice: Engine
+    choice: SamplingEngine
     """What samples what is trained: never auto."""
     policy: Policy
     base: str
@@ -224,7 +224,7 @@ def training_engine(
     choice = config.engine_choice
     if choice.kind == "auto":
         begun = begun_engine(run).get("kind", "local")
-        choice = Engine("vllm" if begun == "vllm" else "local")
+        choice = SamplingEngine("vllm" if begun == "vllm" else "local")
         if remark := _beside_auto(config, policy, choice):
             reporter.note(remark)
     terms = replace(terms_of(config), device=_other_device(policy.device))
@@ -246,7 +246,7 @@ def training_engine(
     return TrainingEngine(config, choice, policy, base, run, servers, shared is not None, left)
 
 
-def _beside_auto(config: TrainConfig, policy: Policy, choice: Engine) -> str:
+def _beside_auto(config: TrainConfig, policy: Policy, choice: SamplingEngine) -> str:
     """What to say of an engine that nobody named; empty where there is no other."""
     if choice.kind == "vllm":
         return "rollouts are sampled by vllm, as this run began"

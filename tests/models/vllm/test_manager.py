@@ -24,7 +24,7 @@ from soulkit.models.vllm.manager import (
     players_needs,
     terms_of,
 )
-from soulkit.models.vllm.settings import Engine, interpreter, parse_engine, resolve_engine
+from soulkit.models.vllm.settings import SamplingEngine, interpreter, parse_engine, resolve_engine
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.models.vllm.test_adapters import adapter as write_adapter
 from tests.support.reporting import Heard
@@ -141,7 +141,7 @@ def test_flags_that_are_not_the_users_are_refused_before_any_start(
 def test_what_auto_comes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOULKIT_VLLM_PYTHON", tiny_vllm.interpreter(tmp_path))
     python, auto = interpreter(None), parse_engine("auto")
-    assert resolve_engine(auto, python=python) == Engine(kind="local")  # for CPUs alone
+    assert resolve_engine(auto, python=python) == SamplingEngine(kind="local")  # for CPUs alone
     begun = resolve_engine(auto, python=python, begun="vllm")
     assert (begun.kind, begun.version, begun.why) == ("vllm", "0.32.0", "as this run began")
     asked = resolve_engine(parse_engine("vllm"), python=python, begun="local")
