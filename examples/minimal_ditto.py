@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from soulkit.models.local.tiny import build_tiny
-from soulkit.tasks.tom.coach import explain
+from soulkit.tasks.tom.explain import explain
 from soulkit.tasks.tom.generate import synth_rows
 from soulkit.train.loss.advantage import GroupMember, group_advantages
 from soulkit.train.loss.losses import aggregate, clipped_loss, nll_loss

@@ -41,7 +41,7 @@ def test_the_example_is_one_short_file_without_the_engine() -> None:
         for name in node.names
     }
     assert imported == {
-        "soulkit.tasks.tom.coach.explain",
+        "soulkit.tasks.tom.explain.explain",
         "soulkit.tasks.tom.generate.synth_rows",
         "soulkit.models.local.tiny.build_tiny",
         "soulkit.train.loss.advantage.GroupMember",

@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from soulkit.tasks.humanual.scores import AXES, lexical_f1
+from soulkit.tasks.humanual.judging import AXES, lexical_f1
 from soulkit.tasks.kit.base import Task
-from soulkit.tasks.sotopia.scores import DIMENSIONS
+from soulkit.tasks.sotopia.judging import DIMENSIONS
 from soulkit.types import Call, Completion, Example, Form, Line, Sampling, Segment
 
 NEUTRAL = {"believability": 5}

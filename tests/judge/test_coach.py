@@ -15,7 +15,7 @@ from soulkit.judge.coach import MAX_COACH_WORDS, Audit, agreed_risk, ask_coach, 
 from soulkit.judge.structured import read_shape
 from soulkit.models.base import Cast
 from soulkit.play.engine import Engine, FeedbackPolicy, Job, record_of
-from soulkit.tasks.sotopia.scores import DIMENSIONS
+from soulkit.tasks.sotopia.judging import DIMENSIONS
 from soulkit.types import Call, Feedback
 from tests.support import sotopia
 from tests.support.road import NO_ONE, episode_of, played_by, score_text, synth_examples, task_of

@@ -14,8 +14,7 @@ from typing import Any
 
 from soulkit.models.base import Cast
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.tasks.coser.coach import scripted_verdict
-from soulkit.tasks.coser.scoring import ASPECTS
+from soulkit.tasks.coser.judging import ASPECTS, scripted_verdict
 from soulkit.tasks.coser.task import Coser
 from soulkit.types import Example, Record
 from tests.support import table as tables

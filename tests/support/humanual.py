@@ -10,7 +10,7 @@ from typing import Any
 
 from soulkit.models.base import Panel
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.tasks.humanual.scores import AXES, lexical_f1
+from soulkit.tasks.humanual.judging import AXES, lexical_f1
 from soulkit.types import Example, Record, Score
 from tests.support.letters import released
 from tests.support.road import episode_of, run, task_of

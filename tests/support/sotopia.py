@@ -11,7 +11,7 @@ from typing import Any
 from soulkit.models.base import Cast
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.sotopia.actions import Action
-from soulkit.tasks.sotopia.scores import DIMENSIONS
+from soulkit.tasks.sotopia.judging import DIMENSIONS
 from soulkit.tasks.sotopia.task import Sotopia
 from soulkit.types import Example, Record
 from tests.support import table as tables

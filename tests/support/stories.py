@@ -9,8 +9,8 @@ import re
 import string
 from collections.abc import Iterator
 
-from soulkit.tasks.tom.coach import TEXTS
 from soulkit.tasks.tom.events import Beliefs
+from soulkit.tasks.tom.explain import TEXTS
 from soulkit.tasks.tom.generate import WAITING, World, world_of
 from soulkit.tasks.tom.sentences import (
     ATTITUDES,

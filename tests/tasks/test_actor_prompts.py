@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from soulkit.tasks.coser.scoring import ASPECTS
+from soulkit.tasks.coser.judging import ASPECTS
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.sotopia.coach import TEXTS as SOTOPIA
-from soulkit.tasks.sotopia.scores import DIMENSIONS
+from soulkit.tasks.sotopia.judging import DIMENSIONS
+from soulkit.tasks.sotopia.judging import TEXTS as SOTOPIA
 from soulkit.tasks.tau_usi.index import DIMENSIONS as FEATURES
 from tests.support.road import (
     TASKS,

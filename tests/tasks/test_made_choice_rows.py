@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from soulkit.tasks.alignx import data as alignx
+from soulkit.tasks.alignx import task as alignx
 from soulkit.tasks.humanllm import task as humanllm
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.lifechoices import task as lives
-from soulkit.tasks.mistakes import data as pupils
+from soulkit.tasks.mistakes import task as pupils
 from soulkit.tasks.mmtom import task as mmtom
 from soulkit.tasks.social_r1 import task as scenes
 from soulkit.tasks.social_r1.task import split_prompt
-from soulkit.tasks.socsci210 import data as socsci210
+from soulkit.tasks.socsci210 import task as socsci210
 from tests.support.road import synth, synth_examples, task_of
 
 

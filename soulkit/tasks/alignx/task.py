@@ -1,30 +1,27 @@
 """AlignX: which of two replies to a post would this very person rather receive?
 
-What is known of the person differs by split: a description (demo), replies that they compared
-before (pair), comments they wrote (ugc), any of these (arbitrary), or sixteen earlier items.
+{"raw_prompt": "How do I start running at fifty?", "chosen": "Week one: walk two minutes, run
+one.", "rejected": "Listen to your body!", "demographic": "Engineer, likes plans.", "icl_pairs":
+[{"prompt": ..., "chosen": ..., "rejected": ...}], "ugc": [{"prompt": ..., "comment": ...}]}
 
-Example row: {"raw_prompt": "How do I start running at fifty?", "chosen": "Week one: walk two
-minutes, run one, six times.", "rejected": "Listen to your body!", "demographic": "Engineer, likes
-plans.", "icl_pairs": [{"prompt": ..., "chosen": ..., "rejected": ...}], "ugc": [{"prompt": ...,
-"comment": ...}], "n_icl": 2, "n_ugc": 2, "index": 7}.
-
-Which reply stands first matters to many models. `paper` plays every row in both orders: two
-examples that differ in `flip` alone, whose ids share their beginning, so that a subset by id keeps
-them together. Over such pairs the summary says how consistent the picks are and which place they
-lean to. `reference` has one order a row, drawn from the row's index; equal replies are played,
-items on the row's own post are shown, and only a capital letter alone between the tags is an
-answer.
+What is known of the person differs by split. Which reply stands first matters to many models, so
+`paper` plays every row in both orders: two examples that differ in `flip` alone. `reference` has
+one order a row, drawn from its index. Importing for a split keeps its kinds of evidence. Made
+rows have invented people with one taste that decides; both replies give the same advice.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from soulkit.data.literals import structure
+from soulkit.data.files import RawRow
+from soulkit.data.literals import literal_list, structure
 from soulkit.data.rows import content_hash
 from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
@@ -32,7 +29,9 @@ from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
 from soulkit.tasks.kit.base import READABLE
 from soulkit.tasks.kit.choice import ChoiceTask, opening, read_state
 from soulkit.tasks.kit.coaching import first_safe_lesson
-from soulkit.tasks.kit.prompting import share_fairly
+from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need
+from soulkit.tasks.kit.made_rows import Row
+from soulkit.tasks.kit.prompting import Texts, share_fairly
 from soulkit.tasks.kit.scoring import ROWS, mean_of, row_mean, row_plays
 from soulkit.types import BatchMetric, Episode, Example, Record, Score
 
@@ -291,3 +290,200 @@ class AlignXReference(AlignX):
     def parse(self, text: str) -> tuple[str, str]:
         match = _TAGGED.search(spoken(text, "reference"))
         return (match.group(1), "ok") if match else ("", "no_tag")
+
+
+LICENCE = "none stated by the source (JinaLeejnl/AlignX)"
+_FIELDS = ("prompt", "chosen", "rejected")
+_ORIGINAL = {
+    "demographic": "Demographic Information",
+    "profile": "profile",
+    "icl_pairs": "Pair-wise Comparative Feedback",
+    "ugc": "User-Generated Content",
+}
+_KEPT: dict[str, tuple[str, ...]] = {
+    "alignx_demo": ("demographic", "profile"),
+    "alignx_pair": ("icl_pairs",),
+    "alignx_ugc": ("ugc",),
+    "alignx_arbitrary": tuple(_ORIGINAL),
+}
+
+
+def import_alignx(path: Path, *, task: str) -> Imported:
+    """Rows of one split from a .json or .jsonl file of AlignX or P-Soups.
+
+    Raises DataError when no record has the fields.
+    """
+    with_answer = []
+
+    def row(record: RawRow, _: int) -> Row:
+        evidence, left_out = _evidence(record, _KEPT[task])
+        made = _imported_row(record, evidence)
+        with_answer.extend([made] if left_out else [])
+        return made
+
+    def notes(*_: Any) -> Iterator[str]:
+        yield f"The licence of these rows: {LICENCE}. Use them for tests of your own only."
+        if shown := len(with_answer):
+            yield f"{shown} rows had their own answer among the compared pairs; it is left out."
+
+    return import_records(
+        path, row, fields=_FIELDS, way_out="Give a file of AlignX or of its P-Soups benchmark.",
+        licence=LICENCE, notes=notes,
+    )  # fmt: skip
+
+
+def _imported_row(raw: RawRow, evidence: dict[str, Any]) -> Row:
+    post, chosen, rejected = need(raw, *_FIELDS)
+    if chosen.strip() == rejected.strip():
+        raise BadRecord("its two replies say the same")
+    counts = {_COUNTS[name]: len(evidence[name]) for name in _COUNTS if name in evidence}
+    direction = raw.fields.get("ground_truth_persona")
+    about = {"ground_truth_persona": direction} if direction else {}
+    return {
+        "raw_prompt": post,
+        "chosen": chosen,
+        "rejected": rejected,
+        **evidence,
+        **counts,
+        **about,
+    }
+
+
+def _evidence(raw: RawRow, columns: tuple[str, ...]) -> tuple[dict[str, Any], int]:
+    """(column → evidence, items left out because they show the answer)."""
+    evidence: dict[str, Any] = {}
+    left_out = 0
+    for name in columns:
+        value = raw.fields.get(_ORIGINAL[name])
+        if name in _COUNTS and value:
+            items = [_texts(item) for item in _listed(value, name)]
+            value = [item for item in items if not _same(item, raw)]
+            left_out += len(items) - len(value)
+        if value:
+            evidence[name] = value
+    if not evidence:
+        raise BadRecord(f"it has none of {', '.join(_ORIGINAL[name] for name in columns)}")
+    return evidence, left_out
+
+
+def _listed(value: Any, name: str) -> list[Any]:
+    items = literal_list(value)
+    if items is None or not all(isinstance(item, dict) for item in items):
+        raise BadRecord(f"its {_ORIGINAL[name]} is no list of objects")
+    return items
+
+
+def _texts(item: dict[str, Any]) -> dict[str, str]:
+    """An item without the numbers that come with it (preference directions)."""
+    return {k: v for k, v in item.items() if isinstance(v, str)}
+
+
+def _same(item: dict[str, str], raw: RawRow) -> bool:
+    """Whether a compared pair is the question of the row, its answer included."""
+    names = ("prompt", "chosen")
+    return all(item.get(k, "").strip() == str(raw.fields.get(k)).strip() for k in names)
+
+
+TEXTS = Texts(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """A post, and what there is to advise: one step first, three in all."""
+
+    post: str
+    steps: tuple[str, str, str]
+    thing: str
+    people: str
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What a reply is filled with."""
+        steps = dict(zip(("first", "second", "third"), self.steps, strict=True))
+        starts = {name.capitalize(): step[:1].upper() + step[1:] for name, step in steps.items()}
+        return {**steps, **starts, "thing": self.thing, "people": self.people}
+
+
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """One end of an axis: how it shows in a person, in their comments, and in a reply."""
+
+    traits: tuple[str, ...]
+    comments: tuple[str, ...]
+    reply: str
+
+    def answer(self, topic: Post) -> str:
+        """What a person of this taste would like to be told."""
+        return self.reply.format(**topic.words)
+
+
+@cache
+def all_posts() -> tuple[Post, ...]:
+    return tuple(Post(**topic) for topic in TEXTS["topics"])
+
+
+@cache
+def axes() -> tuple[tuple[Taste, Taste], ...]:
+    return tuple((Taste(**low), Taste(**high)) for low, high in TEXTS["axes"])
+
+
+TASKS = tuple(f"alignx_{s}" for s in ("demo", "pair", "ugc", "arbitrary", "history16"))
+_JOBS = ("nurse", "bus driver", "lawyer", "florist", "roofer", "librarian", "student", "cook")
+_AGES = ("twenties", "thirties", "forties", "fifties", "sixties")
+_HOBBIES = ("chess", "pottery", "choir singing", "bird watching", "old radios", "swimming")
+_KINDS = ("demographic", "icl_pairs", "ugc")
+_ITEMS = 4
+_HISTORY = 8
+
+
+def rows(n: int, seed: int, *, task: str) -> list[Row]:
+    """`n` rows of the split `alignx_<split>`; row i depends on (split, seed, i) alone."""
+    split = task.removeprefix("alignx_")
+    return [_made_row(random.Random(f"alignx/{split}/{seed}/{i}"), split, i) for i in range(n)]
+
+
+def _made_row(rng: random.Random, split: str, index: int) -> Row:
+    taste, other = rng.sample(rng.choice(axes()), 2)
+    topic, *earlier = rng.sample(all_posts(), len(all_posts()))
+    row: Row = {
+        "raw_prompt": topic.post,
+        "chosen": taste.answer(topic),
+        "rejected": other.answer(topic),
+        "index": index,
+    }
+    if split == "history16":
+        pairs, posts = earlier[:_HISTORY], rng.sample(all_posts(), _HISTORY)
+        return {**row, **_pairs(pairs, taste, other), **_comments(posts, taste, rng)}
+    kinds = {"demo": _KINDS[:1], "pair": _KINDS[1:2], "ugc": _KINDS[2:]}.get(split)
+    for kind in kinds or rng.sample(_KINDS, rng.randint(1, len(_KINDS))):
+        if kind == "demographic":
+            row[kind] = _person(taste, rng)
+        elif kind == "icl_pairs":
+            row |= _pairs(earlier[:_ITEMS], taste, other)
+        else:
+            row |= _comments(earlier[-_ITEMS:], taste, rng)
+    return row
+
+
+def _person(taste: Taste, rng: random.Random) -> str:
+    sentences = [
+        f"A {rng.choice(_JOBS)} in their {rng.choice(_AGES)}.",
+        rng.choice(taste.traits),
+        f"Spends free evenings on {rng.choice(_HOBBIES)}.",
+    ]
+    rng.shuffle(sentences)
+    return " ".join(sentences)
+
+
+def _pairs(posts: Sequence[Post], taste: Taste, other: Taste) -> Row:
+    pairs = [
+        {"prompt": t.post, "chosen": taste.answer(t), "rejected": other.answer(t)} for t in posts
+    ]
+    return {"icl_pairs": pairs, "n_icl": len(pairs)}
+
+
+def _comments(posts: Sequence[Post], taste: Taste, rng: random.Random) -> Row:
+    order = rng.sample(taste.comments, len(taste.comments))
+    texts = (order[i % len(order)] for i in range(len(posts)))
+    comments = [{"prompt": t.post, "comment": text} for t, text in zip(posts, texts, strict=True)]
+    return {"ugc": comments, "n_ugc": len(comments)}

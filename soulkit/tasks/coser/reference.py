@@ -23,7 +23,8 @@ from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.judge.verdict import remove_think
 from soulkit.models.base import Cast, Player
-from soulkit.tasks.coser import coach
+from soulkit.tasks.coser import judging
+from soulkit.tasks.coser.judging import ASPECTS, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.scene import (
     END,
     ENDS_FROM,
@@ -38,7 +39,6 @@ from soulkit.tasks.coser.scene import (
     with_label,
     without_bracketed,
 )
-from soulkit.tasks.coser.scoring import ASPECTS, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.task import Coser, Opinions
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.coaching import fenced_remarks
@@ -211,7 +211,7 @@ class CoserReference(Coser):
         worst."""
         view = super().coach_view(example, episode, score)
         worst = sorted(ASPECTS, key=lambda slug: score.metrics.get(slug) or 0.0)[:2]
-        reasons = coach.aspect_reasons(score)
+        reasons = judging.aspect_reasons(score)
         notes = [f"{ASPECTS[slug].title}: {reasons[slug]}" for slug in worst if slug in reasons]
         return {
             **view, "transcript": transcript(self._thought_aloud(episode)),

@@ -26,7 +26,8 @@ from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeQuestion, question
 from soulkit.metrics.text import bleu, rouge_l
 from soulkit.models.base import Cast
-from soulkit.tasks.coser import coach
+from soulkit.tasks.coser import judging
+from soulkit.tasks.coser.judging import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
 from soulkit.tasks.coser.scene import (
     END,
     ENVIRONMENT,
@@ -50,7 +51,6 @@ from soulkit.tasks.coser.scene import (
     speakers,
     words_out_loud,
 )
-from soulkit.tasks.coser.scoring import ASPECTS, Flaws, flaw_score, flaw_shape, scene_value
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, Stage, cut_note, play_out
 from soulkit.tasks.kit.spec import TaskSpec
@@ -379,7 +379,7 @@ class Coser(Task):
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Scenes of books that models may have been trained on, of others, and the gap."""
-        return coach.distributions(records)
+        return judging.distributions(records)
 
     # -- feedback ---------------------------------------------------------------------------------
 
@@ -390,17 +390,17 @@ class Coser(Task):
         return {
             "book": fields["book"], "scenario": fields["scenario"],
             "names": ", ".join(self.acted_seats(example)), "transcript": self.played(episode),
-            "marks": coach.aspect_points(score.metrics), "gold": "",
-            "remarks": coach.remarks_for_coach(score, self.leak_view(example)),
+            "marks": judging.aspect_points(score.metrics), "gold": "",
+            "remarks": judging.remarks_for_coach(score, self.leak_view(example)),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the messages; what anybody thinks or the book has plays no part."""
         if episode is None or score is None:
-            return str(coach.TEXTS["advice"])
+            return str(judging.TEXTS["advice"])
         lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
-        return coach.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
+        return judging.scene_lesson(lines, score, int(self.spec.options["turn_words"]))
 
     def leak_view(self, example: Example) -> LeakView:
         """What notes for everybody must not tell: anybody's thoughts, what comes of it, the book's
@@ -414,7 +414,7 @@ class Coser(Task):
                 seat: (fields[f"{THOUGHT_OF}{seat}"],)
                 for seat in self.acted_seats(example) if f"{THOUGHT_OF}{seat}" in fields
             },
-            rubric=coach.RUBRIC,
+            rubric=judging.RUBRIC,
             reference="\n".join(line.text for line in self.recorded(example)),
             public="\n".join((fields["scenario"], *speakers(fields), *fields[PROFILES].values())),
         )  # fmt: skip
@@ -428,19 +428,19 @@ class Coser(Task):
     def wrong(self, example: Example) -> Episode:
         """A scene in which everybody offers help, as an assistant would."""
         return self.scripted(
-            example, coach.lines_in_turn(self.acted_seats(example), coach.TEXTS["helpful"])
+            example, judging.lines_in_turn(self.acted_seats(example), judging.TEXTS["helpful"])
         )
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every character says `text`, as often as `wrong` says anything."""
-        lines = coach.lines_in_turn(
-            self.acted_seats(example), (text,) * len(coach.TEXTS["helpful"])
+        lines = judging.lines_in_turn(
+            self.acted_seats(example), (text,) * len(judging.TEXTS["helpful"])
         )
         return self.scripted(example, lines)
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return coach.scripted_verdict(form, perfect)
+        return judging.scripted_verdict(form, perfect)
 
     def gold_text(self, example: Example) -> str:
         """How the book's scene begins."""

@@ -3,7 +3,7 @@
 A row shows a person and what they saw (a book, an e-mail, a post, an article), and keeps what they
 really wrote from the actor: {"persona": "...", "prompt": [{"role": "poster", "content": "..."}],
 "completion": "..."}. The actor writes one comment or reply in <response> tags; a judge compares it
-with the original on six sides of a person (scores.py).
+with the original on six sides of a person (judging.py).
 
 `paper`: the value of every kind of episode is the mean of the six times the length factor. What is
 no answer (nothing, a cut reply, a refusal) scores the minimum without a judge. Coach and actor
@@ -34,9 +34,8 @@ from soulkit.judge.quoting import fence
 from soulkit.judge.structured import question
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.humanual import coach as coaching
-from soulkit.tasks.humanual.coach import thoughts
-from soulkit.tasks.humanual.scores import (
+from soulkit.tasks.humanual import judging as coaching
+from soulkit.tasks.humanual.judging import (
     AXES,
     Coverage,
     LooseSixSides,
@@ -45,6 +44,7 @@ from soulkit.tasks.humanual.scores import (
     length_factor,
     lexical_f1,
     sides_mean,
+    thoughts,
     two_sided_factor,
 )
 from soulkit.tasks.kit.base import Rollout

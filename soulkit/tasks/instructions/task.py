@@ -1,26 +1,32 @@
-"""Instructions whose keeping can be seen by rule: lengths, case, lists, JSON, words to avoid.
+"""Instructions whose keeping is decided by rule: lengths, case, lists, JSON, words to avoid.
 
-What a model can do beside what it is trained for: measured before and after, it says what a
-training cost elsewhere. A reply counts (1) if it meets every check of its row, else 0; `checks` is
-the share of them that it meets, and stands beside the headline. The forty rows are always the
-same, so that one run's result can stand beside another's.
+{"instruction": "Name the four seasons … as a JSON list.", "checks": [{"kind": "json_list",
+"count": 4}], "kind": "json", "reply": "[...]"}
 
-Example row: {"instruction": "Name the four seasons … as a JSON list.", "checks": [{"kind":
-"json_list", "count": 4}], "kind": "json", "reply": "[...]"}. `checks.py` decides each
-kind of check.
+A reply counts (1) if it meets every check of its row, else 0; `checks` is the share that it
+meets. The forty rows are always the same. A check names a function below and its arguments;
+what is not met to the letter is not met. A *word* stands between white space and holds a letter
+or a digit; a *sentence* ends with `.`, `!`, `?` or `…`; *lines* are not empty, and *paragraphs*
+are parted by empty lines. Named words are looked for whole and in any case.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import random
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
+from soulkit.judge.structured import STRICT
 from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
-from soulkit.tasks.instructions.checks import refuse_unreadable, unmet
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.scoring import READABLE
@@ -79,3 +85,327 @@ def rows(n: int = 40, seed: int = 0) -> list[dict[str, Any]]:
     every = list(TEXTS["instructions"])
     random.Random(f"instructions/{seed}").shuffle(every)
     return [deepcopy(dict(row)) for row in every[:n]]
+
+
+LONGEST = 50_000
+"""Characters beyond which a reply meets nothing: no instruction here asks for a hundredth of it."""
+
+_ENDS = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|\Z)")
+_ITEM, _NUMBER = re.compile(r"- \s*\S"), re.compile(r"(\d{1,4})\. \s*\S")
+_NUMBERS = re.compile(r"^[ \t]*\d{1,4}[.)](?=[ \t])", re.MULTILINE)
+_PIPE, _RULE = re.compile(r"(?<!\\)\|"), re.compile(r":?-+:?")
+_QUOTES = (('"', '"'), ("“", "”"))
+
+
+# --- what a text consists of ---------------------------------------------------------------------
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text, with the marks that hang on them."""
+    return [word for word in text.split() if any(map(str.isalnum, word))]
+
+
+def _cased_words(text: str) -> list[str]:
+    """The words of a text as they are written, without what stands before their first letter."""
+    return [word.lstrip("\"'“‘«([*_#-") or word for word in _words(text)]
+
+
+def _sentences(text: str) -> list[str]:
+    """The sentences of a text; one that has no end is the last."""
+    text, parts, start = _NUMBERS.sub("", text), [], 0
+    for end in _ENDS.finditer(text):
+        parts.append(text[start : end.end()])
+        start = end.end()
+    return [part.strip() for part in (*parts, text[start:]) if _words(part)]
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text that are not empty."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _paragraphs(text: str) -> int:
+    blocks, filled = 0, False
+    for line in text.splitlines():
+        blocks += bool(line.strip()) and not filled
+        filled = bool(line.strip())
+    return blocks
+
+
+def _count_of(text: str, word: str) -> int:
+    return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
+
+
+def _within(count: int, least: int, most: int | None) -> bool:
+    return least <= count and (most is None or count <= most)
+
+
+def _every(parts: Sequence[str], holds: Callable[[str], bool]) -> bool:
+    """Whether there are parts, and it holds for all of them."""
+    return bool(parts) and all(map(holds, parts))
+
+
+# --- letters and words ----------------------------------------------------------------------------
+
+
+def _spells(text: str, letters: str) -> bool:
+    """The first letters of the lines, in whatever case, behind whatever marks."""
+    first = [next(filter(str.isalnum, line), "") for line in _lines(text)]
+    return "".join(first).lower() == letters.lower()
+
+
+def _contains(text: str, words: Sequence[str]) -> bool:
+    _refuse_one(words)
+    return all(_count_of(text, word) for word in words)
+
+
+def _without(text: str, words: Sequence[str]) -> bool:
+    _refuse_one(words)
+    return bool(text) and not any(_count_of(text, word) for word in words)
+
+
+def _refuse_one(words: Sequence[str]) -> None:
+    """TypeError for one word where a list of them belongs: its letters would be looked for."""
+    if isinstance(words, str):
+        raise TypeError(f"'{words}' is no list of words")
+
+
+def _no_word_twice(text: str) -> bool:
+    bare = re.findall(r"\w+(?:['’]\w+)?", text.lower())
+    return bool(bare) and len(set(bare)) == len(bare)
+
+
+def _starts(text: str, words: str) -> bool:
+    """It begins with these words, the last of them whole."""
+    behind = text[len(words) : len(words) + 2]
+    goes_on = behind[:1].isalnum() or (behind[:1] in ("'", "’") and behind[1:].isalpha())
+    return text.startswith(words) and not (words[-1:].isalnum() and goes_on)
+
+
+# --- form -----------------------------------------------------------------------------------------
+
+
+def _bullets(text: str, count: int, before: int = 0, after: int = 0) -> bool:
+    """So many lines that begin with `- `, in one piece between so many others."""
+    return _list_of(text, _ITEM, count, before, after) is not None
+
+
+def _numbered(text: str, count: int, before: int = 0, after: int = 0) -> bool:
+    """Lines `1. …` to `count. …`, in this order, between so many others."""
+    heads = _list_of(text, _NUMBER, count, before, after)
+    return heads is not None and [int(head[1]) for head in heads] == list(range(1, count + 1))
+
+
+def _list_of(
+    text: str, item: re.Pattern[str], count: int, before: int, after: int
+) -> list[re.Match[str]] | None:
+    """The items of a list with so many lines around it, no more and no fewer; None without one."""
+    heads = [item.match(line) for line in _lines(text)]
+    items = [head for head in heads[before : before + count] if head]
+    others = heads[:before] + heads[before + count :]
+    complete = len(heads) == before + count + after and len(items) == count
+    return items if complete and not any(others) else None
+
+
+def _in_order(text: str) -> bool:
+    """The lines stand in the order of the alphabet, whatever accents their letters have."""
+    split = [unicodedata.normalize("NFKD", line.casefold()) for line in _lines(text)]
+    plain = ["".join(s for s in line if not unicodedata.combining(s)) for line in split]
+    return len(plain) > 1 and plain == sorted(plain)
+
+
+def _title(text: str, least: int = 1, most: int | None = None) -> bool:
+    """A first line `# …`, an empty line, and so many sentences."""
+    head, *rest = text.splitlines() or [""]
+    parted = len(rest) > 1 and not rest[0].strip() and bool(rest[1].strip())
+    body = "\n".join(rest[1:])
+    return bool(head.startswith("# ") and parted and _within(len(_sentences(body)), least, most))
+
+
+def _quoted(text: str) -> bool:
+    """The whole reply stands between double quotation marks, straight or curly, and no other is in
+    it."""
+    inside = not any(mark in text[1:-1] for pair in _QUOTES for mark in pair)
+    return len(text) > 2 and (text[0], text[-1]) in _QUOTES and inside
+
+
+def _table(text: str, columns: int, rows: int) -> bool:
+    """A Markdown table, its head and rule beside so many rows, and nothing else; only cells of its
+    head may be empty."""
+    every = [_cells_of(line) for line in _lines(text)]
+    even = all(len(row) == columns for row in every)
+    ruled = len(every) > 1 and all(map(_RULE.fullmatch, every[1]))
+    return (
+        len(every) == rows + 2 and even and ruled and all(cell for row in every[2:] for cell in row)
+    )
+
+
+def _cells_of(line: str) -> list[str]:
+    """The cells of a line of a table; one without a pipe has none."""
+    cells = [cell.strip() for cell in _PIPE.split(line)]
+    if len(cells) == 1:
+        return []
+    return cells[not cells[0] and line.startswith("|") : -1 if line.endswith("|") else None]
+
+
+def _json_object(text: str, keys: Mapping[str, str]) -> bool:
+    """A JSON object with exactly these keys, whose values are of these kinds."""
+    _refuse_unknown(*keys.values())
+    value = _json(text)
+    if not isinstance(value, dict) or value.keys() != keys.keys():
+        return False
+    return all(_is_kind(value[key], kind) for key, kind in keys.items())
+
+
+def _json_list(text: str, count: int, of: str = "string") -> bool:
+    """A JSON list of so many values of one kind."""
+    _refuse_unknown(of)
+    value = _json(text)
+    return isinstance(value, list) and len(value) == count and all(_is_kind(v, of) for v in value)
+
+
+def _json_value(text: str, value: Any) -> bool:
+    """This very JSON value, its keys in any order; `1.0` is another number than `1`."""
+    written = _json(text)
+    return written is not None and _spelled(written) == _spelled(value)
+
+
+def _spelled(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _json_begins(text: str, value: str) -> bool:
+    """A JSON list whose first value is this word, in any case."""
+    written = _json(text)
+    first = written[0] if isinstance(written, list) and written else None
+    return isinstance(first, str) and first.strip().lower() == value.lower()
+
+
+# --- how checks are read --------------------------------------------------------------------------
+
+KINDS: Mapping[str, Callable[..., bool]] = {
+    "words": lambda text, least=1, most=None: _within(len(_words(text)), least, most),
+    "sentences": lambda text, least=1, most=None: _within(len(_sentences(text)), least, most),
+    "lines": lambda text, least=1, most=None: _within(len(_lines(text)), least, most),
+    "paragraphs": lambda text, count: _paragraphs(text) == count,
+    "characters": lambda text, most: 0 < len(text) <= most,
+    "words_a_line": lambda text, count: _every(
+        _lines(text), lambda line: len(_words(line)) == count
+    ),
+    "words_a_sentence": lambda text, most: _every(
+        _sentences(text), lambda sentence: len(_words(sentence)) <= most
+    ),
+    "upper": lambda text: text.isupper(),
+    "lower": lambda text: text.islower(),
+    "capitals": lambda text: _every(
+        _cased_words(text), lambda word: word[0].isupper() or word[0].isdigit()
+    ),
+    "without_characters": lambda text, characters: (
+        bool(text) and not set(characters.lower()) & set(text.lower())
+    ),
+    "begin_with": lambda text, letter: _every(
+        _cased_words(text), lambda word: word.lower().startswith(letter.lower())
+    ),
+    "spells": _spells,
+    "contains": _contains,
+    "without": _without,
+    "times": lambda text, word, count: _count_of(text, word) == count,
+    "marks": lambda text, mark, count: text.count(mark) == count,
+    "no_word_twice": _no_word_twice,
+    "starts": _starts,
+    "ends": lambda text, words: text.endswith(words),
+    "bullets": _bullets,
+    "numbered": _numbered,
+    "last_line": lambda text, words: _lines(text)[-1:] == [words],
+    "lines_end": lambda text, mark: _every(_lines(text), lambda line: line.endswith(mark)),
+    "in_order": _in_order,
+    "title": _title,
+    "quoted": _quoted,
+    "table": _table,
+    "json_object": _json_object,
+    "json_list": _json_list,
+    "json_value": _json_value,
+    "json_begins": _json_begins,
+}
+"""Kind of a check → what decides it."""
+
+
+def unmet(checks: Sequence[Mapping[str, Any]], text: str) -> list[str]:
+    """The kinds of those checks that a reply does not meet, in their order."""
+    reply = text.strip()
+    if len(reply) > LONGEST:
+        return [check["kind"] for check in checks]
+    return [check["kind"] for check in checks if not _meets(check, reply)]
+
+
+def _meets(check: Mapping[str, Any], reply: str) -> bool:
+    arguments = {name: value for name, value in check.items() if name != "kind"}
+    return KINDS[check["kind"]](reply, **arguments)
+
+
+def refuse_unreadable(checks: Any) -> None:
+    """DataError unless `checks` is a list of checks that there are, with their arguments."""
+    listed = isinstance(checks, list | tuple) and bool(checks)
+    broken = [check for check in checks if not _is_check(check)] if listed else [checks]
+    if broken:
+        raise RowError(
+            f"A row's checks cannot be used: {json.dumps(broken[0], default=str)[:120]}.",
+            'A check looks like {"kind": "words", "least": 5, "most": 9}; '
+            f"kinds: {', '.join(KINDS)}.",
+        )
+
+
+def _is_check(check: Any) -> bool:
+    kind = check.get("kind") if isinstance(check, Mapping) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        return False
+    arguments = {name: value for name, value in check.items() if name != "kind"}
+    try:
+        inspect.signature(KINDS[kind]).bind("", **arguments)
+        _meets(check, "a word")  # arguments of another type than the check can use
+    except (TypeError, ValueError, AttributeError):
+        return False
+    return True
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "list": (list,),
+    "object": (dict,), "boolean": (bool,),
+}  # fmt: skip
+"""Kind of a JSON value → its types here."""
+
+
+def _refuse_unknown(*kinds: str) -> None:
+    """ValueError for a kind of value that there is not."""
+    for kind in kinds:
+        if kind.removeprefix("list of ").removesuffix("s") not in _TYPES:
+            raise ValueError(f"'{kind}' is no kind of a JSON value")
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    """Whether a JSON value is of a kind; an empty string says nothing and is of none."""
+    if kind.startswith("list of "):
+        return isinstance(value, list) and _all_of(value, kind.removeprefix("list of "))
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _TYPES[kind]) and value != ""
+
+
+def _all_of(values: Sequence[Any], kinds: str) -> bool:
+    """Whether there are values, all of the kind that a plural names (`strings`)."""
+    return bool(values) and all(_is_kind(value, kinds.removesuffix("s")) for value in values)
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text; None where it is none, or where a key stands twice."""
+    try:
+        return STRICT.decode(_unfenced(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _unfenced(text: str) -> str:
+    every = text.splitlines()
+    if len(every) > 2 and every[0].startswith("```") and every[-1].strip() == "```":
+        return "\n".join(every[1:-1])
+    return text

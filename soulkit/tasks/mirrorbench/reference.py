@@ -32,7 +32,7 @@ from soulkit.tasks.kit.dialogue import (
     with_reply_limit,
 )
 from soulkit.tasks.kit.prompting import first_words
-from soulkit.tasks.mirrorbench import coach
+from soulkit.tasks.mirrorbench import judging
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
     MEASURES,
@@ -43,7 +43,7 @@ from soulkit.tasks.mirrorbench.conversations import (
     user_texts,
     word_measures,
 )
-from soulkit.tasks.mirrorbench.questions import ComparedUsers
+from soulkit.tasks.mirrorbench.judging import ComparedUsers
 from soulkit.tasks.mirrorbench.task import MirrorBench
 from soulkit.types import (
     Completion,
@@ -178,7 +178,7 @@ class MirrorBenchReference(MirrorBench):
 
     def coach_prompt(self, example: Example, episode: Episode, score: Score, cast: Cast) -> str:
         """The judge's score and reasons, and nothing of the conversation."""
-        reasons = fence("\n".join(coach.remarks(score.verdicts)), "reasons")
+        reasons = fence("\n".join(judging.remarks(score.verdicts)), "reasons")
         return self.prompts.render("coach_reference", reward=score.reward, reasons=reasons)
 
     async def critique(

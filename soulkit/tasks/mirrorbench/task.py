@@ -1,7 +1,7 @@
 """MirrorBench: write the user's side of a conversation that was really held.
 
 Whoever plays the user sees a description of the person alone; judges compare what they wrote with
-what the person wrote (questions.py), and word statistics stand beside (lexical.py).
+what the person wrote (judging.py), and word statistics stand beside.
 
     {"task_description": "They want ...", "turns": [{"role": "user", "content": "hi"}, ...],
      "dataset": "clariq", "conversation_id": "clariq-448", "metadata": {"topic_id": "271"}}
@@ -30,7 +30,7 @@ from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Control, Rollout, Task
 from soulkit.tasks.kit.dialogue import Conversation, others_view, partner_reply, play_out
 from soulkit.tasks.kit.scoring import macro
-from soulkit.tasks.mirrorbench import coach, questions
+from soulkit.tasks.mirrorbench import judging
 from soulkit.tasks.mirrorbench.conversations import (
     ASSISTANT,
     USER,
@@ -44,14 +44,7 @@ from soulkit.tasks.mirrorbench.conversations import (
     user_texts,
     with_people,
 )
-from soulkit.tasks.mirrorbench.questions import (
-    CALLS,
-    PARTS,
-    ComparedUsers,
-    Pair,
-    fenced,
-    judge_users,
-)
+from soulkit.tasks.mirrorbench.judging import CALLS, PARTS, ComparedUsers, Pair, fenced, judge_users
 from soulkit.types import (
     BatchMetric,
     Completion,
@@ -240,7 +233,7 @@ class MirrorBench(Task):
         return Score(
             value=outcome.mean, reward=outcome.mean, metrics={**outcome.values, **metrics},
             status="salvaged" if "salvaged" in statuses else "ok",
-            words="\n".join(coach.remarks(outcome.verdicts)), protocol=self.protocol,
+            words="\n".join(judging.remarks(outcome.verdicts)), protocol=self.protocol,
             prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
         )  # fmt: skip
 
@@ -277,7 +270,7 @@ class MirrorBench(Task):
 
     @property
     def controls(self) -> tuple[Control, ...]:
-        return questions.CONTROLS
+        return judging.CONTROLS
 
     async def control(
         self, name: str, example: Example, episode: Episode | None, cast: Cast
@@ -288,7 +281,7 @@ class MirrorBench(Task):
             silent = Failure("nothing_to_compare", "the simulated user wrote nothing")
             return unscored(silent, self.protocol)
         pair = Pair(about.transcript, about.transcript, str(example.fields["task_description"]))
-        outcome = await judge_users(self.prompts, pair, about, cast, questions.ASKED[name])
+        outcome = await judge_users(self.prompts, pair, about, cast, judging.ASKED[name])
         return Score(
             value=outcome.mean, reward=None, metrics=dict(outcome.values), protocol=self.protocol,
             prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
@@ -297,10 +290,10 @@ class MirrorBench(Task):
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]
     ) -> dict[str, BatchMetric]:
-        return questions.calibrated_metrics(records, controls)
+        return judging.calibrated_metrics(records, controls)
 
     def calibration_remarks(self, values: Mapping[str, float | None]) -> Sequence[str]:
-        return tuple(questions.undefined_remarks(values))
+        return tuple(judging.undefined_remarks(values))
 
     # -- feedback ---------------------------------------------------------------------------------
 
@@ -310,9 +303,11 @@ class MirrorBench(Task):
         lines = episode.transcript
         return {
             "task_description": example.visible("coach")["task_description"],
-            "attempt": fenced(coach.shown_attempt(lines, view) if self.live else lines, "attempt"),
+            "attempt": fenced(
+                judging.shown_attempt(lines, view) if self.live else lines, "attempt"
+            ),
             "reward": score.reward,
-            "notes": coach.notes(score.verdicts, view),
+            "notes": judging.notes(score.verdicts, view),
         }
 
     def leak_view(self, example: Example) -> LeakView | None:
@@ -328,7 +323,7 @@ class MirrorBench(Task):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the messages alone; the real ones play no part."""
         texts = [line.text for line in episode.transcript if line.seat == USER] if episode else None
-        return coach.style_lesson(texts, self.leak_view(example) or LeakView())
+        return judging.style_lesson(texts, self.leak_view(example) or LeakView())
 
     # -- scripts ----------------------------------------------------------------------------------
 
@@ -338,7 +333,7 @@ class MirrorBench(Task):
 
     def wrong(self, example: Example) -> Episode:
         """A user who talks like an assistant."""
-        return self.scripted(example, (coach.TEXTS["helpful"],) * self._count(example))
+        return self.scripted(example, (judging.TEXTS["helpful"],) * self._count(example))
 
     def canary(self, example: Example, text: str) -> Episode:
         """A user whose every message is `text`."""
@@ -346,7 +341,7 @@ class MirrorBench(Task):
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return coach.user_verdict(form, perfect)
+        return judging.user_verdict(form, perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score

@@ -1,4 +1,4 @@
-"""What rows of SimulatorArena hold, what judges are asked about a simulated person, and the scores.
+"""SimulatorArena: questions to judges about a simulated person, the scores, and feedback.
 
     question            asked about                                      answer        share
     writing_style       the messages of both                             1 to 5        x / 5
@@ -6,133 +6,29 @@
     features            the simulation, and what the person is like      Match or not  matches / all
     document            what the assistant made in the end               1 to 10       x / 10
 
-A verdict on features is keyed by name: every feature once, in any order, under the name that the
-question gives it (case and white space apart). Rows are read into one spelling:
-
-    [{"Feature Name": "Message Length", "Feature Question Answer": "Short."}, {"Feature Name": "x"}]
-    → [{"Feature Name": "Message Length", "Feature Question Answer": "Short."}]
+A verdict on features names each once, in any order. Judges saw the person's own words: a coach
+gets the sentences that do not repeat them, and rules speak of the person's manner alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from soulkit.data.chats import conversation
-from soulkit.data.literals import structure
-from soulkit.errors import RowError
+from soulkit.judge.leaks import LeakView, grams, tokens
 from soulkit.judge.panel import Combine, Opinion, agreement, pooled, readable
 from soulkit.judge.structured import VerdictShape
-from soulkit.types import Line
-
-NAME, ANSWER, QUESTION = "Feature Name", "Feature Question Answer", "Feature Question"
-WRITING, INTERACTION = "target_writing_style_features", "target_interaction_style_features"
-FEATURES = (WRITING, INTERACTION)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A feature that a simulation should show."""
-
-    label: str
-    """Its name; with a number where another feature of the row has the same."""
-    text: str
-    """What is known of it, else what is asked about it."""
-    column: str
-    """WRITING or INTERACTION."""
-
-
-def read_arena_row(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The opened fields of a row in one spelling. DataError for what nothing can be compared with.
-
-    `features` says whether the row has target features at all.
-    """
-    lists = {name: features(fields[name], name) for name in FEATURES if name in fields}
-    return {
-        **fields,
-        **lists,
-        "human_user_queries": _queries(fields["human_user_queries"]),
-        "human_public_conversation": _talk(fields["human_public_conversation"]),
-        "features": "with" if any(lists.values()) else "without",
-    }
-
-
-def features(value: Any, column: str) -> list[dict[str, str]] | None:
-    """The features that say something, in their order; None for none. DataError for no list."""
-    if value is None or value == "":
-        return None
-    items = structure(value)
-    if not isinstance(items, list | tuple):
-        what = f"row: '{column}' should hold a list of objects."
-        raise RowError(what, f"It holds {type(items).__name__} {items!r:.60}.")
-    return [feature for item in items if (feature := _feature(item))] or None
-
-
-def _feature(item: Any) -> dict[str, str]:
-    if not isinstance(item, Mapping):
-        return {}
-    texts = {k: str(item[k]).strip() for k in (NAME, ANSWER, QUESTION) if item.get(k) is not None}
-    feature = {k: text for k, text in texts.items() if text}
-    return feature if NAME in feature and len(feature) > 1 else {}
-
-
-def targets(fields: Mapping[str, Any]) -> tuple[Target, ...]:
-    """The target features of a row, those of writing first, each under a label of its own."""
-    listed: list[Target] = []
-    for column in FEATURES:
-        for feature in fields.get(column) or ():
-            label = _free_label(feature[NAME], {target.label for target in listed})
-            listed.append(Target(label, feature.get(ANSWER) or feature[QUESTION], column))
-    return tuple(listed)
-
-
-def _free_label(name: str, taken: Iterable[str]) -> str:
-    """`name` on one line, with the first number that makes it unlike the labels in use."""
-    label, number, used = " ".join(name.split()), 1, {other.casefold() for other in taken}
-    free = label
-    while free.casefold() in used:
-        number += 1
-        free = f"{label} ({number})"
-    return free
-
-
-def human_lines(fields: Mapping[str, Any], actor: str, partner: str) -> list[Line]:
-    """The recorded conversation as lines of the two seats; empty where it is one text."""
-    recorded = fields["human_public_conversation"]
-    if isinstance(recorded, str):
-        return []
-    seats = {"user": actor, "assistant": partner}
-    return [Line(seats[m["role"]], m["content"]) for m in recorded if m["role"] in seats]
-
-
-def human_messages(fields: Mapping[str, Any]) -> list[str]:
-    """What the person wrote, message by message, blank ones left out."""
-    return [text for text in fields["human_user_queries"] if text.strip()]
-
-
-def _queries(value: Any) -> list[str]:
-    """What the person said, message by message; a single text is one message."""
-    messages = [value] if isinstance(value, str) else value
-    if not isinstance(messages, list | tuple) or not all(
-        isinstance(message, str) for message in messages
-    ):
-        what = "row: 'human_user_queries' should hold what the person said."
-        raise RowError(what, f"It holds {type(value).__name__} {value!r:.60}.")
-    if not any(message.strip() for message in messages):
-        what = "row: 'human_user_queries' holds no words."
-        raise RowError(what, "There is nothing to compare a simulated person with.")
-    return list(messages)
-
-
-def _talk(value: Any) -> Any:
-    """The conversation as messages; a text that lists its lines stays as it is."""
-    if isinstance(value, str) and value.strip():
-        return value.strip()
-    return conversation(value, "human_public_conversation")
+from soulkit.tasks.kit.coaching import remarks_without_secrets
+from soulkit.tasks.kit.prompting import Texts
+from soulkit.tasks.sim_arena.data import Target
+from soulkit.tasks.sim_arena.play import Utterance
+from soulkit.types import Form, Score
 
 
 def mean_words(texts: Sequence[str]) -> float:
@@ -295,3 +191,133 @@ def _line(said_fields: Mapping[str, Any]) -> str:
     number = said_fields.get("similarity_score", said_fields.get("rating"))
     words = said_fields.get("key_differences") or [said_fields.get("analysis", "")]
     return f"{number:g} ({'; '.join(words)})"
+
+
+TEXTS = Texts(__file__)
+FAR = 2.0
+"""So many times as long is another manner."""
+COPIED = 8
+"""So many words in a row of the text before the person are no question of theirs."""
+RUBRIC = (
+    "similarity score", "key differences", "No Match", "feature list", "fulfillment rate",
+    "document rating",
+)  # fmt: skip
+"""Words of the rubric that nobody in a chat would use."""
+_CAPITAL, _WORD_SIGN = re.compile(r"\W*[A-Z]"), re.compile(r"\w")
+
+
+def style_notes(score: Score, view: LeakView) -> str:
+    """What the judges saw, fenced, without the sentences that repeat something of the person's."""
+    return remarks_without_secrets(_judges_remarks(score), replace(view, private=()), ends=".!?;")
+
+
+def _judges_remarks(score: Score) -> Iterator[tuple[str, str]]:
+    """(what it is about, what a judge wrote about it)."""
+    titles = {"writing_style": "manner of writing", "interaction_style": "manner of dealing"}
+    for verdict in score.verdicts:
+        for difference in verdict.said.get("key_differences") or ():
+            yield titles.get(verdict.purpose, verdict.purpose), str(difference)
+        for result in verdict.said.get("results") or ():
+            seen = "shown" if result["classification"] == "Match" else "not shown"
+            yield f"{result['feature_name']} ({seen})", str(result["analysis"])
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def draft_remarks(
+    turns: Sequence[Utterance], human: Sequence[str], shown: str, most_turns: int
+) -> list[str]:
+    """What rules can tell from a draft; `shown` is what the person has before them."""
+    texts: Mapping[str, str] = TEXTS["remarks"]
+    return [texts[name] for name in _remarks(turns, human, shown, most_turns)]
+
+
+def _remarks(
+    turns: Sequence[Utterance], human: Sequence[str], shown: str, most_turns: int
+) -> Iterator[str]:
+    statuses, messages = {turn.status for turn in turns}, [turn.text for turn in turns if turn.text]
+    if "salvaged" in statuses:
+        yield "form"
+    if "empty" in statuses:
+        yield "empty_turn"
+    if not messages:
+        yield "silent"
+        return
+    ratio = mean_words(messages) / max(mean_words(human), 1.0)
+    if ratio > FAR or ratio < 1 / FAR:
+        yield "long" if ratio > FAR else "short"
+    for habit, has in (("capitals", _begins_large), ("marks", _ends_marked)):
+        gap = _share(has, messages) - _share(has, human)
+        if abs(gap) > 0.5:
+            yield f"less_{habit}" if gap > 0 else f"more_{habit}"
+    runs = grams(tokens(shown), COPIED)
+    if any(runs & grams(tokens(message), COPIED) for message in messages):
+        yield "copied"
+    if len(set(messages)) < len(messages):
+        yield "twice"
+    ended = any(turn.ended for turn in turns)
+    if ended and FAR * len(messages) < len(human):
+        yield "ended_early"
+    elif not ended and len(messages) >= most_turns > len(human):
+        yield "no_end"
+
+
+def _begins_large(text: str) -> bool:
+    return _CAPITAL.match(text) is not None
+
+
+def _ends_marked(text: str) -> bool:
+    """Whether a mark stands behind the last word; looked for from the end, since a search for one
+    with no word behind it costs the square of a message of marks."""
+    behind = _WORD_SIGN.split(text)[-1]
+    return any(mark in behind for mark in ".!?")
+
+
+def _share(has: Callable[[str], bool], texts: Sequence[str]) -> float:
+    return sum(map(has, texts)) / max(len(texts), 1)
+
+
+def mark_lines(metrics: Mapping[str, float | None]) -> list[str]:
+    """The numbers of a draft in words, as the coach's template shows them."""
+    numbers = {name: metrics.get(name) for name in TEXTS["marks"]}
+    return [TEXTS["marks"][name].format(n) for name, n in numbers.items() if n is not None]
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+
+def scripted_answer(form: Form | None, perfect: bool) -> str | None:
+    """The reply of a judge that is asked for `form`: the top of every scale, or the bottom.
+
+    Features are named in the form itself; a form that leaves their names open gets none.
+    """
+    end = int(perfect)
+    match form.name if form is not None else "":
+        case "Likert" | "LooseLikert":
+            return json.dumps({"key_differences": ["as scripted"], "similarity_score": LIKERT[end]})
+        case "DocumentRating" | "LooseRating":
+            return json.dumps({"analysis": "as scripted", "rating": RATING[end]})
+        case "Fulfilment" | "LooseFulfilment":
+            assert form is not None
+            return json.dumps({"results": _results(form, perfect)})
+    return None
+
+
+def _results(form: Form, perfect: bool) -> list[dict[str, str]]:
+    names = next(_enumerations(json.loads(form.schema)), ("any feature",))
+    verdict = MATCH if perfect else NO_MATCH
+    return [
+        {"feature_name": name, "analysis": "as scripted", "classification": verdict}
+        for name in names
+    ]
+
+
+def _enumerations(node: Any) -> Iterator[Sequence[str]]:
+    """What a schema allows as the name of a feature."""
+    if isinstance(node, Mapping):
+        names = node.get("properties", {}).get("feature_name", {})
+        if "enum" in names or "const" in names:
+            yield names.get("enum") or [names["const"]]
+        for part in node.values():
+            yield from _enumerations(part)

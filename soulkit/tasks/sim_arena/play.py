@@ -20,9 +20,8 @@ The scripts are for self-checks and canaries. The gold is what the recorded pers
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, repeat
@@ -42,16 +41,8 @@ from soulkit.tasks.kit.dialogue import (
     play_out,
 )
 from soulkit.tasks.kit.prompting import Texts
-from soulkit.tasks.sim_arena.judging import (
-    LIKERT,
-    MATCH,
-    NO_MATCH,
-    RATING,
-    human_lines,
-    human_messages,
-    read_arena_row,
-)
-from soulkit.types import Call, Completion, Episode, Example, Feedback, Form, Kind, Line, Segment
+from soulkit.tasks.sim_arena.data import human_lines, human_messages, read_arena_row
+from soulkit.types import Call, Completion, Episode, Example, Feedback, Kind, Line, Segment
 
 PHRASE = "terminate conversation"
 _AROUND = r"(?:[^\w\n]|_){0,12}"
@@ -105,42 +96,6 @@ def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 TEXTS = Texts(__file__)
 CANARY_TURNS = 2
-
-
-def scripted_answer(form: Form | None, perfect: bool) -> str | None:
-    """The reply of a judge that is asked for `form`: the top of every scale, or the bottom.
-
-    Features are named in the form itself; a form that leaves their names open gets none.
-    """
-    end = int(perfect)
-    match form.name if form is not None else "":
-        case "Likert" | "LooseLikert":
-            return json.dumps({"key_differences": ["as scripted"], "similarity_score": LIKERT[end]})
-        case "DocumentRating" | "LooseRating":
-            return json.dumps({"analysis": "as scripted", "rating": RATING[end]})
-        case "Fulfilment" | "LooseFulfilment":
-            assert form is not None
-            return json.dumps({"results": _results(form, perfect)})
-    return None
-
-
-def _results(form: Form, perfect: bool) -> list[dict[str, str]]:
-    names = next(_enumerations(json.loads(form.schema)), ("any feature",))
-    verdict = MATCH if perfect else NO_MATCH
-    return [
-        {"feature_name": name, "analysis": "as scripted", "classification": verdict}
-        for name in names
-    ]
-
-
-def _enumerations(node: Any) -> Iterator[Sequence[str]]:
-    """What a schema allows as the name of a feature."""
-    if isinstance(node, Mapping):
-        names = node.get("properties", {}).get("feature_name", {})
-        if "enum" in names or "const" in names:
-            yield names.get("enum") or [names["const"]]
-        for part in node.values():
-            yield from _enumerations(part)
 
 
 ENDED = "terminated"
@@ -284,10 +239,6 @@ class PlayedPerson(DialogueTask):
     def tagged(self, text: str, index: int) -> str:
         """A message in the form that is asked for."""
         return f"{self.tags_asked[min(index, len(self.tags_asked) - 1)]}: {text}"
-
-    def scripted_verdict(self, form: Form | None, perfect: bool) -> str | None:
-        """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return scripted_answer(form, perfect)
 
     def scripted_talk(
         self, example: Example, replies: Sequence[str], answers: Sequence[str] = (),

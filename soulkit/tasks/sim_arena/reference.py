@@ -28,7 +28,8 @@ from soulkit.tasks.kit.dialogue import (
 )
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.sim_arena import judging
-from soulkit.tasks.sim_arena.judging import FEATURES, FULFILMENT, MATCH, Replies, Target, targets
+from soulkit.tasks.sim_arena.data import FEATURES, Target, targets
+from soulkit.tasks.sim_arena.judging import FULFILMENT, MATCH, Replies
 from soulkit.tasks.sim_arena.play import PHRASE, Utterance
 from soulkit.tasks.sim_arena.task import TOPS, SimArena, SimDoc, SimMath
 from soulkit.types import (

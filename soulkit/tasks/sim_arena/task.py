@@ -34,26 +34,22 @@ from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import Conversation
 from soulkit.tasks.kit.scoring import mean_of
-from soulkit.tasks.sim_arena import coach, judging
-from soulkit.tasks.sim_arena.judging import (
-    DOCUMENT,
-    FULFILMENT,
+from soulkit.tasks.sim_arena import judging
+from soulkit.tasks.sim_arena.data import (
     INTERACTION,
-    LIKERT,
-    RATING,
-    STYLES,
     WRITING,
-    Replies,
     Target,
     human_lines,
     human_messages,
     targets,
 )
+from soulkit.tasks.sim_arena.judging import DOCUMENT, FULFILMENT, LIKERT, RATING, STYLES, Replies
 from soulkit.tasks.sim_arena.play import TEXTS, PlayedPerson, Utterance
 from soulkit.types import (
     BatchMetric,
     Episode,
     Example,
+    Form,
     Line,
     Record,
     Role,
@@ -265,8 +261,8 @@ class SimArena(PlayedPerson):
         return {
             "person": self.person, "partner": self.partner_name,
             "brief": self.brief(example), "transcript": self.told(episode.transcript, "attempt"),
-            "marks": coach.mark_lines(score.metrics),
-            "notes": coach.style_notes(score, self.leak_view(example)),
+            "marks": judging.mark_lines(score.metrics),
+            "notes": judging.style_notes(score, self.leak_view(example)),
             "remarks": self._remarks(example, episode),
             "words": self.spec.feedback.max_words // 2,
         }  # fmt: skip
@@ -279,7 +275,7 @@ class SimArena(PlayedPerson):
     def _remarks(self, example: Example, episode: Episode) -> list[str]:
         human = human_messages(example.fields)
         turns, shown = self.turns(episode), self._public(example)
-        return coach.draft_remarks(turns, human, shown, self.most_turns)
+        return judging.draft_remarks(turns, human, shown, self.most_turns)
 
     def _public(self, example: Example) -> str:
         return "\n".join(text for _, text in self.brief(example))
@@ -287,7 +283,7 @@ class SimArena(PlayedPerson):
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """What rules see in the actor's own turns."""
         remarks = self._remarks(example, episode) if episode is not None else []
-        return " ".join([*remarks, coach.TEXTS["advice"]])
+        return " ".join([*remarks, judging.TEXTS["advice"]])
 
     def leak_view(self, example: Example) -> LeakView:
         """Neither the person's own sentences, nor the answer of the problem, nor rubric words."""
@@ -295,11 +291,14 @@ class SimArena(PlayedPerson):
         messages = human_messages(example.fields)
         return LeakView(
             private=(answer,) if len(answer) >= _TELLING else (),
-            rubric=coach.RUBRIC,
+            rubric=judging.RUBRIC,
             reference="\n".join(messages),
             reference_parts=tuple(messages),
             public=self._public(example),
         )
+
+    def scripted_verdict(self, form: Form | None, perfect: bool) -> str | None:
+        return judging.scripted_answer(form, perfect)
 
     # -- batches ------------------------------------------------------------------------------
 

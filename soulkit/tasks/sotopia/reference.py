@@ -17,12 +17,7 @@ from soulkit.models.base import Player
 from soulkit.tasks.kit.dialogue import LEAST_TOKENS, episode_tokens_left, with_reply_limit
 from soulkit.tasks.kit.prompting import first_words
 from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
-from soulkit.tasks.sotopia.scores import (
-    LooseRatings,
-    audited_lines,
-    average,
-    reference_reward,
-)
+from soulkit.tasks.sotopia.judging import LooseRatings, audited_lines, average, reference_reward
 from soulkit.tasks.sotopia.task import SEATS, Scene, Sotopia
 from soulkit.types import Episode, Example, Line, Score, Segment
 

@@ -45,7 +45,7 @@ from soulkit.tasks.kit.dialogue import (
     partner_reply,
     play_out,
 )
-from soulkit.tasks.sotopia import coach
+from soulkit.tasks.sotopia import judging
 from soulkit.tasks.sotopia.actions import (
     LEAVE,
     MAX_CHARS,
@@ -57,13 +57,7 @@ from soulkit.tasks.sotopia.actions import (
     read_action,
     with_names,
 )
-from soulkit.tasks.sotopia.scores import (
-    DIMENSIONS,
-    LooseRatings,
-    Ratings,
-    average,
-    weighted,
-)
+from soulkit.tasks.sotopia.judging import DIMENSIONS, LooseRatings, Ratings, average, weighted
 from soulkit.types import (
     Completion,
     Episode,
@@ -435,8 +429,8 @@ class Sotopia(Task):
         view, _ = self.view(example, self.acted_seat(example), "coach")
         return {
             **view, "transcript": self._fenced(example, episode),
-            "marks": coach.marks(score.metrics),
-            "notes": coach.judge_notes(score, self.hidden_from_coach(example)),
+            "marks": judging.marks(score.metrics),
+            "notes": judging.judge_notes(score, self.hidden_from_coach(example)),
             "words": int(self.spec.options["coach_words"]),
             "most_words": self.spec.feedback.max_words,
         }  # fmt: skip
@@ -449,8 +443,8 @@ class Sotopia(Task):
         """What rules see in the actor's own turns; what the other side wants plays no part."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
-            return coach.advice(view["goal"])
-        return coach.goal_lesson(self.acts(example, episode), view["goal"], self.max_turns)
+            return judging.advice(view["goal"])
+        return judging.goal_lesson(self.acts(example, episode), view["goal"], self.max_turns)
 
     def leak_view(self, example: Example) -> LeakView:
         """The partner's private texts must not reach the actor, nor words of the rubric."""
@@ -460,7 +454,7 @@ class Sotopia(Task):
         visible = ("name", "other", "scenario", "relationship", "background", "goal")
         return LeakView(
             private=tuple(text for text in private if text.strip()),
-            rubric=coach.RUBRIC,
+            rubric=judging.RUBRIC,
             public="\n".join(view[name] for name in visible),
         )
 
@@ -470,19 +464,19 @@ class Sotopia(Task):
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
         """A competent scene: takes an interest, proposes, settles, leaves."""
-        return self.scripted(example, coach.scripted_replies("competent"), feedback, "gold")
+        return self.scripted(example, judging.scripted_replies("competent"), feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
         """A scene in which the character is rude and leaves with nothing."""
-        return self.scripted(example, coach.scripted_replies("rude"))
+        return self.scripted(example, judging.scripted_replies("rude"))
 
     def canary(self, example: Example, text: str) -> Episode:
         """A scene in which every line of the actor is `text`, in the form that is asked for."""
-        return self.scripted(example, (Action("speak", text).json(),) * coach.CANARY_TURNS)
+        return self.scripted(example, (Action("speak", text).json(),) * judging.CANARY_TURNS)
 
     def verdict(self, form: str, perfect: bool) -> str | None:
         """What a judge would answer on `gold` (perfect) or on `wrong`."""
-        return coach.scripted_ratings(form, perfect)
+        return judging.scripted_ratings(form, perfect)
 
     def scripted(
         self, example: Example, actor_replies: Sequence[str], feedback: Feedback | None = None,
@@ -490,7 +484,7 @@ class Sotopia(Task):
     ) -> Episode:  # fmt: skip
         """The episode in which the actor's replies are `actor_replies`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
-        partner_lines, stop = iter(coach.TEXTS["neutral"]), "max_turns"
+        partner_lines, stop = iter(judging.TEXTS["neutral"]), "max_turns"
         replies = iter(actor_replies)
         for index in range(min(2 * len(actor_replies), self.max_turns)):
             seat = SEATS[index % 2]

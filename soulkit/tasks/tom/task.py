@@ -25,8 +25,8 @@ from soulkit.judge.verdict import has_word, named_options, plain, tagged_letter,
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.scoring import mean_of
-from soulkit.tasks.tom.coach import explain
 from soulkit.tasks.tom.events import read_question
+from soulkit.tasks.tom.explain import explain
 from soulkit.types import BatchMetric, Episode, Example, Record, Score
 
 

@@ -1,26 +1,19 @@
-"""UserLLM: does a model that plays the user of an assistant stay one?
+"""UserLLM: does a model that plays the user of an assistant stay one? Scored by source:
 
-One message is written and scored; which score depends on the row's `source`.
+* `commonsense_qa`: the user asks a quiz question and must not answer it.
+  {"intent": "where do people keep money", "choices": ["bank", "river"]}
+* `natural_questions`: the assistant proposed something else; a judge says whether the user stayed
+  with the question. {"question": ..., "assistant_suggestion_turn": "How about its acoustics?"}
+* `prism`: the mean of what applies of 1 − intent overlap, right termination, a detector of
+  machine-written text and, in training, novelty. {"conversation_history": ..., "is_last_turn": ...}
 
-* `commonsense_qa` (role adherence): the user asks a quiz question and must not answer it.
-  {"source": "commonsense_qa", "intent": "where do people keep money", "choices": ["bank", "river"]}
-* `natural_questions` (intent adherence): the assistant proposed something else; a judge says
-  whether the user stayed with the question. {"source": "natural_questions", "intent": ...,
-  "question": "who painted it", "assistant_suggestion_turn": "How about its acoustics instead?"}
-* `prism`: the mean of what applies of 1 − intent overlap, right termination (of later messages), a
-  detector of machine-written text and, in training, novelty: how unlike a first message is to the
-  other drafts of its row. {"source": "prism", "intent": ..., "conversation_history": "<user>: hi\\n
-  <assistant>: hello", "is_last_turn": true}
-
-The headline of a batch is `macro_source`, the mean of the three; of PRISM two parts exist only over
-many messages (batch.py). The detector is the judge, or a
-service: `options: {detector: url, detector_url: ..., detector_key_env: NAME}`, see
-models/detector.py.
+The headline is `macro_source`, the mean of the three. The detector is the judge, or a service
+(`options: {detector: url, ...}`, models/detector.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from soulkit.data.literals import structure
@@ -34,9 +27,8 @@ from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.coaching import first_safe_lesson
-from soulkit.tasks.kit.prompting import keep_latest
+from soulkit.tasks.kit.prompting import Texts, keep_latest
 from soulkit.tasks.kit.scoring import actor_status, reply_failure
-from soulkit.tasks.userllm.coach import TEXTS, lesson_choices, message_notes
 from soulkit.tasks.userllm.fields import (
     CSQA,
     END,
@@ -443,3 +435,74 @@ def _with_suggestion(fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     turns = ({"speaker": "user", "text": question}, {"speaker": "assistant", "text": suggestion})
     return {**fields, "conversation_history": turns}
+
+
+TEXTS = Texts(__file__)
+TOO_MUCH = 0.3
+"""A larger share of words from the intent is remarked on."""
+
+
+def message_notes(
+    fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
+) -> list[str]:
+    """What can be said about a draft, worst first; empty without one."""
+    if score is None or message is None:
+        return []
+    if not message.text and not message.ended:
+        return ["Nothing was said; whoever wants something writes a message."]
+    source = fields["source"]
+    if source == CSQA:
+        return list(_role_notes(fields["choices"] or (), message, score))
+    if source == NQ:
+        return list(_intent_notes(message, score))
+    return list(_prism_notes(score))
+
+
+def _role_notes(choices: Sequence[str], message: UserMessage, score: Score) -> Iterator[str]:
+    count = len(choices_named(choices, message.text, "paper"))
+    if score.metrics.get("role_adherence") == 1.0:
+        yield "The message left the answering to the other side; keep to that."
+    elif count:
+        held = "an answer" if count == 1 else f"{count} answers"
+        yield f"Whoever asks does not answer, and the message held {held} to what it asked."
+
+
+def _intent_notes(message: UserMessage, score: Score) -> Iterator[str]:
+    adherence = score.metrics.get("intent_adherence")
+    if not message.text:
+        yield "The conversation was ended although what you came for was not answered."
+    elif adherence is not None and adherence < 0.5:
+        yield "The reply went along with what was proposed. Do not accept it; your wish is open."
+    elif adherence is not None:
+        yield "You stayed with what you came for; do so again, in few words."
+
+
+def _prism_notes(score: Score) -> Iterator[str]:
+    metrics = score.metrics
+    overlap, human = metrics.get("intent_decomposition"), metrics.get("ai_detector")
+    wrong = metrics.get("termination") == 0.0
+    if wrong:
+        yield "Whether anything was left to ask was misjudged."
+    if overlap is not None and overlap > TOO_MUCH:
+        yield "Too many words were taken from the description of what you want."
+    if human is not None and human < 0.5:
+        yield "It reads as if a machine had written it: too finished, too complete, too polite."
+    elif human is not None and not wrong and (overlap or 0) <= TOO_MUCH:
+        yield "It was like a person at a keyboard; keep that tone."
+
+
+def lesson_choices(
+    fields: Mapping[str, Any], message: UserMessage | None, score: Score | None
+) -> Iterator[tuple[str, ...]]:
+    """Lessons, the fullest first, for `first_safe_lesson` to choose from."""
+    remarks = message_notes(fields, message, score)
+    kind = fields["source"]
+    if kind not in TEXTS["lessons"]:
+        kind = "later" if fields["conversation_history"] else "first"
+    general: tuple[str, ...] = TEXTS["lessons"][kind]
+    yield (*remarks, *general)
+    for note in remarks:
+        yield (note,)
+    yield general
+    yield (general[0],)
+    yield ("Write like the one who asks.",)

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from soulkit.tasks.coser.judging import HIGHEST, LOWEST, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.coser.scene import without_bracketed
-from soulkit.tasks.coser.scoring import HIGHEST, LOWEST, Marks, anchored, plain_bleu, plain_rouge_l
 from soulkit.tasks.sotopia.actions import parse_json
 
 TITLES = [name.alias or "" for name in Marks.model_fields.values()]

@@ -30,7 +30,7 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.ledger.storage import load_request
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.runs.records import RecordWriter, load_records
-from soulkit.tasks.coser.coach import TEXTS, scripted_environment
+from soulkit.tasks.coser.judging import ASPECTS, TEXTS, scripted_environment
 from soulkit.tasks.coser.scene import (
     END,
     ENVIRONMENT,
@@ -40,7 +40,6 @@ from soulkit.tasks.coser.scene import (
     without_thoughts,
     words_out_loud,
 )
-from soulkit.tasks.coser.scoring import ASPECTS
 from soulkit.tasks.coser.task import Coser
 from soulkit.tasks.kit.made_rows import make_rows
 from soulkit.tasks.kit.registry import load_registry

@@ -21,7 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.tasks.coser.coach import scripted_environment
+from soulkit.tasks.coser.judging import (
+    ASPECTS,
+    anchored,
+    flaw_score,
+    plain_bleu,
+    plain_rouge_l,
+    scene_value,
+    scripted_environment,
+)
 from soulkit.tasks.coser.scene import (
     END,
     ENVIRONMENT,
@@ -30,14 +38,6 @@ from soulkit.tasks.coser.scene import (
     speakers,
     with_label,
     without_bracketed,
-)
-from soulkit.tasks.coser.scoring import (
-    ASPECTS,
-    anchored,
-    flaw_score,
-    plain_bleu,
-    plain_rouge_l,
-    scene_value,
 )
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.loading import examples_to_inspect

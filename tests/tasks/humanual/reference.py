@@ -6,13 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from soulkit.tasks.humanual.scores import (
-    AXES,
-    clip_share,
-    length_factor,
-    lexical_f1,
-    sides_mean,
-)
+from soulkit.tasks.humanual.judging import AXES, clip_share, length_factor, lexical_f1, sides_mean
 
 
 def reference_numbers(

@@ -16,8 +16,8 @@ from soulkit.models.local.chat_template import Renderer
 from soulkit.models.local.tiny import build_tiny
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
-from soulkit.tasks.humanual import scores
-from soulkit.tasks.humanual.scores import AXES, two_sided_factor
+from soulkit.tasks.humanual import judging
+from soulkit.tasks.humanual.judging import AXES, two_sided_factor
 from soulkit.tasks.humanual.task import field_text, read_comment
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.rewards import canary_texts
@@ -450,8 +450,8 @@ UNUSED: dict[str, Callable[[Any], float]] = {
     "judge_response_subscores": reference.judge_response_subscores,
 }
 COUNTED: dict[str, Callable[..., Any]] = {
-    "lexical_f1": scores.lexical_f1,
-    "length_factor": scores.length_factor,
+    "lexical_f1": judging.lexical_f1,
+    "length_factor": judging.length_factor,
     "aggregates": reference.reference_aggregates,
 }
 
@@ -460,7 +460,7 @@ COUNTED: dict[str, Callable[..., Any]] = {
 def test_parse(vector: Vector) -> None:
     inputs = vector.input
     if vector.family == "tokenize":
-        assert_matches({"result": scores.word_tokens(inputs["text"])}, vector.expected)
+        assert_matches({"result": judging.word_tokens(inputs["text"])}, vector.expected)
         return
     actual = field_text(inputs["text"], inputs["field"])
     assert_matches({"result": actual}, vector.expected)
@@ -490,7 +490,7 @@ def as_logged(numbers: Mapping[str, Any]) -> dict[str, Any]:
     value = numbers["likeness"]
     names = {"sides_mean": "judge_score", "length_factor": "length_factor",
              "lexical_f1": "lexical_f1"}  # fmt: skip
-    sides = {f"{axis}_score": numbers[f"axis/{axis}"] for axis in scores.AXES
+    sides = {f"{axis}_score": numbers[f"axis/{axis}"] for axis in judging.AXES
              if f"axis/{axis}" in numbers}  # fmt: skip
     parts = {label: numbers[name] for name, label in names.items() if name in numbers}
     logged = {"score": value, "parse_success": bool(sides), **sides, **parts}
@@ -531,7 +531,7 @@ def is_read(vector: Vector) -> bool:
     verdict = vector.input["verdict"]
     if vector.raises or not isinstance(verdict, dict):
         return False
-    numbers = [verdict[axis]["score"] for axis in scores.AXES]
+    numbers = [verdict[axis]["score"] for axis in judging.AXES]
     return all(isinstance(n, int | float) and not isinstance(n, bool) and n == n for n in numbers)
 
 

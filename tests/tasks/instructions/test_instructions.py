@@ -9,7 +9,7 @@ import pytest
 
 from soulkit.cli.app import main
 from soulkit.errors import DataError
-from soulkit.tasks.instructions.checks import KINDS, LONGEST, refuse_unreadable, unmet
+from soulkit.tasks.instructions.task import KINDS, LONGEST, refuse_unreadable, unmet
 from soulkit.tasks.kit.loading import examples_to_inspect
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.selfcheck import check_task, silent_cast

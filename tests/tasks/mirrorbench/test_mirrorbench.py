@@ -21,8 +21,8 @@ from soulkit.play.engine import FeedbackPolicy
 from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.loading import load_examples
-from soulkit.tasks.mirrorbench import coach
-from soulkit.tasks.mirrorbench.questions import CALLS
+from soulkit.tasks.mirrorbench import judging
+from soulkit.tasks.mirrorbench.judging import CALLS
 from soulkit.tasks.mirrorbench.task import AGAIN, SILENCE, START
 from soulkit.types import Record, Verdict
 from tests.support.evaluation import FAST, examples, soul, summary, three_lines
@@ -224,10 +224,10 @@ def test_a_coach_reads_nothing_of_the_persons_that_a_live_assistant_repeats() ->
         )  # fmt: skip
         prompts += [prompt_of(body) for body in asked_of(requests, "coach")]
     foreign, repeated = prompts
-    assert "cheapest way" not in foreign and coach.LEFT_OUT in foreign
+    assert "cheapest way" not in foreign and judging.LEFT_OUT in foreign
     assert "The slow train." in foreign and "It is cheap." in foreign
     # What the simulated user has said itself is no secret.
-    assert "cheapest way" in repeated and coach.LEFT_OUT not in repeated
+    assert "cheapest way" in repeated and judging.LEFT_OUT not in repeated
 
 
 def test_a_coach_that_hands_over_the_persons_words_is_not_heard() -> None:
@@ -244,10 +244,10 @@ def test_rules_see_what_gives_a_machine_away() -> None:
 
 def test_a_flood_of_marks_or_sentences_is_read_in_one_go() -> None:
     """Either took minutes when it cost the square of its length."""
-    rules = coach.style_lesson(["so" + "\n" * 300_000 + "- that"], LeakView()) or ""
+    rules = judging.style_lesson(["so" + "\n" * 300_000 + "- that"], LeakView()) or ""
     assert "lists" in rules
     flood = Verdict(judge="j", purpose="gteval", said={"reasoning": "Too long. " * 100_000})
-    assert 0 < len(coach.notes([flood], LeakView(reference="one\n" * 500))) < 5_000
+    assert 0 < len(judging.notes([flood], LeakView(reference="one\n" * 500))) < 5_000
 
 
 # -- scripts -------------------------------------------------------------------------------------

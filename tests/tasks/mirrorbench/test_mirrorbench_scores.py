@@ -38,7 +38,7 @@ from soulkit.tasks.mirrorbench.conversations import (
     spreads,
     word_measures,
 )
-from soulkit.tasks.mirrorbench.questions import (
+from soulkit.tasks.mirrorbench.judging import (
     CONTROLS,
     HUMAN,
     PROXY,

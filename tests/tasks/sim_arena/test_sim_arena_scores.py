@@ -14,7 +14,7 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.tasks.kit.base import Rollout
-from soulkit.tasks.sim_arena.judging import INTERACTION, WRITING
+from soulkit.tasks.sim_arena.data import INTERACTION, WRITING
 from soulkit.tasks.sim_arena.reference import (
     PublishedPerson,
     published_lines,

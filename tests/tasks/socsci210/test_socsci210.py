@@ -15,8 +15,7 @@ from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.socsci210.data import Scale, read_scale
-from soulkit.tasks.socsci210.task import asked_openly
+from soulkit.tasks.socsci210.task import Scale, asked_openly, read_scale
 from soulkit.types import Episode, Failure, Feedback, Record, Score, unscored
 from tests.support.road import batch_values, import_rows, score_text, synth_examples, task_of
 

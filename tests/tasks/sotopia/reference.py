@@ -17,7 +17,7 @@ from soulkit.tasks.sotopia.actions import (
     parse_action,
     parse_json,
 )
-from soulkit.tasks.sotopia.scores import DIMENSIONS, Dimension, average, reference_reward
+from soulkit.tasks.sotopia.judging import DIMENSIONS, Dimension, average, reference_reward
 from soulkit.types import Kind
 
 

@@ -21,7 +21,7 @@ from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import Engine, FeedbackPolicy, Job
 from soulkit.tasks.kit.dialogue import EPISODE_TOKENS, LEAST_TOKENS, tokens_since
 from soulkit.tasks.sotopia.actions import MAX_CHARS, MAX_WORDS
-from soulkit.tasks.sotopia.scores import DIMENSIONS, average
+from soulkit.tasks.sotopia.judging import DIMENSIONS, average
 from soulkit.types import (
     Call,
     Completion,

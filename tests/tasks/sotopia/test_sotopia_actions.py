@@ -30,7 +30,7 @@ from soulkit.tasks.sotopia.actions import (
     read_action,
     with_names,
 )
-from soulkit.tasks.sotopia.scores import DIMENSIONS, audited_lines
+from soulkit.tasks.sotopia.judging import DIMENSIONS, audited_lines
 from tests.support.sotopia import GOOD, LOW, Body, example, judged, ratings, record, sotopia, speak
 from tests.tasks.sotopia.reference import LOWEST
 

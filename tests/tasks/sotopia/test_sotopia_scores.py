@@ -20,7 +20,7 @@ from soulkit.judge.coach import RISKS
 from soulkit.models.base import Panel
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.sotopia import scores
+from soulkit.tasks.sotopia import judging
 from soulkit.tasks.sotopia.actions import (
     Action,
     narrate,
@@ -29,7 +29,7 @@ from soulkit.tasks.sotopia.actions import (
     parse_line,
     read_action,
 )
-from soulkit.tasks.sotopia.scores import DIMENSIONS, average, weighted
+from soulkit.tasks.sotopia.judging import DIMENSIONS, average, weighted
 from soulkit.train.rollouts.play import with_reward
 from soulkit.types import Episode, Example
 from tests.support.road import run
@@ -378,7 +378,7 @@ def test_numbers(vector: Vector) -> None:
     inputs = vector.input
     match vector.family:
         case "normalize_score":
-            actual: Any = scores.DIMENSIONS[inputs["dimension"]].normal(inputs["score"])
+            actual: Any = judging.DIMENSIONS[inputs["dimension"]].normal(inputs["score"])
         case "aggregates":
             actual = reference.reference_aggregates(inputs["results"])
         case _:
@@ -432,7 +432,7 @@ def test_scenes_and_rewards(vector: Vector) -> None:
     assert_matches(result.weighted, metrics["sotopia/reward"])
     assert_matches(result.average, metrics["sotopia/eval_avg"])
     assert_matches(result.average / 10, metrics["all/score"])
-    assert_matches(result.raw, {name: metrics[f"sotopia/{name}"] for name in scores.DIMENSIONS})
+    assert_matches(result.raw, {name: metrics[f"sotopia/{name}"] for name in judging.DIMENSIONS})
     flags = {level: int(result.risk == level) for level in RISKS}
     assert flags == {level: metrics[f"sotopia/hack_{level}"] for level in RISKS}
     assert audited is expected["hack_judge_called"]
@@ -446,13 +446,13 @@ def test_scenes_and_rewards(vector: Vector) -> None:
 def test_a_judge_of_free_text(vector: Vector) -> None:
     texts = iter(vector.input["judge_texts"])
     raw, calls = reference.evaluate_text(lambda: next(texts, ""))
-    actual = {"reward": scores.weighted(raw), "actor_avg": scores.average(raw),
+    actual = {"reward": judging.weighted(raw), "actor_avg": judging.average(raw),
               "actor_scores": reference.shares(raw), "calls": calls}  # fmt: skip
     assert_matches(actual, vector.expected)
 
 
 def well_formed(verdict: Any) -> bool:
-    return isinstance(verdict, dict) and set(verdict) == set(scores.DIMENSIONS)
+    return isinstance(verdict, dict) and set(verdict) == set(judging.DIMENSIONS)
 
 
 def spoken_verdict(verdict: Any) -> str:
@@ -462,7 +462,7 @@ def spoken_verdict(verdict: Any) -> str:
 
 
 def in_range(verdict: Any) -> bool:
-    limits = scores.DIMENSIONS.items()
+    limits = judging.DIMENSIONS.items()
     return well_formed(verdict) and all(d.low <= verdict[n]["score"] <= d.high for n, d in limits)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.tasks.tom.coach import explain
+from soulkit.tasks.tom.explain import explain
 from soulkit.tasks.tom.generate import StoryTask, synth_rows
 from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.road import batch_values, score_text, synth_examples, task_of

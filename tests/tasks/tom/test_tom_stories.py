@@ -29,8 +29,6 @@ from soulkit.demo.training import ON_THE_RESULTS, TEST_ROWS, TRAIN_ROWS
 from soulkit.errors import DataError
 from soulkit.tasks.kit.row_checks import Agreement, write_disputed
 from soulkit.tasks.kit.row_checks import LabelAudit as LabelAudit
-from soulkit.tasks.tom.audit import StoryItem, audit_items, audit_labels, items_of_rows
-from soulkit.tasks.tom.coach import explain
 from soulkit.tasks.tom.events import (
     BeliefTracker,
     ContainerRoom,
@@ -53,6 +51,7 @@ from soulkit.tasks.tom.events import (
     solve,
     witnesses,
 )
+from soulkit.tasks.tom.explain import StoryItem, audit_items, audit_labels, explain, items_of_rows
 from soulkit.tasks.tom.generate import StoryTask, synth_rows, world_of
 from soulkit.tasks.tom.sentences import (
     events_of_row,

@@ -1,25 +1,19 @@
-"""The four questions of MirrorBench, and its controls.
+"""MirrorBench: its four questions, its controls, and feedback for a simulated user.
 
     gteval     real and simulated user side by side: how alike, from 0 to 1
     pairwise   both without a name: which is the person? In both orders; 1 won, 0.5 tie, 0 lost
-    rnr        the simulated user alone, against a rubric of three points: YES 1, NO 0
-    ctr        the same, criticised first, then decided with the critique at hand: YES 1, NO 0
+    rnr, ctr   the simulated user alone, against a rubric, or criticised first: YES 1, NO 0
 
-They ask whether the user is like the real one, and like a person at all. Each is a number from 0 to
-1, and the headline is their mean. A part without a readable answer leaves the whole unscored. The
-same questions about two real users, or two simulated ones, are the controls:
-
-    human_human   the real user beside themselves (gteval, pairwise), and alone (rnr, ctr); a row
-    proxy_proxy   the simulated user beside themselves (gteval, pairwise); a draft
-
-A judge's number s becomes (s − PP) / (HH − PP), cut off at 0 and 1, where HH and PP are the means
-of the controls. Where HH does not lie LEAST_GAP above PP, which for `pairwise` is the usual case
-(both are near one half), noise would decide between 0 and 1: the calibrated number is then
-undefined, and a remark says why. The published rule divides by at least 1e-6 instead.
+The headline is their mean; a part without a readable answer leaves the whole unscored. Controls ask
+the same about two real users (`human_human`) and two simulated ones (`proxy_proxy`). A number s
+becomes (s − PP) / (HH − PP), kept within 0 and 1; where HH is less than LEAST_GAP above PP it is
+undefined. A coach gets the sentences of verdicts that repeat none of the real user's messages.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -28,6 +22,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from soulkit.errors import UnreadableVerdict
+from soulkit.judge.leaks import LeakView
 from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
 from soulkit.judge.panel import ask_several, follow_up, pooled
 from soulkit.judge.quoting import fence, transcript
@@ -36,8 +31,10 @@ from soulkit.judge.verdict import spoken
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Control
-from soulkit.tasks.kit.prompting import PromptFolder
+from soulkit.tasks.kit.coaching import fenced_remarks, first_safe_lesson, without_secrets
+from soulkit.tasks.kit.prompting import PromptFolder, Texts
 from soulkit.tasks.kit.scoring import mean_of
+from soulkit.tasks.mirrorbench.conversations import ASSISTANT
 from soulkit.types import BatchMetric, ControlRecord, Episode, Form, Line, Record, Verdict
 
 PARTS = ("gteval", "pairwise", "rnr", "ctr")
@@ -264,3 +261,99 @@ def undefined_remarks(values: Mapping[str, float | None]) -> Iterator[str]:
 def between_anchors(score: float, human: float, proxy: float) -> float:
     """Where a score lies between the two anchors, in [0, 1]; `human` is the higher one."""
     return min(1.0, max(0.0, (score - proxy) / (human - proxy)))
+
+
+TEXTS = Texts(__file__)
+LONG_MESSAGE = 60
+"""Mean words of a message above which hardly anybody at a keyboard writes."""
+LEFT_OUT = "(something is left out here)"
+"""What a coach reads where an assistant repeated the real user."""
+LONGEST_REMARK = 4_000
+"""Characters of a judge's remark that a coach hears; it was asked for two or three sentences."""
+_LAYOUT = re.compile(r"^[^\S\n]*+(?:[-*#]|\d++[.)])\s|\*\*", re.MULTILINE)
+_SERVICE = re.compile(
+    r"\b(?:certainly|delighted|happy to help|as an ai|comprehensive|let me know if|feel free)\b",
+    re.IGNORECASE,
+)
+
+
+def remarks(verdicts: Sequence[Verdict]) -> list[str]:
+    """What judges wrote about the simulated user, each remark once."""
+    texts = [
+        str(verdict.said[name])
+        for verdict in verdicts
+        for name in ("reasoning", "explanation")
+        if name in verdict.said and not verdict.purpose.startswith("pairwise")
+    ]
+    return list(dict.fromkeys(texts))
+
+
+def notes(verdicts: Sequence[Verdict], view: LeakView) -> str:
+    """The judges' remarks for a coach, fenced, without sentences that repeat the real user."""
+    hidden = _hiding(view, view.public)
+    return fenced_remarks(
+        text for remark in remarks(verdicts)
+        if (text := without_secrets(remark[:LONGEST_REMARK], hidden))
+    )  # fmt: skip
+
+
+def shown_attempt(lines: Sequence[Line], view: LeakView) -> list[Line]:
+    """An attempt whose assistant knows the record, without its sentences that repeat what the real
+    user wrote and the simulated one had not said until then."""
+    public = view.public
+    shown: list[Line] = []
+    for line in lines:
+        if line.seat == ASSISTANT:
+            text = without_secrets(line.text, _hiding(view, public))
+            complete = text == without_secrets(line.text, LeakView())
+            shown.append(line if complete else Line(ASSISTANT, f"{text} {LEFT_OUT}".strip()))
+        else:
+            public = f"{public}\n{line.text}"
+            shown.append(line)
+    return shown
+
+
+def _hiding(view: LeakView, public: str) -> LeakView:
+    """What no sentence may repeat: the real user's words, held as strictly as a secret."""
+    return LeakView(question=view.question, private=(view.reference,), public=public)
+
+
+def style_lesson(texts: Sequence[str] | None, view: LeakView) -> str | None:
+    """What rules can say about these messages, or in general (None); the fullest safe version."""
+    seen = list(_seen(texts)) if texts is not None else []
+    general: Sequence[str] = TEXTS["lessons"]
+    return first_safe_lesson(((*seen, *general), seen, general), view)
+
+
+def _seen(texts: Sequence[str]) -> Iterator[str]:
+    remarks: Mapping[str, str] = TEXTS["remarks"]
+    written = [text for text in texts if text]
+    if len(written) < len(texts):
+        yield remarks["silent"]
+    if not written:
+        return
+    words = fmean(len(text.split()) for text in written)
+    if words > LONG_MESSAGE:
+        yield remarks["long"].format(words=words)
+    if any(map(_LAYOUT.search, written)):
+        yield remarks["layout"]
+    if any(map(_SERVICE.search, written)):
+        yield remarks["service"]
+    if len(set(written)) < len(written):
+        yield remarks["twice"]
+
+
+def user_verdict(form: str, perfect: bool) -> str | None:
+    """The reply of a judge that is asked for `form`: the simulated user is a person, or is none."""
+    if form == "":
+        return "- as scripted"
+    why, yes, similar = "as scripted", "YES" if perfect else "NO", float(perfect)
+    verdicts: dict[str, dict[str, Any]] = {
+        "Similarity": {"reasoning": why, "score": similar},
+        "LooseSimilarity": {"reasoning": why, "score": similar},
+        "Preference1": {"reasoning": why, "verdict": "A" if perfect else "B"},
+        "Preference2": {"reasoning": why, "verdict": "B" if perfect else "A"},
+        "Rubric": {"reasoning": why, "verdict": yes},
+        "Revision": {"critique": why, "explanation": why, "verdict": yes},
+    }
+    return json.dumps(verdicts[form]) if form in verdicts else None

@@ -1,29 +1,190 @@
-"""Notes for a company of players, the gap between books, and scripted scenes.
+"""CoSER: scores of a scene, notes for its players, and scripted scenes.
 
-One text goes to every character, so it may hold nothing that only one of them has on their mind,
-nothing of how the book goes on, and none of its lines. Rules look at what was said: its length, its
-repetitions, the phrases of an assistant, and which dimension the critics liked least. A model coach
-reads the critics' reasoning without the sentences that echo what is private.
+`paper` (CoSER, Wang et al. 2025): a critic lists flaws by dimension with a severity from 1 to 5
+(up to 10 for repetition). With n messages of characters
 
-The scripts are for self-checks, canaries and trials without a model (`soul serve partner coser`): a
-scene of assistants, verdicts, and a scripted environment.
+    score of a dimension = 100 − 5 · (Σ severity − 0.3 · n), kept within 0 and 100
+
+and the value is the mean of the four / 100. `reference`: four marks from 1 to 10, value = mean of
+(mark − 1) / 9; BLEU and ROUGE-L as in its implementation without optional packages. One note goes
+to every character, so it holds nothing that only one of them knows, nothing of how the book goes
+on, and none of its lines.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from soulkit.judge.leaks import LeakView
+from soulkit.judge.structured import VerdictShape
+from soulkit.metrics.text import common_length
 from soulkit.runs.records import drafts
-from soulkit.tasks.coser.scoring import ASPECTS, HIGHEST, LOWEST
 from soulkit.tasks.kit.coaching import longest_text, remarks_without_secrets, repeated_texts
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Line, Record, Score
+
+TOLERANCE = 0.3
+"""Severity that every message of a character is allowed."""
+POINTS = 5.0
+"""What a point of severity costs, of 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aspect:
+    """One of the four dimensions: its published name, and the kinds of flaws that belong to it."""
+
+    title: str
+    kinds: tuple[str, ...]
+
+
+ASPECTS: dict[str, Aspect] = {
+    "storyline_consistency": Aspect("Storyline Consistency", ("Storyline Consistency",)),
+    "anthropomorphism": Aspect(
+        "Anthropomorphism",
+        ("Self-identity", "Emotional Depth", "Persona Coherence", "Social Interaction"),
+    ),
+    "character_fidelity": Aspect(
+        "Character Fidelity",
+        ("Character Language", "Knowledge & Background", "Personality & Behavior",
+         "Relationship & Social Status"),
+    ),
+    "storyline_quality": Aspect(
+        "Storyline Quality", ("Flow & Progression", "Logical Consistency")
+    ),
+}  # fmt: skip
+"""Slug (the purpose of its question, the name of its metric) → dimension, in published order."""
+
+
+class _Flaw(VerdictShape):
+    instance: str
+    type: str
+    severity: int = Field(ge=1, le=5)
+
+
+class _Repetition(VerdictShape):
+    instance: str
+    severity: int = Field(ge=1, le=10)
+
+
+class Flaws(VerdictShape):
+    """What a critic lists on one dimension."""
+
+    reasoning: str
+    flaws: tuple[_Flaw, ...]
+
+    @property
+    def severity(self) -> int:
+        """All severities together."""
+        return sum(flaw.severity for flaw in self.flaws)
+
+
+class FlawsAndRepetitions(Flaws):
+    """The same on a dimension that looks for repetition, too."""
+
+    repetitions: tuple[_Repetition, ...]
+
+    @property
+    def severity(self) -> int:
+        return super().severity + sum(repetition.severity for repetition in self.repetitions)
+
+
+def flaw_shape(slug: str) -> type[Flaws]:
+    """The verdict that is asked for on a dimension."""
+    return FlawsAndRepetitions if slug == "storyline_quality" else Flaws
+
+
+def flaw_score(severity: float, messages: int) -> float:
+    """Severities and messages of characters → 0 to 100."""
+    return max(0.0, min(100.0, 100.0 - POINTS * (severity - TOLERANCE * messages)))
+
+
+def scene_value(scores: Mapping[str, float]) -> float:
+    """The mean of the four dimensions' scores (0 to 100), as a share."""
+    return mean_share([scores[slug] for slug in ASPECTS])
+
+
+def mean_share(scores: Iterable[float]) -> float:
+    """The mean of scores out of 100, as a share."""
+    values = list(scores)
+    return sum(values) / len(values) / 100
+
+
+LOWEST, HIGHEST = 1, 10
+
+
+class _Mark(VerdictShape):
+    reasoning: str
+    score: int = Field(ge=LOWEST, le=HIGHEST)
+
+
+class Marks(VerdictShape):
+    """A judge's four marks, under the published names."""
+
+    storyline_consistency: _Mark = Field(alias="Storyline Consistency")
+    character_fidelity: _Mark = Field(alias="Character Fidelity")
+    anthropomorphism: _Mark = Field(alias="Anthropomorphism")
+    storyline_quality: _Mark = Field(alias="Storyline Quality")
+
+    def marks(self) -> dict[str, int]:
+        """Dimension → its mark."""
+        return {slug: getattr(self, slug).score for slug in ASPECTS}
+
+    def reasons(self) -> dict[str, str]:
+        """Dimension → why."""
+        return {slug: getattr(self, slug).reasoning for slug in ASPECTS}
+
+
+def anchored(mark: float) -> float:
+    """A mark from 1 to 10 as points from 0 to 100, to one decimal."""
+    return round((max(LOWEST, min(HIGHEST, mark)) - 1) * 100 / 9, 1)
+
+
+MOST_ORDERS = 4
+
+
+def plain_bleu(reference: str, hypothesis: str) -> float:
+    """Unsmoothed BLEU of one text against another, 0 to 1; 0 where either is empty."""
+    gold, words = _words(reference), _words(hypothesis)
+    if not gold or not words:
+        return 0.0
+    orders = range(1, min(MOST_ORDERS, len(words)) + 1)
+    shares = [_precision(gold, words, order) for order in orders]
+    if not all(shares):
+        return 0.0
+    brevity = 1.0 if len(words) >= len(gold) else math.exp(1 - len(gold) / len(words))
+    return brevity * math.exp(sum(map(math.log, shares)) / len(shares))
+
+
+def plain_rouge_l(reference: str, hypothesis: str) -> float:
+    """F1 of the longest common subsequence of words, 0 to 1; 0 where either is empty."""
+    gold, words = _words(reference), _words(hypothesis)
+    common = common_length(gold, words)
+    if not common:
+        return 0.0
+    precision, recall = common / len(words), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _precision(gold: Sequence[str], words: Sequence[str], order: int) -> float:
+    total = len(words) - order + 1
+    counts = Counter(tuple(words[i : i + order]) for i in range(total))
+    limits = Counter(tuple(gold[i : i + order]) for i in range(len(gold) - order + 1))
+    return sum(min(count, limits[gram]) for gram, count in counts.items()) / total
+
 
 RUBRIC = ("Storyline Consistency", "Character Fidelity", "Storyline Quality", "severity")
 """Words of the critics that nobody in a scene would use."""
