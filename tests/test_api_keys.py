@@ -15,10 +15,15 @@ from soulkit.api_keys import holds_key, masked, masked_json, printable, remember
 KEYS = ("sk-test-0123456789abcdef", "gsk/4f+09aB17cD22eF93==", "pAss%41word&#115;x\\y")
 
 
-@pytest.fixture(autouse=True, scope="module", params=KEYS)
+@pytest.fixture(scope="module", params=KEYS)
 def key(request: pytest.FixtureRequest) -> str:
-    remember(request.param)
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _known() -> None:
+    for one in KEYS:
+        remember(one)
 
 
 def escaped(key: str) -> str:
@@ -80,8 +85,6 @@ def test_everything_else_stays_as_it_came() -> None:
 
 
 def test_several_keys_in_one_text() -> None:
-    for key in KEYS:
-        remember(key)
     assert masked(f"{KEYS[0]} and {KEYS[1]},{KEYS[0]}") == "[key] and [key],[key]"
 
 

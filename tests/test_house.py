@@ -1,11 +1,19 @@
-"""What every file of the repository keeps to; the limits stand in CONTRIBUTING.md."""
+"""What every file of the repository keeps to; the limits stand in CONTRIBUTING.md.
+
+What importing may cost: no torch outside the training code, nothing heavy at the door.
+
+A benchmark lives in its folder: no other code names one, and no folder knows another.
+"""
 
 from __future__ import annotations
 
 import ast
 import gc
+import os
 import re
 import subprocess
+import sys
+import typing
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +22,10 @@ from pathlib import Path
 
 import grimp
 import pytest
+
+from soulkit.tasks.kit.registry import load_registry
+from soulkit.tasks.kit.spec import HookKey
+from soulkit.tasks.kit.user_code import BUILTIN
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "soulkit"
@@ -24,8 +36,6 @@ MODULES_OF_A_PACKAGE = 15
 LINES_OF_A_FUNCTION = 60
 FROZEN = {"soulkit/models/local/decode.py": 480}
 """Files that may be mended and not grown → most lines. What the decode loop lacks, vLLM has."""
-WITH_TORCH = (PACKAGE / "train", PACKAGE / "models" / "local")
-HEAVY = {"torch", "transformers", "peft", "vllm"}
 
 # Spelled in two parts, so that this file does not mention what it forbids.
 FOREIGN = {
@@ -137,31 +147,6 @@ def test_only_the_command_line_prints() -> None:
     assert printing == []
 
 
-def imported_at_the_top(body: list[ast.stmt]) -> Iterator[str]:
-    """First names of packages imported outside functions and outside TYPE_CHECKING."""
-    for node in body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
-            yield from imported_at_the_top([*node.body, *node.orelse])
-        elif isinstance(node, ast.Try):
-            yield from imported_at_the_top([*node.body, *node.orelse, *node.finalbody])
-        elif isinstance(node, ast.ClassDef | ast.With):
-            yield from imported_at_the_top(node.body)
-
-
-def test_heavy_packages_are_loaded_late() -> None:
-    early = {
-        short(path): packages
-        for path in SOURCES
-        if not any(path.is_relative_to(room) for room in WITH_TORCH)
-        if (packages := HEAVY.intersection(imported_at_the_top(tree(path).body)))
-    }
-    assert early == {}
-
-
 def test_no_failure_is_swallowed() -> None:
     """No handler of everything whose body does nothing."""
     silent = [
@@ -203,3 +188,161 @@ def test_no_secret_is_written_down() -> None:
         if pattern.search(text(path)) and not path.is_relative_to(ROOT / "tests")
     }
     assert places == set()
+
+
+# --- imports --------------------------------------------------------------------------------------
+
+OPTIONAL = {"torch", "transformers", "peft", "vllm", "matplotlib", "tensorboard", "trackio"}
+OPTIONAL |= {"wandb", "liger_kernel", "safetensors"}
+LIGHT = (
+    ("soulkit", "soulkit."),
+    ("soulkit.types, soulkit.errors, soulkit.text, soulkit.runs.folder",
+     "torch transformers openai datasets pyarrow numpy pydantic rich"),
+    ("soulkit.config", "torch transformers openai datasets numpy"),
+    # The package of OpenAI takes as long to import as everything else; calls do without it.
+    ("soulkit.cli.app, soulkit.cli.eval, soulkit.eval.run.runner, soulkit.models.api.endpoint, "
+     "soulkit.models.api.batch_endpoint, soulkit.models.api.probing", "openai torch"),
+)  # fmt: skip
+"""Modules that are imported one after the other, and what is not loaded after each."""
+
+
+def test_the_lower_layers_are_light() -> None:
+    lines = ["import sys"]
+    for modules, heavy in LIGHT:
+        test = f"m.startswith({heavy!r})" if heavy.endswith(".") else f"m in {heavy.split()}"
+        lines += [f"import {modules}", f"print(*[m for m in sys.modules if {test}])"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["soulkit.version", "", "", ""]
+
+
+def at_import_time(tree: ast.Module) -> set[str]:
+    """First names of the packages that a module imports when it is itself imported."""
+    packages: set[str] = set()
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            packages.add(node.module.partition(".")[0])
+        lazy = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        if not isinstance(node, lazy) and not _types_only(node):
+            waiting.extend(ast.iter_child_nodes(node))
+    return packages
+
+
+def _types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def test_optional_packages_are_imported_inside_functions() -> None:
+    early = {
+        short(path): packages
+        for path in SOURCES
+        if not short(path).startswith(("soulkit/train/", "soulkit/models/local/"))
+        if (packages := at_import_time(tree(path)) & OPTIONAL)
+    }
+    assert early == {}
+
+
+def test_the_finder_of_imports_sees_what_it_should() -> None:
+    tree = ast.parse(
+        "import a.b\nfrom c import d\nif x:\n    import e\n"
+        "if TYPE_CHECKING:\n    import f\ndef g():\n    import h\nclass K:\n    import i\n"
+    )
+    assert at_import_time(tree) == {"a", "c", "e", "i"}
+
+
+NEED_TORCH = ("train", "models.local", "distill.run", "demo.training")
+"""Packages and modules that may need torch when they are imported."""
+IMPORT_ALL = """
+import importlib, pkgutil, soulkit
+for module in pkgutil.walk_packages(soulkit.__path__, "soulkit."):
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError:
+        print(module.name)
+"""
+
+
+def test_everything_else_is_imported_without_torch() -> None:
+    """Also what the other modules import of `train`: a report, a plan, a rescoring."""
+    path = os.pathsep.join([str(ROOT / "tests" / "without_torch"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    names = [name.removeprefix("soulkit.") for name in done.stdout.split()]
+    assert "train.step" in names, "torch was found"
+    assert [name for name in names if not f"{name}.".startswith(tuple(f"{one}." for one in
+            NEED_TORCH))] == []  # fmt: skip
+    light = ("train.ablate", "train.ends", "train.config", "train.planning", "train.state.recorded")
+    assert set(light) & set(names) == set()
+
+
+# --- benchmarks -----------------------------------------------------------------------------------
+
+FOLDERS = sorted(
+    path.name
+    for path in BUILTIN.iterdir()
+    if path.name != "kit" and (path / "__init__.py").is_file()
+)
+GENERAL = sorted(
+    path
+    for path in SOURCES
+    if not {*(BUILTIN / name for name in FOLDERS), PACKAGE / "demo"} & {*path.parents}
+)
+WORDS = {"instructions", "mistakes", "templates", "tom"}
+"""Names of folders and tasks that are words of their own."""
+
+
+def names() -> list[str]:
+    declared = {*load_registry().specs, *FOLDERS, "hi-tom", "paratomi", "userllm", "usersim"}
+    return sorted(declared - WORDS)
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file names in an import, wherever in it the import stands."""
+    nodes = list(ast.walk(tree(path)))
+    whole = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+    return whole | {f"{n.module}.{alias.name}" for n in froms for alias in n.names}
+
+
+def test_general_code_names_no_benchmark() -> None:
+    pattern = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, names()))})(?![\w-])", re.I)
+    named = []
+    for path in GENERAL:
+        for match in pattern.finditer(text(path)):
+            line = text(path)[: match.start()].count("\n") + 1
+            named.append(f"{path.relative_to(PACKAGE)}:{line}: {match[0]}")
+    assert named == []
+
+
+def test_general_code_imports_no_benchmark() -> None:
+    homes = tuple(f"soulkit.tasks.{name}" for name in FOLDERS)
+    wrong = {path: [m for m in imports(path) if m.startswith(homes)] for path in GENERAL}
+    assert {path: modules for path, modules in wrong.items() if modules} == {}
+
+
+def test_a_benchmark_knows_no_other() -> None:
+    for folder in FOLDERS:
+        others = tuple(f"soulkit.tasks.{name}." for name in FOLDERS if name != folder)
+        for path in (BUILTIN / folder).rglob("*.py"):
+            assert {m for m in imports(path) if m.startswith(others)} == set(), path
+
+
+def test_every_folder_belongs_to_a_declared_task() -> None:
+    homes = {spec.home.folder.name for spec in load_registry().specs.values()}
+    assert set(FOLDERS) == homes
+
+
+def test_every_function_that_a_declaration_names_is_there() -> None:
+    for name, spec in load_registry().specs.items():
+        for key in typing.get_args(HookKey):
+            hook = spec.hook(name, key)
+            assert (hook is not None) == bool(getattr(spec, key))
+            flags = [option.flag for option in hook.options.values()] if hook else []
+            assert all(flag.startswith("--") for flag in flags)

@@ -105,67 +105,53 @@ def test_a_config_file_of_a_run_may_be_given_back(tmp_path: Path, model: Path) -
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def test_a_task_without_training_data(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+KEEPER = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5")
+PLAYS: tuple[Any, ...] = (*TOMI, *SMALL)
+REFUSED: dict[str, tuple[str, tuple[Any, ...], str, str]] = {
+    "no training data": ("grpo", ("--task", "tomi", *SMALL), "no training data", "synth:"),
+    "an unknown task": (
+        "ditto", ("--task", "tomy", "--data", "tomy=synth:9", *SMALL), "tomy", "tomi",
+    ),
+    "too many rows": ("grpo", ("--task", "tomi", "--data", "tomi=synth:many"), "synth:many", ""),
+    "no rows": ("grpo", ("--task", "tomi", "--data", "tomi=synth:0"), "synth:0", ""),
+    "no file": ("grpo", ("--task", "tomi", "--data", "tomi=nowhere.jsonl"), "nowhere.jsonl", ""),
+    "data of another task": ("grpo", (*PLAYS, "--data", "hitom=synth:5"), "'hitom'", ""),
+    "random weights": ("grpo", (*PLAYS, "--model", "tiny"), "random weights", "sft"),
+    "no partner": ("ditto", (*KEEPER, *SMALL), "'partner'", "--partner"),
+    "an unreadable partner": (
+        "ditto", (*KEEPER, *SMALL, "--partner", "x"), "endpoint:MODEL@URL", "",
+    ),
+    "a partner at no address": (
+        "ditto", (*KEEPER, *SMALL, "--partner", "endpoint:x@ftp://nowhere"), "ftp://nowhere", "",
+    ),
+    **{f"the coach {name}": ("ditto", (*PLAYS, "--coach", name), "endpoint:MODEL@URL", "")
+       for name in ("model", "wise", "vllm:", "scripted:", "local")},
+    "prompts that do not fit": (
+        "grpo", replaced(PLAYS, ("--max-tokens", 500)), "30 of 30 prompts do not fit",
+        "--max-tokens",
+    ),
+    "a distance to a base that is gone": (
+        "grpo", (*PLAYS, "--set", "full=true", "--set", "kl_coef=0.1"), "", "kl_coef",
+    ),
+    "no adapter": ("grpo", (*PLAYS, "--adapter", Path(__file__).parent), "no adapter", ""),
+    "an adapter beside all weights": ("sft", (*TOMI, "--full", "--adapter", "x"), "adapter", ""),
+    "a setting without a value": ("sft", (*TOMI, "--set", "kl_coef"), "kl_coef", "Write --set"),
+    "an unknown setting": ("sft", (*TOMI, "--set", "kl_koef=1"), "", "kl_coef"),
+    "no steps": ("sft", (*TOMI, "--steps", 0), "steps", ""),
+    "a ratio that is none": ("sft", replaced(TOMI, ("--task", "tomi:zero")), "ratio", ""),
+    "no model": ("sft", (*TOMI, "--model", "/no/such/folder"), "folder", ""),
+}  # fmt: skip
+"""Name → method, options, words of the error and of the fix."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_is_refused(
+    name: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", *SMALL)
-    assert "no training data" in lines["error"] and "synth:" in lines["fix"]
-
-
-def test_an_unknown_task(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--task", "tomy", "--data", "tomy=synth:9")
-    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options, *SMALL)
-    assert "tomy" in lines["error"] and "tomi" in lines["fix"]
-
-
-@pytest.mark.parametrize("data", ["tomi=synth:many", "tomi=synth:0", "tomi=nowhere.jsonl"])
-def test_data_that_is_not_there(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], data: str
-) -> None:
-    lines = errors(
-        capsys, tmp_path / "r", "grpo", "--model", model, "--task", "tomi", "--data", data
-    )
-    assert data.partition("=")[2] in lines["error"]
-
-
-def test_data_for_a_task_that_is_not_trained(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = (*TOMI, "--data", "hitom=synth:5", *SMALL)
-    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)
-    assert "'hitom'" in lines["error"]
-
-
-def test_random_weights_cannot_be_reinforced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = errors(capsys, tmp_path / "r", "grpo", "--model", "tiny", *TOMI, *SMALL)
-    assert "random weights" in lines["error"] and "sft" in lines["fix"]
-
-
-def test_a_missing_partner(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
-    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options)
-    assert "'partner'" in lines["error"] and "--partner" in lines["fix"]
-    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options, "--partner", "x")
-    assert "endpoint:MODEL@URL" in lines["error"]
-
-
-def test_a_partner_at_no_address(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--task", "secret_keeper", "--data", "secret_keeper=synth:5", *SMALL)
-    errors(capsys, tmp_path / "r", "ditto", "--model", model, *options,
-         "--partner", "endpoint:x@ftp://nowhere")  # fmt: skip
-
-
-@pytest.mark.parametrize("coach", ["model", "wise", "vllm:", "scripted:", "local"])
-def test_a_coach_that_nobody_knows(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], coach: str
-) -> None:
-    options = (*TOMI, *SMALL, "--coach", coach)
-    lines = errors(capsys, tmp_path / "r", "ditto", "--model", model, *options)
-    assert "endpoint:MODEL@URL" in lines["error"]
+    method, options, error, fix = REFUSED[name]
+    given = options if "--model" in options else ("--model", model, *options)
+    lines = errors(capsys, tmp_path / "r", method, *given)
+    assert error in lines["error"] and fix in lines["fix"]
 
 
 def test_a_tokenizer_without_a_chat_template(
@@ -178,63 +164,15 @@ def test_a_tokenizer_without_a_chat_template(
     assert "no chat template" in lines["error"]
 
 
-def test_prompts_that_do_not_fit(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = replaced((*TOMI, *SMALL), ("--max-tokens", 500))
-    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)
-    assert "30 of 30 prompts do not fit" in lines["error"] and "--max-tokens" in lines["fix"]
-
-
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_tracker_that_is_not_installed(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    try:
-        __import__(name)
-    except ImportError:
-        pass
-    else:
-        pytest.skip(f"{name} is installed")
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, name, None)
     lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *TOMI, *SMALL, "--track", name)
     assert f"'{name}' is not installed" in lines["error"]
     assert install_line(name) in lines["fix"]
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        (("--full", "--adapter", "somewhere"), "adapter"),
-        (("--set", "kl_coef"), "NAME=VALUE"),
-        (("--set", "kl_koef=1"), "kl_coef"),
-        (("--steps", "0"), "steps"),
-        (("--task", "tomi:zero"), "ratio"),
-        (("--data", "tomi=synth:5", "--model", "/no/such/folder"), "folder"),
-    ],
-)
-def test_settings_that_make_no_sense(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], options: Any, word: str
-) -> None:
-    usual = ("--model", model, *TOMI)
-    lines = errors(capsys, tmp_path / "r", "sft", *replaced(usual, options))
-    assert word in " ".join(lines.values())
-
-
-def test_a_penalty_on_the_distance_to_a_base_that_is_gone(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = (*TOMI, *SMALL, "--set", "full=true", "--set", "kl_coef=0.1")
-    lines = errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)
-    assert "kl_coef" in lines["fix"]
-
-
-def test_an_adapter_that_is_none(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = (*TOMI, *SMALL, "--adapter", tmp_path)
-    assert (
-        "no adapter" in errors(capsys, tmp_path / "r", "grpo", "--model", model, *options)["error"]
-    )
 
 
 def test_training_goes_on_from_a_runs_adapter(tmp_path: Path, model: Path) -> None:
