@@ -16,7 +16,7 @@ from soulkit.errors import DataError
 from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.kit.made_rows import VOICES
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.sim_arena.judging import features
+from soulkit.tasks.sim_arena.data import features
 from tests.support.road import synth, synth_examples, task_of
 
 TASKS = ("mirrorbench", "sim_doc", "sim_math")
