@@ -173,12 +173,11 @@ def _train(method: str, values: Mapping[str, Any]) -> None:
     reporter = ConsoleReporter(f"train {method}")
     with reporter.working("starting"):
         from soulkit.train.config import TrainConfig
-        from soulkit.train.more_steps import steps_before, with_more_steps
         from soulkit.train.objectives.base import overruled
         from soulkit.train.run import prepare_training, refuse_untrainable, train
         from soulkit.train.setup.feedback_check import zero_weight_remark
         from soulkit.train.state.metrics import read_step_lines
-        from soulkit.train.state.stops import flat_total
+        from soulkit.train.state.stops import flat_total, steps_before, with_more_steps
 
     if remark := overruled(method):
         print_note(remark)

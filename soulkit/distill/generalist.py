@@ -18,8 +18,8 @@ from typing import Any
 from soulkit.distill.config import SELECTED, DistillConfig
 from soulkit.distill.experts import Expert, common_base
 from soulkit.distill.measure import GENERALIST
-from soulkit.distill.overlap import find_overlaps
 from soulkit.distill.sample import (
+    find_overlaps,
     open_roles_filled,
     refuse_other_teachers,
     training_work,

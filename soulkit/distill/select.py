@@ -38,8 +38,13 @@ from soulkit.data.near_duplicates import Words, folded_words, same_words
 from soulkit.data.rows import share_of
 from soulkit.distill.config import SELECTED, SELECTION, STAGES, DistillConfig, stages_after
 from soulkit.distill.experts import Expert
-from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.sample import refuse_other_samples, samples_folder, training_work, work_aside
+from soulkit.distill.sample import (
+    find_overlaps,
+    refuse_other_samples,
+    samples_folder,
+    training_work,
+    work_aside,
+)
 from soulkit.errors import DataError, RunError
 from soulkit.eval.run.resume import draft_keys
 from soulkit.play.plan import Work

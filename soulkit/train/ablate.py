@@ -32,8 +32,8 @@ from soulkit.runs.jsonl import read_value, sparse, write_json
 from soulkit.tasks.kit.registry import NotForTraining
 from soulkit.text import one_line
 from soulkit.train.config import TrainConfig, settings_class
-from soulkit.train.more_steps import identity_before, steps_before, with_more_steps
 from soulkit.train.objectives.base import method_class, rollout_methods
+from soulkit.train.state.stops import identity_before, steps_before, with_more_steps
 
 if TYPE_CHECKING:
     from soulkit.play.plan import Plan

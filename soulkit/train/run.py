@@ -36,7 +36,6 @@ from soulkit.runs.records import DEV_EPISODES, dev_after, load_records, newest_d
 from soulkit.train.config import TINY, TrainConfig
 from soulkit.train.model.policy import Policy, load_policy
 from soulkit.train.model.teacher import load_teacher, start_ema, teacher_of
-from soulkit.train.more_steps import identity_before, take_more_steps, with_more_steps
 from soulkit.train.planning import refuse_unfitting, training_plan
 from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
@@ -68,7 +67,7 @@ from soulkit.train.state.loop import Loop, Measure
 from soulkit.train.state.metrics import read_step_lines
 from soulkit.train.state.model_card import model_note, write_card
 from soulkit.train.state.step_metrics import rewards_of
-from soulkit.train.state.stops import Skips
+from soulkit.train.state.stops import Skips, identity_before, take_more_steps, with_more_steps
 from soulkit.train.state.summary import (
     LAST_STEPS,
     TrainSummary,

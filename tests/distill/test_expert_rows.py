@@ -18,8 +18,7 @@ from soulkit.distill.expert_rows import note_rows, rows_and_players_words, with_
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.generalist import generalist_config
 from soulkit.distill.measure import measured_tasks, measurements
-from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.sample import sample_config, training_work, work_aside
+from soulkit.distill.sample import find_overlaps, sample_config, training_work, work_aside
 from soulkit.errors import DataError, RunError
 from soulkit.eval.config import load_work
 from soulkit.runs.folder import read_config

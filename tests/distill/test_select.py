@@ -21,8 +21,14 @@ from hypothesis import strategies as st
 from soulkit.distill.config import DistillConfig
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.generalist import generalist_config, generalist_folder
-from soulkit.distill.overlap import find_overlaps
-from soulkit.distill.sample import budget_left, sample, sample_config, samples_folder, training_work
+from soulkit.distill.sample import (
+    budget_left,
+    find_overlaps,
+    sample,
+    sample_config,
+    samples_folder,
+    training_work,
+)
 from soulkit.distill.select import (
     SampleChoice,
     SampleFacts,

@@ -1,21 +1,34 @@
-"""Skipped updates, what is said about a step, and why a run ends before its steps are done.
+"""Skipped updates, what is said about a step, why a run ends early, and more steps for one.
 
 One update with a number that is not finite may be bad luck; several in a row mean that the model or
 the settings are broken. The count of those that follow each other stands in the step's line as long
 as it is not 0, so a resumed run continues it. At `MOST_SKIPS` the run stops behind a checkpoint. It
 also stops when feedback is of no use, and when so many steps in a row learn nothing.
+
+`--steps` may be raised, whether the run has ended or not; everything else must be as it was. A
+cosine schedule then ends at the new last step, and the usual warm-up stays that of the old number.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from soulkit.errors import RunStopped, UserError
+from soulkit.errors import RunError, RunStopped, UserError
 from soulkit.judge.coach import LEAST_DISTINCT
 from soulkit.play.plan import pays
+from soulkit.reporting import Reporter
+from soulkit.runs.folder import (
+    Run,
+    change_settings,
+    is_run,
+    plain_config,
+    read_config,
+    read_environment,
+)
 from soulkit.train.config import TrainConfig
 from soulkit.train.rollouts.canaries import FELL
 from soulkit.train.rollouts.feedback import feedback_in_vain
@@ -217,3 +230,72 @@ def _flat_for_too_long(config: TrainConfig, flat: int) -> RunStopped:
         f"The weights so far are kept. To mend it, {WAYS}. The same command goes on for as many "
         "steps; --stop-flat 0 never ends a run.",
     )  # fmt: skip
+
+
+# --- more steps -----------------------------------------------------------------------------------
+
+
+def steps_before(path: Path) -> int | None:
+    """The steps that the run in folder `path` was to take; None where there is no run."""
+    steps = read_config(path).get("steps") if is_run(path) else None
+    return steps if isinstance(steps, int) else None
+
+
+def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
+    """`config` for the run in `path`: with its warm-up, unless another one was asked for.
+
+    RunError when fewer steps are asked for than the run was begun with.
+    """
+    before = steps_before(path)
+    if before is None or before == config.steps:
+        return config
+    if read_environment(path).get("command") != f"train {config.method}":  # refused anyway
+        return config
+    if config.steps < before:
+        raise RunError(
+            f"{path} was begun with {before} steps, and now --steps is {config.steps}.",
+            "Steps of a run can be raised and not lowered: its schedule and its results are those "
+            "of the larger number.",
+            f"Write --steps {before} or more, or give another folder with --out.",
+        )
+    warm_up = read_config(path).get("warmup_steps")
+    if warm_up is None or "warmup_steps" in config.model_fields_set:
+        return config
+    return config.model_copy(update={"warmup_steps": warm_up})
+
+
+def identity_before(config: TrainConfig, path: Path) -> dict[str, Any]:
+    """What makes the run in `path` this one: the settings of `config`, with its number of steps."""
+    before = steps_before(path)
+    return {**config.identity(), **({} if before is None else {"steps": before})}
+
+
+def take_more_steps(run: Run, config: TrainConfig, reporter: Reporter) -> None:
+    """Record the new number of steps where it was raised, and say what depended on the old one.
+
+    The old summary moves aside: the run is unfinished until the new one is written.
+    """
+    before = steps_before(run.path)
+    if before is None or before >= config.steps:
+        return
+    reporter.note(more_steps_words(config, before, run.path))
+    if run.summary_path.is_file():
+        os.replace(run.summary_path, run.path / f"summary_{before}_steps.json")
+    change_settings(run, plain_config(config.identity()), {"steps": [before, config.steps]})
+
+
+def more_steps_words(config: TrainConfig, before: int, path: Path) -> str:
+    """`steps raised from 40 to 80: …`, with what depended on the old number."""
+    facts = []
+    if config.lr_schedule == "cosine":
+        facts.append(
+            f"the learning rate follows a cosine that now ends at step {config.steps}; steps up to "
+            f"{before} followed one that ended there"
+        )
+    if config.warmup_steps:
+        facts.append(f"the warm-up stays {config.warmup_steps} steps")
+    if any((folder / "ablation.json").is_file() for folder in path.resolve().parents[:2]):
+        facts.append("this run is part of a comparison: give the others as many steps with "
+                     "soul train ablate --steps")  # fmt: skip
+    told = "; ".join(facts) or "nothing else depends on their number"
+    return f"steps raised from {before} to {config.steps}: {told}"
