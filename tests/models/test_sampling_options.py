@@ -17,7 +17,7 @@ from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.client import completion_request, gives_logprobs
 from soulkit.types import ADDED_LATER, Call, Completion, Form, Sampling, Segment
 from tests.support.evaluation import api, oracle
-from tests.support.servers.openai_server import Fault, ScriptedServer
+from tests.support.servers.openai_server import ScriptedServer
 
 CALL = Call(role="judge", example_id="e1")
 CUT = Sampling(top_k=40, min_p=0.05)
@@ -80,17 +80,6 @@ def test_a_server_is_sent_the_cuts(owner: str) -> None:
     body = server.requests[-1]
     assert (body["top_k"], body["min_p"]) == (40, 0.05)
     assert not reply.dropped
-
-
-def test_a_server_that_refuses_a_cut_is_asked_without_it_and_the_reply_says_so() -> None:
-    def refuses(index: int, body: dict[str, Any]) -> Fault | None:
-        message = "Unrecognized request argument: min_p"
-        return Fault.status_error(400, message) if "min_p" in body else None
-
-    with ScriptedServer(script=refuses) as server:
-        reply = asked(Endpoint(model="m", base_url=server.base_url, backoff_s=0.0), CUT)
-    assert reply.dropped == ("min_p",)
-    assert server.requests[-1]["top_k"] == 40
 
 
 @pytest.mark.torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -107,31 +108,83 @@ def test_strict_server_refusals_are_paid_once_and_recorded() -> None:
     assert not {"temperature", "max_tokens"} & set(server.requests[-1])
 
 
-@pytest.mark.parametrize(
-    ("error", "dropped"),
-    [
-        (Fault.status_error(400, "x", param="seed", code="unsupported_parameter"), "seed"),
-        (Fault.status_error(400, "`stop` is not supported by this model"), "stop"),
-        (Fault.status_error(400, "Unrecognized request argument: top_p"), "top_p"),
-        (
-            Fault.status_error(400, "unknown", param="chat_template_kwargs.enable_thinking"),
-            "thinking",
-        ),
-        (
-            Fault(
-                status=422,
-                raw=b'{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}',
-            ),
-            "seed",
-        ),
-    ],
-)
-def test_refusals_in_many_words(error: Fault, dropped: str) -> None:
-    sampling = Sampling(seed=1, stop=("X",), top_p=0.5, thinking=True)
-    with ScriptedServer(script={0: error}) as server:
-        got = ask(endpoint(server, max_attempts=1), sampling)
-    assert got.dropped == (dropped,)
-    assert got.text
+def refused(message: str, status: int = 400, **more: Any) -> Fault:
+    return Fault.status_error(status, message, **more)
+
+
+CUTS, WARM = Sampling(top_k=40, min_p=0.05), Sampling(temperature=0.3)
+EVERY = Sampling(seed=1, stop=("X",), top_p=0.5, thinking=True)
+FORBIDDEN = b'{"detail":[{"type":"extra_forbidden","loc":["body","seed"]}]}'
+DROPPED: dict[str, tuple[Fault, str, Sampling, str]] = {
+    "by its field": (refused("x", param="seed", code="unsupported_parameter"), "seed", EVERY, ""),
+    "by its name": (refused("`stop` is not supported by this model"), "stop", EVERY, ""),
+    "as an argument": (refused("Unrecognized request argument: top_p"), "top_p", EVERY, ""),
+    "inside a field": (
+        refused("unknown", param="chat_template_kwargs.enable_thinking"), "chat_template_kwargs",
+        EVERY, "",
+    ),
+    "as a place in the body": (Fault(status=422, raw=FORBIDDEN), "seed", EVERY, ""),
+    "beside known ones": (
+        refused("unsupported: seed (there are temperature, top_p)"), "seed", EVERY, "",
+    ),
+    "a cut": (refused("Unrecognized request argument: min_p"), "min_p", CUTS, ""),
+    "neutral, of vLLM": (
+        refused("The min_p sampling parameter is not yet supported"), "min_p", WARM, "vllm",
+    ),
+    "neutral, of llama.cpp": (refused("bad repeat_penalty"), "repeat_penalty", WARM, "llamacpp"),
+    **{f"neutral top_p, {name}": (refused(message, param=param), "top_p", WARM, "")
+       for name, message, param in (
+        ("unsupported", "Unsupported parameter: 'top_p' is not supported here.", "top_p"),
+        ("by name", "x", "top_p"),
+        ("open interval", "Range of top_p should be (0.0, 1.0)", None),
+        ("out of range", "top_p: Input should be less than 1", "top_p"),
+        ("not both", "`temperature` and `top_p` cannot both be specified for this model.", None),
+        ("not both, by name", "temperature and top_p cannot be used together", "temperature"),
+        ("not both, unsupported", "Setting both temperature and top_p is not supported", None),
+    )},
+}  # fmt: skip
+"""Name → refusal, what it refuses, what is asked for, the server."""
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_a_setting_that_is_refused_is_left_out_from_then_on_and_the_reply_says_so(
+    name: str,
+) -> None:
+    fault, field, sampling, owner = DROPPED[name]
+    with ScriptedServer(
+        owner=owner, script=lambda index, body: fault if field in body else None
+    ) as server:
+        model = endpoint(server, model="scripted", max_attempts=1)
+        replies = [ask(model, sampling), ask(model, sampling)]
+    dropped = "thinking" if field == "chat_template_kwargs" else field
+    assert [reply.dropped for reply in replies] == [(dropped,)] * 2
+    assert [field in body for body in server.requests] == [True, False, False]
+    assert server.requests[-1]["temperature"] == sampling.temperature
+    assert sampling is not CUTS or server.requests[-1]["top_k"] == CUTS.top_k
+
+
+SOMETHING_ELSE = {
+    "a value of the user's": (Sampling(top_p=0.5), "Range of top_p should be (0.0, 1.0)", None),
+    "a value out of range": (
+        Sampling(temperature=9.0), "temperature must be at most 2", "temperature",
+    ),
+    "a request that is quoted": (
+        PLAIN, "invalid messages in {'temperature': 1.0, 'top_p': 1.0, 'max_tokens': 512}", None,
+    ),
+    "a request quoted as JSON": (PLAIN, 'bad request: {"top_p": 1.0, "top_k": -1}', None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOMETHING_ELSE)
+def test_other_refusals_are_not_mended_by_dropping_a_setting(name: str) -> None:
+    sampling, message, param = SOMETHING_ELSE[name]
+    fault = refused(message, param=param)
+    with (
+        ScriptedServer(script=lambda index, body: fault) as server,
+        pytest.raises(ProviderError, match=re.escape(message[:20])),
+    ):
+        ask(endpoint(server), sampling)
+    assert len(server.requests) == 1
 
 
 def test_refusing_everything_ends() -> None:
@@ -142,16 +195,6 @@ def test_refusing_everything_ends() -> None:
     with ScriptedServer(script=refuse) as server, pytest.raises(ProviderError):
         ask(endpoint(server), Sampling(seed=1, top_p=0.5, thinking=True, reasoning_effort="low"))
     assert len(server.requests) == 8
-
-
-def test_value_out_of_range_is_not_dropped() -> None:
-    error = Fault.status_error(400, "temperature must be at most 2", param="temperature")
-    with (
-        ScriptedServer(script={0: error}) as server,
-        pytest.raises(ProviderError, match="at most 2"),
-    ):
-        ask(endpoint(server), Sampling(temperature=9.0))
-    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.errors import ContextOverflow, ProviderError
+from soulkit.errors import ContextOverflow
 from soulkit.models.api.addresses import open_access
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.probing import Preflight
@@ -209,60 +209,6 @@ def test_what_such_a_server_refuses_is_dropped_and_recorded(tmp_path: Path) -> N
     assert stored.request is not None and "min_p" not in stored.request.beside
 
 
-REFUSALS = {
-    "unsupported": ("Unsupported parameter: 'top_p' is not supported with this model.", "top_p"),
-    "by name": ("x", "top_p"),
-    "open interval": ("Range of top_p should be (0.0, 1.0)", None),
-    "out of range": ("top_p: Input should be less than 1", "top_p"),
-    "not both": ("`temperature` and `top_p` cannot both be specified for this model.", None),
-    "not both, by name": ("temperature and top_p cannot be used together", "temperature"),
-    "not both, unsupported": ("Setting both temperature and top_p is not supported", None),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_a_neutral_top_p_is_given_up_and_the_temperature_stays(name: str) -> None:
-    """Whoever left `top_p` alone could ask such servers before, and still can."""
-    message, param = REFUSALS[name]
-
-    def script(index: int, body: dict[str, Any]) -> Fault | None:
-        return Fault.status_error(400, message, param=param) if "top_p" in body else None
-
-    with ScriptedServer(script=script) as server:
-        model = Endpoint(model="m", base_url=server.base_url, max_attempts=1)
-        got = ask(model, sampling=Sampling(temperature=0.3)) + ask(model)
-    assert [c.dropped for c in got] == [("top_p",)] * 2
-    assert [body["temperature"] for body in server.requests] == [0.3, 0.3, 1.0]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Range of top_p should be (0.0, 1.0)",
-        "invalid messages in {'temperature': 1.0, 'top_p': 1.0, 'max_tokens': 512}",
-        'bad request: {"top_p": 1.0, "top_k": -1}',
-    ],
-)
-def test_errors_about_something_else_are_not_mended_so(message: str) -> None:
-    """A value of the user's, or a request that is quoted whole."""
-    fault = Fault.status_error(400, message)
-    sampling = Sampling(top_p=0.5) if message.startswith("Range") else Sampling()
-    with ScriptedServer(script=lambda i, body: fault) as server, pytest.raises(ProviderError):
-        ask(Endpoint(model="m", base_url=server.base_url, max_attempts=1), sampling=sampling)
-    assert len(server.requests) == 1
-
-
-def test_an_unknown_parameter_is_not_taken_for_a_known_one_that_is_named_beside_it() -> None:
-    def script(index: int, body: dict[str, Any]) -> Fault | None:
-        if "seed" in body:
-            return Fault.status_error(400, "unsupported: seed (there are temperature, top_p)")
-        return None
-
-    with ScriptedServer(script=script) as server:
-        got = ask(Endpoint(model="m", base_url=server.base_url), sampling=Sampling(seed=3))
-    assert got[0].dropped == ("seed",) and server.requests[-1]["top_p"] == 1.0
-
-
 def test_a_dropped_top_p_stands_in_the_episode(tmp_path: Path) -> None:
     def script(index: int, body: dict[str, Any]) -> Fault | None:
         return Fault.status_error(400, "x", param="top_p") if "top_p" in body else None
@@ -415,15 +361,6 @@ def test_llama_cpp_is_sent_neutral_values_in_its_own_words() -> None:
                                                     "repetition_penalty")}
             for body in server.requests]  # fmt: skip
     assert sent == [{"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}] * 3
-
-
-def test_a_neutral_value_that_llama_cpp_refuses_is_given_up() -> None:
-    def script(index: int, body: Body) -> Fault | None:
-        return Fault.status_error(400, "bad repeat_penalty") if "repeat_penalty" in body else None
-
-    with LlamaServer(script=script) as server:
-        (reply,) = complete(Endpoint(model="scripted", base_url=server.base_url))
-    assert isinstance(reply, Completion) and reply.dropped == ("repeat_penalty",)
 
 
 @pytest.mark.parametrize(
