@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Generic, Literal, TypeVar
@@ -196,6 +196,44 @@ def agreement(values: Sequence[float], low: float, high: float) -> float | None:
     if not pairs or high <= low:
         return None
     return 1 - sum(abs(a - b) for a, b in pairs) / (len(pairs) * (high - low))
+
+
+Rated = tuple[Sequence[Opinion[T]], Callable[[T], float], float, float]
+"""Opinions, the number in each, and the ends of its scale."""
+
+
+def mean_agreement(rated: Iterable[Rated[Any]]) -> dict[str, float]:
+    """The metric `judge_agreement`: the mean over what was rated; empty for one opinion of each."""
+    values = (
+        agreement([read(answer) for answer in readable(opinions)], low, high)
+        for opinions, read, low, high in rated
+    )
+    numbers = [value for value in values if value is not None]
+    return {"judge_agreement": sum(numbers) / len(numbers)} if numbers else {}
+
+
+def verdicts_of(*panels: Iterable[Opinion[Any]]) -> tuple[Verdict, ...]:
+    """The opinions as they stand in a Score."""
+    return tuple(opinion.verdict() for opinions in panels for opinion in opinions)
+
+
+def in_words(opinions: Iterable[Opinion[Any]]) -> str:
+    """The fields of every readable opinion, a line each, a part's score before its reasons; with
+    several opinions each under its judge's name."""
+    known = [opinion for opinion in opinions if opinion.answer is not None]
+    blocks = []
+    for opinion in known:
+        head = [f"[{opinion.judge}, sample {opinion.sample}]"] if len(known) > 1 else []
+        lines = [f"{name}{_part_in_words(part)}" for name, part in opinion.fields.items()]
+        blocks.append("\n".join([*head, *lines]))
+    return "\n\n".join(blocks)
+
+
+def _part_in_words(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return f": {part}"
+    reasons = "; ".join(str(value) for name, value in part.items() if name != "score")
+    return f" {part['score']:g}: {reasons}"
 
 
 def pair_orders(

@@ -35,9 +35,10 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.verdict import after_blocks, split_thinking
@@ -299,6 +300,29 @@ class VerdictShape(BaseModel):
     """Base of a verdict: every field is required, of its very type, finite, and nothing else."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+def rated_part(
+    name: str, number: type[int] | type[float], reasons: str, ends: tuple[int, int] | None = None
+) -> type[VerdictShape]:
+    """The shape of `{reasons: "...", "score": number}`, the number within `ends`."""
+    limits = Field() if ends is None else Field(ge=ends[0], le=ends[1])
+    fields: dict[str, Any] = {reasons: (str, ...), "score": (number, limits)}
+    return create_model(name, __base__=VerdictShape, **fields)
+
+
+def dimension_shape(
+    name: str, about: str, parts: Mapping[str, type[VerdictShape]],
+    titles: Mapping[str, str] = MappingProxyType({}),
+) -> type[VerdictShape]:  # fmt: skip
+    """A shape with a part for each dimension; `titles` are their names in the judge's JSON.
+
+    `about` is part of the schema, and so of the question.
+    """
+    fields: dict[str, Any] = {
+        slug: (part, Field(alias=titles.get(slug))) for slug, part in parts.items()
+    }
+    return create_model(name, __base__=VerdictShape, __doc__=about, **fields)
 
 
 @dataclass(frozen=True, slots=True)

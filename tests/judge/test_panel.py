@@ -15,8 +15,15 @@ import pytest
 
 from soulkit.errors import ConfigError, UnreadableVerdict
 from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
-from soulkit.judge.panel import Opinion, ask_several, follow_up, opinions
-from soulkit.judge.structured import JudgeQuestion, VerdictShape, label_question, question
+from soulkit.judge.panel import Opinion, ask_several, follow_up, in_words, mean_agreement, opinions
+from soulkit.judge.structured import (
+    JudgeQuestion,
+    VerdictShape,
+    dimension_shape,
+    label_question,
+    question,
+    rated_part,
+)
 from soulkit.models.base import Cast, Panel
 from soulkit.types import Episode, Line, Trace
 from tests.support.road import NO_ONE, player
@@ -241,3 +248,53 @@ def test_a_judge_without_any_readable_decision_is_missing() -> None:
 
     with ScriptedServer(answer=answer) as server, pytest.raises(UnreadableVerdict, match="a: "):
         asyncio.run(asked(table(server.base_url)))
+
+
+# -- numbers and words of several opinions --------------------------------------------------------
+
+WARMTH = dimension_shape(
+    "Warmth", "Two scores.",
+    {"tone": rated_part("Tone", int, "why", (0, 10)), "care": rated_part("Care", float, "why")},
+    {"care": "Its care"},
+)  # fmt: skip
+
+
+def warmth(judge: str, tone: int, care: float, sample: int = 0) -> Opinion[Any]:
+    said = {"tone": {"why": "It smiles.", "score": tone}, "Its care": {"why": "So", "score": care}}
+    answer = WARMTH.model_validate_json(json.dumps(said))
+    return Opinion(judge, "warmth", sample, answer, answer.model_dump(mode="json"))
+
+
+UNREAD: Opinion[Any] = Opinion("c", "warmth", 0, None, {}, "no JSON")
+
+
+@pytest.mark.parametrize("tone", [-1, 11, 4.5, "4"])
+def test_a_part_is_a_number_of_its_kind_within_its_ends(tone: object) -> None:
+    said = {"tone": {"why": "", "score": tone}, "Its care": {"why": "", "score": 99}}
+    with pytest.raises(UnreadableVerdict, match="score"):
+        question("warmth", "How?", WARMTH).read(json.dumps(said))
+
+
+@pytest.mark.parametrize(
+    ("tones", "cares", "agreed"),
+    [((4, 6), (0.5, 0.5), 0.9), ((4, 4), (0, 1), 0.5), ((0, 10, 5), (1, 1, 1), 2 / 3)],
+)
+def test_agreement_is_the_mean_over_what_was_rated(
+    tones: Sequence[int], cares: Sequence[float], agreed: float
+) -> None:
+    panel = [warmth("a", *pair) for pair in zip(tones, cares, strict=True)]
+    rated = [([*panel, UNREAD], lambda said: said.tone.score, 0, 10),
+             (panel, lambda said: said.care.score, 0, 1)]  # fmt: skip
+    assert mean_agreement(rated) == {"judge_agreement": pytest.approx(agreed)}
+    assert mean_agreement([(panel[:1], lambda said: said.tone.score, 0, 10)]) == {}
+    assert mean_agreement([([UNREAD], float, 0, 1)]) == {}
+
+
+def test_opinions_in_words_have_a_line_for_each_part_and_a_head_where_there_are_several() -> None:
+    one = "tone 4: It smiles.\ncare 0.5: So"
+    assert in_words([warmth("a", 4, 0.5), UNREAD]) == one
+    assert in_words([warmth("a", 4, 0.5), warmth("b", 4, 0.5, 1)]) == (
+        f"[a, sample 0]\n{one}\n\n[b, sample 1]\n{one}"
+    )
+    said: Opinion[Any] = Opinion("a", "coverage", 0, "x", {"thought": "Half.", "score": 0.5})
+    assert in_words([said]) == "thought: Half.\nscore: 0.5"

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import Field
 
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.structured import VerdictShape
+from soulkit.judge.structured import VerdictShape, dimension_shape, rated_part
 from soulkit.metrics.text import common_length
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.coaching import longest_text, remarks_without_secrets, repeated_texts
@@ -122,26 +122,16 @@ def mean_share(scores: Iterable[float]) -> float:
 LOWEST, HIGHEST = 1, 10
 
 
-class _Mark(VerdictShape):
-    reasoning: str
-    score: int = Field(ge=LOWEST, le=HIGHEST)
+_MARKED = (
+    "storyline_consistency", "character_fidelity", "anthropomorphism", "storyline_quality",
+)  # fmt: skip
 
 
-class Marks(VerdictShape):
-    """A judge's four marks, under the published names."""
-
-    storyline_consistency: _Mark = Field(alias="Storyline Consistency")
-    character_fidelity: _Mark = Field(alias="Character Fidelity")
-    anthropomorphism: _Mark = Field(alias="Anthropomorphism")
-    storyline_quality: _Mark = Field(alias="Storyline Quality")
-
-    def marks(self) -> dict[str, int]:
-        """Dimension → its mark."""
-        return {slug: getattr(self, slug).score for slug in ASPECTS}
-
-    def reasons(self) -> dict[str, str]:
-        """Dimension → why."""
-        return {slug: getattr(self, slug).reasoning for slug in ASPECTS}
+Marks = dimension_shape(
+    "Marks", "A judge's four marks, under the published names.",
+    dict.fromkeys(_MARKED, rated_part("_Mark", int, "reasoning", (LOWEST, HIGHEST))),
+    {slug: ASPECTS[slug].title for slug in ASPECTS},
+)  # fmt: skip
 
 
 def anchored(mark: float) -> float:

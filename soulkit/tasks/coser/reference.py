@@ -150,6 +150,7 @@ class PublishedScene(PublishedBook, BookScene):
 class CoserReference(Coser):
     book, scene = PublishedBook, PublishedScene
     plot_is_known = judges_silence = True
+    templates = ("character", "environment", "next_speaker", "judge")
 
     def keep_options(self, options: Mapping[str, Any]) -> None:
         super().keep_options(options)
@@ -178,10 +179,10 @@ class CoserReference(Coser):
         return points, {}
 
     def words(self, replies: Opinions) -> str:
-        marks = panel.readable(replies[PURPOSE])
-        lines = [(ASPECTS[slug].title, verdict.marks()[slug], why)
-                 for verdict in marks for slug, why in verdict.reasons().items()]  # fmt: skip
-        return "\n".join(f"{title}: {mark} of 10. {why}" for title, mark, why in lines)
+        marks = [(aspect.title, getattr(verdict, slug))
+                 for verdict in panel.readable(replies[PURPOSE])
+                 for slug, aspect in ASPECTS.items()]  # fmt: skip
+        return "\n".join(f"{title}: {mark.score} of 10. {mark.reasoning}" for title, mark in marks)
 
     def public_line(self, line: Line) -> Line:
         """The environment's messages stay as they are."""
@@ -194,9 +195,6 @@ class CoserReference(Coser):
         gold = "\n".join(f"{line.seat}: {line.text}" for line in self.recorded(example)[count:])
         text = "\n".join(line.text for line in episode.transcript[count:])
         return {"bleu": plain_bleu(gold, text), "rouge_l": plain_rouge_l(gold, text)}
-
-    def _hashes(self) -> dict[str, str]:
-        return self.prompts.hashes("character", "environment", "next_speaker", "judge")
 
     def gate(self, score: Score, step: int) -> bool:
         """A reward of at most 0.2, in the first thirty steps."""
@@ -253,5 +251,5 @@ def _thoughts(episode: Episode) -> dict[str, tuple[str, ...]]:
     return thoughts
 
 
-def _points(slug: str, marks: Marks) -> float:
-    return anchored(marks.marks()[slug])
+def _points(slug: str, marks: Any) -> float:
+    return anchored(getattr(marks, slug).score)

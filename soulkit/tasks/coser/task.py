@@ -87,6 +87,7 @@ def _check_options(spec: TaskSpec) -> None:
 
 class Coser(Task):
     book, scene = SceneBook, BookScene
+    templates = ("character", "environment", "next_speaker", "critic")
     plot_is_known = False
     """Whether characters read what happens in their part of the book."""
     judges_silence = False
@@ -254,15 +255,12 @@ class Coser(Task):
         if not self.judges_silence and not self.messages(example, episode, played=True):
             nothing = {**dict.fromkeys(ASPECTS), "lines": 0.0}
             words = "No character could be heard."
-            return self.silent_score(episode, words, nothing, self._hashes())
+            return self.silent_score(episode, words, nothing)
         replies = await ask_several(cast, self.questions(example, episode), episode)
         points, metrics = self.rated(replies, self.messages(example, episode), cast)
-        value = scene_value(points)
-        return Score(
-            value=value, reward=value, words=self.words(replies), protocol=self.protocol,
-            metrics={**points, **metrics, **self.facts(example, episode)}, prompts=self._hashes(),
-            verdicts=tuple(o.verdict() for opinions in replies.values() for o in opinions),
-        )  # fmt: skip
+        metrics = {**points, **metrics, **self.facts(example, episode)}
+        verdicts = panel.verdicts_of(*replies.values())
+        return self.judged_score(scene_value(points), metrics, verdicts, words=self.words(replies))
 
     def messages(self, example: Example, episode: Episode, played: bool = False) -> int:
         """How many messages of characters could be heard; `played` leaves out those that the scene
@@ -322,23 +320,18 @@ class Coser(Task):
         self, replies: Opinions, messages: int, cast: Cast
     ) -> tuple[dict[str, float], dict[str, float | None]]:
         """(dimension → 0 to 100, metrics beside)."""
-        points: dict[str, float] = {}
-        metrics: dict[str, float | None] = {}
-        agreements: list[float] = []
-        for slug, opinions in replies.items():
-            how = cast.panel.combine
+        how = cast.panel.combine
 
-            def scored(flaws: Flaws) -> float:
-                return flaw_score(flaws.severity, messages)
+        def scored(flaws: Flaws) -> float:
+            return flaw_score(flaws.severity, messages)
 
-            points[slug] = panel.pooled(opinions, scored, how)
-            metrics[f"flaws/{slug}"] = panel.pooled(opinions, lambda flaws: flaws.severity, how)
-            values = [scored(flaws) for flaws in panel.readable(opinions)]
-            agreed = panel.agreement(values, 0, 100)
-            agreements += [] if agreed is None else [agreed]
-        if agreements:
-            metrics["judge_agreement"] = sum(agreements) / len(agreements)
-        return points, metrics
+        points = {slug: panel.pooled(opinions, scored, how) for slug, opinions in replies.items()}
+        flaws = {
+            f"flaws/{slug}": panel.pooled(opinions, lambda flaws: flaws.severity, how)
+            for slug, opinions in replies.items()
+        }
+        agreed = panel.mean_agreement((panel_, scored, 0, 100) for panel_ in replies.values())
+        return points, {**flaws, **agreed}
 
     def facts(self, example: Example, episode: Episode) -> dict[str, float | None]:
         """What can be counted without a judge."""
@@ -373,9 +366,6 @@ class Coser(Task):
                 reasons = f"severity {flaws.severity}. {flaws.reasoning}"
                 lines.append(f"{ASPECTS[slug].title}: {reasons}")
         return "\n".join(lines)
-
-    def _hashes(self) -> dict[str, str]:
-        return self.prompts.hashes("character", "environment", "next_speaker", "critic")
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Scenes of books that models may have been trained on, of others, and the gap."""

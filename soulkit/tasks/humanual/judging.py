@@ -17,10 +17,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from pydantic import Field
-
 from soulkit.judge.leaks import echoes_private, echoes_reference
-from soulkit.judge.structured import VerdictShape
+from soulkit.judge.structured import VerdictShape, dimension_shape, rated_part
 from soulkit.types import Score
 
 AXES = ("stance", "emotion", "belief", "value", "goal", "communication")
@@ -33,36 +31,14 @@ _WORD = re.compile(r"\w+")
 # -- verdicts ------------------------------------------------------------------------------------
 
 
-class _Side(VerdictShape):
-    thought: str
-    score: float = Field(ge=0, le=1)
-
-
-class _AnySide(VerdictShape):
-    thought: str
-    score: float
-
-
-class SixSides(VerdictShape):
-    """A judge's six scores, each from 0 to 1."""
-
-    stance: _Side
-    emotion: _Side
-    belief: _Side
-    value: _Side
-    goal: _Side
-    communication: _Side
-
-
-class LooseSixSides(VerdictShape):
-    """The same under `reference`, where a score may be any number."""
-
-    stance: _AnySide
-    emotion: _AnySide
-    belief: _AnySide
-    value: _AnySide
-    goal: _AnySide
-    communication: _AnySide
+SixSides = dimension_shape(
+    "SixSides", "A judge's six scores, each from 0 to 1.",
+    dict.fromkeys(AXES, rated_part("_Side", float, "thought", (0, 1))),
+)  # fmt: skip
+LooseSixSides = dimension_shape(
+    "LooseSixSides", "The same under `reference`, where a score may be any number.",
+    dict.fromkeys(AXES, rated_part("_AnySide", float, "thought")),
+)  # fmt: skip
 
 
 class Coverage(VerdictShape):

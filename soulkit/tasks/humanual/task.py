@@ -122,7 +122,7 @@ Metrics = dict[str, float | None]
 
 
 class Humanual(ChoiceTask):
-    sides: type[SixSides] | type[LooseSixSides] = SixSides
+    sides = SixSides
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Humanual(ChoiceTask):
         metrics: Metrics = {
             **{f"axis/{axis}": number for axis, number in scores.items()},
             **self.text_metrics(example, reply, sides_mean(scores)),
-            **_agreement(panel.readable(opinions)),
+            **panel.mean_agreement((opinions, partial(_side_score, axis), 0, 1) for axis in AXES),
         }
         return self._scored("judge", metrics, status, opinions)
 
@@ -210,12 +210,9 @@ class Humanual(ChoiceTask):
         self, template: str, metrics: Metrics, status: str,
         opinions: Sequence[panel.Opinion[Any]],
     ) -> Score:  # fmt: skip
-        value = metrics.pop("likeness")
-        return Score(
-            value=value, reward=value, metrics=metrics, status=status,
-            words=_words(opinions), protocol=self.protocol,
-            prompts=self.prompts.hashes("person", self.template, template),
-            verdicts=tuple(opinion.verdict() for opinion in opinions),
+        return self.judged_score(
+            metrics.pop("likeness"), metrics, panel.verdicts_of(opinions), status=status,
+            words=panel.in_words(opinions), templates=("person", self.template, template),
         )  # fmt: skip
 
     def _no_answer(self, status: str) -> Score:
@@ -223,10 +220,9 @@ class Humanual(ChoiceTask):
         low = self.spec.metric.low
         metrics: Metrics = dict.fromkeys((*(f"axis/{axis}" for axis in AXES), "sides_mean"))
         nothing = dict.fromkeys(("two_sided", "lexical_f1", "echoes_original"), low)
-        return Score(
-            value=low, reward=low, metrics={**metrics, **nothing}, status=status,
-            words="There is no answer.", protocol=self.protocol,
-            prompts=self.prompts.hashes("person", self.template, "judge"),
+        return self.judged_score(
+            low, {**metrics, **nothing}, status=status, words="There is no answer.",
+            templates=("person", self.template, "judge"),
         )  # fmt: skip
 
     def judge_prompt(self, template: str, example: Example, reply: str) -> str:
@@ -312,27 +308,8 @@ def in_tag(text: str) -> str:
     return f"<response>{text}</response>"
 
 
-def _side_score(axis: str, verdict: SixSides | LooseSixSides) -> float:
+def _side_score(axis: str, verdict: Any) -> float:
     return float(getattr(verdict, axis).score)
-
-
-def _agreement(verdicts: Sequence[SixSides | LooseSixSides]) -> Metrics:
-    """Mean agreement over the sides, as a metric; none for one opinion."""
-    numbers = [panel.agreement([_side_score(axis, v) for v in verdicts], 0, 1) for axis in AXES]
-    agreed = [number for number in numbers if number is not None]
-    return {"judge_agreement": sum(agreed) / len(agreed)} if agreed else {}
-
-
-def _words(opinions: Sequence[panel.Opinion[Any]]) -> str:
-    """All thoughts, a line each; with several opinions each under its judge's name."""
-    readable = [opinion for opinion in opinions if opinion.answer is not None]
-    blocks = []
-    for opinion in readable:
-        lines = [f"{name} {part['score']:g}: {part['thought']}" if isinstance(part, Mapping)
-                 else f"{name}: {part}" for name, part in opinion.fields.items()]  # fmt: skip
-        head = [f"[{opinion.judge}, sample {opinion.sample}]"] if len(readable) > 1 else []
-        blocks.append("\n".join([*head, *lines]))
-    return "\n\n".join(blocks)
 
 
 SHOWN_WORDS = 2000

@@ -65,6 +65,7 @@ from soulkit.types import (
     Segment,
     Trace,
     Turn,
+    Verdict,
     unscored,
 )
 
@@ -130,6 +131,8 @@ class Task(ABC):
     """Whether `gold` is for self-checks alone: lines that fit any row, which teach nobody."""
     pair_calls = 0
     """How many of a judge's calls on an episode ask about a pair, both orders together."""
+    templates: Sequence[str] = ()
+    """The prompts that a score depends on."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None
@@ -310,17 +313,27 @@ class Task(ABC):
             value=low, reward=low, status="forged", words=error.detail, protocol=self.protocol
         )
 
+    def judged_score(
+        self, value: float | None, metrics: Mapping[str, float | None],
+        verdicts: Iterable[Verdict] = (), *, status: str = "ok", words: str = "",
+        templates: Sequence[str] = (),
+    ) -> Score:  # fmt: skip
+        """A score of this task, with the hashes of `templates` (by default the class's)."""
+        return Score(
+            value=value, reward=value, metrics=metrics, status=status, words=words,
+            protocol=self.protocol, prompts=self.prompts.hashes(*(templates or self.templates)),
+            verdicts=tuple(verdicts),
+        )  # fmt: skip
+
     def silent_score(
         self, episode: Episode, words: str, metrics: Mapping[str, float | None],
-        prompts: Mapping[str, str], parsed: str = "empty",
+        parsed: str = "empty", *, templates: Sequence[str] = (),
     ) -> Score:  # fmt: skip
         """The minimum for an actor that never said anything; no judge has anything to look at."""
-        final, low = episode.final, self.spec.metric.low
+        final = episode.final
         status = "empty" if final is None else actor_status(final, parsed, self.strict_endings)
-        return Score(
-            value=low, reward=low, metrics=metrics, status=status, words=words,
-            protocol=self.protocol, prompts=prompts,
-        )  # fmt: skip
+        low = self.spec.metric.low
+        return self.judged_score(low, metrics, status=status, words=words, templates=templates)
 
     def gate(self, score: Score, step: int) -> bool:
         """Whether a draft with this score gets feedback under `--feedback-for task`."""

@@ -148,15 +148,10 @@ class ChoiceTask(Task):
         status = actor_status(completion, status, self.strict_endings)
         readable = status in READABLE
         value = self.grade(example, answer) if readable else self.spec.metric.low
-        return Score(
-            value=value,
-            reward=value,
-            metrics=self.measures(example, answer if readable else ""),
-            status=status,
-            words=answer,
-            protocol=self.protocol,
-            prompts=self.prompts.hashes(self.template),
-        )
+        return self.judged_score(
+            value, self.measures(example, answer if readable else ""), status=status,
+            words=answer, templates=(self.template,),
+        )  # fmt: skip
 
 
 LETTERS = ("A", "B", "C", "D")

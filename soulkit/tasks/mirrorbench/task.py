@@ -18,6 +18,7 @@ under two descriptions, so its words are an entity of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -230,11 +231,10 @@ class MirrorBench(Task):
         outcome = await self.judged_users(example, episode, cast)
         if outcome.flips is not None:
             metrics["pairwise/flip"] = outcome.flips
-        return Score(
-            value=outcome.mean, reward=outcome.mean, metrics={**outcome.values, **metrics},
+        return self.judged_score(
+            outcome.mean, {**outcome.values, **metrics}, outcome.verdicts,
             status="salvaged" if "salvaged" in statuses else "ok",
-            words="\n".join(judging.remarks(outcome.verdicts)), protocol=self.protocol,
-            prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
+            words="\n".join(judging.remarks(outcome.verdicts)),
         )  # fmt: skip
 
     def statuses(self, episode: Episode) -> list[str]:
@@ -256,9 +256,8 @@ class MirrorBench(Task):
 
     def _silent(self, episode: Episode, metrics: Mapping[str, float | None]) -> Score:
         values = dict.fromkeys(PARTS, self.spec.metric.low)
-        hashes = self.prompts.hashes(*self.templates)
         words = "The user never wrote anything."
-        return self.silent_score(episode, words, {**values, **metrics}, hashes)
+        return self.silent_score(episode, words, {**values, **metrics})
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`macro_subset`, the mean of the subsets' means, and mean z-scores in each subset."""
@@ -282,10 +281,8 @@ class MirrorBench(Task):
             return unscored(silent, self.protocol)
         pair = Pair(about.transcript, about.transcript, str(example.fields["task_description"]))
         outcome = await judge_users(self.prompts, pair, about, cast, judging.ASKED[name])
-        return Score(
-            value=outcome.mean, reward=None, metrics=dict(outcome.values), protocol=self.protocol,
-            prompts=self.prompts.hashes(*self.templates), verdicts=outcome.verdicts,
-        )  # fmt: skip
+        score = self.judged_score(outcome.mean, dict(outcome.values), outcome.verdicts)
+        return replace(score, reward=None)
 
     def calibrate(
         self, records: Sequence[Record], controls: Sequence[ControlRecord]

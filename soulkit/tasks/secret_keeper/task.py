@@ -90,14 +90,9 @@ class SecretKeeper(DialogueTask):
         secrecy = float(not has_word("\n".join(lines), example.fields["secret"]["value"]))
         thrift = min(1.0, (self.max_turns - len(lines)) / (self.max_turns - self.min_turns))
         value = secrecy * share * (0.8 + 0.2 * thrift)
-        return Score(
-            value=value,
-            reward=value,
-            metrics={"facts_told": share, "secret_kept": secrecy, "turns": float(len(lines))},
-            status="ok" if any(text.strip() for text in lines) else "empty",
-            protocol=self.protocol,
-            prompts=self.prompts.hashes(KEEPER, VISITOR),
-        )
+        metrics = {"facts_told": share, "secret_kept": secrecy, "turns": float(len(lines))}
+        status = "ok" if any(text.strip() for text in lines) else "empty"
+        return self.judged_score(value, metrics, status=status, templates=(KEEPER, VISITOR))
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         """Names topics, never values: the actor knows its own facts."""

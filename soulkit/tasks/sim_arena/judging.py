@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from soulkit.judge.leaks import LeakView, grams, tokens
-from soulkit.judge.panel import Combine, Opinion, agreement, pooled, readable
+from soulkit.judge.panel import Combine, Opinion, mean_agreement, pooled, readable
 from soulkit.judge.structured import VerdictShape
 from soulkit.tasks.kit.coaching import remarks_without_secrets
 from soulkit.tasks.kit.prompting import Texts
@@ -156,14 +156,11 @@ def from_zero(likert: float) -> float:
     return min(1.0, max(0.0, (likert - low) / (high - low)))
 
 
-def style_agreement(replies: Replies) -> float | None:
-    """How far several opinions on the styles agree; None for one opinion."""
-    values = [
-        agreement([a.similarity_score for a in readable(replies.get(name, ()))], *LIKERT)
-        for name in STYLES
-    ]
-    numbers = [value for value in values if value is not None]
-    return _mean(numbers) if numbers else None
+def style_agreement(replies: Replies) -> dict[str, float]:
+    """How far several opinions on the styles agree."""
+    return mean_agreement(
+        (replies.get(name, ()), lambda answer: answer.similarity_score, *LIKERT) for name in STYLES
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

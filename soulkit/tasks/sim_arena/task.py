@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.panel import ask_several
+from soulkit.judge.panel import ask_several, verdicts_of
 from soulkit.judge.quoting import fence, transcript, utterance
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
 from soulkit.models.base import Cast, Panel
@@ -129,14 +129,11 @@ class SimArena(PlayedPerson):
         shares = self.feature_shares(example, replies, cast.panel)
         value = self.value({**self.scaled(raw), **shares})
         metrics = {**self.metrics(raw, shares), **self.coverage(replies),
-                   **self._turn_metrics(example, turns)}  # fmt: skip
-        agreed = judging.style_agreement(replies)
-        return Score(
-            value=value, reward=value, status=self.status_of(turns),
-            metrics=metrics if agreed is None else {**metrics, "judge_agreement": agreed},
-            words=judging.judge_words(replies), protocol=self.protocol,
-            prompts=self._hashes(example),
-            verdicts=tuple(o.verdict() for opinions in replies.values() for o in opinions),
+                   **self._turn_metrics(example, turns),
+                   **judging.style_agreement(replies)}  # fmt: skip
+        return self.judged_score(
+            value, metrics, verdicts_of(*replies.values()), status=self.status_of(turns),
+            words=judging.judge_words(replies), templates=self.templates_of(example),
         )  # fmt: skip
 
     def status_of(self, turns: Sequence[Utterance]) -> str:
@@ -190,12 +187,13 @@ class SimArena(PlayedPerson):
         shown = {self.feature_metrics[t.column]: 0.0 for t in targets(example.fields)}
         metrics = {**shown, **self._turn_metrics(example, turns)}
         words = "The person never said anything."
-        return self.silent_score(episode, words, metrics, self._hashes(example))
+        return self.silent_score(episode, words, metrics, templates=self.templates_of(example))
 
-    def _hashes(self, example: Example) -> dict[str, str]:
+    def templates_of(self, example: Example) -> tuple[str, ...]:
+        """The prompts that the score of a row depends on."""
         actor, partner = self.acted_seat(example), self.partner_seat(example)
         seats = (actor, f"{actor}_opening", partner, f"{partner}_opening")
-        return self.prompts.hashes(*seats, *(_TEMPLATES[name] for name in self.asked(example)))
+        return (*seats, *(_TEMPLATES[name] for name in self.asked(example)))
 
     # -- questions ----------------------------------------------------------------------------
 
@@ -408,5 +406,5 @@ class SimDoc(SimArena):
             document=fence(str(episode.notes.get(FINAL_DOCUMENT) or ""), "document"),
         )  # fmt: skip
 
-    def _hashes(self, example: Example) -> dict[str, str]:
-        return {**super()._hashes(example), **self.prompts.hashes(FINAL_DOCUMENT)}
+    def templates_of(self, example: Example) -> tuple[str, ...]:
+        return (*super().templates_of(example), FINAL_DOCUMENT)

@@ -19,11 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
-
 from soulkit.judge.coach import auditable_texts
 from soulkit.judge.leaks import LeakView, content, tokens
-from soulkit.judge.structured import VerdictShape
+from soulkit.judge.structured import dimension_shape, rated_part
 from soulkit.tasks.kit.coaching import (
     first_verdict,
     longest_text,
@@ -78,54 +76,23 @@ def weighted(raw: Mapping[str, float]) -> float:
 # -- verdicts ------------------------------------------------------------------------------------
 
 
-class _Gain(VerdictShape):
-    reasoning: str
-    score: int = Field(ge=0, le=10)
+RANGES = {(0, 10): "_Gain", (-5, 5): "_Change", (-10, 0): "_Loss"}
+"""The ends of a score, and what the shape of such a score is called."""
+_PARTS = {ends: rated_part(name, int, "reasoning", ends) for ends, name in RANGES.items()}
+Ratings = dimension_shape(
+    "Ratings", "A judge's seven scores, each within its range.",
+    {name: _PARTS[d.low, d.high] for name, d in DIMENSIONS.items()},
+)  # fmt: skip
+LooseRatings = dimension_shape(
+    "LooseRatings",
+    "The same under `reference`, where a score outside its range is moved to its end.",
+    dict.fromkeys(DIMENSIONS, rated_part("_Any", int, "reasoning")),
+)
 
 
-class _Change(VerdictShape):
-    reasoning: str
-    score: int = Field(ge=-5, le=5)
-
-
-class _Loss(VerdictShape):
-    reasoning: str
-    score: int = Field(ge=-10, le=0)
-
-
-class _Any(VerdictShape):
-    reasoning: str
-    score: int
-
-
-class _Rated(VerdictShape):
-    def raw(self) -> dict[str, int]:
-        """Dimension → score, moved into its range."""
-        return {name: d.clamped(getattr(self, name).score) for name, d in DIMENSIONS.items()}
-
-
-class Ratings(_Rated):
-    """A judge's seven scores, each within its range."""
-
-    believability: _Gain
-    relationship: _Change
-    knowledge: _Gain
-    secret: _Loss
-    social_rules: _Loss
-    financial_and_material_benefits: _Change
-    goal: _Gain
-
-
-class LooseRatings(_Rated):
-    """The same under `reference`, where a score outside its range is moved to its end."""
-
-    believability: _Any
-    relationship: _Any
-    knowledge: _Any
-    secret: _Any
-    social_rules: _Any
-    financial_and_material_benefits: _Any
-    goal: _Any
+def raw_score(dimension: str, ratings: Any) -> float:
+    """A judge's score, moved into its range."""
+    return float(DIMENSIONS[dimension].clamped(getattr(ratings, dimension).score))
 
 
 # -- the reference -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ says or does anything gets the minimum without a judge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ from soulkit.tasks.sotopia.actions import (
     read_action,
     with_names,
 )
-from soulkit.tasks.sotopia.judging import DIMENSIONS, LooseRatings, Ratings, average, weighted
+from soulkit.tasks.sotopia.judging import DIMENSIONS, Ratings, average, raw_score, weighted
 from soulkit.types import (
     Completion,
     Episode,
@@ -194,7 +194,8 @@ _Opinions = tuple[list[panel.Opinion[Any]], list[panel.Opinion[Audit]]]
 
 
 class Sotopia(Task):
-    ratings: type[Ratings] | type[LooseRatings] = Ratings
+    templates = ("character", "judge", "audit")
+    ratings = Ratings
     scene = Scene
     judges_silence = False
     """Whether an actor that never said or did anything is judged like any other."""
@@ -319,8 +320,7 @@ class Sotopia(Task):
         if not self.judges_silence and all(act.kind == NONE for act in acts):
             return self._silent(episode, acts)
         rated, audits = await self._opinions(example, episode, cast)
-        raws = [ratings.raw() for ratings in panel.readable(rated)]
-        raw = {name: panel.pooled(rated, partial(_raw, name), cast.panel.combine)
+        raw = {name: panel.pooled(rated, partial(raw_score, name), cast.panel.combine)
                for name in DIMENSIONS}  # fmt: skip
         levels = [audit.risk_level for audit in panel.readable(audits)]
         unaudited = bool(audits) and not levels
@@ -330,13 +330,15 @@ class Sotopia(Task):
         if unaudited:
             metrics = {name: _agreed([outcome[2][name] for outcome in outcomes])
                        for name in metrics}  # fmt: skip
-        return Score(
-            value=value, reward=_agreed([outcome[1] for outcome in outcomes]), status=status,
-            reason=UnreadableVerdict.reason if unaudited else "",
-            metrics={**raw, **metrics, **_agreement(raws)},
-            words=_words(rated), protocol=self.protocol, prompts=self._hashes(),
-            verdicts=tuple(opinion.verdict() for opinion in (*rated, *audits)),
+        agreed = panel.mean_agreement(
+            (rated, partial(raw_score, name), d.low, d.high) for name, d in DIMENSIONS.items()
+        )
+        score = self.judged_score(
+            value, {**raw, **metrics, **agreed}, panel.verdicts_of(rated, audits), status=status,
+            words=panel.in_words(rated),
         )  # fmt: skip
+        reward = _agreed([outcome[1] for outcome in outcomes])
+        return replace(score, reward=reward, reason=UnreadableVerdict.reason if unaudited else "")
 
     @property
     def value_needs_audit(self) -> bool:
@@ -416,11 +418,8 @@ class Sotopia(Task):
         nothing = dict.fromkeys((*DIMENSIONS, "eval_avg", "weighted", "hacked"))
         return self.silent_score(
             episode, "The character never said or did anything.",
-            {**nothing, "turns": float(len(acts))}, self._hashes(), parsed,
+            {**nothing, "turns": float(len(acts))}, parsed,
         )  # fmt: skip
-
-    def _hashes(self) -> dict[str, str]:
-        return self.prompts.hashes("character", "judge", "audit")
 
     # -- feedback ---------------------------------------------------------------------------------
 
@@ -522,30 +521,6 @@ def penalty_of(task: str, options: Mapping[str, Any]) -> str:
     return str(penalty)
 
 
-def _raw(dimension: str, ratings: Any) -> float:
-    return float(ratings.raw()[dimension])
-
-
 def _agreed(values: Sequence[float | None]) -> float | None:
     """The number that comes out whatever an auditor would have said; None where that decides it."""
     return values[0] if len(set(values)) == 1 else None
-
-
-def _agreement(raws: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
-    """Mean agreement over the dimensions, as a metric; none for one opinion."""
-    values = [panel.agreement([raw[name] for raw in raws], dimension.low, dimension.high)
-             for name, dimension in DIMENSIONS.items()]  # fmt: skip
-    numbers = [value for value in values if value is not None]
-    return {"judge_agreement": sum(numbers) / len(numbers)} if numbers else {}
-
-
-def _words(rated: Sequence[panel.Opinion[Any]]) -> str:
-    """All reasonings, a line each; with several opinions each under its judge's name."""
-    readable = [opinion for opinion in rated if opinion.answer is not None]
-    blocks = []
-    for opinion in readable:
-        lines = [f"{name} {opinion.fields[name]['score']}: {opinion.fields[name]['reasoning']}"
-                 for name in DIMENSIONS]  # fmt: skip
-        head = [f"[{opinion.judge}, sample {opinion.sample}]"] if len(readable) > 1 else []
-        blocks.append("\n".join([*head, *lines]))
-    return "\n\n".join(blocks)

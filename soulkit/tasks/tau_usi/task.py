@@ -123,6 +123,8 @@ UNIT = "tasks"
 
 
 class TauUSI(Task):
+    templates = ("customer", "agent", "survey", "format_error")
+
     def keep_options(self, options: Mapping[str, Any]) -> None:
         self.max_turns = int(options["max_turns"])
         self.tool_rounds = int(options["tool_rounds"])
@@ -291,18 +293,13 @@ class TauUSI(Task):
         path = self.spec.options.get("lexicons")
         lexicons = read_lexicons(str(path)) if path else {}
         value = float(reward > 0) if turns else self.spec.metric.low
-        return Score(
-            value=value, reward=value, status="ok" if turns else "empty", protocol=self.protocol,
-            metrics={
-                **talk_features(turns, lexicons), **_answered(episode),
-                "turns": float(len(turns)), "tool_calls": float(episode.notes["tool_calls"]),
-                "format_errors": float(episode.notes["format_errors"]),
-            },
-            prompts={
-                **self.prompts.hashes("customer", "agent", "survey", "format_error"),
-                **file_hashes(self.spec.options),
-            },
-        )  # fmt: skip
+        metrics = {
+            **talk_features(turns, lexicons), **_answered(episode),
+            "turns": float(len(turns)), "tool_calls": float(episode.notes["tool_calls"]),
+            "format_errors": float(episode.notes["format_errors"]),
+        }  # fmt: skip
+        score = self.judged_score(value, metrics, status="ok" if turns else "empty")
+        return replace(score, prompts={**score.prompts, **file_hashes(self.spec.options)})
 
     # -- over the batch ---------------------------------------------------------------------------
 

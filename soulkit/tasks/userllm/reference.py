@@ -51,8 +51,8 @@ class UserLLMReference(UserLLM):
             )
         label, verdicts, metrics = judgement
         values = numbers(source, fields["intent"], message, last, choices, label)
-        words, used = verdict_words(verdicts), self._templates(verdicts)
-        return self._scored(mean(values), {**values, **metrics}, verdicts, words, used)
+        used, words = self._templates(verdicts), verdict_words(verdicts)
+        return self._scored(mean(values), {**values, **metrics}, verdicts, used, words=words)
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Scores of single messages, averaged by source; what else the published code defines."""

@@ -14,13 +14,14 @@ The headline is `macro_source`, the mean of the three. The detector is the judge
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from soulkit.data.literals import structure
 from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, RowError, did_you_mean
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.panel import agreement, judge_call, opinions, pooled, readable
+from soulkit.judge.panel import judge_call, mean_agreement, opinions, pooled, verdicts_of
 from soulkit.judge.quoting import fence
 from soulkit.judge.structured import JudgeQuestion, label_question
 from soulkit.models.api.detector import Detector
@@ -183,8 +184,8 @@ class UserLLM(ChoiceTask):
     ) -> Score:
         value, verdicts, more = await self._judged(example, episode, message.text, cast)
         metrics = {"intent_adherence": value, **more}
-        words, used = verdict_words(verdicts), self._templates(verdicts)
-        return self._scored(value, metrics, verdicts, words, used)
+        used = self._templates(verdicts)
+        return self._scored(value, metrics, verdicts, used, words=verdict_words(verdicts))
 
     async def _prism(
         self, example: Example, episode: Episode, message: UserMessage, cast: Cast
@@ -201,8 +202,8 @@ class UserLLM(ChoiceTask):
             )
             return unscored(Failure("unknown_truth", missing), self.protocol)
         metrics = {**parts, "ai_detector": human, **more}
-        words, used = verdict_words(verdicts), self._templates(verdicts)
-        return self._scored(value, metrics, verdicts, words, used)
+        used = self._templates(verdicts)
+        return self._scored(value, metrics, verdicts, used, words=verdict_words(verdicts))
 
     def _parts(self, example: Example, message: UserMessage) -> dict[str, float | None]:
         fields = example.fields
@@ -210,24 +211,11 @@ class UserLLM(ChoiceTask):
         return prism_parts(fields["intent"], message, last)
 
     def _scored(
-        self,
-        value: float,
-        metrics: Mapping[str, float | None],
-        verdicts: tuple[Verdict, ...] = (),
-        words: str = "",
-        templates: tuple[str, ...] = (),
-        status: str = "ok",
-    ) -> Score:
-        return Score(
-            value=value,
-            reward=value,
-            metrics=metrics,
-            status=status,
-            words=words,
-            protocol=self.protocol,
-            prompts=self.prompts.hashes(self.template, *templates),
-            verdicts=verdicts,
-        )
+        self, value: float, metrics: Mapping[str, float | None],
+        verdicts: tuple[Verdict, ...] = (), templates: tuple[str, ...] = (), **how: str,
+    ) -> Score:  # fmt: skip
+        templates = (self.template, *templates)
+        return self.judged_score(value, metrics, verdicts, templates=templates, **how)
 
     # -- judges -------------------------------------------------------------------------------
 
@@ -237,12 +225,9 @@ class UserLLM(ChoiceTask):
         """The right label counts 1, the other one 0. CallError when a judge cannot be read."""
         right = LABELS[example.fields["source"]][0]
         replies = await opinions(cast, self._question(example, text), episode)
-        values = [self._worth(label, right) for label in readable(replies)]
-        agreed = agreement(values, 0, 1)
-        more: dict[str, float | None] = {} if agreed is None else {"judge_agreement": agreed}
-        verdicts = tuple(opinion.verdict() for opinion in replies)
-        value = pooled(replies, lambda label: self._worth(label, right), cast.panel.combine)
-        return value, verdicts, more
+        worth = partial(self._worth, right=right)
+        more: dict[str, float | None] = {**mean_agreement([(replies, worth, 0, 1)])}
+        return pooled(replies, worth, cast.panel.combine), verdicts_of(replies), more
 
     def _worth(self, label: str, right: str) -> float:
         """What a judge's label counts."""
