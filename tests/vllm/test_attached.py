@@ -23,11 +23,17 @@ from soulkit.models.vllm.adapters import (
     push_adapter,
     serve_adapter,
 )
-from soulkit.models.vllm.capabilities import IncompatibleServer, probe_ids, probe_servers
+from soulkit.models.vllm.capabilities import (
+    IncompatibleServer,
+    compare_weights,
+    compared_prompts,
+    probe_ids,
+    probe_servers,
+    read_folder,
+)
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.replicas import Replicas
 from soulkit.models.vllm.server import free_port
-from soulkit.models.vllm.weights_check import compare_weights, compared_prompts, read_folder
 from soulkit.reporting import SILENT, Reporter
 from tests.support.reporting import Heard
 

@@ -18,7 +18,6 @@ import json
 import random
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from soulkit.api_keys import masked_json
 from soulkit.errors import UnreadableVerdict
@@ -154,7 +153,6 @@ class Detector:
             cost=None,
             seconds=seconds,
             attempts=attempts,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
 

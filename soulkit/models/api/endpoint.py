@@ -51,7 +51,6 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -66,7 +65,6 @@ from soulkit.models.api.limits import (
     SharedLimits,
     Ticket,
     bucket,
-    check_numbers,
 )
 from soulkit.models.api.prices import PriceTable, cost_of, own_price, unpriced_model
 from soulkit.models.api.probing import TIMEOUT_S, Answer, Outcome, Undecided, ask_schema, probe
@@ -76,16 +74,13 @@ from soulkit.models.api.replies import (
     CallRequest,
     Fault,
     Keep,
-    clean_detail,
-    connection_fault,
+    exchange,
     overflow_words,
-    oversize_fault,
     read_completion,
     read_received,
-    timeout_fault,
 )
 from soulkit.models.api.server_defaults import FILLED, ServerDefaults, ServerKind, defaults_line
-from soulkit.models.api.transport import ClientPool, PerLoop, TooLong, make_client, post
+from soulkit.models.api.transport import ClientPool, PerLoop, make_client
 from soulkit.models.api.wire import (
     RUNGS,
     dropped_fields,
@@ -149,8 +144,8 @@ class Endpoint:
         preflight: with whom it is asked who answers before its first call; None: it is not.
 
     Raises:
-        ConfigError: a number is out of range, one price is given without the other, or there is a
-            budget and no price is known.
+        ConfigError: one price is given without the other, or there is a budget and no price is
+            known.
         ModelLoadError: the base URL cannot be used, or the key is missing.
     """
 
@@ -179,13 +174,6 @@ class Endpoint:
         preflight: Preflight | None = None,
         protocol: ApiProtocol = CHAT,
     ) -> None:
-        check_numbers(
-            positive={"timeout_s": timeout_s, "requests_per_minute": requests_per_minute,
-                      "tokens_per_minute": tokens_per_minute},
-            at_least_1={"max_attempts": max_attempts, "concurrency": concurrency},
-            not_negative={"backoff_s": backoff_s, "max_wait_s": max_wait_s,
-                          "rate_limit_wait_s": rate_limit_wait_s, "down_after_s": down_after_s},
-        )  # fmt: skip
         self.name = model
         replays = ledger is not None and ledger.mode == "replay"
         self.access = open_access(
@@ -502,22 +490,15 @@ class Endpoint:
         self, pool: ClientPool, request: CallRequest
     ) -> tuple[str, WireReply] | Fault:
         """The raw reply and what it says."""
-        import httpx2 as errors
-
-        try:
-            async with asyncio.timeout(self.timeout_s), pool.client() as client:
-                received = await post(
-                    client, self.access.request_url, self.access.headers,
-                    self.access.protocol.body(self.name, request.messages, request.sent), MAX_BYTES,
-                )  # fmt: skip
-            return read_received(received, request.settings, request.sent, self.access.protocol)
-        except (TimeoutError, errors.TimeoutException):
-            fault = timeout_fault(self.timeout_s)
-        except errors.HTTPError as error:
-            fault = connection_fault(error)
-        except TooLong:
-            fault = oversize_fault(MAX_BYTES)
-        return replace(fault, detail=clean_detail(fault.detail))
+        protocol, sent = self.access.protocol, request.sent
+        received = await exchange(
+            pool, self.access.request_url, self.access.headers,
+            protocol.body(self.name, request.messages, sent), timeout_s=self.timeout_s,
+            most=MAX_BYTES,
+        )  # fmt: skip
+        if isinstance(received, Fault):
+            return received
+        return read_received(received, request.settings, sent, protocol)
 
     def _give_up(self, fault: Fault, attempts: int) -> NoReturn:
         if fault.overflow or fault.room:
@@ -548,7 +529,6 @@ class Endpoint:
             cost=cost_of(self.price, answer),
             seconds=seconds,
             attempts=request.number,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
     def _new_session(self) -> _Session:

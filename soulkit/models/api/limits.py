@@ -42,7 +42,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -492,24 +492,6 @@ class CallGate:
 def bucket(per_minute: float | None) -> Bucket | None:
     """A bucket of so many a minute, None without a limit."""
     return None if per_minute is None else Bucket(per_minute, time.monotonic())
-
-
-def check_numbers(
-    positive: Mapping[str, float | None],
-    at_least_1: Mapping[str, int],
-    not_negative: Mapping[str, float],
-) -> None:
-    """ConfigError for a setting of an endpoint that is out of range."""
-    # Written so that NaN breaks every rule.
-    wrong = [f"{n} must be above 0" for n, v in positive.items() if v is not None and not v > 0]
-    wrong += [f"{n} must be at least 1" for n, v in at_least_1.items() if not v >= 1]
-    wrong += [f"{n} must not be negative" for n, v in not_negative.items() if not v >= 0]
-    if wrong:
-        raise ConfigError(
-            f"An endpoint setting is out of range: {wrong[0]}.",
-            "With such a value no request could be sent, or retries would never end.",
-            "Set it to a value in range, or leave it out to use the default.",
-        )
 
 
 class BudgetSpent(UserError):

@@ -43,19 +43,16 @@ from soulkit.models.api.protocol import (
     WireReply,
     json_or_none,
 )
-from soulkit.models.api.replies import NO_CREDIT, clean_detail, connection_fault, error_in
+from soulkit.models.api.replies import NO_CREDIT, Fault, clean_detail, error_in, exchange
 from soulkit.models.api.server_defaults import models_listed
 from soulkit.models.api.transport import (
     ClientPool,
     PerLoop,
     Received,
-    TooLong,
     file_limits,
     fitted,
-    get,
     lowered_line,
     open_files,
-    post,
 )
 from soulkit.models.api.wire import parameters, rate_limit_wait, retry_after, to_messages
 from soulkit.reporting import SILENT, Reporter
@@ -97,18 +94,13 @@ async def ask_schema(
 ) -> tuple[bool | None, WireReply | None]:
     """The question, put to a chat server with `beside` among its parameters: whether it follows a
     schema (None: it did not show), and the reply for whoever counts the money."""
-    import httpx2 as errors
-
     context, sampling, call = schema_question()
     asked = {**parameters(sampling, call), **beside}
     body = access.protocol.body(model, to_messages(context), asked)
-    try:
-        async with asyncio.timeout(timeout_s), pool.client() as client:
-            url = access.request_url
-            received = await post(client, url, access.headers, body, MAX_BYTES)
-    except (TimeoutError, errors.HTTPError, TooLong):
-        return None, None
-    if not 200 <= received.status < 300:
+    received = await exchange(
+        pool, access.request_url, access.headers, body, timeout_s=timeout_s, most=MAX_BYTES
+    )
+    if isinstance(received, Fault) or not 200 <= received.status < 300:
         return None, None  # what it refuses of a form is found out, and said, as for any other
     try:
         reply = access.protocol.parse(received.text)
@@ -235,20 +227,12 @@ async def _ask(
     access: Access, url: str, model: str, pool: ClientPool, timeout_s: float,
     beside: Mapping[str, Any] | None = None,
 ) -> Outcome:  # fmt: skip
-    import httpx2 as errors
-
     messages = [{"role": "user", "content": QUESTION}]
     body = access.protocol.body(model, messages, {"max_tokens": 1, **(beside or {})})
     limit = min(TIMEOUT_S, timeout_s)
-    try:
-        async with asyncio.timeout(limit), pool.client() as client:
-            received = await post(client, url, access.headers, body, MAX_BYTES)
-    except (TimeoutError, errors.TimeoutException):
-        return Undecided(f"no answer within {limit:g} s")
-    except errors.HTTPError as error:
-        return Undecided(clean_detail(connection_fault(error).detail))
-    except TooLong:
-        return Undecided("its answer is too long to be one")
+    received = await exchange(pool, url, access.headers, body, timeout_s=limit, most=MAX_BYTES)
+    if isinstance(received, Fault):
+        return Undecided(received.detail)
     return outcome_of(received, model, access.protocol)
 
 
@@ -302,12 +286,10 @@ def _outcome_of_error(status: int, error: ApiError, received: Received, model: s
 
 async def offered_models(access: Access, pool: ClientPool, timeout_s: float) -> list[str]:
     """The names of the models of a server, sorted; none where it has no list or fails over it."""
-    import httpx2 as errors
-
-    try:
-        async with asyncio.timeout(timeout_s), pool.client() as client:
-            listing = await get(client, access.url("/models"), access.headers, LISTING_BYTES)
-    except (TimeoutError, errors.HTTPError, TooLong):
+    listing = await exchange(
+        pool, access.url("/models"), access.headers, None, timeout_s=timeout_s, most=LISTING_BYTES
+    )
+    if isinstance(listing, Fault):
         return []
     return sorted({clean_detail(str(entry.get("id"))) for entry in models_listed(listing)})
 

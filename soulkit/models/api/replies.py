@@ -14,6 +14,7 @@ server: its context was full, or it gives no longer replies (`overflow_words`).
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +30,14 @@ from soulkit.models.api.protocol import (
     parse_reply,
     safe_reply,
 )
-from soulkit.models.api.transport import OUT_OF_FILES, Received
+from soulkit.models.api.transport import (
+    OUT_OF_FILES,
+    ClientPool,
+    Received,
+    TooLong,
+    get,
+    post,
+)
 from soulkit.models.api.wire import (
     FORMAT,
     RUNGS,
@@ -177,14 +185,26 @@ def _unreadable_fault(
     return Fault(f"HTTP 200 with an error: {error.message}", server="down")
 
 
-def timeout_fault(seconds: float) -> Fault:
-    """The fault of an attempt that took too long."""
-    return Fault(f"no answer within {seconds:g} s", server="down")
+async def exchange(
+    pool: ClientPool, url: str, headers: Mapping[str, str], body: Mapping[str, Any] | None, *,
+    timeout_s: float, most: int,
+) -> Received | Fault:  # fmt: skip
+    """What a server sends back to a POST of `body`, or to a GET without one, of `most` bytes at
+    most; or why nothing came."""
+    import httpx2 as errors
 
-
-def oversize_fault(most: int) -> Fault:
-    """The fault of a reply of more than `most` bytes."""
-    return Fault(f"the reply is longer than {most >> 20} MB", retry=False)
+    try:
+        async with asyncio.timeout(timeout_s), pool.client() as client:
+            if body is None:
+                return await get(client, url, headers, most)
+            return await post(client, url, headers, body, most)
+    except (TimeoutError, errors.TimeoutException):
+        return Fault(f"no answer within {timeout_s:g} s", server="down")
+    except errors.HTTPError as error:
+        fault = connection_fault(error)
+        return replace(fault, detail=clean_detail(fault.detail))
+    except TooLong:
+        return Fault(f"the reply is longer than {most >> 20} MB", retry=False)
 
 
 def connection_fault(error: BaseException) -> Fault:

@@ -28,7 +28,8 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypedDict
 
@@ -109,7 +110,9 @@ class LedgerEntry:
     """Latency of the attempt that was answered."""
     attempts: int
     """Requests that were sent for this call, the failed ones included."""
-    created: str
+    created: str = field(
+        default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds")
+    )
     """UTC, ISO 8601."""
 
 

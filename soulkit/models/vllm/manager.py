@@ -30,7 +30,10 @@ from soulkit.models.vllm.capabilities import (
     Basis,
     ServerCapabilities,
     attached_addresses,
+    compare_weights,
+    compared_prompts,
     probe_servers,
+    read_folder,
 )
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.command import ServerSpec, server_command
@@ -304,8 +307,6 @@ class VllmServers:
     def _compare(self, served: _Served, name: str, adapter: Path | None) -> None:
         """Compare what attached servers have under `name` with the folders that it is taken for,
         where that is asked for. Raises NotAttachable, and MissingPackage without torch."""
-        from soulkit.models.vllm.weights_check import compare_weights, compared_prompts, read_folder
-
         if self._proof != "compare" or not served.abilities.basis:
             return
         limit = least_limit(served.codec.context_limit, served.abilities.max_context)

@@ -29,7 +29,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from soulkit.api_keys import masked_json
@@ -346,7 +345,6 @@ class VllmModel(CodecModel):
             cost=0.0,
             seconds=seconds,
             attempts=1,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
     def _recorded(self, entry: LedgerEntry, sampling: Sampling) -> Completion:

@@ -43,10 +43,10 @@ from soulkit.models.vllm.adapters import (
     unload_adapter,
 )
 from soulkit.models.vllm.adapters import Distance as Distance
+from soulkit.models.vllm.capabilities import EXACT, GROSS
 from soulkit.models.vllm.client import ServerRefused
 from soulkit.models.vllm.model import VllmModel
 from soulkit.models.vllm.replicas import Replicas
-from soulkit.models.vllm.weights_check import EXACT, GROSS
 from soulkit.reporting import Reporter
 from soulkit.train.model.policy import Policy
 from soulkit.train.model.prepare import log_probs

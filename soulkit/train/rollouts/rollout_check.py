@@ -32,7 +32,7 @@ from soulkit.errors import UserError
 from soulkit.metrics.intervals import finite_value
 from soulkit.models.base import Sampler
 from soulkit.models.vllm.adapters import Distance
-from soulkit.models.vllm.weights_check import EXACT, GROSS
+from soulkit.models.vllm.capabilities import EXACT, GROSS
 from soulkit.runs.folder import note_start
 from soulkit.train.model.prepare import Scores, needs_old, scores_by_key
 from soulkit.train.objectives.sequences import Span, TrainSequence, emitted_spans

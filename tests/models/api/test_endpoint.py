@@ -22,6 +22,7 @@ import pytest
 from soulkit.errors import ConfigError, ContextOverflow, ModelLoadError, ProviderError
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.players.config import CallSettings
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Fault, ScriptedServer, completion
 
@@ -480,11 +481,18 @@ def test_urls_and_keys_with_secrets_or_dirt(monkeypatch: pytest.MonkeyPatch) -> 
         {"max_attempts": 0},
         {"concurrency": 0},
         {"backoff_s": -1.0},
-        {"price_in": 1.0},
-        {"price_in": 1.0, "price_out": -1.0},
+        {"rate_limit_wait_s": -1.0},
+        {"requests_per_minute": 0.0},
+        {"max_cost": 0.0},
     ],
 )
 def test_numbers_out_of_range(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        CallSettings.load(env={}, flags=settings)
+
+
+@pytest.mark.parametrize("settings", [{"price_in": 1.0}, {"price_in": 1.0, "price_out": -1.0}])
+def test_prices_that_are_none(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Endpoint(model="m", base_url="http://localhost:1/v1", **settings)
 

@@ -19,16 +19,18 @@ from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.models.vllm.capabilities import (
     PROBE_TEXT,
     PROBE_TOKENS,
+    FolderReading,
     IncompatibleServer,
     ServerCapabilities,
     attached_addresses,
+    compare_weights,
     logprobs_mode,
     probe_ids,
     probe_servers,
+    read_folder,
 )
 from soulkit.models.vllm.client import Address, VllmClient
 from soulkit.models.vllm.replicas import Replicas
-from soulkit.models.vllm.weights_check import FolderReading, compare_weights, read_folder
 from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
 pytestmark = pytest.mark.torch
