@@ -14,7 +14,7 @@ from soulkit.play.plan import Work
 from soulkit.reporting import Reporter
 
 if TYPE_CHECKING:
-    from soulkit.models.api.batch_endpoint import Batches
+    from soulkit.models.api.batches import Batches
 
 BATCH_CONCURRENCY = 50_000
 """Rollouts that may wait for one batch: as many as it has lines."""
@@ -64,7 +64,7 @@ def make_batches(config: EvalConfig, folder: Path, reporter: Reporter) -> Batche
     """The batches of the run in `folder`; None for a run that is asked live, or replayed."""
     if not config.batched or config.ledger == "replay":
         return None
-    from soulkit.models.api.batch_endpoint import Batches
+    from soulkit.models.api.batches import Batches
 
     return Batches(folder, poll_s=config.batch_poll_s, reporter=reporter)
 

@@ -26,80 +26,22 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ProviderError
 from soulkit.models.api.batch_service import BatchService
-from soulkit.models.api.batches import BatchBook, BatchQueue, BatchReply, BatchState
+from soulkit.models.api.batches import Batches, BatchQueue, BatchReply
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.limits import Patience
 from soulkit.models.api.replies import BilledReply, CallRequest, Fault, Keep, read_received
 from soulkit.models.api.wire import FORMAT, RUNGS, parameters
 from soulkit.models.ledger.ledger import LedgerEntry, request_key, request_of
-from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Call, Sampling
 
 ROUNDS = 3
 """Batches in which one call is sent, at most."""
 LIVE_FAILURES = 3
 """Calls in a row that fail live before no other is tried."""
-SILENCE_S = 1800.0
-"""A service that says nothing for so long is given up; the batch goes on without us."""
-
-
-class Batches:
-    """All batches of a run, in the folder of the run.
-
-    Args:
-        folder: of the run.
-        poll_s: seconds between two looks at a batch.
-        silence_s: seconds after which a service that does not answer is given up.
-        reporter: gets a line about each batch now and then.
-    """
-
-    def __init__(
-        self, folder: Path, *, poll_s: float = 30.0, silence_s: float = SILENCE_S,
-        reporter: Reporter = SILENT,
-    ) -> None:  # fmt: skip
-        self.book, self.poll_s, self.reporter = BatchBook(folder), poll_s, reporter
-        self.silence_s = silence_s
-        self._live: list[Endpoint] = []
-
-    def watch(self, endpoint: Endpoint) -> None:
-        """No batch leaves while this endpoint is asked live: its replies may bring more calls."""
-        self._live.append(endpoint)
-
-    @property
-    def busy(self) -> bool:
-        gates = (s.gate for one in self._live for s in one._sessions.values())
-        return any(gate.inside or gate.waiting for gate in gates)
-
-    def finish(self) -> None:
-        """The run is whole: nobody will ask for what is left of its batches."""
-        for state in list(self.book.unused()):
-            if state.stage == "ended":
-                self.close_book(state)
-
-    def close_book(self, state: BatchState) -> None:
-        """The ledger holds what the batch brought."""
-        self.book.save(replace(state, stage="used"))
-        self.book.clear(state)
-
-    def parting_words(self) -> list[str]:
-        """What to know of the batches that go on without this process."""
-        way_out = f"run the same command again with --out {self.book.path.parent} to take it up"
-        lines = []
-        for s in self.book.unused():
-            about = f"of {s.model} ({s.requests} requests)"
-            if s.stage == "created":
-                lines.append(
-                    f"batch {s.batch_id} {about} goes on at {s.base_url} and is paid for: {way_out}"
-                )
-            elif s.stage == "uploaded":
-                lines.append(f"a batch {about} may go on at {s.base_url}, which was asked for it "
-                             f"and did not say: {way_out}")  # fmt: skip
-        return lines
 
 
 class BatchEndpoint(Endpoint):
@@ -109,7 +51,7 @@ class BatchEndpoint(Endpoint):
         # Who answers is asked before the first live call; what is waited for needs no question.
         super().__init__(**{**arguments, "preflight": None})
         self._scout = Endpoint(**arguments)
-        batches.watch(self._scout)
+        batches.watch(self._scout.gates)
         self._defaults = self._scout._defaults
         self.price = self.price.by_batch if self.price else None
         self.max_attempts = min(self.max_attempts, ROUNDS)

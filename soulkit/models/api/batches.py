@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from soulkit.errors import RunError, UserError
 from soulkit.models.api import transport
@@ -35,10 +35,10 @@ from soulkit.models.api.batch_service import (
     ServiceSilent,
     was_refused,
 )
-from soulkit.models.api.limits import Budget, BudgetSpent
+from soulkit.models.api.limits import Budget, BudgetSpent, CallGate
 from soulkit.models.api.replies import NO_CREDIT, Fault, clean_detail
-from soulkit.reporting import Reporter
-from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.reporting import SILENT, Reporter
+from soulkit.runs.jsonl import parsed_object, write_aside, write_json
 from soulkit.text import duration
 
 BOOK, FILES = "batches.json", "batches"
@@ -169,7 +169,7 @@ class BatchBook:
         lines: dict[str, Mapping[str, Any]] = {}
         for path in sorted(self.files.glob(f"{number:04d}.replies.*.jsonl")):
             with path.open("rb") as stream:
-                for line in filter(None, map(_object_or_none, stream)):
+                for line in filter(None, map(parsed_object, stream)):
                     lines.setdefault(str(line.get("custom_id")), line)
         return lines
 
@@ -178,7 +178,7 @@ class BatchBook:
         empty = True
         with path.open("rb") as stream:
             for raw in filter(bytes.strip, stream):
-                line = _object_or_none(raw)
+                line = parsed_object(raw)
                 if line is None or not isinstance(line.get("custom_id"), str):
                     return False
                 empty = False
@@ -190,35 +190,68 @@ class BatchBook:
             path.unlink(missing_ok=True)
 
 
-def _object_or_none(raw: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) else None
-
-
 T = TypeVar("T")
 LINES, FILE_BYTES = 50_000, 200_000_000
 """Of one batch at most, as OpenAI has it."""
 TICK_S, CALM_TICKS = 0.05, 20
 DOWNLOADS = 3
+SILENCE_S = 1800.0
+"""A service that says nothing for so long is given up; the batch goes on without us."""
 SAY_S = 30.0
 """Between two lines about a batch whose state is the same."""
 
 
-class BatchTerms(Protocol):
-    """What the queues of a run share."""
+class Batches:
+    """All batches of a run, in the folder of the run.
 
-    book: BatchBook
-    poll_s: float
-    silence_s: float
-    reporter: Reporter
+    Args:
+        folder: of the run.
+        poll_s: seconds between two looks at a batch.
+        silence_s: seconds after which a service that does not answer is given up.
+        reporter: gets a line about each batch now and then.
+    """
+
+    def __init__(
+        self, folder: Path, *, poll_s: float = 30.0, silence_s: float = SILENCE_S,
+        reporter: Reporter = SILENT,
+    ) -> None:  # fmt: skip
+        self.book, self.poll_s, self.reporter = BatchBook(folder), poll_s, reporter
+        self.silence_s = silence_s
+        self._live: list[Callable[[], Iterable[CallGate]]] = []
+
+    def watch(self, gates: Callable[[], Iterable[CallGate]]) -> None:
+        """No batch leaves while calls are in these gates: their replies may bring more calls."""
+        self._live.append(gates)
 
     @property
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:
+        return any(gate.inside or gate.waiting for gates in self._live for gate in gates())
 
-    def close_book(self, state: BatchState) -> None: ...
+    def finish(self) -> None:
+        """The run is whole: nobody will ask for what is left of its batches."""
+        for state in list(self.book.unused()):
+            if state.stage == "ended":
+                self.close_book(state)
+
+    def close_book(self, state: BatchState) -> None:
+        """The ledger holds what the batch brought."""
+        self.book.save(replace(state, stage="used"))
+        self.book.clear(state)
+
+    def parting_words(self) -> list[str]:
+        """What to know of the batches that go on without this process."""
+        way_out = f"run the same command again with --out {self.book.path.parent} to take it up"
+        lines = []
+        for s in self.book.unused():
+            about = f"of {s.model} ({s.requests} requests)"
+            if s.stage == "created":
+                lines.append(
+                    f"batch {s.batch_id} {about} goes on at {s.base_url} and is paid for: {way_out}"
+                )
+            elif s.stage == "uploaded":
+                lines.append(f"a batch {about} may go on at {s.base_url}, which was asked for it "
+                             f"and did not say: {way_out}")  # fmt: skip
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +286,7 @@ class BatchQueue:
     """The calls of one endpoint, from the first wait to the last reply."""
 
     def __init__(
-        self, model: str, batches: BatchTerms, service: BatchService, budget: Budget | None
+        self, model: str, batches: Batches, service: BatchService, budget: Budget | None
     ) -> None:
         self.model, self.batches, self.book = model, batches, batches.book
         self._service, self._budget = service, budget
@@ -456,10 +489,13 @@ class BatchQueue:
         return await self._patient(attempt)
 
     async def _ended(self, state: BatchState) -> BatchReport:
-        telling = _Telling(self.batches.reporter, state, time.monotonic())
+        started, status, last = time.monotonic(), "", 0.0
         while True:
             report = await self._patient(lambda: self._service.look(state.batch_id))
-            telling.about(report)
+            now = time.monotonic()
+            if report.status != status or now - last >= SAY_S:
+                status, last = report.status, now
+                self.batches.reporter.note(_progress_words(report, state, now - started))
             if report.ended:
                 return report
             await asyncio.sleep(self.batches.poll_s)
@@ -557,28 +593,14 @@ def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:
         yield parcel
 
 
-@dataclass
-class _Telling:
-    """Says how far a batch is: each new state at once, numbers now and then."""
-
-    reporter: Reporter
-    state: BatchState
-    started: float
-    status: str = ""
-    last: float = 0.0
-
-    def about(self, report: BatchReport) -> None:
-        now = time.monotonic()
-        if report.status == self.status and now - self.last < SAY_S:
-            return
-        self.status, self.last = report.status, now
-        parts = [f"{report.completed} of {report.total or self.state.requests} done"]
-        parts += [f"{report.failed} failed"] if report.failed else []
-        parts += [f"{duration(now - self.started)} here"]
-        if report.expires_at and not report.ended:
-            parts.append(f"expires in {duration(report.expires_at - time.time())}")
-        words = ", ".join(parts)
-        self.reporter.note(f"batch {report.id} of {self.state.model}: {report.status}, {words}")
+def _progress_words(report: BatchReport, state: BatchState, seconds: float) -> str:
+    """How far a batch is that was waited for so long."""
+    parts = [f"{report.completed} of {report.total or state.requests} done"]
+    parts += [f"{report.failed} failed"] if report.failed else []
+    parts += [f"{duration(seconds)} here"]
+    if report.expires_at and not report.ended:
+        parts.append(f"expires in {duration(report.expires_at - time.time())}")
+    return f"batch {report.id} of {state.model}: {report.status}, {', '.join(parts)}"
 
 
 def _silent(base_url: str, error: ServiceSilent, patience_s: float) -> UserError:

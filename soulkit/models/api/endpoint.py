@@ -294,11 +294,15 @@ class Endpoint:
         """What is known of the server; None where this process had no reason to ask it."""
         return self._defaults.found
 
+    def gates(self) -> list[CallGate]:
+        """The gates of its calls, one for each event loop."""
+        return [session.gate for session in self._sessions.values()]
+
     def limit_concurrency(self, most: int) -> None:
         """Have no more requests in flight than `most`, whatever was asked for."""
         self.concurrency = min(self.concurrency, most)
-        for session in self._sessions.values():
-            session.gate.limit(self.concurrency)
+        for gate in self.gates():
+            gate.limit(self.concurrency)
 
     def expect_forms(self) -> None:
         """Replies will be asked for in forms: what holds none of them to one is to be found out."""

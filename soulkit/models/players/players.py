@@ -15,7 +15,7 @@ from soulkit.reporting import SILENT, Reporter
 from soulkit.types import Role
 
 if TYPE_CHECKING:
-    from soulkit.models.api.batch_endpoint import Batches
+    from soulkit.models.api.batches import Batches
     from soulkit.models.ledger.ledger import Ledger
     from soulkit.models.local.sampler import LocalModel
 

@@ -36,7 +36,7 @@ from soulkit.runs.jsonl import first_problem
 from soulkit.types import Sampling
 
 if TYPE_CHECKING:
-    from soulkit.models.api.batch_endpoint import Batches
+    from soulkit.models.api.batches import Batches
     from soulkit.models.api.prices import Price, PriceTable
     from soulkit.models.api.probing import Preflight
     from soulkit.models.base import ChatModel
@@ -207,7 +207,7 @@ class EndpointKind(PlayerKind):
 
             return BatchEndpoint(batches=maker.batches, **arguments)
         live = Endpoint(**arguments)
-        maker.batches.watch(live)
+        maker.batches.watch(live.gates)
         return live
 
     def check(self, role: str, settings: RoleSettings, maker: Maker) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from soulkit.errors import ContextOverflow, ProviderError, RunError, UserError
 from soulkit.models.api import batches
-from soulkit.models.api.batch_endpoint import ROUNDS, BatchEndpoint, Batches
+from soulkit.models.api.batch_endpoint import ROUNDS, BatchEndpoint
 from soulkit.models.api.batch_service import NoBatchService
-from soulkit.models.api.batches import BatchBook
+from soulkit.models.api.batches import BatchBook, Batches
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.limits import Budget, BudgetSpent
 from soulkit.models.api.probing import EndpointRefused, Preflight

@@ -483,6 +483,8 @@ def test_urls_and_keys_with_secrets_or_dirt(monkeypatch: pytest.MonkeyPatch) -> 
         {"backoff_s": -1.0},
         {"rate_limit_wait_s": -1.0},
         {"requests_per_minute": 0.0},
+        {"tokens_per_minute": float("nan")},
+        {"down_after_s": float("nan")},
         {"max_cost": 0.0},
     ],
 )
