@@ -1,8 +1,15 @@
-"""A checkpoint or adapter that does not hold the model's weights is refused, by name."""
+"""A checkpoint or adapter that does not hold the model's weights is refused, by name.
+
+Numbers that are none, or that stand for others, in the weights of a base and of an adapter.
+
+The output layer in float32: the same weights, products that are not rounded, bounded memory.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +22,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from soulkit.errors import ModelLoadError
+from soulkit.errors import ModelLoadError, RunError
+from soulkit.models.local import float32_head
+from soulkit.models.local.float32_head import Float32Product, widen_head
 from soulkit.models.local.sampler import LocalModel
 from soulkit.models.local.tiny import tiny_tokenizer
 from soulkit.models.local.weights import weights_misfit
+from soulkit.train.model.policy import Policy, load_policy
+from soulkit.train.model.prepare import log_probs
+from soulkit.train.objectives.sequences import Span
+from soulkit.train.run import numbers_remark, refuse_untrainable
+from soulkit.train.state.checkpoint import Position, load_checkpoint, save_checkpoint
+from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.shapes import WORDS, build
+from tests.support.training import config, policy_of, random_model
 
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensors], Tensors]
@@ -302,3 +318,205 @@ def test_three_names_are_shown_in_the_order_of_layers() -> None:
         weights_misfit(names) == "4 weights missing: layers.1.w, layers.2.w, layers.10.w and 1 more"
     )
     assert weights_misfit(["a"], foreign=["b"]) == "1 weight missing: a; 1 weight foreign: b"
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+LORA = {"r": 4, "alpha": 8}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(whole, tmp_path / "tiny"))
+
+
+def change(file: Path, alter: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    tensors = {name: alter(name, tensor) for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def spoilt(number: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """The last number of the second tensor, in the order of names, becomes `number`."""
+
+    def alter(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if "up_proj" in name:
+            tensor.view(-1)[-1] = number
+        return tensor
+
+    return alter
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_with_a_number_that_is_none_is_refused_by_name(
+    folder: Path, number: float, dtype: str
+) -> None:
+    change(folder / "model.safetensors", spoilt(number))
+    with pytest.raises(ModelLoadError) as caught:
+        LocalModel.load(folder, device="cpu", dtype=dtype)
+    assert "with NaN or infinities: model.layers.0.mlp.up_proj.weight" in caught.value.what
+    assert "nonsense" in caught.value.why
+
+
+def test_an_adapter_with_a_nan_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    policy_of(folder, lora=LORA).save(tmp_path / "adapter")
+    LocalModel.load(folder, device="cpu", adapter=tmp_path / "adapter")
+    change(tmp_path / "adapter" / "adapter_model.safetensors", spoilt(math.nan))
+    for load in (
+        lambda: LocalModel.load(folder, device="cpu", adapter=tmp_path / "adapter"),
+        lambda: load_policy(config(adapter=str(tmp_path / "adapter")), folder),
+    ):
+        with pytest.raises(ModelLoadError) as caught:
+            load()
+        assert "with NaN or infinities: base_model.model.model.layers.0" in caught.value.why
+
+
+def kinds_of_numbers_in_weights(folder: Path, dtype: torch.dtype) -> Path:
+    """The model with its matrices in other numbers."""
+    change(folder / "model.safetensors",
+           lambda name, t: t.to(dtype) if t.ndim == 2 else t)  # fmt: skip
+    return folder
+
+
+def test_integers_without_scales_are_no_weights(folder: Path) -> None:
+    with pytest.raises(ModelLoadError, match="8-bit integers"):
+        LocalModel.load(kinds_of_numbers_in_weights(folder, torch.int8), device="cpu")
+
+
+def test_float8_is_read_for_an_adapter_and_refused_for_full_training(folder: Path) -> None:
+    kinds_of_numbers_in_weights(folder, torch.float8_e4m3fn)
+    policy = load_policy(config(lora=LORA), folder)
+    assert (policy.stored, policy.computed) == ("float8", "float32")
+    with pytest.raises(ModelLoadError) as caught:
+        load_policy(config(method="sft", full=True), folder)
+    assert "float8" in caught.value.what and "adapter" in caught.value.way_out
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8"])
+def test_nothing_is_multiplied_in_eight_bits(folder: Path, name: str) -> None:
+    with pytest.raises(ModelLoadError, match="no number type"):
+        LocalModel.load(folder, device="cpu", dtype=name)
+
+
+def test_a_float16_checkpoint_is_trained_on_in_other_numbers_which_is_said_and_kept(
+    folder: Path,
+) -> None:
+    change(folder / "model.safetensors", lambda name, t: t.half())
+    policy = load_policy(config(lora=LORA), folder)
+    assert (policy.stored, policy.computed) == ("float16", "float32")
+    assert numbers_remark(policy) == "the checkpoint is in float16 and is trained on in float32"
+    assert load_policy(config(lora=LORA, dtype="float16"), folder).computed == "bfloat16"
+    with pytest.raises(Exception, match="float16"):
+        refuse_untrainable(config(dtype="float16"))
+
+
+def test_other_checkpoints_say_nothing(folder: Path) -> None:
+    policy = load_policy(config(lora=LORA), folder)
+    assert policy.stored == "float32" and numbers_remark(policy) == ""
+
+
+def test_a_checkpoint_of_a_run_with_a_nan_is_refused(folder: Path, tmp_path: Path) -> None:
+    policy = policy_of(folder, lora=LORA)
+    optimizer = torch.optim.AdamW([p for _, p in policy.trained])
+    with torch.no_grad():
+        policy.trained[0][1].view(-1)[0] = math.nan
+    save_checkpoint(tmp_path / "c", policy, optimizer, Position(1, 0, 0, policy.version()))
+    (path,) = (tmp_path / "c").glob("step_*")
+    with pytest.raises(RunError) as caught:
+        load_checkpoint(path, policy, optimizer)
+    assert "1 weight with NaN" in caught.value.why
+
+
+@pytest.fixture(scope="module")
+def folder_of_float32_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def half(folder_of_float32_head: Path, dtype: str = "bfloat16") -> Policy:
+    return load_policy(config(dtype=dtype, lora={"r": 4, "alpha": 8}), folder_of_float32_head)
+
+
+def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("block", [1, 70, 1 << 22])
+def test_the_product_and_its_gradients_are_those_of_float32(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(float32_head, "BLOCK", block)
+    x, w = drawn(5, 16, seed=1).requires_grad_(), drawn(37, 16, seed=2).requires_grad_()
+    out = Float32Product.apply(x, w)
+    weights = drawn(5, 37, seed=3, dtype=torch.float32)
+    dx, dw = torch.autograd.grad((out * weights).sum(), (x, w))
+    wide_x, wide_w = x.detach().float().requires_grad_(), w.detach().float().requires_grad_()
+    expected = wide_x @ wide_w.t()
+    assert out.dtype == torch.float32 and torch.allclose(out, expected, rtol=1e-6, atol=1e-5)
+    ex, ew = torch.autograd.grad((expected * weights).sum(), (wide_x, wide_w))
+    assert (dx.dtype, dw.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert torch.equal(dx, ex.bfloat16()) or torch.allclose(dx.float(), ex, rtol=1e-2)
+    assert torch.allclose(dw.float(), ew, rtol=1e-2, atol=1e-2)
+
+
+def test_log_probs_of_a_bfloat16_model_are_not_rounded(folder_of_float32_head: Path) -> None:
+    policy = half(folder_of_float32_head)
+    ids = tuple(range(300, 340))
+    span = Span(ids, (False, *(True,) * 39), ())
+    (logs,) = log_probs(policy, [span], None)
+    with torch.no_grad():
+        states = policy.decoder(input_ids=torch.tensor([ids]))[0][0, :-1]
+        weight = policy.causal.get_output_embeddings().weight
+        targets = torch.tensor(ids[1:])[:, None]
+        exact = torch.log_softmax(states.double() @ weight.double().t(), -1).gather(1, targets)
+        rounded = torch.log_softmax((states @ weight.t()).float(), -1).gather(1, targets)
+    assert (logs - exact[:, 0]).abs().max() < 2e-5
+    assert (rounded - exact).abs().mean() > 100 * (logs - exact[:, 0]).abs().mean()
+
+
+def test_the_sampler_and_the_trainer_agree_on_a_bfloat16_model(
+    folder_of_float32_head: Path,
+) -> None:
+    """What is left between them are the hidden states, which each rounds on its own road."""
+    policy = half(folder_of_float32_head)
+    sampler = policy.sampler(4)
+    sampling = Sampling(temperature=1.0, max_tokens=12, seed=5)
+
+    async def replies() -> list[Completion]:
+        calls = [Call(role="actor", example_id=f"x{i}") for i in range(8)]
+        context = (Segment("user", "Where is the ball now?"),)
+        every = [sampler.complete(context, sampling, call) for call in calls]
+        return list(await asyncio.gather(*every))
+
+    completions = asyncio.run(replies())
+    spans = [
+        Span((*c.prompt_ids, *c.token_ids),
+             (*(False,) * len(c.prompt_ids), *(True,) * len(c.token_ids)), ())
+        for c in completions
+    ]  # fmt: skip
+    trained = torch.cat(log_probs(policy, spans, None))
+    sampled = torch.tensor([log for c in completions for log in c.logprobs])
+    assert (trained - sampled).abs().mean() < 0.02
+
+
+def test_a_float32_head_stays_the_layer_it_was(folder_of_float32_head: Path) -> None:
+    model = LocalModel.load(folder_of_float32_head, device="cpu").model
+    assert type(model.get_output_embeddings()) is torch.nn.Linear and not widen_head(model)
+    model.bfloat16()
+    assert widen_head(model) and widen_head(model)
+    out = model(input_ids=torch.tensor([[1, 2, 3]])).logits
+    assert out.dtype == torch.float32 and isinstance(model.lm_head, torch.nn.Linear)
+
+
+def test_a_widened_model_saves_what_it_was(folder_of_float32_head: Path, tmp_path: Path) -> None:
+    model = LocalModel.load(folder_of_float32_head, device="cpu", dtype="bfloat16").model
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
+    assert all(torch.equal(t, before[name]) for name, t in again.state_dict().items())
+    assert again.state_dict().keys() == before.keys()
