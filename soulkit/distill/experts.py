@@ -13,7 +13,6 @@ bases are compared by weights or commit, their tokenizers by what they do to a t
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -32,6 +31,7 @@ from soulkit.models.local.loading import (
 from soulkit.models.local.weights import weights_hash
 from soulkit.models.players.settings import RoleSettings, TaskPlayers
 from soulkit.runs.folder import is_run, read_environment
+from soulkit.runs.jsonl import read_object
 from soulkit.tasks.kit.registry import Registry
 
 
@@ -297,7 +297,11 @@ def _distinct(config: DistillConfig) -> tuple[list[Expert], dict[str, Base]]:
         expert, base = _expert(candidate, config)
         first = experts.get(expert.task)
         if first is not None and expert.task not in config.experts:
-            raise _second(expert, first)
+            raise ConfigError(
+                f"There are two experts for '{expert.task}': {first.name} and {expert.name}.",
+                "A task is taught by one of them, and nobody says by which.",
+                f"Name it, and the other stays aside: --experts {expert.task}={expert.folder}",
+            )
         if first is not None:
             line = f"{expert.name} stays aside: another expert of {expert.task} was named"
             experts[expert.task] = replace(first, remarks=(*first.remarks, line))
@@ -339,13 +343,22 @@ def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
     from soulkit.models.local.loading import adapter_hash
 
     folder = candidate.folder.resolve()
-    note = _read_object(folder / NOTE)
+    note = read_object(folder / NOTE)
     if not note and not candidate.task:
-        raise _no_note(candidate.folder)
-    settings = _read_object(folder / ADAPTER_CONFIG)
+        raise ConfigError(
+            f"'{candidate.folder}' does not say whose expert it is: there is no {NOTE} in it.",
+            "The task is read from the metadata of the weights; a folder's name may be anything.",
+            f"Name its task: --experts TASK={candidate.folder}",
+        )
+    settings = read_object(folder / ADAPTER_CONFIG)
     base = base_of_note(note) if note else base_of_adapter(settings)
     if not settings and not note:
-        raise _no_weights(candidate.folder)
+        raise ConfigError(
+            f"'{candidate.folder}' is no expert.",
+            f"It holds neither {ADAPTER_CONFIG} nor {NOTE}: a model of unknown base cannot be told "
+            "from a stranger's.",
+            "Name the folder of an adapter, of a model that soulkit saved, or of a training run.",
+        )
     if settings:
         _check_adapter(folder)
     task, remarks = _task_of(candidate, note, config)
@@ -366,7 +379,13 @@ def _task_of(
     tasks = note.get("tasks")
     learned = sorted(tasks) if isinstance(tasks, Mapping) else []
     if not candidate.task and len(learned) != 1:
-        raise _mixture(candidate.folder, learned)
+        named = f"{len(learned)} tasks: {', '.join(learned)}" if learned else "no task"
+        first, where = learned[0] if learned else "TASK", candidate.folder
+        raise ConfigError(
+            f"'{where}' is no expert of one task: its {NOTE} names {named}.",
+            "Which of them it is to teach nobody can tell.",
+            f"Say for which tasks it stands: --experts {first}={where}; or move it elsewhere.",
+        )
     task, lines = candidate.task or learned[0], []
     if learned and learned != [task]:
         lines.append(f"the expert of {task}, '{candidate.folder}', learned {', '.join(learned)}")
@@ -380,23 +399,6 @@ def _task_of(
             f"are scored under {config.protocol}"
         )
     return task, tuple(lines)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no file, ConfigError where it is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError("it is no object")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"'{path}' cannot be read: {error}.",
-            "It says what the weights beside it are, and from which base they come.",
-            "Bring back the file as it was saved, or leave the folder out.",
-        ) from error
-    return value
 
 
 def _prints(where: str, revision: str = "") -> tuple[str, str]:
@@ -444,42 +446,7 @@ def _check_adapter(folder: Path) -> None:
         )
 
 
-def _no_note(folder: Path) -> ConfigError:
-    return ConfigError(
-        f"'{folder}' does not say whose expert it is: there is no {NOTE} in it.",
-        "The task is read from the metadata of the weights; a folder's name may be anything.",
-        f"Name its task: --experts TASK={folder}",
-    )
-
-
-def _no_weights(folder: Path) -> ConfigError:
-    return ConfigError(
-        f"'{folder}' is no expert.",
-        f"It holds neither {ADAPTER_CONFIG} nor {NOTE}: a model of unknown base cannot be told "
-        "from a stranger's.",
-        "Name the folder of an adapter, of a model that soulkit saved, or of a training run.",
-    )
-
-
-def _mixture(folder: Path, tasks: Sequence[str]) -> ConfigError:
-    learned = f"{len(tasks)} tasks: {', '.join(tasks)}" if tasks else "no task"
-    first = tasks[0] if tasks else "TASK"
-    return ConfigError(
-        f"'{folder}' is no expert of one task: its {NOTE} names {learned}.",
-        "Which of them it is to teach nobody can tell.",
-        f"Say for which tasks it stands: --experts {first}={folder}; or move it elsewhere.",
-    )
-
-
 # -- whether they go together --------------------------------------------------------------------
-
-
-def _second(expert: Expert, first: Expert) -> ConfigError:
-    return ConfigError(
-        f"There are two experts for '{expert.task}': {first.name} and {expert.name}.",
-        "A task is taught by one of them, and nobody says by which.",
-        f"Name it, and the other stays aside: --experts {expert.task}={expert.folder}",
-    )
 
 
 def _check_task(expert: Expert, registry: Registry) -> None:
@@ -524,7 +491,14 @@ def _on_one_base(
         base, remarks = bases[expert.task], expert.remarks
         same = same_base(base, common)
         if same is False:
-            raise _other_base(expert, base, common, "--model" if asked else first_task)
+            owner = "--model" if asked else f"the expert of {first_task}"
+            raise ModelLoadError(
+                f"The expert of {expert.task}, {expert.name}, was trained from another base than "
+                f"{owner} names: {base.name} ({base.proof}) instead of {common.name} "
+                f"({common.proof}).",
+                "What its adapter adds belongs to other weights, and one generalist has one base.",
+                "Train it again from the common base, or distil it apart from the others.",
+            )
         if same is None and base.name != common.name:
             unsure = f"nobody can tell whether the expert of {expert.task} was trained from "
             remarks = (*remarks, f"{unsure}{common.name}: it names {base.name or 'no base'}")
@@ -553,16 +527,6 @@ def _check_there(base: Base, expert: Expert) -> None:
             "An adapter on another base is another model.",
             "Bring the old weights back, or say where they are now: --model FOLDER",
         )
-
-
-def _other_base(expert: Expert, base: Base, common: Base, whose: str) -> ModelLoadError:
-    owner = "--model" if whose == "--model" else f"the expert of {whose}"
-    return ModelLoadError(
-        f"The expert of {expert.task}, {expert.name}, was trained from another base than "
-        f"{owner} names: {base.name} ({base.proof}) instead of {common.name} ({common.proof}).",
-        "What its adapter adds belongs to other weights, and one generalist has one base.",
-        "Train it again from the common base, or distil it apart from the others.",
-    )
 
 
 def _with_tokenizer(expert: Expert, base: Base) -> Expert:

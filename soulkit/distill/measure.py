@@ -25,7 +25,7 @@ from soulkit.distill.sample import (
     refuse_other_weights,
     sample_config,
 )
-from soulkit.errors import DataError, RunError
+from soulkit.errors import RunError, UserError
 from soulkit.eval.comparison.contrasts import (
     HEADLINE,
     VALUE,
@@ -88,7 +88,7 @@ def is_complete(folder: Path) -> bool:
     """Whether every row of the evaluation in a folder has a score."""
     try:
         summary = recorded_summary(folder)
-    except DataError:
+    except UserError:
         return False
     return is_run(folder) and 0 < summary.n == summary.n_scored
 

@@ -20,7 +20,7 @@ from typing import Any
 from soulkit.data.contamination import Passage, RowMatch, row_matches
 from soulkit.distill.config import SAMPLES, SELECTION, DistillConfig
 from soulkit.distill.experts import Expert
-from soulkit.errors import DataError, ModelLoadError, RunError
+from soulkit.errors import DataError, ModelLoadError, RunError, UserError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.results.summary import summary_line
 from soulkit.eval.run.actor import eval_needs, on_vllm
@@ -272,7 +272,7 @@ def is_sampled(folder: Path, settings: EvalConfig, expert: Expert, part: Work) -
     complete = scored.keys() == every and all(scored.values())
     try:
         return same and complete and bool(summary_line(folder))
-    except (OSError, DataError):
+    except (OSError, UserError):
         return False
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +46,6 @@ from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
-from soulkit.models.players.settings import RoleSettings
 from soulkit.models.vllm.manager import player_servers
 from soulkit.play.engine import gather
 from soulkit.play.plan import Plan, Work, confirm_cost, pays
@@ -123,13 +122,24 @@ class Check:
         TrustError when it is not known to be the user's own, unless `trust`.
         """
         if config.task_players:
-            raise _for_one_task()
+            raise ConfigError(
+                "A judge is named for one task, and a check asks every judge about all of them.",
+                "Its judges are compared with each other on the same episodes.",
+                "Write --judge WHO.",
+            )
         folder = Path(config.run)
         unread = {"judge", "task_players"} if config.judge else ()
         source = source_of(folder, trust=trust, unread=unread)
-        judges = _distinct_judges(config.judge) or _judges_of(source)
-        if len(judges) < len(config.judge):
-            raise _twice()
+        distinct = [one for i, one in enumerate(config.judge) if one not in config.judge[:i]]
+        if len(distinct) < len(config.judge):
+            raise ConfigError(
+                "The same judge is named twice.",
+                "Equal questions to equal judges are answered from the ledger, so the two would "
+                "agree on everything, whatever they think.",
+                "Name it once: --samples says how far a judge agrees with itself.",
+            )
+        of_source = (who for role, who in source.players() if role == "judge")
+        judges = config.judge or tuple(of_source)
         # First, because where rules score every task no judge would be of use.
         seen, lost = judged_episodes(folder, source, config.limit)
         if not judges:
@@ -191,33 +201,6 @@ class Check:
                 player = replace(player, sampling=sampling)
             made.append(player)
         return dict(zip(judge_names(made), made, strict=True))
-
-
-def _judges_of(source: EvalConfig) -> tuple[RoleSettings, ...]:
-    """Whoever judged in any task of an evaluation."""
-    return tuple(who for role, who in source.players() if role == "judge")
-
-
-def _distinct_judges(judges: Sequence[RoleSettings]) -> tuple[RoleSettings, ...]:
-    """The judges without those who are another one again."""
-    return tuple(judge for i, judge in enumerate(judges) if judge not in judges[:i])
-
-
-def _for_one_task() -> ConfigError:
-    return ConfigError(
-        "A judge is named for one task, and a check asks every judge about all of them.",
-        "Its judges are compared with each other on the same episodes.",
-        "Write --judge WHO.",
-    )
-
-
-def _twice() -> ConfigError:
-    return ConfigError(
-        "The same judge is named twice.",
-        "Equal questions to equal judges are answered from the ledger, so the two would agree on "
-        "everything, whatever they think.",
-        "Name it once: --samples says how far a judge agrees with itself.",
-    )
 
 
 # -- what is checked -----------------------------------------------------------------------------

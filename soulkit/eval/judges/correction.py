@@ -90,7 +90,11 @@ def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> di
             labels.labels.append(label)
     if not any(labels.labels for labels in by_task.values()):
         if any(labels.of_others for labels in by_task.values()):
-            raise _other_words(path)
+            raise DataError(
+                f"The labels in '{path}' are of another run's words.",
+                "The same rows are in this run, but what raters read is not what was said in it.",
+                "Name the run that the sheet was written for, or write a sheet of this one.",
+            )
         raise DataError(
             f"None of the labels in '{path}' is of a judged episode of this run.",
             "Their examples and rollouts are looked up in it.",
@@ -99,16 +103,8 @@ def read_labels(path: Path, graded: Mapping[str, Sequence[GradedEpisode]]) -> di
     return by_task
 
 
-def _other_words(path: Path) -> DataError:
-    return DataError(
-        f"The labels in '{path}' are of another run's words.",
-        "The same rows are in this run, but what raters read is not what was said in it.",
-        "Name the run that the sheet was written for, or write a sheet of this one.",
-    )
-
-
 def _label_of(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, PersonLabel]:
-    rollout = line.get("rollout", 0)
+    rollout, label = line.get("rollout", 0), line.get("label")
     if any(line.get(name) is None for name in _FIELDS) or not isinstance(rollout, int):
         raise DataError(
             f"Line {number} of '{path}' is no label.",
@@ -118,17 +114,13 @@ def _label_of(line: Mapping[str, Any], path: Path, number: int) -> tuple[str, Pe
     return str(line["task"]), PersonLabel(
         key=(str(line["example"]), rollout),
         dimension=str(line["dimension"]),
-        label=_written(line["label"]),
+        label=str(label).lower() if isinstance(label, bool) else str(label),
         rater=str(line.get("rater") or "people"),
         record=str(line.get("key") or ""),
         other=str(line.get("other") or ""),
         shown=str(line.get("shown") or ""),
         prints=tuple(map(str, line.get("prints") or ())),
     )
-
-
-def _written(label: Any) -> str:
-    return str(label).lower() if isinstance(label, bool) else str(label)
 
 
 def _episode_key(episode: GradedEpisode) -> tuple[str, int]:
@@ -409,7 +401,6 @@ def _number(label: str) -> float | None:
 
 
 def _means(labels: Sequence[PersonLabel]) -> dict[tuple[str, int], float]:
-    """Episode → the mean of the numbers that people gave it."""
     numbers: dict[tuple[str, int], list[float]] = {}
     for label in labels:
         number = _number(label.label)

@@ -40,10 +40,6 @@ class ActorWasAsked(SoulError):
     """A task called its actor while an episode was only to be scored."""
 
 
-def _refusal_to_act(call: Call) -> ActorWasAsked:
-    return ActorWasAsked(f"the actor was asked while example {call.example_id} was being judged")
-
-
 class CountedJudge(ObservedModel):
     """A judge's model with the number of the opinion in its calls; counts what it is asked.
 
@@ -124,7 +120,14 @@ def _label(value: Any) -> Grade:
 
 def _judging_cast(judge: Player, listener: CountedJudge, ledger: Ledger | None = None) -> Cast:
     return Cast(
-        actor=Player(UnavailableModel("nobody", _refusal_to_act)),
+        actor=Player(
+            UnavailableModel(
+                "nobody",
+                lambda call: ActorWasAsked(
+                    f"the actor was asked while example {call.example_id} was being judged"
+                ),
+            )
+        ),
         judges=(replace(judge, model=listener),),
         panel=Panel(samples=1, orders="both"),
         ledger=ledger,
@@ -204,22 +207,17 @@ async def ask_for_preference(
 def _question(a: RecordedEpisode, b: RecordedEpisode, first: bool) -> str:
     """The pair in the words of the task's `pairwise.md`, or the shared one."""
     one, two = (a, b) if first else (b, a)
+    seats = {trace.seat for trace in a.episode.traces}
+    others = {line.seat for line in a.episode.transcript} - seats
     return a.task.prompts.render(
         "pairwise",
         title=a.task.spec.title,
         summary=a.task.spec.summary,
-        seat=_seat(a),
+        seat=" and ".join(sorted(seats)) if others else "",
         setting=_setting(a),
         a=fence(_transcript(one), "answer"),
         b=fence(_transcript(two), "answer"),
     )
-
-
-def _seat(seen: RecordedEpisode) -> str:
-    """Who of the speakers is judged; empty where nobody else speaks."""
-    seats = {trace.seat for trace in seen.episode.traces}
-    others = {line.seat for line in seen.episode.transcript} - seats
-    return " and ".join(sorted(seats)) if others else ""
 
 
 def _setting(seen: RecordedEpisode) -> str:

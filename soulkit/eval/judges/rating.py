@@ -291,7 +291,11 @@ def draw_sheet(request: SheetRequest) -> DrawnSheet:
     counts: dict[str, dict[str, int]] = {}
     for task, episodes in graded.items():
         chosen, counts[task] = _drawn_clusters(task, episodes, request)
-        scales[task] = _scales(task, episodes, request)
+        scales[task] = [PAIR_SCALE]
+        if not request.pairs:
+            names = chosen_dimensions(task, episodes, request.dimensions)
+            stated = stated_scales(request.scales)
+            scales[task] = rating_scales(request.run, episodes, names, stated)
         if request.pairs:
             cards += _pairs(chosen, hidden)
         elif scales[task]:
@@ -316,15 +320,6 @@ def _drawn_clusters(
     drawn = set(rng.sample(clusters, min(request.sample, len(clusters))))
     chosen = [episode for episode in episodes if episode.cluster in drawn]
     return chosen, {"clusters": len(clusters), "drawn": len(drawn)}
-
-
-def _scales(
-    task: str, episodes: Sequence[GradedEpisode], request: SheetRequest
-) -> list[RatingScale]:
-    if request.pairs:
-        return [PAIR_SCALE]
-    names = chosen_dimensions(task, episodes, request.dimensions)
-    return rating_scales(request.run, episodes, names, stated_scales(request.scales))
 
 
 def _pairs(episodes: Sequence[GradedEpisode], hidden: Sequence[str]) -> list[RatingCard]:

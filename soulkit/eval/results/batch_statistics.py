@@ -190,17 +190,15 @@ def calibrated(task: Task, controls: Sequence[ControlRecord]) -> Summariser:
         clusters = {record.cluster or record.example_id for record in records}
         there = [c for c in controls if (c.cluster or c.example_id) in clusters]
         nothing: dict[str, BatchMetric] = {}
-        numbers = or_default(task, "calibrate", lambda: _calibration(task, records, there), nothing)
+
+        def calibration() -> dict[str, BatchMetric]:
+            return dict(as_mapping(task, "calibrate", task.calibrate(records, there)))
+
+        numbers = or_default(task, "calibrate", calibration, nothing)
         beside = {name: replace(number, beside=True) for name, number in numbers.items()}
         return {**task.batch_metrics(records), **beside}
 
     return summariser
-
-
-def _calibration(
-    task: Task, records: Sequence[Record], controls: Sequence[ControlRecord]
-) -> dict[str, BatchMetric]:
-    return dict(as_mapping(task, "calibrate", task.calibrate(records, controls)))
 
 
 def summary_terms(

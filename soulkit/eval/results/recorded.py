@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import DataError, ModelLoadError, UserError
+from soulkit.errors import ModelLoadError, UserError
 from soulkit.eval.results.summary import Cells, Summary, recorded_summary, summary_line
 from soulkit.eval.run.provenance import start_folder
 from soulkit.models.base import Cast, ChatModel
@@ -124,18 +124,14 @@ async def score_again(
 
     Such an episode is unscored; one that was unscored before keeps its reason.
     """
+    task, example = recorded.rows[record.example_id]
+    episode, table = replace(record.episode, step=record.step), _cast_of_task(recorded, task, cast)
     try:
-        return _with_score(recorded, record, await _score_of(recorded, record, cast)), None
+        return _with_score(recorded, record, await task.judged(example, episode, table)), None
     except ReplayMiss as miss:
         lost = unscored(Failure(MISS, miss.what), record.score.protocol)
         score = lost if record.score.scored else record.score
         return _with_score(recorded, record, score), miss
-
-
-async def _score_of(recorded: RecordedRun, record: Record, players: Cast) -> Score:
-    task, example = recorded.rows[record.example_id]
-    table = _cast_of_task(recorded, task, players)
-    return await task.judged(example, replace(record.episode, step=record.step), table)
 
 
 def _cast_of_task(recorded: RecordedRun, task: Task, players: Cast) -> Cast:
@@ -209,7 +205,7 @@ def recorded_cells(folder: Path) -> Cells:
     of a damaged summary: the episodes say all that is needed."""
     try:
         return recorded_summary(folder).tasks
-    except DataError:
+    except UserError:
         return {}
 
 
@@ -217,7 +213,7 @@ def summary_steps(folder: Path) -> int:
     """Over how many of its last steps the summary of a training is; 0 where it does not say."""
     try:
         steps = summary_line(folder).get("summary_steps")
-    except DataError:
+    except UserError:
         return 0
     return steps if isinstance(steps, int) and steps > 0 else 0
 

@@ -214,6 +214,10 @@ def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
         players.serve = from_ledger(ledger)
         return eval_cast(config, players)
 
+    def actor() -> ChatModel:
+        local = config.kind == "local"
+        return local_model(config) if local else Players().model("actor", config.endpoint())
+
     def summary(
         records: Sequence[Record], seconds: float, cost: float | None,
         controls: Sequence[ControlRecord],
@@ -226,23 +230,20 @@ def recorded_eval(path: Path, *, trust: bool = False) -> RecordedRun:
         records=load_records(path / "episodes.jsonl"), controls=load_controls(path),
         ledger=ledger_of(path, settings),
         cast=cast, sampling=lambda task: config.sampling(task.spec), summary=summary,
-        config=config, seed=config.seed, actor=lambda: _live_actor(config),
+        config=config, seed=config.seed, actor=actor,
         load=lambda model: checkpoint_model(model, config),
     )  # fmt: skip
-
-
-def _live_actor(config: EvalConfig) -> ChatModel:
-    if config.kind == "local":
-        return local_model(config)
-    return Players().model("actor", config.endpoint())
 
 
 def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
     """The ledger that holds the run's replies; None when it kept none. RunError when it is gone."""
     named = settings.get("ledger_file")
     if named is None:
-        ledger = path / "ledger.sqlite"
-        return ledger if ledger.is_file() else _ledger_of_source(path)
+        if (ledger := path / "ledger.sqlite").is_file():
+            return ledger
+        # A training that was rescored names none: its replies are with the first run.
+        source = read_object(path / CHANGES).get("source")
+        return ledger_of(Path(source), read_config(Path(source))) if source else None
     if not Path(str(named)).is_file():
         raise RunError(
             f"The ledger '{named}' of the run '{path}' is gone.",
@@ -250,12 +251,6 @@ def ledger_of(path: Path, settings: Mapping[str, Any]) -> Path | None:
             "Put it back, or correct ledger_file in the run's config.yaml.",
         )
     return Path(str(named))
-
-
-def _ledger_of_source(path: Path) -> Path | None:
-    """The ledger of the run that `path` was rescored from: a training's settings name none."""
-    source = read_object(path / CHANGES).get("source")
-    return ledger_of(Path(source), read_config(Path(source))) if source else None
 
 
 def load_recorded(

@@ -133,11 +133,14 @@ def _average(lines: Sequence[SuiteLine], reach: Mapping[str, Interval | None]) -
     cells = [line.cell for line in lines]
     whole = not _missing(lines)
     scale = mean_interval([cell.scale for cell in cells])
+    unscored: Counter[str] = Counter()
+    for cell in cells:
+        unscored.update(cell.unscored)
     bounds = mean_interval([reach[line.name] for line in lines])
     counted = Cell(
         n=sum(cell.n for cell in cells), n_scored=sum(cell.n_scored for cell in cells),
         n_clusters=sum(cell.n_clusters for cell in cells), scale=scale,
-        unscored=_added(cell.unscored for cell in cells),
+        unscored=dict(sorted(unscored.items())),
     )  # fmt: skip
     if whole:
         counted = _with_mean(counted, cells)
@@ -154,10 +157,3 @@ def _with_mean(counted: Cell, cells: Sequence[Cell]) -> Cell:
         counted, mean=together.mean, ci_low=together.ci_low, ci_high=together.ci_high,
         variance=together.variance, df=together.df, method=together.method,
     )  # fmt: skip
-
-
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(sorted(total.items()))

@@ -13,7 +13,6 @@ One cell of a task is its headline: `value`, or the number over the batch that t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -42,7 +41,13 @@ from soulkit.eval.results.warnings import (
     word_cuts,
 )
 from soulkit.metrics.intervals import Interval, bounds, estimate, finite_value
-from soulkit.runs.jsonl import SUMMARY_SCHEMA, read_value, refuse_other_schema, sparse
+from soulkit.runs.jsonl import (
+    SUMMARY_SCHEMA,
+    read_object,
+    read_value,
+    refuse_other_schema,
+    sparse,
+)
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.scoring import of_one_origin, of_origin, origins_of, without_origins
 from soulkit.types import Record
@@ -154,7 +159,9 @@ def summarise(
     of several origins are one batch. `seconds` is wall time, `cost` US dollars or None when no
     price is known.
     """
-    groups = _batches(records, training)
+    groups = records_by_task(records)
+    if training:  # one batch, whatever the origins of its rows
+        groups = {name: without_origins(rows) for name, rows in groups.items()}
     tasks = {name: _task(name, rows, scale or {}) for name, rows in groups.items()}
     for name, summariser in (batch or {}).items():
         tasks.setdefault(name, {}).update(
@@ -197,12 +204,6 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return dict(sorted(groups.items()))
-
-
-def _batches(records: Iterable[Record], training: bool) -> dict[str, list[Record]]:
-    """The records of each task; in training as one batch, whatever the origins of its rows."""
-    groups = records_by_task(records)
-    return {name: without_origins(rows) for name, rows in groups.items()} if training else groups
 
 
 def _origins(records: Iterable[Record]) -> dict[str, dict[str, int]]:
@@ -335,27 +336,14 @@ def _prompts(records: Sequence[Record]) -> dict[str, list[str]]:
 
 
 def recorded_summary(folder: Path) -> Summary:
-    """The `summary.json` of a run; an empty one without it, DataError for a damaged one."""
+    """The `summary.json` of a run; an empty one without it, RunError or DataError for a damaged
+    one."""
     return Summary.from_json(summary_line(folder))
 
 
 def summary_line(folder: Path) -> dict[str, Any]:
-    """What `summary.json` of a run says; nothing without it, DataError for a damaged one, or one of
-    another schema."""
-    file = folder / "summary.json"
-    try:
-        line = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(file, str(error)) from error
-    if not isinstance(line, dict):
-        raise _damaged(file, "it holds no object")
-    refuse_other_schema(line, SUMMARY_SCHEMA, f"'{file}'")
+    """What `summary.json` of a run says; nothing without it. RunError for a damaged one, DataError
+    for one of another schema."""
+    line = read_object(folder / "summary.json")
+    refuse_other_schema(line, SUMMARY_SCHEMA, f"'{folder / 'summary.json'}'")
     return line
-
-
-def _damaged(file: Path, detail: str) -> DataError:
-    return DataError(
-        f"The summary '{file}' cannot be read ({detail}).",
-        "It holds the numbers that the run came to.",
-        "Give the run's own command again: it resumes, and writes the summary anew.",
-    )

@@ -248,16 +248,13 @@ def _task_options(task: Task) -> dict[str, str]:
     hashes = {name: _hash(value) for name, value in parts.items()}
     kind = type(task)
     file = None if kind.__module__.startswith("soulkit.") else inspect.getsourcefile(kind)
-    return {**hashes, **({"code": _file_hash(Path(file))} if file else {})}
+    code = {"code": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]} if file else {}
+    return {**hashes, **code}
 
 
 def _hash(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _file_hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 # -- in the run folder -----------------------------------------------------------------------------
@@ -304,7 +301,6 @@ def write_conditions(run: Run, now: Conditions, *, proven: bool = False) -> None
 
 
 def _with_calls_of(before: Conditions, now: Conditions) -> Conditions:
-    """`now` with what is known of the calls that the run has made already."""
     tasks = {
         task: replace(
             facts,
@@ -408,7 +404,7 @@ def _has_files(place: Path, run: Path) -> bool:
 
 
 def _changes(before: Conditions, now: Conditions) -> list[str]:
-    """What cannot be seen in the settings and is not as it was."""
+    """What the settings do not show and is not as it was."""
     changes = _other_players(before.players, now.players)
     for task, new in now.tasks.items():
         old = before.of_task(task)
@@ -428,7 +424,6 @@ def _changes(before: Conditions, now: Conditions) -> list[str]:
 
 
 def _other_players(before: Panel, now: Panel) -> list[str]:
-    """What is not as it was of players with the same settings."""
     pairs = [
         (role, old.model, old.known(), new.known())
         for role, players in now.items()

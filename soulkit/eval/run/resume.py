@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from soulkit.errors import DataError, RunError
+from soulkit.errors import RunError, UserError
 from soulkit.eval.results.summary import Summary, summary_line
 from soulkit.eval.run.controls import control_counts, controls_left
 from soulkit.eval.run.run_lock import is_locked
@@ -97,7 +97,7 @@ def finished_summary(
         written = run.summary_path.stat().st_mtime_ns
         late = max(standing.changed) > written
         line = summary_line(run.path)
-    except (OSError, DataError):  # there is none, or none that can be read: it is made anew
+    except (OSError, UserError):  # there is none, or none that can be read: it is made anew
         return None
     summary, origin = Summary.from_json(line), line.get("provenance")
     versions = origin.get("versions") if isinstance(origin, dict) else None
