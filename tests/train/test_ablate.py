@@ -274,7 +274,7 @@ def test_a_mixture_is_told_as_one(
     capsys.readouterr()
     first, fewer, cold = ablation.load_ablation(out).rows
     assert first.mixed == cold.mixed == () and fewer.remarks == ()
-    assert fewer.mixed == ("tomi: training rows 24 against 12",)
+    assert fewer.mixed == ("tomi: training rows 24 against 12, 12 in both",)
     assert cold.remarks == ("tomi: temperature 1.0 against 0.5",)
     assert fewer.final_difference is not None and cold.final_difference is not None
     page = (out / "report" / "index.html").read_text()

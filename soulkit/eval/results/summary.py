@@ -149,15 +149,13 @@ def summarise(
     beside: Mapping[str, Sequence[str]] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Summary:
-    """What these records come to.
+    """What these records come to. `seconds` is wall time, `cost` US dollars.
 
     By task: `batch` holds what computes its numbers over the whole batch; `headlines` the one of
     them that is its headline, where that is not `value`; `scale` its (lowest, highest) score, or
     under `task/metric` that of another metric (binary ones are known to lie in [0, 1]); `beside`
-    the metrics that are read together with its headline, whose cells say so; `names` what its mean
-    score is called. In `training` a mean of which parts are missing is that of the others, and rows
-    of several origins are one batch. `seconds` is wall time, `cost` US dollars or None when no
-    price is known.
+    the metrics that are read together with its headline; `names` what its mean score is called. In
+    `training` a mean of which parts are missing is that of the others.
     """
     groups = records_by_task(records)
     if training:  # one batch, whatever the origins of its rows
