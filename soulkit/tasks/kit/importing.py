@@ -152,42 +152,18 @@ def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
 
 @contextmanager
 def explaining_originals(task: Task, path: Path) -> Iterator[None]:
-    """While rows of `task` in `path` are read: say of an original file how to import it."""
+    """While rows of `task` in `path` are read: add what to do with chats and with originals."""
     try:
         yield
-    except (ColumnsError, OriginalFile, UnusableFile) as error:
-        raise _as_original(task, path, error) from error
-
-
-def _as_original(task: Task, path: Path, error: DataError) -> DataError:
-    """The error of a file that could not be read as rows; `error` if no importer can read it."""
-    if not task.spec.importer:
-        return _as_chats(task, path, error)
-    if isinstance(error, OriginalFile):
-        return _original(task, str(path), error.why)
-    try:
-        imported = import_rows(task, path)
-    except (WrongShape, UnusableFile):
-        chats = _as_chats(task, path, error)
-        return _with_importer(task, error) if chats is error else chats
-    except DataError as lacking:  # the form is known, and something that belongs to it is not there
-        return OriginalFile(
-            f"{_what(task, str(path))} {lacking.what}", lacking.why, lacking.way_out
-        )
-    if imported.rows:
-        return _original(
-            task, str(path), "The importer knows its layout; read as rows it cannot be used."
-        )
-    reasons = [f"{bad.source}: {bad.why}" for bad in imported.bad] or list(imported.notes)
-    why = "; ".join(reason.rstrip(".") for reason in reasons[:1]) or "its importer keeps none"
-    return _original(task, str(path), f"None of its records can be a row as it stands: {why}.")
-
-
-def _as_chats(task: Task, path: Path, error: DataError) -> DataError:
-    """What to say of recorded chats where rows are read; `error` of everything else."""
-    if not isinstance(error, ColumnsError):
-        return error
-    return chats_for_rows(task, path) or error
+    except OriginalFile as error:
+        raise _original(task, str(path), error.why) from error
+    except (ColumnsError, UnusableFile) as error:
+        if isinstance(error, ColumnsError) and (chats := chats_for_rows(task, path)):
+            raise chats from error
+        if task.spec.importer and path.exists():
+            original = f"if it is an original file ({'; '.join(task.spec.formats)}), import it"
+            error.way_out = f"{error.way_out.rstrip('.')}; {original}: {_import_of(task, path)}"
+        raise
 
 
 def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
@@ -223,28 +199,15 @@ def chats_for_rows(task: Task | None, path: Path) -> DataError | None:
     )
 
 
-def _what(task: Task, path: str) -> str:
-    return f"'{path}' is of the original release of '{task.name}', and is no file of its rows."
-
-
 def _original(task: Task, path: str, why: str) -> OriginalFile:
     return OriginalFile(
-        _what(task, path), why,
-        "Import it, and give --data the file that this writes: "
-        f"soul data import {task.name} {shlex.quote(path)}",
+        f"'{path}' is of the original release of '{task.name}', and is no file of its rows.", why,
+        f"Import it, and give --data the file that this writes: {_import_of(task, path)}",
     )  # fmt: skip
 
 
-def _with_importer(task: Task, error: DataError) -> DataError:
-    """Of a file with columns that nobody knows, what the importer reads."""
-    if not isinstance(error, ColumnsError):
-        return error
-    formats = "; ".join(task.spec.formats)
-    return ColumnsError(
-        error.what, error.why,
-        f"{error.way_out}; an original file ({formats}) becomes rows with: "
-        f"soul data import {task.name} FILE",
-    )  # fmt: skip
+def _import_of(task: Task, path: str | Path) -> str:
+    return f"soul data import {task.name} {shlex.quote(str(path))}"
 
 
 def import_rows(task: Task, path: Path, options: Mapping[str, str] | None = None) -> Imported:

@@ -286,9 +286,9 @@ def to_examples(
             shapes += [error] if isinstance(error, ColumnsError) else []
             what = error.what.removeprefix(f"{row.source}: ").removeprefix("row: ")
             broken.append(BadRow(row.source, f"{what} {error.why}"))
+    refuse_original_rows(task, own)
     if own and len(shapes) == len(own):
         raise shapes[0]
-    refuse_original_rows(task, own)
     return LoadedExamples(
         examples=tuple(task.with_baselines(tuple(by_id.values()))), bad=tuple(broken),
         duplicates=duplicates, skipped=dict(skipped),
