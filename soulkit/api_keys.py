@@ -115,7 +115,6 @@ def _needles(key: str) -> tuple[str, ...]:
 
 
 def _base64(key: str) -> Iterator[str]:
-    """The characters of base64 that depend on `key` alone, wherever in a longer text it begins."""
     for before in range(3):
         data = bytes(before) + key.encode()
         begin, end = -(-8 * before // 6), 8 * len(data) // 6
@@ -165,7 +164,6 @@ def _unbroken(text: str) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """The character of an escape; none where it stands for white space."""
     code = match["json"] or match["percent"]
     if code:
         return chr(int(code, 16))

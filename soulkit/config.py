@@ -2,17 +2,13 @@
 
     defaults < file < environment (SOULKIT_*) < flags
 
-`Settings` is the base of every command's configuration. An unknown key is an error with the
-nearest known one, never a silent no-op; all problems are reported at once, each with its origin.
-Nested settings merge key by key; in the environment `SOULKIT_LORA__R` means `lora.r`.
-Other SOULKIT_ variables belong to other commands and are left alone, unless they are one slip of
-the pen away from a setting of this one. Importing this module never imports torch.
+An unknown key is an error with the nearest known one; all problems are reported at once, each with
+its origin. Nested settings merge key by key; in the environment `SOULKIT_LORA__R` means `lora.r`.
+Other SOULKIT_ variables are left alone, unless they nearly are a setting of this command. A file
+that a run wrote acts only while its seal fits, or with `trust` (trust.py).
 
-A file that a run wrote is somebody else's until its seal fits (trust.py): such settings act only
-with `trust`.
-
-A setting is declared once, as a field made by `setting`: default, help, option and what it matters
-to. The command line (cli/derive.py) and the tables of the documentation follow from it.
+A setting is declared once, as a field made by `setting`. The command line (cli/options.py) and the
+tables of the documentation follow from it. Importing this module never imports torch.
 """
 
 from __future__ import annotations
@@ -287,7 +283,6 @@ class _FileOption:
 
 @cache
 def _file_options(cls: type[BaseModel], under: str = "") -> dict[str, _FileOption]:
-    """Name of an option, with underscores → the option."""
     options: dict[str, _FileOption] = {}
     for name, info in cls.model_fields.items():
         facts, group = about(info), nested_settings(info.annotation)
@@ -346,7 +341,6 @@ def _meant(
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts of a value that is one, or several; none of what is written in full."""
     several = [value] if isinstance(value, str) else value
     plain = isinstance(several, list) and all(isinstance(one, str) for one in several)
     return several if plain else []
@@ -386,7 +380,6 @@ def _from_environment(cls: type[BaseModel], env: Mapping[str, str]) -> dict[str,
 
 
 def _leaves(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting's dotted name and type, groups before their members."""
     for name, info in cls.model_fields.items():
         yield prefix + name, info.annotation
         group = nested_settings(info.annotation)
@@ -492,7 +485,6 @@ def _config_error(
 
 
 def _missing_name(item: Mapping[str, Any]) -> str:
-    """The setting that is missing; empty for one that is wrong."""
     if item["type"] == "missing":
         return ".".join(str(part) for part in item["loc"])
     raised = item.get("ctx", {}).get("error")
@@ -549,7 +541,6 @@ def flag_of(name: str, info: Any, under: str = "") -> str | None:
 
 
 def _source(path: list[str], layers: Mapping[str, Mapping[str, Any]]) -> str:
-    """The last layer that set the first part of `path`: the one that won."""
     for source, layer in reversed(list(layers.items())):
         node: Any = layer
         for part in path:

@@ -87,7 +87,6 @@ def _is_checkout(folder: Path) -> bool:
 
 
 def _project(folder: Path) -> dict[str, Any]:
-    """The table `project` of soulkit's own pyproject.toml in `folder`; empty without one."""
     import tomllib
 
     try:

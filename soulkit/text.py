@@ -92,7 +92,6 @@ def _complement(codes: list[int]) -> str:
 
 
 def _without_heaps(text: str) -> str:
-    """Of every run of too many marks, the first."""
     loose, strict = _mark_runs()
 
     def shortened(run: re.Match[str]) -> str:

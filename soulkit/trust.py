@@ -1,18 +1,13 @@
 """Whose settings are these? A config that somebody else wrote acts only with `--trust`.
 
-    settings in a run's folder, or a copy of them ──▶ does the user's own seal fit?
-                                                        yes: they act
-                                                        no:  what they name is shown, and nothing
-                                                             is asked, imported or read
-
 A config of a run names addresses, variables whose values go there as keys, code, and files. In a
-folder from a hub or a shared disk they are a stranger's. Trusted is a config whose seal (folder.py)
-fits; anything else has all that it names shown, and acts when the user says `--trust`: for this one
-command, and what is made of it is not sealed. A settings file that a user writes by hand, outside
-of run folders, is the user's own word, and so is every option.
+folder from a hub or a shared disk they are a stranger's. A config whose seal (runs/folder.py) fits
+is trusted. Of anything else all that it names is shown, and it acts when the user says `--trust`:
+for this one command, and what is made of it is not sealed. A settings file that a user writes by
+hand, outside of run folders, is the user's own word, and so is every option.
 
-What is shown is told apart by the names of settings. Two kinds of named files are opened to be
-shown, and only regular ones: an endpoints file and a tasks file say what else would be reached.
+What is shown is told apart by the names of settings. An endpoints file and a tasks file are opened
+to be shown, where they are regular files: they say what else would be reached.
 """
 
 from __future__ import annotations
@@ -265,7 +260,6 @@ def in_run(file: Path) -> bool:
 
 
 def _places(file: Path) -> tuple[Path, Path]:
-    """Where a file is said to lie, and where it does."""
     return file.absolute(), file.resolve()
 
 
@@ -284,7 +278,6 @@ def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dic
 
 
 def _joined(under: Any, over: Any) -> Any:
-    """Of two groups the members of both, else `over`."""
     return {**under, **over} if isinstance(under, Mapping) and isinstance(over, Mapping) else over
 
 

@@ -200,7 +200,6 @@ def least_limit(*limits: int | None) -> int | None:
 
 
 def _language(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json that is about the language model."""
     part = settings.get("text_config")
     return {**settings, **part} if isinstance(part, dict) else settings
 

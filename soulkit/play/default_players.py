@@ -126,7 +126,6 @@ def called_roles(part: Work) -> frozenset[Role]:
 def _players_of_task(
     config: PlayConfig, part: Work, file: Mapping[str, TaskPlayers], *, coached: bool
 ) -> TaskPlayers:
-    """Who plays in one task alone."""
     task = part.task.name
     alone = [config.task_players.get(task, TaskPlayers()), file.get(task, TaskPlayers())]
     chosen: dict[str, Any] = {}
@@ -145,7 +144,6 @@ def _players_of_task(
 
 
 def _default(part: Work, role: str) -> dict[str, Any]:
-    """The player of the task's declaration, under its role; nothing where there is none."""
     default = part.task.spec.players.under(part.task.protocol, role)
     if not isinstance(default, DefaultPlayer):
         return {role: default} if default else {}
@@ -156,8 +154,7 @@ def _default(part: Work, role: str) -> dict[str, Any]:
 def _coach(
     config: PlayConfig, part: Work, chosen: Mapping[str, Any], *, judge_named: bool
 ) -> dict[str, Any]:
-    """The coach where none is named: the task's own, else the judge's model where a judge scores. A
-    judge that was named goes before the task's own model. Nothing where rules coach."""
+    """The coach where none is named: the task's own, else the model of its judge."""
     own = _default(part, "coach")
     judges = chosen.get("judge") or config.named("judge")
     judged = "judge" in called_roles(part) and bool(judges)

@@ -1,18 +1,13 @@
-"""The only scheduler: walks rollouts down the road and hands every record to a sink at once.
+"""The only scheduler: plays rollouts and hands every record to a sink at once.
 
-A rollout is walked alone, without a barrier: draft, score, critique, leak check, refined, score. A
-CallError anywhere, what the task's own code raises included, becomes a Failure on the record it
-concerns; anything else is a bug of soulkit and stops the run (what is recorded stays).
+A rollout is played alone, without a barrier: draft, score, critique, leak check, refined, score. A
+CallError, also one of the task's own code, becomes a Failure on the record it concerns; anything
+else is a bug of soulkit and stops the run (what is recorded stays). Where a sampler in the cast is
+deterministic, each worker has a fixed share of the jobs and takes part in the sampler's waves
+(`models/local/batching.py`).
 
-Where a sampler in the cast is deterministic, the workers are fixed: each has its own share of the
-jobs and is a participant of the sampler's waves (`models/local/batching.py`) from start to end.
-
-Asking about controls: which there are of some rows, and what becomes of one.
-
-    drafts, all scored ──▶ one job for each control of each row or draft ──▶ ControlRecord
-
-A control of a draft that has no score is not asked about: the draft will be played again, and with
-other words perhaps. It is unscored for that reason, and so the records stay complete.
+Controls are asked about once all drafts of a row are scored: one job for each control of each row
+or draft. A control of a draft without a score stays unscored: the draft will be played again.
 """
 
 from __future__ import annotations

@@ -112,8 +112,7 @@ def _listed(kind: RequirementKind, names: Sequence[str]) -> str:
 
 
 def _ways(gaps: Sequence[MissingRequirement], suite: str | None) -> list[str]:
-    """How to get what is missing, each way once. Where many tasks of a suite lack rows that can be
-    downloaded, one command for all of the suite."""
+    """How to get what is missing, each way once; for many tasks of a suite one command."""
     alike = {gap.way: [one.name for one in gaps if one.way == gap.way] for gap in gaps}
     pulled = [gap for gap in gaps if gap.kind == "rows" and PULL in gap.way]
     whole = len(pulled) > MANY and suite is not None
@@ -223,7 +222,6 @@ def _to_download(place: ModelPlace) -> MissingRequirement:
 
 
 def _in_cache(model: str) -> bool:
-    """Whether the cache of the hub's client holds a model of this id."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = os.environ.get("HF_HUB_CACHE") or f"{home}/hub"
     return (Path(cache).expanduser() / f"models--{model.replace('/', '--')}").is_dir()

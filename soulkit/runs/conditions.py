@@ -247,7 +247,6 @@ def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:
 
 
 def _base(material: MaterialFacts | None) -> dict[str, str]:
-    """The hashes of the model that a training started from."""
     if material is None:
         return {}
     found = {"weights": material.model.get("weights"), "adapter_weights": material.adapter}

@@ -1,20 +1,14 @@
 """Run folders: everything one command produced, and what it can be resumed from.
 
-    runs/<name>/config.yaml        the resolved configuration; may be given back as a config file
-                environment.json   the command, the versions, the commit; later starts are appended
-                episodes.jsonl     one Record a line          metrics.jsonl   one step a line
-                ledger.sqlite      every model call           checkpoints/    step_000050/, …
-                summary.json       the final numbers          report/         pages and figures
+    config.yaml, environment.json    the resolved configuration; the command, versions and starts
+    episodes.jsonl, metrics.jsonl    one Record a line, one step a line
+    ledger.sqlite, checkpoints/      every model call; step_000050/, …
+    summary.json, report/            the final numbers; pages and figures
 
-Three promises. A folder belongs to one command and one configuration: re-opening it with the same
-pair resumes, anything else stops with the differing keys. Files are append-only, or written aside
-and renamed, so a killed process leaves at most one torn last line. No secret is written: under a
-key-like name only the *name* of an environment variable is accepted.
-
-A new folder carries a seal in `environment.json`, by which `trust.py` knows the user's own
-configuration again: an HMAC of the command, the bytes of `config.yaml` and the place of the tasks
-file (links followed), with a key in the user's state folder. The folder may move. Code is not
-sealed, as rescoring exists to apply changed code; code inside the run's folder is never covered.
+A folder belongs to one command and one configuration: the same pair resumes, anything else stops
+with the differing keys. Files are append-only, or written aside and renamed. No secret is written.
+A new folder carries a seal in `environment.json`: an HMAC, with a key in the user's state folder,
+of the command, `config.yaml` and the place of the tasks file. Code in the folder is never covered.
 """
 
 from __future__ import annotations

@@ -109,7 +109,6 @@ def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
 
 
 def _once(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The whole lines, equal ones once."""
     seen: set[bytes] = set()
     for line in lines:
         digest = hashlib.sha256(line).digest()
@@ -239,7 +238,6 @@ def parsed_object(line: bytes) -> dict[str, Any] | None:
 
 
 def _mend_tail(path: Path) -> None:
-    """Make the file end with a line end, moving a torn last line aside."""
     with path.open("r+b") as stream:
         start, last = _last_line(stream)
         if not last:

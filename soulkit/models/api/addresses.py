@@ -1,17 +1,13 @@
 """How a server is reached: its address, its key, and the headers of every request.
 
-* **The address.** A player that names none is asked where OPENAI_BASE_URL says, else at OpenAI's
-  own service. Settings put that address in when they are read. Addresses are written into run
-  folders and ledgers, so they may hold no secret.
-* **The key** is read from the environment by name and never written anywhere. It travels as
+* **Address**: a player without one is asked where OPENAI_BASE_URL says, else at OpenAI. Addresses
+  are written into run folders and ledgers, so they may hold no secret. Azure's api-version is a
+  setting of its own, and is taken off an address that was copied with it.
+* **Key**: read from an environment variable and never written anywhere. It travels as
   `Authorization: Bearer KEY`, to Azure's hosts as `api-key: KEY`.
-* **Headers of the user's own** are written as NAME=ENV, where ENV is the name of an environment
-  variable with the value: no value is ever written down, and every one is masked like a key. One
-  that is called `Authorization` or `api-key` replaces the key.
-* **Organisation and project** of OpenAI (OPENAI_ORG_ID, OPENAI_PROJECT_ID) go to the default
-  address, and to nobody else.
-* **Azure's deployments** want their version behind the path. It is a setting of its own, and an
-  address that is copied with `?api-version=...` is taken apart.
+* **Headers** are written as NAME=ENV, where ENV names the variable with the value; one that is
+  called `Authorization` or `api-key` replaces the key. OpenAI's organisation and project
+  (OPENAI_ORG_ID, OPENAI_PROJECT_ID) go to its own address alone.
 """
 
 from __future__ import annotations

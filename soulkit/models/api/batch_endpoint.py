@@ -1,20 +1,12 @@
 """Calls through a provider's batch service: within a day, at half the price.
 
-Everything about a call is as in endpoint.py: what is sent, how a reply is read, priced, kept in the
-ledger and asked again. Only the way there differs:
+All but the way there is as in endpoint.py: calls wait until none comes for a while, leave as one
+file, and go on with its replies. Kills cost nothing: see batches.py.
 
-    calls wait ── nobody adds one for a while ──▶ one file ──▶ one batch ──▶ replies ──▶ they go on
-
-* **Waves.** All rollouts wait for the actor, then all for their judges; each wave is a batch (or
-  several, where a service takes no file so large). It leaves when no call came for a while and
-  nobody is asked live (batches.py).
 * **Learning live.** The first call of each set of parameters is asked live, at the full price: what
   a server refuses is then known within seconds, not after a day.
-* **Kills.** Each step is written down before and after it (batches.py); the same command waits
-  for the very batch that it left behind.
 * **Parts.** Lines of a batch that expired or broke are asked again in the next, ROUNDS times at
-  most; then the call fails with the service's words. A batch that somebody cancelled is not sent
-  again. A line that the model refused is a refusal as anywhere.
+  most; a batch that somebody cancelled is not sent again.
 * **Money.** With a limit, what a wave costs at most is reserved before it is sent; what does not
   fit waits until the real cost of the others is known.
 """
@@ -82,7 +74,6 @@ class BatchEndpoint(Endpoint):
     async def _ask_live(
         self, messages: list[dict[str, str]], sampling: Sampling, call: Call, keep: Keep
     ) -> LedgerEntry | None:
-        """The reply, where nothing is known yet about what the server says to such a request."""
         shape = _shape(parameters(sampling, call))
         if shape in self._lore.taken:
             return None
@@ -102,7 +93,6 @@ class BatchEndpoint(Endpoint):
         return entry
 
     def _note(self) -> None:
-        """Keep what was learnt live."""
         self._lore.refused = sorted(self._scout._refused)
         longest = self._scout._longest
         self._lore.longest = int(longest) if longest < math.inf else None
@@ -122,7 +112,6 @@ class BatchEndpoint(Endpoint):
     async def _attempt(
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> BilledReply | Fault:
-        """One line of one batch."""
         request = await self._prepare(self._sessions.get(), request)
         key = self._line_key(request.messages, request.sampling, request.call)
         body = self.access.protocol.body(self.name, request.messages, request.sent)

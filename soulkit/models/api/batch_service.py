@@ -296,8 +296,7 @@ def was_refused(error: UserError) -> bool:
 
 
 def _report(batch: Batch) -> BatchReport:
-    """The package checks nothing of what it reads: any of it may be missing or something else.
-    ValueError without the id or the status of a batch."""
+    """The package checks nothing of what it reads: any of it may be missing."""
     if not (isinstance(batch.status, str) and batch.status):
         raise ValueError("an answer without the status of a batch")
     counts, errors = batch.request_counts, getattr(batch.errors, "data", None)
@@ -315,13 +314,11 @@ def _report(batch: Batch) -> BatchReport:
 
 
 def _name(value: object) -> str:
-    """An id of the service's, fit to be written down, shown and asked for."""
     if isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_ID:
         return value
     raise ValueError("an answer without the id of a file or batch")
 
 
 def _number(holder: object, name: str) -> int:
-    """A count or time of the service's; 0 where it says none."""
     value = getattr(holder, name, None)
     return value if isinstance(value, int) and value > 0 else 0

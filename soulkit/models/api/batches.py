@@ -1,18 +1,13 @@
 """The batches of a run: a book of those that were sent, and the queue of calls that wait for them.
 
-Each step is written down before and after it, so that a kill at any moment costs nothing: the same
-command finds the very batch again.
+Each step is written down before and after it, so that the same command finds its batches again:
 
-    batches.json        the run's own mark, what servers were found to refuse, and every batch:
-
-        written ──▶ uploaded ──▶ created ──▶ ended ──▶ used
-        on disk     file id      batch id    replies    replies are
-        only        is known     is known    on disk    in the ledger
-
+    batches.json    the run's mark, what servers refuse, and every batch with its stage:
+                    written ──▶ uploaded ──▶ created ──▶ ended ──▶ used
+                    on disk     file id      batch id    replies    replies are in the ledger
     batches/0001.requests.jsonl, 0001.replies.N.jsonl    until the batch is used
 
-Nothing here holds a key or a header. What a wave is, what is reserved and what is sent again: see
-batch_endpoint.py.
+Nothing here holds a key or a header.
 """
 
 from __future__ import annotations
@@ -382,8 +377,7 @@ class BatchQueue:
                 self._fresh.clear()
 
     async def _calm(self) -> None:
-        """Until no call has come for a while. Turns of the loop are counted, not seconds: while
-        rollouts compute, nothing comes and the wave is not over."""
+        """Until no call has come for a while, in turns of the loop: rollouts may compute."""
         ticks, before = 0, -1
         while ticks < CALM_TICKS:
             await asyncio.sleep(TICK_S)
@@ -391,7 +385,6 @@ class BatchQueue:
             ticks, before = (ticks + 1 if quiet else 0), self._arrivals
 
     def _leave(self) -> None:
-        """Send the calls that wait, as far as the budget allows."""
         budget = self._budget
         for line in self._fresh.values():
             line.reserved = budget is not None and budget.reserve(line.cost)
@@ -425,7 +418,6 @@ class BatchQueue:
         self._start(self._bring(state, resumed))
 
     async def _bring(self, state: BatchState, resumed: bool) -> None:
-        """A batch from wherever it stands to its replies."""
         alone = self._most < LINES
         turn: AbstractAsyncContextManager[Any] = self._turn if alone else nullcontext()
         try:
@@ -501,7 +493,6 @@ class BatchQueue:
             await asyncio.sleep(self.batches.poll_s)
 
     async def _patient(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What a service says, once it says something readable."""
         silence_s, url = self.batches.silence_s, self._service.base_url
         end, pause, told = time.monotonic() + silence_s, min(1.0, self.batches.poll_s), False
         while True:
@@ -521,7 +512,6 @@ class BatchQueue:
                 pause = min(60.0, 2 * pause)
 
     def _deliver(self, state: BatchState) -> None:
-        """Give every call of a batch its reply, or say why there is none."""
         lines, replies = self._members.pop(state.number), self.book.replies(state.number)
         nothing = self._nothing(state, lines, any(line.key in replies for line in lines))
         for line in lines:
@@ -580,7 +570,6 @@ def line_outcome(line: Mapping[str, Any] | None, nothing: Fault) -> transport.Re
 
 
 def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:
-    """The lines in files of so many lines, and of FILE_BYTES, at most."""
     parcel: list[_Line] = []
     size = 0
     for line in lines:

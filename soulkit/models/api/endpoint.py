@@ -1,45 +1,13 @@
 """A model behind any OpenAI-compatible server: OpenAI itself, vLLM, a router, a test server.
 
-One call goes through three steps, each a function of its own:
-
     ledger lookup ── hit ──▶ completion
-          └─ miss ──▶ ask, with retries that end ──▶ ledger ──▶ completion
+          └─ miss ──▶ gate (limits.py) ──▶ request, tried again where that helps ──▶ ledger ──▶ …
 
-* **Retries**: 408, 409, 429, 5xx, time-outs, broken connections,
-  and replies that cannot be read are asked again with exponential back-off and full jitter; the
-  `Retry-After` of a 5xx is honoured up to `max_wait_s`. Anything else is final at once. What is
-  final is a `CallError`; an error text never becomes a completion.
-* **Rate limits.** A 429 that states a wait is honoured in full and is no attempt. A call waits for
-  rate limits `rate_limit_wait_s` in all, then it fails. It fails at once where the server asks for
-  more than is left of that.
-* **Waiting together.** All calls pass one gate (limits.py), which knows the limits, the pause
-  that a 429 asks of everybody, and whether the server is up (limits.py). While it is not, calls
-  wait and spend no attempt; after `down_after_s` they fail at once and say since when.
-* **Money.** A call is priced by what the server counted. With a budget no request is made once it
-  is spent; those under way are waited for, even when their callers have gone, and kept.
-* **Refused parameters.** A server that names a sampling parameter as unsupported is asked again
-  without it, and this endpoint never sends it again. `max_tokens` is first tried under its other
-  name, `max_completion_tokens`; a form is asked as a JSON Schema, then as JSON, then not at all
-  (`form:json_schema`, `form:json_object`). What was asked for and not sent stands in
-  `Completion.dropped`.
-* **Schemas that are ignored.** Where a role asks for forms, a server of a known kind
-  (server_defaults.py) is asked once whether it follows any (probing.py).
-* **Long replies.** Where a server says that prompt and reply do not fit, or that it gives no reply
-  so long, the reply is asked for with the room that there is, or with half of it where the server
-  does not say how much; below `base.min_reply_tokens` the prompt is too long.
-* **Replies that the server cuts** at a limit of its own, before the tokens that were asked for, are
-  context overflows: they say nothing about the model, and a larger `max_tokens` would not help.
-  Judges' replies are read all the same, since a verdict may be complete before the cut.
-* **Seeds.** A server that honours seeds would answer all rollouts of one example alike, so the
-  seed that is sent is derived from `Sampling.seed` and the `Call`.
-* **Settings that are left out** are filled in by some servers; server_defaults.py says what is sent
-  to prevent that.
-* **Refusals for good.** In a run the servers are asked one token first, and again where a call is
-  refused (probing.py): a wrong key stops the run, and not each of its episodes.
-* **Keys.** The configuration knows the *name* of an environment variable. The key is masked in
-  every error text and stored reply (keys.py), and no `repr` shows it.
-
-Clients and semaphores belong to one event loop; an endpoint may be used from several in turn.
+A refused sampling parameter is left out from then on and stands in `Completion.dropped`. Where a
+server has no room for so long a reply, a shorter one is asked for. The seed that is sent is derived
+from `Sampling.seed` and the `Call`, so that the rollouts of an example differ. An error text never
+becomes a completion. Replies that are paid for are waited for and kept, even when their callers
+have gone. Clients belong to one event loop; an endpoint may be used from several in turn.
 """
 
 from __future__ import annotations
@@ -275,8 +243,7 @@ class Endpoint:
         return outcome
 
     async def _put_question(self) -> Outcome:
-        """The question before a run; plainly again where the server refuses the field by which
-        `transformers serve` is known."""
+        """The question before a run; plainly again where the server refuses a field beside it."""
         session = self._sessions.get()
         await self._defaults.server(session.pool, session.turn)
         for beside in (self._defaults.field_to_refuse(), {}):
@@ -323,7 +290,6 @@ class Endpoint:
         return holds
 
     def _charge(self, reply: WireReply | None) -> None:
-        """A question before the run counts against the budget."""
         if self._budget is not None and reply is not None:
             self._budget.add(cost_of(self.price, reply) or 0.0)
 
@@ -390,14 +356,12 @@ class Endpoint:
                 await asyncio.sleep(self._wait(outcome, attempts))
 
     async def _confirm(self) -> None:
-        """Stop the run where a refusal is for good."""
         if self._preflight is not None:
             await self._preflight.confirm(self)
 
     async def _attempt(
         self, request: CallRequest, tokens: float, attempts: int, patience: Patience
     ) -> BilledReply | Fault:
-        """One request, when its turn has come."""
         session = self._sessions.get()
         try:
             ticket = await session.gate.enter(tokens)
@@ -454,7 +418,6 @@ class Endpoint:
             raise
 
     async def _prepare(self, session: _Session, request: CallRequest) -> CallRequest:
-        """The request as this server takes it."""
         server = await self._defaults.server(session.pool, session.turn)
         asked = {k: v for k, v in request.settings.items() if k not in server.holds_cuts}
         settings = {**asked, **server.beside(request.sampling)}
@@ -483,8 +446,7 @@ class Endpoint:
         return BilledReply(request.keep(entry, {**beside, **(way or {})}), answer)
 
     def _cost_limit(self, request: CallRequest) -> float:
-        """What a reply is taken to have cost, for the budget alone: a server on this machine that
-        nobody named a price of costs nothing, a reply without token counts all it may have."""
+        """What a reply without token counts is taken to have cost, for the budget alone."""
         if self.price is None:
             return 0.0
         prompt = int(estimated_tokens(request.messages, 0))
@@ -493,7 +455,6 @@ class Endpoint:
     async def _receive(
         self, pool: ClientPool, request: CallRequest
     ) -> tuple[str, WireReply] | Fault:
-        """The raw reply and what it says."""
         protocol, sent = self.access.protocol, request.sent
         received = await exchange(
             pool, self.access.request_url, self.access.headers,

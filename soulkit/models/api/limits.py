@@ -1,38 +1,14 @@
 """Limits of calls to one server: concurrency, rates, a circuit breaker, and a budget for the run.
 
-Calls pass a gate one after the other, in the order in which they came; only the first of them
-waits for a condition, the others wait for their turn. To pass, a call needs all of
-
-* **the server**: up, or the call is the probe;
-* **no pause**: a 429 stops all calls for as long as the server asks. After it the calls leave with
-  random gaps, spread over about as long again, so that the crowd does not come back as one. One
-  call waits for rate limits only so long in all (`Patience`);
-* **room**: at most `concurrency` calls are inside. Each wave of 429s and each outage halves the
-  room, each answer gives a quarter of a place back: a server that takes less than it is asked for
-  finds its measure before the attempts of a call are used up;
-* **the rates**: requests and tokens per minute. A call takes its estimate of tokens beforehand and
-  is corrected by the real usage afterwards.
-
-The circuit breaker knows whether a server is up; callers tell it the time and sleep:
+Calls pass a `CallGate` in the order in which they came. To pass, a call needs a server that is up
+(or to be its probe), no pause that a 429 asks for, room among the `concurrency` calls inside, and
+requests and tokens per minute. Each wave of 429s and each outage halves the room; each answer gives
+a quarter of a place back. The circuit breaker is told the time and what calls came to:
 
     closed ── `after` failures in a row, over all calls ──▶ open ── `down_after_s` ──▶ down
-       ▲                                                     │                          │
-       └────────────── any answer of the server ─────────────┴──────────────────────────┘
+    open: calls wait, one probe at a time; down: calls fail at once; any answer closes it again
 
-* **closed**: every call may ask.
-* **open**: all calls wait, but for one probe at a time, with pauses that double up to
-  `max_pause_s`. Waiting spends no attempt, so a short outage costs no episode.
-* **down**: no call waits any longer; it fails at once and says so. A probe may still go when it
-  is due, so a server that comes back is found.
-
-A failure is a broken connection, a time-out or a 5xx. Anything else, a 429 too, shows that the
-server is up. But a server that answers every call with a 429 for `down_after_s` counts as down.
-
-One `Budget` serves all endpoints of a run. What a reply costs is known only when it is there, so
-a run may pass the limit by what was in flight at that moment; those replies are kept in the ledger.
-
-The rates have buckets of their own: aiolimiter (MIT) cannot give capacity back, allows a whole
-minute's worth in one burst, refuses an amount above it and belongs to one event loop.
+A failure is a broken connection, a time-out or a 5xx; 429s for `down_after_s` count as down.
 """
 
 from __future__ import annotations
@@ -387,7 +363,6 @@ class CallGate:
         return max(0.0, pause, self.traffic.rates_wait_s(tokens, now))
 
     async def _gap(self) -> None:
-        """After a pause, a random while before the next one goes."""
         spread, now = self.traffic.spread_s, self.clock()
         if now - self.traffic.pause_until >= spread:
             return
@@ -444,7 +419,6 @@ class CallGate:
         self._hold_back(ticket, self.clock(), pause_s)
 
     def _hold_back(self, ticket: Ticket, now: float, pause_s: float) -> None:
-        """Everybody pauses, and fewer go at once after it."""
         self._correct(ticket.tokens)
         if now + pause_s > self.traffic.pause_until:
             self.traffic.pause_until, self.traffic.spread_s = now + pause_s, pause_s

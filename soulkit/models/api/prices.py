@@ -4,10 +4,8 @@ A model's price is looked up by its name and its server's host, first in the use
 the built-in one; in each the longest matching entry decides:
 
 * `gpt-4o` is that name and its dated versions (`gpt-4o-2024-08-06`, `gpt-4o-latest`), and not
-  `gpt-4o-mini`, which is another model at another price;
-* `llama-*` is every name that begins so;
-* an entry with a `host` holds on that host only: a server on this machine that calls its model
-  `gpt-4o` does not charge for it.
+  `gpt-4o-mini`, which is another model at another price; `llama-*` is every name that begins so;
+* an entry with a `host` holds on that host only: a server on this machine may call its model so.
 
 What is in neither table is unknown: None, never 0.
 """

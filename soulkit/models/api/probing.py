@@ -1,25 +1,14 @@
 """Questions to a server before a run: does it answer, which models has it, does it follow schemas?
 
-Every endpoint of a run joins the `Preflight`; the first call that no ledger answers waits until
-all of them have been asked for one token, each server for itself. So a judge's wrong key is known
-before the actor says its first word, and a run whose replies are all in its ledger asks nobody.
+Every endpoint of a run joins the `Preflight`. The first call that no ledger answers waits until all
+of them have been asked for one token: a judge's wrong key is then known before the actor speaks.
+Only a wrong key, an unknown model, an address without its `/v1` and an account without credit stop
+the run. In the middle of a run a call that is refused has the question put again.
 
-    what came back ──▶ Answer       the server answers
-                   ──▶ Undecided    it is busy, or not there yet
-                   ──▶ Refusal      no request will ever be answered: the run stops
+Some servers take a schema with HTTP 200 and do nothing about it. The schema question shows it: the
+only text that its schema allows is a word that no model would say by chance.
 
-Only a wrong key, an unknown model, an address that lacks its `/v1` and an account without credit
-are refusals. A list of models decides nothing: some servers have none, and some break on it. In the
-middle of a run a call that is refused has the question put again.
-
-The schema question: some servers take a schema with HTTP 200 and do nothing about it. One reply
-shows which it is: the only text that the schema allows is a word that answers nothing and that no
-model would say by chance. The form is the word alone, not an object around it, because a model may
-fill an object's white space for ever.
-
-Before the first question, the connections of all endpoints together are compared with the number of
-files that this process may open. Where they are too many, each endpoint gets fewer. The questions
-are no part of the run's ledger; what they cost counts against the budget.
+The questions are no part of the run's ledger; what they cost counts against the budget.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """What came back from a server: a fault, or a paid reply and the completion in it.
 
-A `Fault` says why an attempt brought no answer: what may be tried again, what is the server's
-trouble and concerns every call, and what is mended by asking for less, is decided here only.
+A `Fault` says why an attempt brought no answer: what may be tried again, what concerns every call
+to the server, and what is mended by asking for less.
 
 A completion is read from the ledger's entry anew at every look-up, so a repaired reader also
-repairs old entries. A server may take a parameter with HTTP 200 and do nothing about it. What one
-reply can show is recorded in `Completion.ignored`: a form that was sent and that the reply does not
-have (`form`), and a seed that the server names in its reply and that is another one (`seed`).
-
-A reply that ended for its length with fewer tokens than were asked for was ended by a limit of the
-server: its context was full, or it gives no longer replies (`overflow_words`).
+repairs old entries. A server may take a parameter with HTTP 200 and ignore it: `Completion.ignored`
+names a form that the reply does not have, and a seed that the server names otherwise. A reply that
+ended with fewer tokens than were asked for met a limit of the server's own (`overflow_words`).
 """
 
 from __future__ import annotations
@@ -120,7 +117,6 @@ def read_received(
 def _refusal(
     received: Received, settings: Mapping[str, Any], sent: Mapping[str, Any], protocol: ApiProtocol
 ) -> Fault:
-    """The fault of a reply whose status is none of success."""
     if 300 <= received.status < 400:
         where = received.headers.get("location", "an unknown place")
         return Fault(
@@ -140,7 +136,6 @@ def _status_fault(
     status: int, error: ApiError, headers: Mapping[str, str], settings: Mapping[str, Any],
     sent: Mapping[str, Any],
 ) -> Fault:  # fmt: skip
-    """The fault of an error status; `sent` is what is left of the `settings`."""
     code, kind, message = error.code, error.kind, error.message
     detail = f"HTTP {status} {kind}: {message}" if kind else f"HTTP {status} {message}"
     if status in _REFUSING:

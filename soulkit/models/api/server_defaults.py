@@ -1,22 +1,14 @@
 """Which server an endpoint talks to, what is sent so that it fills in nothing, and its context.
 
-A server fills in the sampling settings that a request leaves out, from the model's own
-`generation_config.json` or from defaults of its own. Each kind of server is asked for neutral
-values in its own words:
+A server fills in what a request leaves out. Each kind is asked for neutral values in its own words:
 
     vLLM, SGLang          top_k -1, min_p 0, repetition_penalty 1
     llama.cpp             top_k 0, min_p 0, repeat_penalty 1
     transformers serve    generation_config: a JSON text that stands in for the model's own
 
-vLLM, SGLang and llama.cpp name themselves as the owner of their models in `/v1/models`.
-`transformers serve` does not: it is known by `/load_model` in its `/openapi.json`, or, behind a
-proxy that hides this, by the words with which it refuses a field. The question before a run
-(probing.py) names such a field. A few hosted services document neutral defaults. Of any other
-server the defaults are unknown, and the run says so.
-
-The server is asked once, before the first request. One that is too busy to say (408, 429, an error
-of its own) is asked a few times. After that it is asked again only while it has answered nothing at
-all, so that a server which is still starting is not taken for another one.
+The first three name themselves in `/v1/models`; `transformers serve` is known by `/load_model` in
+its `/openapi.json`, or by how it refuses a field. Of any other server the defaults are unknown, and
+the run says so. A server is asked before its first request, and again while it answers nothing.
 """
 
 from __future__ import annotations
@@ -173,8 +165,7 @@ class ServerDefaults:
         return (urlsplit(self.access.base_url).hostname or "").lower().endswith(hosts)
 
     async def _slot(self, pool: ClientPool) -> int | None:
-        """The context of one slot of llama.cpp's server, which is less than the model's own. A
-        server of several models tells that of one it is asked for by name."""
+        """The context of one slot of llama.cpp's server, less than the model's own."""
         for query in ("", f"?model={quote(self.model, safe='')}"):
             body = _object(await self._page(pool, f"/props{query}"))
             settings = body.get("default_generation_settings")
@@ -191,7 +182,6 @@ class ServerDefaults:
     async def _get(
         self, pool: ClientPool, url: str, *, attempts: int = 1
     ) -> transport.Received | None:
-        """The answer of `url`, None where none came."""
         import httpx2 as errors
 
         try:
@@ -236,7 +226,6 @@ def listed_context(listed: list[Mapping[str, Any]]) -> int | None:
 
 
 def _object(received: transport.Received | None) -> Mapping[str, Any]:
-    """The JSON object of an answer with status 200; an empty one for anything else."""
     body = json_or_none(received.text) if received and received.status == 200 else None
     return body if isinstance(body, dict) else {}
 

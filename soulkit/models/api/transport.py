@@ -1,16 +1,12 @@
 """HTTP requests to one server, and the connections that they use.
 
-httpx2 is asked directly, without an SDK around it: the openai package takes as long again as a
-call needs, reads whatever a server sends into memory and follows redirects, so that prompts could
-end at a host that nobody named.
+httpx2 is asked directly: the openai package takes as long again as a call needs, reads whatever a
+server sends into memory and follows redirects to hosts that nobody named.
 
-The HTTP library looks at every connection of a pool whenever a request comes or goes, so with 512
-in flight it spends more time on that than on the request. Several pools of a few connections each
-do the same work without it; a new one is made when all the others are full.
-
-A connection is an open file, and a process may have only so many. A pool raises the process's own
-(soft) limit where the system allows it. Where that is not enough, `fitted` says how many
-connections each server may have.
+The HTTP library looks at every connection of a pool for every request, which is slow with 512 in
+flight: several pools of a few connections each do the same work. A connection is an open file, and
+a process may have only so many: a pool raises the soft limit where the system allows it, and
+`fitted` says how many connections each server may have.
 """
 
 from __future__ import annotations

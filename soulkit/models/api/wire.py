@@ -247,7 +247,6 @@ def _neutral_name(param: str, message: str, sent: Mapping[str, Any]) -> str:
 
 
 def _places(message: str, sent: Mapping[str, Any]) -> list[str]:
-    """The sent parameters that a message names, in its order."""
     places = {name: re.search(rf"\b{name}\b", message) for name in sent}
     return sorted(
         (name for name, match in places.items() if match),

@@ -1,23 +1,13 @@
 """The ledger: every paid reply, kept so that it is paid for once and can be replayed offline.
 
-One SQLite file in WAL mode, one row per call, one commit per row: a process that is killed loses at
-most the calls that were still in flight. A call is found again by `request_key`, a hash of all that
-decides its answer (endpoint, model, messages, sampling) and of who asked (role, example, rollout,
-kind, turn, sample, step, and seat and purpose where there are any), so that eight drafts of one
-example stay eight entries.
-
-The row holds the server's reply as it came; what was read from it is derived anew on every lookup,
-so a repaired reader also repairs old entries. Beside it stands what was asked (storage.py):
-messages, sampling and base URL, from which the key can be computed again. Headers and keys are
-never stored.
+One SQLite file in WAL mode, one row and one commit for each call. `request_key` finds a call again:
+a hash of all that decides its answer and of who asked, so that eight drafts of one example stay
+eight entries. A row holds the server's reply as it came and what was asked (storage.py), never
+headers or keys; what is read from a reply is derived anew on every lookup.
 
 Modes: `record` looks up first and stores what it had to ask for; `replay` answers from the file and
-raises `ReplayMiss` rather than touch the network; `off` keeps no reply, and counts the calls of
-this process.
-
-A `LayeredLedger` lies on top of another: what the lower one holds is copied with attempts and cost
-0, since nothing was paid for it here, and the lower one is never written to. A reply that was set
-aside as useless does not count as held: this ledger exists to ask for such again.
+raises `ReplayMiss` rather than touch the network; `off` keeps no reply and counts calls. A
+`LayeredLedger` copies what a lower one holds, at cost 0, and never writes to that.
 """
 
 from __future__ import annotations
@@ -283,7 +273,6 @@ class Ledger:
     def _stored(
         self, where: str, values: tuple[str, ...]
     ) -> tuple[LedgerEntry, Sequence[Any]] | None:
-        """The first entry that fits, and its row."""
         rows = self._query(f"SELECT {','.join(COLUMNS)} FROM calls WHERE {where}", values)
         if not rows:
             return None

@@ -346,7 +346,6 @@ def _check_calls(
 
 
 def _asked(record: Record, role: Role, counts: Mapping[EpisodeRole, int]) -> int:
-    """Calls of a role in an episode; an audit is a verdict like a judge's."""
     if role == "partner":
         return _talk(record, counts)
     roles: tuple[Role, ...] = ("judge", "auditor") if role == "judge" else (role,)
@@ -354,7 +353,6 @@ def _asked(record: Record, role: Role, counts: Mapping[EpisodeRole, int]) -> int
 
 
 def _talk(record: Record, counts: Mapping[EpisodeRole, int]) -> int:
-    """Calls of those who talk with the actor in this episode."""
     talkers: tuple[Role, ...] = ("partner", "environment")
     return sum(counts.get(_episode_role(record, role), 0) for role in talkers)
 

@@ -1,22 +1,13 @@
 """Contexts to token ids: the model's own chat template, with the actor's earlier ids spliced in.
 
-An assistant message that carries `token_ids` is never tokenised again. The template is rendered
-with a marker in the place of each such message, the text is cut at the markers, the pieces are
-tokenised one by one, and the ids go in between. Where the template closes a turn with a token that
-the actor has already emitted, the token stands there once.
+An assistant message with `token_ids` is never tokenised again: the template is rendered with a
+marker in its place, the pieces between markers are tokenised, and the ids go in between. Rendering
+small conversations shows whether a template strips thinking or refuses a system message.
 
-Two habits of templates are found by rendering small conversations, not by looking at names:
-thinking that is stripped from the history, and a system message that is refused (its text is then
-put before the first user message).
-
-**Special tokens.** A tokenizer finds its added tokens in any text: `<|eot_id|>` in a message would
-end it and begin another one that nobody said. Which tokens count: every one that the tokenizer
-calls special, wherever it says so (`special_tokens_map`, `tokenizer_config`, or only the
-`added_tokens` of `tokenizer.json`, as with Llama 3 and Gemma 3), and every added token that the
-chat template itself writes around a message, flagged or not. Not among them: the tags of thinking
-where they are not flagged; white space; and signs of one or two characters, unless the template
-ends a turn with them. Such words are bent (`<|eot_id|>` becomes `< |eot_id|>`), or, where that is
-not enough, blunted: every sign that could begin such a token is exchanged for STAND_IN.
+A tokenizer finds special tokens in any text: `<|eot_id|>` in a message would end it. Every token
+that the tokenizer calls special counts as one, and every added token that the template writes
+around a message. Such words are bent (`< |eot_id|>`) or, where that is not enough, blunted: their
+first signs are exchanged for STAND_IN.
 """
 
 from __future__ import annotations
@@ -116,7 +107,6 @@ def _is_word(tokenizer: PreTrainedTokenizerBase, names: set[str]) -> bool:
 
 
 def _pattern(names: set[str]) -> re.Pattern[str]:
-    """Matches any of `names`, the longest first; white space is not among them."""
     ordered = sorted((n for n in names if n.strip()), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
@@ -332,7 +322,6 @@ def _probe(*turns: Segment) -> list[Segment]:
 
 
 def _fold(context: Sequence[Segment]) -> list[Segment]:
-    """System texts, in order, put before the first user message."""
     rules = [s.text for s in context if s.role == "system"]
     rest = [s for s in context if s.role != "system"]
     if not rules:

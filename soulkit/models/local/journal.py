@@ -1,16 +1,12 @@
 """What a sampler has produced since the last checkpoint, so that a killed step loses nothing.
 
-One line a batch, on the disk before anybody sees its replies. A reply is found again by who asked
-(the call), how (the sampling), what (the prompt's ids) and of which weights (the policy version);
-all four must agree. `batch` gives a whole recorded batch or nothing: a sampler that must repeat
-itself to the bit may not take half a batch from here and compute the other half in smaller company.
-
-A void record takes back what was recorded before it for one step of one policy version:
-
     {"policy": …, "prompts": […], "rows": […]}                    a batch
     {"void": {"policy": …, "step": 3, "why": …}}                  those replies count no more
 
-Replies that are recorded after it count again, under the same keys.
+One line a batch, on the disk before anybody sees its replies. A reply is found again by its call,
+its sampling, the ids of its prompt and the policy version. `batch` gives a whole recorded batch or
+nothing: a sampler that must repeat itself to the bit may not compute half a batch in smaller
+company. Replies that are recorded after a void record count again, under the same keys.
 """
 
 from __future__ import annotations

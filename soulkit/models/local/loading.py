@@ -1,19 +1,13 @@
 """Models and adapters on disk and on the hub: finding, loading and saving them, and their licences.
 
-A name is a folder here, or `owner/name@revision` of the hub. A revision is a branch, a tag or a
-commit; without one it is the hub's newest. A name that reads like a mistyped folder is never looked
-up: the hub's client asks several times before it gives up, and a stranger may own a model of that
-name. With a revision, the hub is always meant; where a folder has the name as well, it is refused.
+A name is a folder here, or `owner/name@revision` of the hub. A name that reads like a mistyped
+folder is never looked up there, since a stranger may own a model of that name. Only safetensors are
+read and no code of a model's folder is run. Every mistake with a path is a ModelLoadError that
+names what is missing. A checkpoint that also reads images is loaded whole, so that what is saved
+fits what was loaded; only its language part is prompted and trained.
 
-Only safetensors are read and no code of a model's folder is run. Every mistake a user can make
-with a path becomes a ModelLoadError that names what is missing and the way out.
-
-A checkpoint that also reads images (Qwen3-VL, Gemma 3) is loaded whole, so that its own parameter
-names stay and what is saved fits what was loaded; only its language part is prompted and trained.
-
-A saved folder holds what PEFT and transformers need (weights, configuration, tokenizer with its
-chat template) and `soulkit.json`, which says what the weights were trained on. An adapter names its
-base by hub id and commit, or by an absolute path.
+A saved folder holds weights, configuration, tokenizer with chat template, and `soulkit.json`, which
+says what the weights were trained on. An adapter names its base by hub id and commit, or path.
 """
 
 from __future__ import annotations
@@ -127,7 +121,6 @@ def _no_folder(name: str | Path, place: Path, what: str, *, on_hub: bool) -> Mod
 
 
 def _near(place: Path) -> str:
-    """The folder that was probably meant; empty when none is near."""
     there = next((one for one in chain(place.parents, [Path()]) if one.is_dir()), Path())
     part, *rest = place.relative_to(there).parts
     with suppress(OSError):
@@ -371,7 +364,6 @@ def _without_weights(place: ModelPlace, name: str) -> tuple[str | None, dict[str
 
 
 def _tokenizer(name: str, config: Any, hub: dict[str, Any]) -> Any:
-    """The tokenizer with the chat template, wherever the checkpoint keeps that."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(name, **hub)
@@ -482,7 +474,6 @@ def freeze_all_but_language(model: Any) -> None:
 
 
 def _reads_more_than_text(config: Any) -> bool:
-    """Whether the language part has a configuration of its own inside `config`."""
     return config.get_text_config(decoder=True) is not config
 
 

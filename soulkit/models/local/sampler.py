@@ -1,23 +1,13 @@
 """Local models: transformers on this machine, batched behind the same `complete` as every model.
 
-Requests wait in a list. When the model is free, the dispatcher takes those that can share one batch
-(same sampling but for the seed), sorts them by their keys and runs them in a worker thread, one
-batch at a time. So a wave of coroutines becomes a few batches without anyone counting. With
-`deterministic`, what shares a batch is decided by waves (batching.py) and not by the clock.
+Requests wait in a list. When the model is free, those that can share a batch are run in a worker
+thread. With `deterministic`, waves decide what shares a batch (batching.py), not the clock. Every
+generation has a random stream of its own, keyed by who asks (`uniforms`), so that a result does not
+depend on its batch, up to the rounding of the model's arithmetic. `decode.py` holds the loop;
+models that it cannot serve go through `generate`. A trainer may wrap the model that it trains.
 
-Every generation draws from a random stream of its own, keyed by who asks (`uniforms`). A result
-therefore does not depend on the batch it ran in, up to the rounding of the model's arithmetic.
-`decode.py` holds the loop; models that it cannot serve go through `generate`, which runs greedily
-with the draw as a logits processor. No tensor over steps x batch x vocabulary is kept.
-
-A trainer may wrap the model that it trains (`LocalModel(model, tokenizer)`) and have it `take` the
-weights after each step; between batches nothing of the sampler touches the model.
-
-**Two contexts.** `complete_mixed` draws one reply from two contexts. The *expert* context holds
-something that the *naive* one lacks. Both are kept in step: every drawn token goes behind either
-prompt. Which of them draws the next token is a Bernoulli variable of a random stream of its own.
-The token's own number is the one that the call would have had in ordinary sampling: with a share of
-1 a reply is the one that the expert context gives alone, with 0 that of the naive one.
+`complete_mixed` draws one reply from two contexts, the *expert* of which holds something that the
+*naive* one lacks. Every token goes behind both prompts; a random stream says which draws the next.
 """
 
 from __future__ import annotations
@@ -127,7 +117,6 @@ class MixedDecoder:
         return torch.where(by_expert[:, None], expert, naive)
 
     def _places(self, before: Sequence[int], after: Sequence[int]) -> Tensor:
-        """Where each row of `after` stands in `before`."""
         place = {row: index for index, row in enumerate(before)}
         return torch.tensor([place[row] for row in after], device=self.naive.device)
 
@@ -419,7 +408,6 @@ class LocalModel(CodecModel):
     def _run_generate(
         self, batch: list[GenerationRequest], draw: Draw, device: torch.device
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Ids and log-probs of every row by transformers' own loop."""
         ids, mask = left_pad([r.ids for r in batch], self.codec.pad, device)
 
         def unless_closed(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -478,7 +466,6 @@ class LocalModel(CodecModel):
 
 
 def _end_ids(model: Any) -> list[int | None]:
-    """The ids that end a turn in the model's own opinion."""
     ids = getattr(model.generation_config, "eos_token_id", None)
     return ids if isinstance(ids, list) else [ids]
 

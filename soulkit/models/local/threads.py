@@ -71,8 +71,7 @@ def choose_threads(asked: int | None, recorded: int | None, *, alike: bool) -> T
 
 
 def _of_variable(text: str) -> int | None:
-    """The first number of `4` or `4,2`, one for each level of nesting; None for anything else, and
-    for more than a process can start."""
+    """The first number of `4` or `4,2`; None for anything else, and for more than MOST_THREADS."""
     first = text.partition(",")[0].strip()
     number = int(first) if first.isdecimal() and len(first) <= len(str(MOST_THREADS)) else 0
     return number if 0 < number <= MOST_THREADS else None

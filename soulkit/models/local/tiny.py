@@ -1,15 +1,11 @@
 """Small real models for tests, demonstrations and the first run without a network.
 
 `build_tiny` writes an ordinary Hugging Face folder: a Qwen3-shaped model with random weights and a
-tokenizer made for a given vocabulary. Design of the tokenizer:
-
-* One token per known word, the same wherever the word stands. A word token carries `▁`, which
-  means "a word starts here, with the usual gap": a space after most characters, nothing after an
-  opening bracket, an underscore, a line break, the start and the like. So `green_box` is the
-  tokens of *green*, `_` and *box*.
-* A gap that is not the usual one is written out: `⁀` glues a word to what stands before it, a
-  space token adds a space. Punctuation has two tokens, with and without a space before it.
-* Digits stand alone. Unknown words fall back to characters, unknown characters to bytes.
+tokenizer for a given vocabulary, with one token for each known word. A word token carries `▁`,
+"with the usual gap before it": a space after most characters, nothing after an opening bracket, a
+line break and the like. Other gaps are written out: `⁀` glues a word to what stands before it, a
+space token adds a space. Punctuation has two tokens, with and without a space before it. Digits
+stand alone; unknown words fall back to characters, unknown characters to bytes.
 
 Every text comes back exactly from its ids, except one that contains `▁` or `⁀` themselves.
 """

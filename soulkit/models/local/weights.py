@@ -209,7 +209,6 @@ def _is_tuned(adapted: Any, weight: str) -> bool:
 
 
 def _plain(weight: str, adapter: str) -> str:
-    """The name of a weight as it stands in the file."""
     return weight.replace(f".{adapter}", "")
 
 

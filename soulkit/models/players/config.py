@@ -242,7 +242,6 @@ class RolesConfig(CallSettings, VllmSettings):
 
 
 def _several(value: Any) -> tuple[RoleSettings, ...]:
-    """The players in what stands under a role; none for a coach that is rules."""
     players = value if isinstance(value, tuple) else (value,)
     return tuple(one for one in players if isinstance(one, RoleSettings))
 

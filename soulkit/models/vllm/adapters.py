@@ -1,18 +1,13 @@
 """Adapters on running servers: put there under a name of their own, proven, taken away again.
 
-An adapter travels as a folder that every server can read, under a name and a path that were never
-used before: a server that is handed other weights under an old name and path answers with status
-200 and serves what it had computed with the old ones. A name goes before its folder, since a server
-whose loaded folder has vanished dies; and a name goes only when nothing is under way for it.
-
     push_adapter ──▶ loaded under its name on every server
-    prove_adapter ─▶ what it does to the log-probs of a prompt is there
+    prove_adapter ─▶ the log-probs of a prompt differ from the base's
     unload_adapter ▶ idle, the name away
     serve_adapter ─▶ the first two for an adapter that is measured
 
-That a server lists an adapter proves nothing about what it computes with; log-probs do. An adapter
-that is measured has to move them from the base's; what training pushes is held against the
-trainer's own, of which `prompt_logprobs` is the other side.
+An adapter travels as a folder that every server can read, under a name and path that were never
+used before: handed other weights under an old name, a server answers 200 and serves the old ones. A
+name goes before its folder, since a server whose loaded folder has vanished dies.
 """
 
 from __future__ import annotations
@@ -137,7 +132,6 @@ def _unloadable(url: str, refusal: ServerRefused, source: Path) -> AdapterNotSer
 
 
 def _way_to_load(message: str) -> str:
-    """What to do about a server that does not load an adapter, by what it says."""
     if _RANK.search(message):
         ranks = "RANK is the adapter's own or more (8, 16, 32, 64 ...)"
         return f"Start it with {HOW_TO_START}; {ranks}."
@@ -194,7 +188,6 @@ async def serve_adapter(
 
 
 async def _served_name(fleet: Replicas, folder: str | Path) -> str:
-    """The name under which every server serves this folder already; empty for none."""
     path = str(adapter_folder(folder).resolve())
     names: list[set[str]] = []
     for listing in (await fleet.each(MODELS)).values():
@@ -373,8 +366,7 @@ def check_adapter_file(folder: str | Path) -> None:
 
 @contextmanager
 def _weights_of(folder: str | Path) -> Iterator[tuple[BinaryIO, Sequence[StoredTensor]]]:
-    """The opened file of an adapter's weights, and where its tensors are. ModelLoadError where that
-    cannot be read."""
+    """The opened file of an adapter's weights and its tensors. ModelLoadError for another file."""
     path = adapter_folder(folder) / ADAPTER_FILE
     try:
         with path.open("rb") as file:

@@ -2,21 +2,12 @@
 
     who is there ─▶ which model ─▶ prompted with ids? ─▶ whose log-probs? ─▶ adapters?
 
-A list of models says what a server calls itself; what it can do, requests of one token show. What
-would make numbers of another meaning is refused: a server that does not answer prompts of ids with
-ids, one with another tokenizer, several that do not serve the same weights. What is merely missing
-is said and corrected: `remarks` are lines for whoever attaches.
-
-* **Log-probs.** The top log-probs of one prompt at temperature 1 and 0.5: where the distances
-  between them double, they are those of the distribution that is drawn from (*processed*); where
-  they stay, those of the logits (*raw*), which are used at temperature 0 and 1 alone. What cannot
-  be log-probs (a server may give logits in their place) is not used at all.
-* **Adapters.** The path for loading them answers a GET with 405 where it exists. Whether an adapter
-  is taken, and arrives, shows when one is pushed (adapters.py).
-* **Weights.** What a server lists proves nothing: one with other weights and the same tokenizer
-  answers every request. Where asked for, the log-probs of a few prompts are compared with those of
-  the folder's own forward pass. In float32 both agree to `EXACT` nats; in 16-bit numbers `GROSS`
-  shows only that the model is the right one.
+Requests of one token show what a server can do. What would make numbers of another meaning is
+refused: no ids, another tokenizer, several servers with different weights. Log-probs are
+*processed* where the distances between the top ones double at temperature 0.5, else *raw*. Adapters
+can be loaded where the path for it answers a GET with 405. Where weights are to be verified, the
+log-probs of a few prompts are compared with the folder's own forward pass: they agree to `EXACT`
+nats in float32, and to `GROSS` in 16-bit numbers, which shows only that the model is the right one.
 """
 
 from __future__ import annotations
@@ -152,7 +143,6 @@ async def _all_there(fleet: Replicas) -> None:
 
 
 async def _base_models(fleet: Replicas, model: str) -> dict[str, ModelEntry]:
-    """Address → the base model there."""
     entries = {}
     for url, listing in (await fleet.each(MODELS)).items():
         if isinstance(listing, ServerRefused):
@@ -199,8 +189,7 @@ def _is(entry: ModelEntry, model: str) -> bool:
 
 
 def _hub_names_differ(root: str, model: str) -> bool:
-    """Whether a server's only model and `model` are models of the hub with other names, whoever
-    owns them: sizes of one family have one tokenizer, so nothing else would show it."""
+    """Whether a server's only model and `model` have different names of the hub."""
     names = [one.partition("@")[0] for one in (root, model)]
     on_hub = all(_HUB_NAME.fullmatch(one) and not Path(one).exists() for one in names)
     return on_hub and len({one.rpartition("/")[2].lower() for one in names}) > 1
@@ -212,7 +201,6 @@ def _name_and_place(entry: ModelEntry) -> str:
 
 
 def _one_name(entries: Mapping[str, ModelEntry]) -> str:
-    """The name under which every server has the model."""
     (first, entry), *others = entries.items()
     for url, other in others:
         if other.id != entry.id:
@@ -281,7 +269,6 @@ def _question(served: str, ids: Sequence[int], temperature: float) -> Body:
 
 
 async def _read_ids(fleet: Replicas, served: str, ids: Sequence[int]) -> LogprobsMode:
-    """Check that every server reads and answers ids; whose log-probs they give."""
     warm = await _choices(fleet, _question(served, ids, 1.0))
     for url, choice in warm.items():
         emitted = choice.get("token_ids")
@@ -341,8 +328,7 @@ def logprobs_mode(warm: Mapping[str, float], cold: Mapping[str, float]) -> Logpr
 
 
 def _add_up(nats: Mapping[str, float]) -> bool:
-    """Whether these can be log-probs of tokens that exclude each other. Logits hardly ever are,
-    which a server may be told to give in their place."""
+    """Whether these can be log-probs of tokens that exclude each other; logits hardly ever are."""
     return all(one <= _ROUNDING for one in nats.values()) and (
         sum(map(math.exp, nats.values())) <= 1 + _ROUNDING
     )
@@ -361,7 +347,6 @@ def _normalised(warm: Mapping[str, float], shift: float) -> bool:
 
 
 def _top(choice: Mapping[str, Any]) -> dict[str, float]:
-    """Token → log-prob of the most likely first tokens; empty where there are none to be read."""
     try:
         top = choice["logprobs"]["top_logprobs"][0]
         return {str(token): float(nats) for token, nats in top.items()}
@@ -471,8 +456,7 @@ async def compare_weights(
 
 
 def _is_coarse(readings: Sequence[PromptReading]) -> bool:
-    """Whether a server computes logits in 16 bits, by the differences between the log-probs of two
-    tokens in the same place. Where it tells none, it does not."""
+    """Whether a server's log-probs lie on the grid of 16-bit logits."""
     steps = [gap * _GRID for one in readings for gap in one.gaps if gap > 0]
     on_grid = sum(abs(step - round(step)) <= _OFF_GRID for step in steps)
     return 2 * on_grid > len(steps)

@@ -1,19 +1,12 @@
-"""Requests to one vLLM server: completions by ids, for as long as they take, and a server's death.
+"""Requests to one vLLM server: completions by ids, each with all settings of its sampling.
 
-A server is prompted with ids and answers with ids, so that no text is tokenised twice; every
-setting of the sampling is sent, since a server takes what is left out from its own configuration.
-What cannot be read raises `Unreadable`.
-
-**Log-probs** are those of logits / temperature, before `top_p` cuts anything (`Completion`). A
-server gives either those of the distribution that it drew from (*processed*: after temperature and
-`top_p`) or those of the plain logits (*raw*). So they are asked for where one is the other, and
-nowhere else: `gives_logprobs` says where. A form masks the logits before both.
+A server gives log-probs of the distribution that it drew from (*processed*) or of the plain logits
+(*raw*). They are asked for where those are log-probs of logits / temperature before `top_p` cuts
+anything, as `Completion` has them (`gives_logprobs`).
 
 A generation may take an hour, so no request has a time limit of its own: `replicas.py` watches over
 the server meanwhile, and puts again what brought nothing. What is asked must therefore be such that
-asking twice does no harm.
-
-Connections belong to one event loop; a client may be used from several in turn.
+asking twice does no harm. Connections belong to one event loop.
 """
 
 from __future__ import annotations
@@ -149,7 +142,6 @@ def read_emission(
 
 
 def _ids(values: object) -> tuple[int, ...]:
-    """The ids in a list, and nothing else of it."""
     ids = values if isinstance(values, list) else []
     return tuple(one for one in ids if type(one) is int and 0 <= one <= _MOST_ID)
 
@@ -261,7 +253,6 @@ class VllmClient:
         return self._answer(received)
 
     def _answer(self, received: Received) -> dict[str, Any]:
-        """What came back as a value, or the error that it is."""
         status, body = received.status, json_or_none(received.text)
         if 200 <= status < 300:
             return body if isinstance(body, dict) else {"text": received.text}

@@ -171,7 +171,6 @@ def _dtype(name: str) -> str:
 
 
 def _rank(rank: int) -> int:
-    """The smallest rank that vLLM can be told of and that holds `rank`."""
     for one in RANKS:
         if rank <= one:
             return one
@@ -210,7 +209,6 @@ def _visible(device: str, visible: str | None) -> str:
 
 
 def _passed(args: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The user's flags as vLLM writes them; ConfigError for the first that is not the user's."""
     for text, value in args.items():
         name = text.lstrip("-").replace("_", "-")
         first = name.partition(".")[0].rstrip("+")

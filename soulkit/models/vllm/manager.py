@@ -259,11 +259,9 @@ class VllmServers:
                 self._served[key] = self._ready(key)
 
     def _is_attached(self, key: Any) -> bool:
-        """Whether servers that run already serve this."""
         return bool(self._attached) and key == ServerNeed(model=self._attached_model).key
 
     def _start(self, key: Any, number: int) -> None:
-        """Start the server of one model, unless it runs as it has to."""
         spec = server_spec(self.terms, self._expected[key], number)
         if spec.max_context is not None:  # a server ends if asked for more than its model holds
             spec = replace(spec, max_context=self._codec(key).context_limit)
@@ -284,8 +282,7 @@ class VllmServers:
         )
 
     def _ready(self, key: Any) -> _Served:
-        """A fleet of its own for every run that shares the servers: one that was closed, or has
-        dropped a server, is none for the next."""
+        """A fleet of its own for every run: one that was closed, or has lost a server, is none."""
         need, server = self._expected[key], self._running.get(key)
         codec = self._codec(key)
         if server is not None:
@@ -305,8 +302,7 @@ class VllmServers:
         return served
 
     def _compare(self, served: _Served, name: str, adapter: Path | None) -> None:
-        """Compare what attached servers have under `name` with the folders that it is taken for,
-        where that is asked for. Raises NotAttachable, and MissingPackage without torch."""
+        """Compare attached servers' weights with the folder, where that is asked for."""
         if self._proof != "compare" or not served.abilities.basis:
             return
         limit = least_limit(served.codec.context_limit, served.abilities.max_context)
@@ -382,7 +378,6 @@ class VllmServers:
         }  # fmt: skip
 
     def _loaded(self, served: _Served, adapter: Path) -> str:
-        """The name under which an adapter is served."""
         from soulkit.models.vllm.adapters import serve_adapter
 
         folder = str(adapter.resolve())

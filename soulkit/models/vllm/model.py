@@ -2,22 +2,12 @@
 
     context ──codec──▶ prompt ids ──fleet──▶ emitted ids ──codec──▶ Completion
 
-Text, reasoning, the token where a stop string ends, what was dropped: all of it is `codec.py`'s,
-for every engine. What is a server's alone:
-
-* **Log-probs** are left out where the server's are those of another distribution (`wire.py`), which
-  `logprobs` in `Completion.dropped` says. With `top_p` below 1 a server that gives *processed* ones
-  is such a case, and one that gives *raw* ones with a temperature other than 0 and 1.
-* **Forms** are held by the server's grammar, from the reply's first token on. So a reply that is to
-  think first is asked without one, and so is a form that the server cannot compile. A server that
-  was found not to follow any (`holds_forms`) is asked without; `form` in `dropped` says so.
-* **Seeds** are derived from `Sampling.seed` and the `Call`, as for endpoints: equal calls have
-  equal replies, up to the rounding of the batch that they ran in.
-* **The ledger.** A player's replies are kept, under `vllm:MODEL` in place of an address: a run that
-  is taken up finds them whatever port its server has then, and a replay asks nobody. Kept replies
-  have no log-probs, as nobody trains on a player. An actor has no ledger.
-* **Failures.** Death is the fleet's business, which asks elsewhere. A refusal is a ProviderError, a
-  prompt that leaves no room a ContextOverflow before anything is sent.
+Log-probs are left out (`dropped`) where the server's are those of another distribution. Forms are
+held by the server's grammar from the first token on: a reply that is to think first is asked for
+without one. Seeds are derived from `Sampling.seed` and the `Call`. A player's replies are kept in
+the ledger under `vllm:MODEL` in place of an address, so that a resumed run finds them whatever port
+its server has; an actor has no ledger. A refusal is a ProviderError, a prompt that leaves no room a
+ContextOverflow before anything is sent.
 """
 
 from __future__ import annotations
@@ -258,8 +248,7 @@ class VllmModel(CodecModel):
         raise ProviderError(f"{self.name}: {problem}") from problem
 
     def _check_whole(self, emission: Emission, question: _Question) -> None:
-        """Raise ProviderError for a reply that a limit of the server's own has cut: a server says
-        of it what it says of one that has reached the limit that was asked for."""
+        """Raise ProviderError for a reply that a limit of the server's own has cut."""
         if not emission.stopped and len(emission.ids) < question.room:
             raise ProviderError(
                 f"{self.name}: the server cut the reply after {len(emission.ids)} of "
@@ -348,7 +337,6 @@ class VllmModel(CodecModel):
         )
 
     def _recorded(self, entry: LedgerEntry, sampling: Sampling) -> Completion:
-        """The reply in an entry, with the prompt that it was given then."""
         body = json_or_none(entry.reply)
         if not isinstance(body, dict):
             raise Unreadable("no JSON object")
@@ -366,7 +354,6 @@ def _read(body: Mapping[str, Any], question: _Question) -> Emission:
 
 
 def _finished(reply: Completion, emission: Emission, sampling: Sampling) -> Completion:
-    """The reply, with how the server says that it ended, and whether it has its form."""
     whole = len(reply.token_ids) == len(emission.ids)
     if whole and emission.stopped and reply.stop_reason == "length":
         reply = replace(reply, stop_reason="stop")  # by a token that only the server counts as one

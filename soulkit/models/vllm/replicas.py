@@ -5,17 +5,10 @@
                              ├─ it does: the request is put again
                              └─ it does not: the server is dropped, its requests go to the others
 
-* **Places.** Each server has at most `in_flight` requests under way; who finds no place waits, the
-  first to come first.
-* **Death.** A server is dropped when it does not answer its `/health` after a connection to it
-  broke, when its `/health` stays silent three times in a row while requests are under way there and
-  none of them comes back, or when the process that soulkit started has ended. One line is said. Its
-  requests are put to the others with the same body, so the same seed makes the same reply. With
-  nobody left `NoServerLeft` ends the run, which the same command takes up again.
-* **No second life.** A server that comes back is not taken up again within a run: it would lack the
-  adapters that were loaded meanwhile. One that was started anew so fast that nobody missed it is
-  known by that, and dropped as well.
-* **Event loops.** A fleet may be used from several loops, one after the other, as its clients.
+Each server has at most `in_flight` requests under way; others wait, the first to come first. A
+server is dropped when its `/health` does not answer after a connection broke, is silent three times
+in a row while requests wait, or its process has ended. It is not taken up again within a run: it
+would lack the adapters. With no server left `NoServerLeft` ends the run, which resumes.
 """
 
 from __future__ import annotations
@@ -214,7 +207,6 @@ class Replicas:
     # -- places ------------------------------------------------------------------------------------
 
     def _free(self, session: _Session) -> _Replica | None:
-        """The least loaded server with a place; None while there is none."""
         living = [member for member in self._members if not member.ending]
         if not living:
             self._give_up()
@@ -297,8 +289,7 @@ class Replicas:
                 return refusal
 
     async def _again(self, member: _Replica, tries: int, error: ServerGone | ServerBusy) -> None:
-        """Wait before a request is put again. When that was done often enough: ServerRefused for a
-        server that stays busy, ProviderError for connections that break."""
+        """Wait before a request is put again; ServerRefused or ProviderError after TRIES."""
         if tries < TRIES:
             await asyncio.sleep(self.pause_s * 2 ** (tries - 1))
         elif isinstance(error, ServerBusy):
@@ -312,7 +303,6 @@ class Replicas:
     async def _send(
         self, session: _Session, member: _Replica, path: str, body: Body | None
     ) -> Body:
-        """One request on the wire, ended when its server is found dead meanwhile."""
         client = member.client
         request: Coroutine[Any, Any, Body] = (
             client.get(path) if body is None else client.post(path, body)
@@ -363,8 +353,7 @@ class Replicas:
             return False
 
     async def _lives(self, session: _Session, member: _Replica, error: Exception) -> bool:
-        """Whether a server lives to which a connection broke; one that does not is dropped. Of
-        those whose connections broke together one looks, the others learn from it."""
+        """Whether a server lives; one that does not is dropped. Of many callers one looks."""
         async with session.looks[member]:
             if member.ending:
                 return False
@@ -375,7 +364,6 @@ class Replicas:
             return False
 
     async def _answers(self, member: _Replica) -> bool:
-        """Whether a server says that it is well, at one of a few questions."""
         for look in range(SILENCES):
             await asyncio.sleep(self.pause_s * look)
             if await self._alive(member):

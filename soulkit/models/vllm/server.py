@@ -1,12 +1,9 @@
 """A vLLM server that soulkit starts, watches and stops, and what its log says when it fails.
 
 It listens on this machine alone, asks for a key that is made anew for every start, writes its log
-into the run's folder, and ends with soulkit in every case. It runs with everything that it starts
-in one process group under supervisor.py. The two hold a pipe each way: soulkit's end closes when it
-goes, the supervisor's when it goes, and the one that is left kills the group.
-
-vLLM asks for its key below /v1 alone: what it serves beside that (/invocations, /adapters) is open
-to other users of the same machine.
+into the run's folder, and ends with soulkit in every case: supervisor.py runs it in one process
+group, and soulkit and the supervisor kill the group when the other one goes. vLLM asks for its key
+below /v1 alone; what it serves beside that is open to other users of the same machine.
 
 Logs hold whatever a model's files and a driver put there, so what is shown of them is sanitised,
 without keys, and short.
@@ -142,7 +139,6 @@ def plain_lines(log: Path, since: int = 0, tail: int = TAIL_BYTES) -> Iterator[L
 
 
 def _from(lines: list[LogLine], at: int) -> Iterator[LogLine]:
-    """The exception at `at` with the lines that belong to it."""
     yield lines[at]
     for line in lines[at + 1 : at + _SHOWN]:
         if line.text.startswith("Traceback") or _EXCEPTION.match(line.text):
@@ -241,8 +237,7 @@ class Supervised:
             os.close(self._link)
 
     def _listen(self) -> None:
-        """Until the supervisor has gone: what it says. Then the group goes, before its id can be
-        anybody else's: the supervisor is waited for last."""
+        """Read what the supervisor says until it has gone; then the group goes."""
         rest = b""
         while chunk := os.read(self._status, 4096):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -475,7 +470,6 @@ def free_port() -> int:
 
 
 def _new_log(folder: Path, model: str) -> Path:
-    """An empty file named after the model; one of an earlier start stays."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "-", Path(model).name).strip("-.") or "model"
     number = 1

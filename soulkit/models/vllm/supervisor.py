@@ -2,16 +2,12 @@
 
     soulkit ──stdin──▶ supervisor ──▶ server ──▶ its workers       one session, one process group
 
-A file of its own for a plain interpreter: it needs nothing but the standard library and starts
-in a few hundredths of a second. The server runs in this process's group, which soulkit knows
-before any of it exists. When soulkit goes (its end of the pipe closes, or it is no longer the
-parent), when the server goes, or when somebody ends this process kindly, the server is asked to end
-and after a grace the whole group is killed, this process with it. When this process is killed
-itself, soulkit sees its end of the other pipe close and kills the group.
-
     supervisor.py PARENT GRACE_S COMMAND [ARGUMENT …]
 
-It writes lines to soulkit: `started PID`, `failed WHY`, `ended CODE` (-N after signal N).
+It runs in a plain interpreter with the standard library alone. When soulkit goes (its end of the
+pipe closes, or it is no longer the parent), when the server goes, or on a signal to end, the server
+is asked to end and after a grace the whole group is killed. It writes lines to soulkit: `started
+PID`, `failed WHY`, `ended CODE` (-N after signal N).
 """
 
 from __future__ import annotations
