@@ -115,6 +115,21 @@ VOICES = (_PLAIN, LOWER, HASTY, LOUD, TRAILING)
 Row = dict[str, Any]
 Split = Literal["train", "test"]
 
+Numbers = tuple[dict[str, Any], tuple[Any, ...]]
+"""The values in the text of a made problem, and its results."""
+
+
+def rows_by_index(
+    key: str, make: Callable[[random.Random, int], Row]
+) -> Callable[[int, int], list[Row]]:
+    """`rows(n, seed)` of a task: row i depends on (seed, i) alone."""
+
+    def rows(n: int, seed: int) -> list[Row]:
+        return [make(random.Random(f"{key}/{seed}/{i}"), i) for i in range(n)]
+
+    return rows
+
+
 MADE = "synth:"
 """What stands before the number of rows to make, in the place of a file name."""
 _WHOLE = re.compile(r"-?\d+")

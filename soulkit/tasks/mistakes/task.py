@@ -15,7 +15,6 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -36,7 +35,11 @@ from soulkit.tasks.kit.choice import (
     read_state,
 )
 from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need, wrong_shape
+from soulkit.tasks.kit.made_rows import Numbers, rows_by_index
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import BatchMetric, Example, Record, Score
+
+TEXTS = Texts(__file__)
 
 
 class Mistakes(WorkedTask):
@@ -91,22 +94,23 @@ class Mistakes(WorkedTask):
         )
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
-        lead, texts = self._remark(example, score)
-        yield from (f"{lead} {text}".strip() for text in texts)
+        lead, way = self._remark(example, score)
+        for name in (way, "short"):
+            yield f"{lead} {TEXTS['advice'][name]}".strip()
         yield CLOSE
 
-    def _remark(self, example: Example, score: Score | None) -> tuple[str, tuple[str, ...]]:
-        """(first sentence by how the draft went, wordings of the rest)."""
-        right = example.fields.get("CorrectAnswer")
-        if read_state(score) == "wrong" and score is not None and right is not None:
+    def _remark(self, example: Example, score: Score | None) -> tuple[str, str]:
+        """(first sentence by how the draft went, what is advised)."""
+        right, state = example.fields.get("CorrectAnswer"), read_state(score)
+        if state == "wrong" and score is not None and right is not None:
             if score.words == right:
-                return "The draft solved the problem, as this student cannot.", (_OBEY, _SHORT)
-            return "The draft erred, though by another route than this student.", (_SINGLE, _SHORT)
+                return "The draft solved the problem, as this student cannot.", "obey"
+            return "The draft erred, though by another route than this student.", "single"
         lead = opening(
-            read_state(score), "The draft thought as this student does.",
+            state, "The draft thought as this student does.",
             "The draft did not think as this student does.",
         )  # fmt: skip
-        return lead, (_OBEY, _SHORT)
+        return lead, "obey"
 
     # -- batches ------------------------------------------------------------------------------
 
@@ -134,17 +138,6 @@ class Mistakes(WorkedTask):
             for target, counts in sorted(picks.items())
             for pick in (*LETTERS, "none")
         }  # fmt: skip
-
-
-_OBEY = (
-    "Put what you know aside: write the calculation down line by line as the stated idea demands, "
-    "without repairing any step, and only then look which option is closest."
-)
-_SINGLE = (
-    "Break just the rule that the stated idea breaks and keep every other step sound; then compare "
-    "with what is offered."
-)
-_SHORT = "Follow the stated idea literally, step by step, before looking at what is offered."
 
 
 def row_options(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -272,238 +265,134 @@ FIRST_ID = 9000
 """Ids of the wrong rules start here, above those of any published list."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """A question, its right result, and wrong rule → the result it leads to."""
-
-    text: str
-    right: str
-    wrong: dict[str, str]
-
-
-def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
-    return [_made_row(random.Random(f"mistakes/{seed}/{i}"), i) for i in range(n)]
-
-
-def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
-    kind = _KINDS[index % len(_KINDS)]
-    problem = kind(rng)
-    while len({problem.right, *problem.wrong.values()}) < len(_LETTERS):
-        problem = kind(rng)
-    results = [problem.right, *problem.wrong.values()]
-    rng.shuffle(results)
-    options = dict(zip(_LETTERS, results, strict=True))
-    name = rng.choice(sorted(problem.wrong))
-    letter = {text: key for key, text in options.items()}
-    target = letter[problem.wrong[name]]
+def _made_row(rng: random.Random, index: int) -> Row:
+    kind = index % len(_PROBLEMS)
+    name, draw = _PROBLEMS[kind]
+    values, results = draw(rng)
+    while len(set(map(_shown, results))) < len(_LETTERS):
+        values, results = draw(rng)
+    right, *wrong = map(_shown, results)
+    shuffled = [right, *wrong]
+    rng.shuffle(shuffled)
+    letters = {text: letter for letter, text in zip(_LETTERS, shuffled, strict=True)}
+    problem = TEXTS["problems"][name]
+    rule = rng.choice(sorted(problem["rules"]))
+    place = problem["rules"].index(rule)
+    target = letters[wrong[place]]
     return {
         "id": f"made_{index}_{target}",
-        "QuestionText": problem.text,
-        **{f"Answer{key}Text": text for key, text in options.items()},
-        "MisconceptionId": FIRST_ID + 10 * _KINDS.index(kind) + list(problem.wrong).index(name),
-        "MisconceptionName": name,
+        "QuestionText": problem["text"].format(**values),
+        **{f"Answer{letter}Text": text for text, letter in letters.items()},
+        "MisconceptionId": FIRST_ID + 10 * kind + place,
+        "MisconceptionName": rule,
         "TargetOption": target,
-        "TargetAnswer": problem.wrong[name],
-        "CorrectAnswer": letter[problem.right],
+        "TargetAnswer": wrong[place],
+        "CorrectAnswer": letters[right],
         "index": index,
     }
 
 
-def _frac(top: int, bottom: int) -> str:
+rows = rows_by_index("mistakes", _made_row)
+
+
+def _shown(result: str | int | Fraction) -> str:
+    """A result as pupils write it: numbers whole, or with at most three decimals."""
+    if isinstance(result, str):
+        return result
+    return f"{float(result):.3f}".rstrip("0").rstrip(".")
+
+
+# -- problems: values of the text, the right result, those of the three wrong rules ---------------
+
+
+def _fractions(rng: random.Random) -> Numbers:
+    b, d = rng.sample((2, 3, 5, 7, 9, 11), 2)
+    a, c = rng.randint(1, b - 1), rng.randint(1, d - 1)
+    results = (a * d + c * b, b * d), (a + c, b + d), (a + c, b * d), (a * c, b * d)
+    values = {"first": _fraction(a, b), "second": _fraction(c, d)}
+    return values, tuple(_fraction(top, bottom) for top, bottom in results)
+
+
+def _fraction(top: int, bottom: int) -> str:
     return f"\\( \\frac{{{top}}}{{{bottom}}} \\)"
 
 
-def _number(value: Fraction) -> str:
-    """A number as pupils write it: whole, or with at most three decimals."""
-    return f"{float(value):.3f}".rstrip("0").rstrip(".")
-
-
-# -- the problems --------------------------------------------------------------------------------
-
-
-def _fractions(rng: random.Random) -> _Problem:
-    b, d = rng.sample((2, 3, 5, 7, 9, 11), 2)
-    a, c = rng.randint(1, b - 1), rng.randint(1, d - 1)
-    return _Problem(
-        f"Work out {_frac(a, b)} + {_frac(c, d)}.",
-        _frac(a * d + c * b, b * d),
-        {
-            "Adds the numerators, and adds the denominators": _frac(a + c, b + d),
-            "Takes the product of the denominators but leaves the numerators as they are when "
-            "adding": _frac(a + c, b * d),
-            "Multiplies fractions where they should be added": _frac(a * c, b * d),
-        },
-    )
-
-
-def _order(rng: random.Random) -> _Problem:
+def _order(rng: random.Random) -> Numbers:
     a, b, c = rng.randint(2, 12), rng.randint(2, 9), rng.randint(2, 9)
-    return _Problem(
-        f"Work out \\( {a} + {b} \\times {c} \\).",
-        str(a + b * c),
-        {
-            "Calculates strictly from left to right, whatever the operations are": str((a + b) * c),
-            "Reads every multiplication sign as addition": str(a + b + c),
-            "Multiplies the outer two numbers first and then adds the middle one": str(a * c + b),
-        },
-    )
+    return {"a": a, "b": b, "c": c}, (a + b * c, (a + b) * c, a + b + c, a * c + b)
 
 
-def _percent(rng: random.Random) -> _Problem:
+def _percent(rng: random.Random) -> Numbers:
     p, n = rng.choice((4, 5, 8, 16, 20, 25, 40)), 100 * rng.randint(2, 9)
-    return _Problem(
-        f"What is \\( {p} \\% \\) of {n}?",
-        _number(Fraction(p * n, 100)),
-        {
-            "Finds a percentage of a number by dividing by it": _number(Fraction(n, p)),
-            "Takes a percentage off a number as if it were a plain number": str(n - p),
-            "Treats a percentage as a number of tenths": _number(Fraction(p * n, 10)),
-        },
-    )
+    return {"p": p, "n": n}, (Fraction(p * n, 100), Fraction(n, p), n - p, Fraction(p * n, 10))
 
 
-def _triangle(rng: random.Random) -> _Problem:
+def _triangle(rng: random.Random) -> Numbers:
     base, height = rng.randint(3, 15), 2 * rng.randint(2, 8)
-    return _Problem(
-        f"A triangle has a base of {base} cm and a height of {height} cm. What is its area in "
-        "square centimetres?",
-        str(base * height // 2),
-        {
-            "Leaves out the halving when finding the area of a triangle": str(base * height),
-            "Adds base and height to find an area": str(base + height),
-            "Squares the base and halves the result, disregarding the height": _number(
-                Fraction(base * base, 2)
-            ),
-        },
-    )
+    results = (base * height // 2, base * height, base + height, Fraction(base * base, 2))
+    return {"base": base, "height": height}, results
 
 
-def _negatives(rng: random.Random) -> _Problem:
+def _negatives(rng: random.Random) -> Numbers:
     a, b = rng.randint(2, 9), rng.randint(10, 19)
-    return _Problem(
-        f"Work out \\( {a} - (-{b}) \\).",
-        str(a + b),
-        {
-            "Drops one of two minus signs that follow each other": str(a - b),
-            "Thinks that two minus signs make the whole result negative": str(-a - b),
-            "Always takes the smaller number from the larger one, whatever the signs": str(b - a),
-        },
-    )
+    return {"a": a, "b": b}, (a + b, a - b, -a - b, b - a)
 
 
-def _decimals(rng: random.Random) -> _Problem:
+def _decimals(rng: random.Random) -> Numbers:
     a, b = rng.randint(2, 9), rng.randint(2, 9)
-    return _Problem(
-        f"Work out \\( 0.{a} \\times 0.{b} \\).",
-        _number(Fraction(a * b, 100)),
-        {
-            "Keeps as many decimal places in a product as one factor has": _number(
-                Fraction(a * b, 10)
-            ),
-            "Disregards the decimal points in a product": str(a * b),
-            "Adds the digits behind the point where a product is asked for": _number(
-                Fraction(a + b, 10)
-            ),
-        },
-    )
+    results = (Fraction(a * b, 100), Fraction(a * b, 10), a * b, Fraction(a + b, 10))
+    return {"a": a, "b": b}, results
 
 
-def _brackets(rng: random.Random) -> _Problem:
+def _brackets(rng: random.Random) -> Numbers:
     k, m = rng.randint(2, 9), rng.randint(2, 9)
-    return _Problem(
-        f"Expand \\( {k}(x + {m}) \\).",
-        f"\\( {k}x + {k * m} \\)",
-        {
-            "Multiplies only the first term in a bracket": f"\\( {k}x + {m} \\)",
-            "Adds the outer number to the constant in a bracket": f"\\( x + {k + m} \\)",
-            "Joins unlike terms of an expansion into one term in x": f"\\( {k + k * m}x \\)",
-        },
-    )
+    terms = (f"{k}x + {k * m}", f"{k}x + {m}", f"x + {k + m}", f"{k + k * m}x")
+    return {"k": k, "m": m}, tuple(f"\\( {term} \\)" for term in terms)
 
 
-def _powers(rng: random.Random) -> _Problem:
+def _powers(rng: random.Random) -> Numbers:
     base, exponent = rng.randint(3, 9), rng.choice((3, 4))
-    return _Problem(
-        f"What is the value of \\( {base}^{{{exponent}}} \\)?",
-        str(base**exponent),
-        {
-            "Multiplies the base by the exponent": str(base * exponent),
-            "Adds base and exponent": str(base + exponent),
-            "Swaps the roles of base and exponent": str(exponent**base),
-        },
-    )
+    results = (base**exponent, base * exponent, base + exponent, exponent**base)
+    return {"base": base, "exponent": exponent}, results
 
 
-def _perimeter(rng: random.Random) -> _Problem:
+def _perimeter(rng: random.Random) -> Numbers:
     a, b = rng.sample(range(3, 15), 2)
-    return _Problem(
-        f"A rectangle is {a} m long and {b} m wide. What is its perimeter in metres?",
-        str(2 * (a + b)),
-        {
-            "Gives the area where the perimeter is asked for": str(a * b),
-            "Counts only one length and one width in a perimeter": str(a + b),
-            "Takes the perimeter of a rectangle to be four times its length": str(4 * a),
-        },
-    )
+    return {"a": a, "b": b}, (2 * (a + b), a * b, a + b, 4 * a)
 
 
-def _mean(rng: random.Random) -> _Problem:
+def _mean(rng: random.Random) -> Numbers:
     numbers = rng.sample(range(2, 30), 5)
     numbers[-1] += -sum(numbers) % 5
-    ordered = sorted(numbers)
-    return _Problem(
-        f"What is the mean of {', '.join(map(str, numbers))}?",
-        str(sum(numbers) // 5),
-        {
-            "Gives the number in the middle of the ordered list as the mean": str(ordered[2]),
-            "Gives the number that stands in the middle of the unordered list": str(numbers[2]),
-            "Adds the numbers and does not divide": str(sum(numbers)),
-        },
-    )
+    results = (sum(numbers) // 5, sorted(numbers)[2], numbers[2], sum(numbers))
+    return {"numbers": ", ".join(map(str, numbers))}, results
 
 
-def _duration(rng: random.Random) -> _Problem:
+def _duration(rng: random.Random) -> Numbers:
     start, end = rng.randint(7, 10), rng.randint(12, 16)
     late, early = rng.randint(35, 55), rng.randint(5, 30)
-    minutes = 60 * (end - start) + early - late
-    hundreds = 100 * (end - start) + early - late
-    return _Problem(
-        f"A film starts at {start}:{late} and ends at {end}:{early:02d}. How long is it?",
-        _clock(minutes, 60),
-        {
-            "Counts an hour as 100 minutes when subtracting times": _clock(hundreds, 100),
-            "Subtracts hours and minutes separately, the smaller from the larger": _clock(
-                60 * (end - start) + late - early, 60
-            ),
-            "Adds the minutes of two times where they should be subtracted": _clock(
-                60 * (end - start) + late + early, 60
-            ),
-        },
-    )
+    hours = end - start
+    results = (
+        _clock(60 * hours + early - late, 60), _clock(100 * hours + early - late, 100),
+        _clock(60 * hours + late - early, 60), _clock(60 * hours + late + early, 60),
+    )  # fmt: skip
+    return {"start": f"{start}:{late}", "end": f"{end}:{early:02d}"}, results
 
 
 def _clock(minutes: int, hour: int) -> str:
     return f"{minutes // hour} h {minutes % hour} min"
 
 
-def _ratio(rng: random.Random) -> _Problem:
+def _ratio(rng: random.Random) -> Numbers:
     a, b = rng.sample(range(2, 8), 2)
     total = (a + b) * a * b * rng.randint(1, 3)
-    return _Problem(
-        f"Ida and Uwe share {total} euros in the ratio {a} : {b}. How much does Ida get?",
-        str(total * a // (a + b)),
-        {
-            "Divides an amount by a person's own part of the ratio": str(total // a),
-            "Takes each part of a ratio to be one equal half": _number(Fraction(total, 2)),
-            "Gives a person the share that belongs to the other part of the ratio": str(
-                total * b // (a + b)
-            ),
-        },
-    )
+    results = (total * a // (a + b), total // a, Fraction(total, 2), total * b // (a + b))
+    return {"total": total, "a": a, "b": b}, results
 
 
-_KINDS: tuple[Callable[[random.Random], _Problem], ...] = (
-    _fractions, _order, _percent, _triangle, _negatives, _decimals,
-    _brackets, _powers, _perimeter, _mean, _duration, _ratio,
+_PROBLEMS: tuple[tuple[str, Callable[[random.Random], Numbers]], ...] = (
+    ("fractions", _fractions), ("order", _order), ("percent", _percent), ("triangle", _triangle),
+    ("negatives", _negatives), ("decimals", _decimals), ("brackets", _brackets),
+    ("powers", _powers), ("perimeter", _perimeter), ("mean", _mean), ("duration", _duration),
+    ("ratio", _ratio),
 )  # fmt: skip
