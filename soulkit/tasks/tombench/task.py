@@ -40,44 +40,7 @@ from soulkit.types import BatchMetric, Completion, Episode, Example, Kind, Recor
 
 _GROUP = re.compile(r"([^:]+?):\s*")
 
-_ADVICE = {
-    "belief": "Go through the events one by one and note who was there for each; whoever was away "
-    "keeps the picture they had when they went.",
-    "knowledge": "List what each person could perceive from where they were, and credit them with "
-    "that alone.",
-    "desire": "Keep the people apart: find the sentence that tells what the one asked about is "
-    "after, and leave your own taste out of it.",
-    "emotion": "Ask what the event means for this very person, given what they hoped for and what "
-    "they know, before naming how they feel.",
-    "intention": "Ask which goal makes every action in the story useful, not only the last one.",
-    "non-literal communication": "Ask why somebody would say this here: compare the words "
-    "with what the speaker knows and with how the listener is placed.",
-}
-_GENERAL = "Write down who knows what at the moment that the question is about, then compare."
-ADVICE_ZH = {
-    "belief": "把事件一件一件列出来，记下每件事发生时谁在场；离开的人只记得离开之前的情形。",
-    "knowledge": "先写出每个人从自己的位置能看到、听到什么，只能认定他知道这些。",
-    "desire": "把几个人分开来看：找出写明所问之人想要什么的那句话，不要代入自己的喜好。",
-    "emotion": "先想这件事对这个人意味着什么（他盼望什么、知道什么），再判断他的心情。",
-    "intention": "想一想哪个目的能让故事里的每个举动都说得通，而不只是最后一个。",
-    "non-literal communication": "想一想这个人为什么偏偏在此时说这话，再和他知道的情况对照。",
-}
-GENERAL_ZH = "先写明问题所问的那一刻谁知道什么，再作比较。"
-OPENINGS = {
-    "en": (
-        "The draft holds; go on arguing from the people in the story.",
-        "The draft does not follow from the people in the story.",
-    ),
-    "zh": ("这次的推理站得住，继续从人物出发来论证。", "这次的推理不是从人物出发的。"),
-}
-"""Language → what is said first about a right and about a wrong draft."""
-UNREAD_ZH = {
-    "no_tag": "这次写了推理，却没有把字母写进标签里。",
-    "malformed": "这次在标签里写了别的东西，而不是一个字母。",
-    "empty": "这次什么也没有写。",
-    "truncated": "这次还没作答篇幅就用完了，推理要写得短一些。",
-    "refusal": "这次拒绝了作答；这里只需要从给出的选项里挑一个。",
-}
+TEXTS = Texts(__file__)
 
 
 class ToMBench(LetteredTask):
@@ -139,12 +102,13 @@ class ToMBench(LetteredTask):
         return {**super().tags(fields), **finer}
 
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
-        chinese = example.fields["language"] == "zh"
-        unread = UNREAD_ZH if chinese else UNREAD_OPENINGS
-        first = opening(read_state(score), *OPENINGS["zh" if chinese else "en"], unread)
-        advice, general = (ADVICE_ZH, GENERAL_ZH) if chinese else (_ADVICE, _GENERAL)
+        texts = TEXTS["lessons"][example.fields["language"]]
+        first = opening(
+            read_state(score), texts["right"], texts["wrong"], texts.get("unread", UNREAD_OPENINGS)
+        )
         group = ability_group(str(example.fields.get("ability") or "")).lower()
-        for text in dict.fromkeys((advice.get(group, general), general)):
+        general = texts["general"]
+        for text in dict.fromkeys((texts["advice"].get(group, general), general)):
             yield f"{first} {text}".strip()
         yield general
 
@@ -287,35 +251,6 @@ def _story_id(fields: Mapping[str, Any]) -> str:
 Pair = tuple[str, str]
 """English and Chinese."""
 
-PEOPLE: tuple[Pair, ...] = (
-    ("Mei", "小梅"), ("Lan", "小兰"), ("Tao", "小涛"), ("Jun", "小军"), ("Ning", "小宁"),
-    ("Hao", "小浩"), ("Yan", "小燕"), ("Peng", "小鹏"), ("Qing", "小青"), ("Rui", "小瑞"),
-)  # fmt: skip
-_ROOMS: tuple[Pair, ...] = (
-    ("barn", "谷仓"), ("workshop", "工坊"), ("cabin", "小木屋"), ("studio", "画室"),
-)  # fmt: skip
-_THINGS: tuple[Pair, ...] = (
-    ("rope", "绳子"), ("lantern", "灯笼"), ("whistle", "哨子"), ("ribbon", "丝带"),
-    ("hammer", "锤子"), ("kite", "风筝"),
-)  # fmt: skip
-HOLDERS: tuple[Pair, ...] = (
-    ("basket", "篮子"), ("crate", "木箱"), ("bucket", "水桶"), ("trunk", "皮箱"),
-    ("sack", "麻袋"), ("jar", "罐子"),
-)  # fmt: skip
-GOODS: tuple[Pair, ...] = (
-    ("buttons", "纽扣"), ("pencils", "铅笔"), ("walnuts", "核桃"), ("marbles", "弹珠"),
-    ("candles", "蜡烛"), ("seeds", "种子"),
-)  # fmt: skip
-WISHES: tuple[Pair, ...] = (
-    ("ride a horse", "骑马"), ("paint a picture", "画画"), ("fly a kite", "放风筝"),
-    ("bake bread", "烤面包"), ("row a boat", "划船"), ("climb a hill", "爬山"),
-)  # fmt: skip
-FEELINGS: tuple[Pair, ...] = (
-    ("Delighted", "高兴"), ("Disappointed", "失望"), ("Bored", "无聊"), ("Ashamed", "羞愧"),
-)  # fmt: skip
-
-TEXTS = Texts(__file__)
-
 
 @dataclass(frozen=True, slots=True)
 class _Story:
@@ -353,7 +288,18 @@ def _made_row(i: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _both(pattern: Pair, **values: Pair) -> Pair:
+def _story(
+    name: str, values: Mapping[str, Pair], options: Iterable[Pair], story: str = "story"
+) -> _Story:
+    """The scene `name` of the texts with these values, told as its text `story` has it."""
+    scene = TEXTS["scenes"][name]
+    return _Story(
+        _both(scene[story], values), _both(scene["question"], values), tuple(options),
+        scene["ability"], scene["subtask"],
+    )  # fmt: skip
+
+
+def _both(pattern: Pair, values: Mapping[str, Pair]) -> Pair:
     english, chinese = (
         text.format(**{name: value[side] for name, value in values.items()})
         for side, text in enumerate(pattern)
@@ -361,140 +307,70 @@ def _both(pattern: Pair, **values: Pair) -> Pair:
     return english, chinese
 
 
+def _capitals(*options: Pair) -> Iterable[Pair]:
+    return ((english.capitalize(), chinese) for english, chinese in options)
+
+
 def _belief(rng: random.Random) -> _Story:
     """A thing is moved; one of two people may be away, and is asked about, or the other's view."""
-    a, b = rng.sample(PEOPLE, 2)
-    (room,), (thing,) = rng.sample(_ROOMS, 1), rng.sample(_THINGS, 1)
-    first, second, other, never = rng.sample(HOLDERS, 4)
+    a, b = rng.sample(TEXTS["people"], 2)
+    room, thing = rng.sample(TEXTS["rooms"], 1)[0], rng.sample(TEXTS["things"], 1)[0]
+    first, second, other, never = rng.sample(TEXTS["holders"], 4)
     away, deep = rng.random() < 0.7, rng.random() < 0.4
-    went = ("{b} goes out.", "{b}走了出去。") if away else ("{b} watches.", "{b}在一旁看着。")
-    back = ("Then {b} comes back.", "随后{b}回来了。") if away else ("", "")
-    story_texts = (
-        f"{{a}} and {{b}} are in the {{room}}. There are a {{c1}}, a {{c2}} and a {{c3}}. Together "
-        f"they lay the {{x}} in the {{c1}}. {went[0]} {{a}} moves the {{x}} to the {{c2}}. "
-        f"{back[0]}",
-        f"{{a}}和{{b}}在{{room}}里，那里有{{c1}}、{{c2}}和{{c3}}。两人一起把{{x}}放进{{c1}}。{went[1]}"
-        f"{{a}}把{{x}}移到了{{c2}}里。{back[1]}",
-    )
-    questions = (
-        (
-            "Where does {a} think that {b} will look for the {x} first?",
-            "{a}认为{b}会先去哪里找{x}？",
-        )
-        if deep
-        else ("Where will {b} look for the {x} first?", "{b}会先去哪里找{x}？")
-    )
     values = {"a": a, "b": b, "room": room, "x": thing, "c1": first, "c2": second, "c3": other}
     right, wrong = (first, second) if away else (second, first)
-    places = [(e.capitalize(), z) for e, z in (right, wrong, other, never)]
-    finer = "Second-order beliefs" if deep else "Location false beliefs"
-    story = _both(story_texts, **values)
-    return _Story(
-        (story[0].strip(), story[1]), _both(questions, **values), tuple(places),
-        f"Belief: {finer}", "False Belief Task",
-    )  # fmt: skip
+    options = _capitals(right, wrong, other, never)
+    return _story("second_belief" if deep else "belief", values, options,
+                  "away" if away else "watches")  # fmt: skip
 
 
 def _content(rng: random.Random) -> _Story:
     """A label promises one thing, the box holds another; who looked knows."""
-    a, b = rng.sample(PEOPLE, 2)
-    label, inside, other, never = rng.sample(GOODS, 4)
+    a, b = rng.sample(TEXTS["people"], 2)
+    label, inside, other, never = rng.sample(TEXTS["goods"], 4)
     asks_label = rng.random() < 0.6
-    story = _both(
-        (
-            "On the shelf stands a closed box with the word '{y}' on it. {a} opens it, finds {z} "
-            "in it and closes it again. {b} walks in and reads the word; {b} has never opened the "
-            "box.",
-            "架子上有一个关着的盒子，上面写着“{y}”。{a}打开它，发现里面装的是{z}，又把它关好。"
-            "{b}走进来看到了上面的字，{b}从没打开过这个盒子。",
-        ),
-        a=a, b=b, y=label, z=inside,
-    )  # fmt: skip
-    person = b if asks_label else a
-    question = _both(("What does {w} think is in the box?", "{w}认为盒子里是什么？"), w=person)
+    values = {"a": a, "b": b, "y": label, "z": inside, "w": b if asks_label else a}
     right, wrong = (label, inside) if asks_label else (inside, label)
-    options = tuple((e.capitalize(), z) for e, z in (right, wrong, other, never))
-    return _Story(story, question, options, "Belief: Content false beliefs", "False Belief Task")
+    return _story("content", values, _capitals(right, wrong, other, never))
 
 
 def _knowledge(rng: random.Random) -> _Story:
     """Did somebody see where a thing went? Two options only."""
-    a, b = rng.sample(PEOPLE, 2)
-    (thing,), (place,) = rng.sample(_THINGS, 1), rng.sample(HOLDERS, 1)
+    a, b = rng.sample(TEXTS["people"], 2)
+    thing, place = rng.sample(TEXTS["things"], 1)[0], rng.sample(TEXTS["holders"], 1)[0]
     saw = rng.random() < 0.5
-    when = (
-        ("{b} stands next to {a} with open eyes.", "{b}睁着眼睛站在{a}旁边。")
-        if saw
-        else ("{b} is asleep next door.", "{b}正在隔壁睡觉。")
-    )
-    story = _both(
-        (
-            f"{when[0]} {{a}} takes the {{x}} and hides it in the {{c}} without a word.",
-            f"{when[1]}{{a}}拿起{{x}}，一声不响地藏进了{{c}}里。",
-        ),
-        a=a, b=b, x=thing, c=place,
-    )  # fmt: skip
-    question = _both(("Does {b} know where the {x} is?", "{b}知道{x}在哪里吗？"), b=b, x=thing)
-    yes, no = ("Yes", "清楚"), ("No", "不清楚")
-    options = (yes, no) if saw else (no, yes)
-    return _Story(story, question, options, "Knowledge: Percepts-knowledge links",
-                 "Percepts-Knowledge Links")  # fmt: skip
+    yes, no = TEXTS["yes_no"]
+    values = {"a": a, "b": b, "x": thing, "c": place}
+    return _story("knowledge", values, (yes, no) if saw else (no, yes), "saw" if saw else "slept")
 
 
 def _desire(rng: random.Random) -> _Story:
-    a, b = rng.sample(PEOPLE, 2)
-    first, others, *rest = rng.sample(WISHES, 4)
-    story = _both(
-        (
-            "{a} and {b} have a free day. All week {a} has talked of nothing but how much {a} "
-            "wants to {p}. {b}, who was never fond of that, dreams of a day to {q}. They decide "
-            "that each goes their own way.",
-            "{a}和{b}有一天假。整整一周{a}都在说自己多想{p}。{b}一直不喜欢这件事，只盼着去{q}。"
-            "两人决定各玩各的。",
-        ),
-        a=a, b=b, p=first, q=others,
-    )  # fmt: skip
-    question = _both(("What will {b} do on the free day?", "{b}放假那天会做什么？"), b=b)
-    options = tuple((e.capitalize(), z) for e, z in (others, first, *rest))
-    return _Story(story, question, options, "Desire: Discrepant desires", "Discrepant Desires")
+    a, b = rng.sample(TEXTS["people"], 2)
+    first, others, *rest = rng.sample(TEXTS["wishes"], 4)
+    values = {"a": a, "b": b, "p": first, "q": others}
+    return _story("desire", values, _capitals(others, first, *rest))
 
 
 def _emotion(rng: random.Random) -> _Story:
-    a, b = rng.sample(PEOPLE, 2)
-    joy, sorrow, *rest = FEELINGS
+    a, b = rng.sample(TEXTS["people"], 2)
+    joy, sorrow, *rest = TEXTS["feelings"]
     asks_winner = rng.random() < 0.5
-    story = _both(
-        (
-            "{a} and {b} both trained for months for the same race and both hoped for first place. "
-            "{a} crosses the line first; {b} comes in last.",
-            "{a}和{b}都为同一场比赛训练了好几个月，都盼着拿第一。结果{a}第一个冲过终点，{b}是最后一个。",
-        ),
-        a=a, b=b,
-    )  # fmt: skip
-    question = _both(
-        ("How does {w} feel about it?", "{w}对此心情如何？"), w=a if asks_winner else b
-    )
     right, wrong = (joy, sorrow) if asks_winner else (sorrow, joy)
-    return _Story(story, question, (right, wrong, *rest), "Emotion: Discrepant emotions",
-                 "Discrepant Emotions")  # fmt: skip
+    values = {"a": a, "b": b, "w": a if asks_winner else b}
+    return _story("emotion", values, (right, wrong, *rest))
 
 
 def _intention(rng: random.Random) -> _Story:
-    (a,) = rng.sample(PEOPLE, 1)
+    (a,) = rng.sample(TEXTS["people"], 1)
     (deed, goal), *others = rng.sample(TEXTS["goals"], 4)
-    story = _both(("{a} {d}.", "{a}{d}。"), a=a, d=deed)
-    question = _both(("What for?", "这是为了什么？"), a=a)
-    return _Story(story, question, (goal, *(g for _, g in others)),
-                 "Intention: Intentions explanations", "Ambiguous Story Task")  # fmt: skip
+    return _story("intention", {"a": a, "d": deed}, (goal, *(g for _, g in others)))
 
 
 def _hint(rng: random.Random) -> _Story:
-    a, b = rng.sample(PEOPLE, 2)
+    a, b = rng.sample(TEXTS["people"], 2)
     (hint, meaning), *others = rng.sample(TEXTS["hints"], 4)
-    story = _both(("{a} looks at {b} and says: '{s}'", "{a}看着{b}说：“{s}”"), a=a, b=b, s=hint)
-    question = _both(("What does {a} want {b} to do?", "{a}希望{b}做什么？"), a=a, b=b)
-    return _Story(story, question, (meaning, *(w for _, w in others)),
-                 "Non-Literal Communication: Hinting", "Hinting Task Test")  # fmt: skip
+    values = {"a": a, "b": b, "s": hint}
+    return _story("hint", values, (meaning, *(w for _, w in others)))
 
 
 _KINDS: Sequence[Callable[[random.Random], _Story]] = (
