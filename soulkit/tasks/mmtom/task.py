@@ -19,33 +19,21 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter
 from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.made_rows import Row, rows_by_index
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import Episode, Example, Score
 
 _OPTIONS = re.compile(r"\(a\)\s*(?P<a>.+?)\s*\(b\)\s*(?P<b>.+)", re.DOTALL | re.IGNORECASE)
 _REQUEST = re.compile(r"(?:Please (?:respond|answer|reply)|Answer:)[^.]*\.?\s*\Z")
 
-_NOT_READ = {
-    "no_tag": "The reply gave no answer between the answer tags; close with one.",
-    "malformed": "What stood between the tags was not one of the two letters; give one alone.",
-    "empty": "The reply was empty; reason in a few sentences and then answer.",
-    "truncated": "The reply was cut off before its answer; reason more briefly.",
-    "refusal": "The question is about an everyday scene at home; give an answer.",
-}
-_ADVICE = {
-    "1": "Go through the actions one by one. What somebody saw in an open container they know; "
-    "whoever looks for a thing goes where they believe it to be, whether it is there or not, and "
-    "does not trouble with places where they expect nothing.",
-    "2": "Go through the actions one by one. Whoever opens a container and closes it again did not "
-    "want what they saw in it; then ask which of the two wishes makes the last steps sensible, "
-    "given what this person could know, not what you know.",
-}
+TEXTS = Texts(__file__)
 
 
 class MMToM(ChoiceTask):
@@ -78,11 +66,11 @@ class MMToM(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind = str(example.fields.get("question_type") or "")[:1]
-        advice = _ADVICE.get(kind) or f"{_ADVICE['1']} {_ADVICE['2']}"
+        advice = TEXTS["advice"].get(kind) or " ".join(TEXTS["advice"].values())
         if score is None:
-            return advice
-        if score.status in _NOT_READ:
-            return f"{_NOT_READ[score.status]} {advice}"
+            return str(advice)
+        if score.status in TEXTS["unread"]:
+            return f"{TEXTS['unread'][score.status]} {advice}"
         fits = "fits" if score.value == 1 else "does not fit"
         return f"The draft {fits} what this person did. {advice}"
 
@@ -123,51 +111,38 @@ class MMToMReference(MMToM):
         return ("", "ok") if not answer and not self.gold_text(example) else (answer, status)
 
 
-_NAMES = ("Aino", "Bela", "Caspar", "Delia", "Edda", "Florin", "Gesa", "Hanno", "Imre", "Jorun")
-_ROOMS = ("study", "hall", "laundry room", "dining room", "bedroom", "kitchen")
-_CONTAINERS = (
-    "oak chest", "hat box", "bread bin", "tool drawer", "pantry shelf box", "sideboard",
-    "wicker trunk", "medicine cabinet", "sewing box", "ice box",
-)  # fmt: skip
-_THINGS = (
-    "torch", "soup bowl", "jar of honey", "deck of cards", "stapler", "corkscrew", "tea towel",
-    "bar of soap", "ball of string", "alarm clock", "pair of pliers", "tin of sardines",
-)  # fmt: skip
 TYPES = (1.1, 2.1, 1.2, 2.2, 1.3, 2.3, 2.4)
 REQUEST = "Please respond with either a or b."
 
 
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    person: str
-    rooms: tuple[str, ...]
-    boxes: tuple[str, ...]
-    """Containers of the flat; the first two get the first two things unless a type says else."""
-    things: tuple[str, ...]
-
-
-def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
-    return [_made_row(random.Random(f"mmtom/{seed}/{i}"), i) for i in range(n)]
-
-
-def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
+def _made_row(rng: random.Random, index: int) -> Row:
     kind = TYPES[index % len(TYPES)]
-    scene = _Scene(
-        rng.choice(_NAMES), tuple(rng.sample(_ROOMS, 3)), tuple(rng.sample(_CONTAINERS, 4)),
-        tuple(rng.sample(_THINGS, 3)),
-    )  # fmt: skip
-    story, question, right, wrong = (_belief if kind < 2 else _goal)(scene, kind)
+    names = {"person": rng.choice(TEXTS["names"])}
+    rooms, boxes = rng.sample(TEXTS["rooms"], 3), rng.sample(TEXTS["containers"], 4)
+    things = rng.sample(TEXTS["things"], 3)
+    names |= {"room": rooms[1], **dict(zip("pqrs", boxes, strict=True))}
+    told = TEXTS["types"][str(kind)]
+    belief = kind < 2
+    asked = TEXTS["belief" if belief else "goal"]
+    if belief:
+        names |= {"one": _one(things[0]), "thing": things[0], "place": names[told["place"]]}
+        statements = [asked[name].format(**names) for name in ("believes", "doubts")]
+        right, wrong = statements if told["inside"] else reversed(statements)
+    else:
+        left, goal, _ = things
+        right, wrong = (asked["statement"].format(**names, one=_one(x)) for x in (goal, left))
+    contents = {names[box]: thing for box, thing in zip(told["full"], things, strict=False)}
     answer = rng.choice("ab")
     first, second = (right, wrong) if answer == "a" else (wrong, right)
-    text = f"{story}\nQuestion: {question} (a) {first} (b) {second} {REQUEST}"
+    story = f"{_flat(rooms, boxes, contents)} {TEXTS['start'].format(**names, first=rooms[0])}"
+    acts, question = told["acts"].format(**names), asked["question"].format(**names)
     begin = rng.randrange(40)
     return {
-        "question": text,
+        "question": f"{story} {acts}\nQuestion: {question} (a) {first} (b) {second} {REQUEST}",
         "answer": answer,
         "question_type": kind,
         "episode": index,
-        "test": ["belief" if kind < 2 else "goal"],
+        "test": ["belief" if belief else "goal"],
         "start_time": begin,
         "end_time": begin + rng.randint(5, 40),
         "answer_list": ["a", "b"],
@@ -175,11 +150,13 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     }
 
 
-def _flat(scene: _Scene, contents: dict[str, str]) -> str:
-    listed = ", ".join(f"a {room}" for room in scene.rooms[:-1])
-    lines = [f"This flat has {listed} and a {scene.rooms[-1]}."]
-    for box in scene.boxes:
-        lines.append(f"In the {box} there is {_one(contents.get(box))}.")
+rows = rows_by_index("mmtom", _made_row)
+
+
+def _flat(rooms: Sequence[str], boxes: Sequence[str], contents: Mapping[str, str]) -> str:
+    listed = ", ".join(f"a {room}" for room in rooms[:-1])
+    lines = [f"This flat has {listed} and a {rooms[-1]}."]
+    lines += [f"In the {box} there is {_one(contents.get(box))}." for box in boxes]
     return " ".join(lines)
 
 
@@ -187,54 +164,3 @@ def _one(thing: str | None) -> str:
     if thing is None:
         return "nothing"
     return f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}"
-
-
-def _belief(scene: _Scene, kind: float) -> tuple[str, str, str, str]:
-    """What happens, the question, the statement that fits, the one that does not."""
-    person, (first_room, second_room, _), (p, q, r, _) = scene.person, scene.rooms, scene.boxes
-    thing = scene.things[0]
-    contents = {p: thing, r: scene.things[1]}
-    start = f"{person} is in the {first_room} and has not opened anything yet."
-    if kind == 1.1:
-        acts = f"{person} goes to the {second_room} and walks straight up to the {p}."
-        inside, place = True, p
-    elif kind == 1.2:
-        acts = (
-            f"{person} goes to the {second_room}, stops in front of the {p}, leaves it closed, "
-            f"and walks on to the {q}."
-        )
-        inside, place = False, p
-    else:
-        acts = (
-            f"{person} goes to the {second_room}, opens the {q}, looks in, closes it, "
-            f"and walks on to the {r}."
-        )
-        inside, place = False, q
-    question = f"If {person} has been looking for {_one(thing)}, which of the two is more likely?"
-    believes = f"{person} believes that the {thing} is in the {place}."
-    doubts = f"{person} believes that the {thing} is not in the {place}."
-    right, wrong = (believes, doubts) if inside else (doubts, believes)
-    return f"{_flat(scene, contents)} {start} {acts}", question, right, wrong
-
-
-def _goal(scene: _Scene, kind: float) -> tuple[str, str, str, str]:
-    person, (first_room, second_room, _), (p, q, r, s) = scene.person, scene.rooms, scene.boxes
-    left, goal, third = scene.things
-    contents = {p: left, q: goal}
-    looks = (
-        f"{person} goes to the {second_room}, opens the {p}, sees what is in it, closes it again"
-    )
-    if kind == 2.1:
-        acts = f"{looks}, and walks to the {q}."
-    elif kind == 2.2:
-        acts = f"{looks}, and walks to the {s}, which {person} has never opened."
-    elif kind == 2.3:
-        contents[r] = third
-        acts = f"{looks}, opens the {r} and closes that as well, and walks to the {q}."
-    else:
-        acts = f"{looks}, opens the {q} and takes out what is in it."
-    start = f"{person} is in the {first_room} and has not opened anything yet."
-    question = "Which of the two is more likely?"
-    right = f"{person} has been looking for {_one(goal)}."
-    wrong = f"{person} has been looking for {_one(left)}."
-    return f"{_flat(scene, contents)} {start} {acts}", question, right, wrong
