@@ -205,7 +205,7 @@ def test_wrong_rules_lead_to_their_options() -> None:
         assert len(set(texts)) == 4 and row["TargetOption"] != row["CorrectAnswer"]
         assert row["TargetAnswer"] == row[f"Answer{row['TargetOption']}Text"]
     kinds = {row["MisconceptionId"] // 10 for row in synth("mistakes", 12, 7)}
-    assert len(kinds) == len(pupils._KINDS)
+    assert len(kinds) == len(pupils.TEXTS["problems"])
 
 
 CHECKED: dict[str, Any] = {

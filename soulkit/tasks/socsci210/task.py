@@ -31,6 +31,7 @@ from soulkit.judge.verdict import tagged_text
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.types import BatchMetric, Episode, Example, Feedback, Record, Score, Segment
 
@@ -43,30 +44,7 @@ _WORD = re.compile(r"(?P<word>yes|no)(?P<rest>(?:[\s.,:;!(-].*)?)", re.IGNORECAS
 _ONLY_RETURN = re.compile(r"\b([Oo])nly return\b")
 _NOTHING_ELSE = re.compile(r",\s*nothing else\b(?:(?=,)|(\.?))")
 
-_NOT_READ = {
-    "no_tag": "The reply gave no answer between the answer tags; close with one.",
-    "malformed": "What stood between the tags is no point of the scale that the question states; "
-    "give one whole number from it and nothing beside it.",
-    "empty": "The reply was empty; reason in a sentence or two and then answer.",
-    "truncated": "The reply was cut off before its answer; reason in a sentence or two at most.",
-    "refusal": "Guessing what a respondent said commits you to nothing; give an answer.",
-}
-VERDICTS = {
-    "same": "The prediction is what this respondent said.",
-    "near": "The prediction is close to what this respondent said; weigh once more how strongly "
-    "such a person puts things.",
-    "far": "The prediction is far from what this respondent said; see again which end of the "
-    "scale stands for what.",
-    "other": "This respondent said something else.",
-}
-_ADVICE = {
-    "ordinal": "Start from what people like this one usually say, then ask how far the text they "
-    "were shown moves them, and in which direction; do not settle for the middle out of caution.",
-    "binary": "Ask what people like this one usually say, and whether the text they were shown is "
-    "strong enough to turn them round.",
-    "categorical": "Compare the options one by one with what the profile says of the respondent's "
-    "habits and means; labels that sound reasonable to you need not suit this person.",
-}
+TEXTS = Texts(__file__)
 
 
 class SocSci210(ChoiceTask):
@@ -173,12 +151,12 @@ class SocSci210(ChoiceTask):
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
         kind, _, _ = scale_of(example.fields)
-        advice = _ADVICE.get(kind, _ADVICE["ordinal"])
+        advice = TEXTS["advice"].get(kind, TEXTS["advice"]["ordinal"])
         if score is None:
             return advice
-        if score.status in _NOT_READ:
-            return f"{_NOT_READ[score.status]} {advice}"
-        return f"{VERDICTS[_verdict(kind, score.value or 0.0)]} {advice}"
+        if score.status in TEXTS["unread"]:
+            return f"{TEXTS['unread'][score.status]} {advice}"
+        return f"{TEXTS['verdicts'][_verdict(kind, score.value or 0.0)]} {advice}"
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Study macro mean, and what constant answers would have scored on the same rows.
@@ -461,66 +439,30 @@ def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
 PER_STUDY = 6
 """Respondents in a row who belong to the same study."""
 
-_JOBS = ("bus driver", "florist", "retired surveyor", "nurse", "student of law", "roofer", "baker",
-        "clerk in a town hall", "violin teacher", "farmer")  # fmt: skip
-_TOWNS = ("a harbour town", "a mountain village", "a big city", "a suburb", "a market town")
-MATTERS = (
-    "closing the old town to cars", "a longer school day", "a fee for plastic cups",
-    "night trains instead of short flights", "opening libraries on Sundays",
-    "a curfew for cats in spring", "free swimming lessons", "a tax on second homes",
-    "fences around playgrounds", "a public fund for street music",
-)  # fmt: skip
 SCALES = ((1, 5, 1), (1, 7, 1), (0, 10, 2), (-3, 3, 1), (0, 100, 20))
 """Lowest point, highest point, and how far a push moves an answer."""
-PUSHES = {
-    "0": (0, "a page about the history of map making, which has nothing to do with the matter"),
-    "1": (1, "a letter by neighbours who have good experiences with it and ask for more of it"),
-    "2": (-1, "a report that lists what it cost elsewhere and how little came of it"),
-}
-MOVED = "They say of themselves that a well-written text moves them a step towards its side."
-FIRM = "They say of themselves that no text has ever changed what they answer."
-_HABITS = {
-    "the cheapest": "At the counter they look at the price and at nothing else.",
-    "the nearest": "They take what is closest to home, whatever it costs.",
-    "the best known": "They go where everybody goes and distrust what is new.",
-}
+PUSHES = {"0": 0, "1": 1, "2": -1}
+"""Condition → which way its page pushes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """One outcome of a study, as one respondent meets it."""
-
-    persona: str
-    shown: str
-    question: str
-    response: int
-    low: int
-    high: int
-    kind: str
-
-
-def rows(n: int, seed: int) -> list[dict[str, Any]]:
+def rows(n: int, seed: int) -> list[Row]:
     """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
     return [_made_row(seed, i) for i in range(n)]
 
 
-def _made_row(seed: int, index: int) -> dict[str, Any]:
+def _made_row(seed: int, index: int) -> Row:
     study = index // PER_STUDY
     texts = random.Random(f"socsci210/{seed}/study/{study}")
     person = random.Random(f"socsci210/{seed}/person/{index}")
     condition = person.choice(tuple(PUSHES))
     kind = ("ordinal", "ordinal", "binary", "ordinal", "categorical")[study % 5]
     make = {"ordinal": _ordinal, "binary": _binary, "categorical": _categorical}[kind]
-    item = make(texts, person, condition)
+    outcome = make(texts, person, condition)
+    asked = "{persona}\n\n{condition_text} {outcome_question}".format(**outcome)
     return {
-        "prompt_text": f"Respondent: {item.persona}\n\n{item.shown} {item.question}",
-        "persona": item.persona,
-        "condition_text": item.shown,
-        "outcome_question": item.question,
-        "response": item.response,
-        "r_min": item.low,
-        "r_max": item.high,
-        "response_type": item.kind,
+        "prompt_text": f"Respondent: {asked}",
+        **outcome,
+        "response_type": kind,
         "study_id": f"made-{seed}-{study}",
         "condition_id": condition,
         "outcome_id": kind,
@@ -528,64 +470,60 @@ def _made_row(seed: int, index: int) -> dict[str, Any]:
     }
 
 
+def _outcome(
+    kind: str, matter: str, condition: str, response: int, scale: tuple[int, int], **values: Any
+) -> Row:
+    """One outcome of a study, as one respondent meets it."""
+    told = TEXTS["outcomes"][kind]
+    shown = told["unread"] if matter == "" and condition != "0" else TEXTS["reading"]
+    return {
+        "persona": told["persona"].format(**values),
+        "condition_text": shown.format(
+            matter=matter or told["matter"], page=TEXTS["pages"][condition]
+        ),
+        "outcome_question": told["question"].format(**values),
+        "response": response,
+        "r_min": scale[0],
+        "r_max": scale[1],
+    }
+
+
 def _person(rng: random.Random) -> str:
-    job, town = rng.choice(_JOBS), rng.choice(_TOWNS)
+    job, town = rng.choice(TEXTS["jobs"]), rng.choice(TEXTS["towns"])
     return f"{rng.randint(19, 84)} years old, {job}, lives in {town}."
 
 
-def _reading(matter: str, condition: str) -> str:
-    return f"The survey was about {matter}. Before the question they read {PUSHES[condition][1]}."
-
-
-def _ordinal(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
-    matter, (low, high, step) = texts.choice(MATTERS), texts.choice(SCALES)
+def _ordinal(texts: random.Random, person: random.Random, condition: str) -> Row:
+    matter, (low, high, step) = texts.choice(TEXTS["matters"]), texts.choice(SCALES)
     earlier = person.choice(range(low, high + 1, step))
     moved = person.random() < 0.6
-    push = PUSHES[condition][0] * step if moved else 0
-    persona = (
-        f"{_person(person)} Asked the same question last year, they answered {earlier}. "
-        f"{MOVED if moved else FIRM}"
-    )
-    means = f"{low} means dead against it and {high} means all for it"
-    steps = f" A step on this scale is {step} points." if step > 1 else ""
-    question = (
-        f"Then they were asked what they think of it.{steps} Only return an integer from {low} to "
-        f"{high}, where {means}, nothing else."
-    )
-    response = min(max(earlier + push, low), high)
-    return _Outcome(persona, _reading(matter, condition), question, response, low, high, "ordinal")
+    push = PUSHES[condition] * step if moved else 0
+    steps = TEXTS["steps"].format(step=step) if step > 1 else ""
+    return _outcome(
+        "ordinal", matter, condition, min(max(earlier + push, low), high), (low, high),
+        person=_person(person), earlier=earlier, moved=TEXTS["moved" if moved else "firm"],
+        steps=steps, low=low, high=high,
+    )  # fmt: skip
 
 
-def _binary(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
-    matter = texts.choice(MATTERS)
+def _binary(texts: random.Random, person: random.Random, condition: str) -> Row:
+    matter = texts.choice(TEXTS["matters"])
     earlier = person.randrange(2)
     moved = person.random() < 0.6
-    push = PUSHES[condition][0] if moved else 0
-    turn = "is enough to turn them round" if moved else "does not turn them round"
-    persona = (
-        f"{_person(person)} Last year they {'signed' if earlier else 'did not sign'} a petition "
-        f"for it. A well-written text {turn}."
-    )
-    question = (
-        "Then they were asked whether they would sign a petition for it. Only return 1 for yes or "
-        "0 for no, nothing else."
-    )
-    response = earlier if push == 0 else int(push > 0)
-    return _Outcome(persona, _reading(matter, condition), question, response, 0, 1, "binary")
-
-
-def _categorical(texts: random.Random, person: random.Random, condition: str) -> _Outcome:
-    options = texts.sample(tuple(_HABITS), len(_HABITS))
-    habit = person.choice(tuple(_HABITS))
-    named = ", ".join(f"{i} for {option} of them" for i, option in enumerate(options, 1))
-    shown = (
-        f"The survey was about swimming pools in their district. Before the question they read "
-        f"{PUSHES['0'][1]}." if condition == "0" else
-        "The survey was about swimming pools in their district. They read nothing beforehand."
+    push = PUSHES[condition] if moved else 0
+    return _outcome(
+        "binary", matter, condition, earlier if push == 0 else int(push > 0), (0, 1),
+        person=_person(person), signed="signed" if earlier else "did not sign",
+        turns="is enough to turn them round" if moved else "does not turn them round",
     )  # fmt: skip
-    question = (
-        f"Then they were asked which pool they would go to. Only return {named}, nothing else."
-    )
-    persona = f"{_person(person)} {_HABITS[habit]}"
-    response = options.index(habit) + 1
-    return _Outcome(persona, shown, question, response, 1, len(options), "categorical")
+
+
+def _categorical(texts: random.Random, person: random.Random, condition: str) -> Row:
+    habits = TEXTS["habits"]
+    options = texts.sample(tuple(habits), len(habits))
+    habit = person.choice(tuple(habits))
+    named = ", ".join(f"{i} for {option} of them" for i, option in enumerate(options, 1))
+    return _outcome(
+        "categorical", "", condition, options.index(habit) + 1, (1, len(options)),
+        person=_person(person), habit=habits[habit], named=named,
+    )  # fmt: skip

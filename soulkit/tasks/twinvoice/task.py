@@ -45,18 +45,7 @@ LOOK_AT: dict[str, tuple[Callable[[str], float], float]] = {
 }
 """What to look at → (its measure of a text, how far off the usual a reaction must be to say so)."""
 
-_ADVICE = {
-    "opinion": "Find where this person took sides on something of this kind; people keep to that.",
-    "memory": "Find what this person told about their own life; the reaction has to agree with it.",
-    "reasoning": "Find the rule that this person gave for cases like this one and apply it.",
-    "words": "List the expressions that come back in what they said before, then look for them.",
-    "tone": "Name the mood in which they usually speak before you compare.",
-    "syntax": "Look at the shape of their sentences: length, capitals, marks, how they end.",
-}
-_GENERAL = (
-    "Go through what they said before three times: for opinions, for facts about their life, for "
-    "their manner of writing. Compare every reaction with all three."
-)
+TEXTS = Texts(__file__)
 SHORT = "Compare with what they said before."
 
 
@@ -108,7 +97,7 @@ class TwinVoice(LetteredTask):
         off = misfit(chosen, example.fields["conversation_history"]) if chosen else None
         closer = [f"Its reaction does not fit {off}; measure that first."] if off else []
         kind = str(example.fields.get("capability") or "")
-        for text in (*closer, _ADVICE.get(kind, _GENERAL), _GENERAL):
+        for text in (*closer, TEXTS["advice"].get(kind, TEXTS["general"]), TEXTS["general"]):
             yield f"{first} {text}".strip()
         yield SHORT
 
@@ -189,32 +178,12 @@ def _sentences(text: str) -> int:
     return max(len(re.findall(r"[.!?。！？…]+", text)), 1)
 
 
-TOPICS = (
-    "the new tram", "the street market", "the choir", "the long winter", "the school play",
-    "the corner bakery", "the museum", "the harbour festival", "the library",
-    "the football final",
-)  # fmt: skip
-_OPENERS = ("And you?", "What is new?", "Say something.", "Well, what have you got?")
-_PLACES = ("by the fire", "on the stairs", "in the orchard", "at the long table", "on the ferry")
-PET_WORDS = ("blimey", "mate", "honestly", "so to speak", "mark my words", "bless", "you know what")
-
-TEXTS = Texts(__file__)
-
 _SHAPES: dict[str, Callable[[str], str]] = {
     "lower": lambda t: f"{t} keeps coming up these days".lower(),
     "trail": lambda t: f"Well... {t}... it keeps coming up...",
     "ask": lambda t: f"{_start(t)} keeps coming up, doesn't it? Or is it just me?",
     "shout": lambda t: f"{t} KEEPS COMING UP!!".upper(),
 }
-_SIDES = (
-    ("I am all for {t}, always was.", "On the side of {t}, as ever."),
-    ("I was against {t} from the first day.", "Still not for {t}, as ever."),
-    ("I could not care less about {t}.", "Shrugging about {t}, as ever."),
-    ("I would back {t} only if it cost nothing.", "Counting what {t} costs, as ever."),
-)
-"""Opinions: as they were given once, and as they sound when asked again."""
-CITIES = ("Porto", "Tartu", "Ghent", "Split", "Bergen", "Lucca", "Malmö", "Cork")
-KIN = ("sister", "brother", "godmother", "cousin", "best friend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,15 +224,15 @@ def _made_row(i: int, seed: int) -> dict[str, Any]:
 def _dressed(dimension: str, text: str, rng: random.Random) -> str:
     """What was said as a post, as the answer in a chat, or as a line in a scene."""
     if dimension == "interpersonal":
-        return f"Asked: {rng.choice(_OPENERS)} Replied: {text}"
+        return f"Asked: {rng.choice(TEXTS['openers'])} Replied: {text}"
     if dimension == "narrative":
-        return f"Scene: The company sat {rng.choice(_PLACES)}. Said: {text}"
+        return f"Scene: The company sat {rng.choice(TEXTS['places'])}. Said: {text}"
     return text
 
 
 def _opinion(rng: random.Random) -> Case:
-    topic, *others = rng.sample(TOPICS, 5)
-    stance, *rest = rng.sample(_SIDES, 4)
+    topic, *others = rng.sample(TEXTS["topics"], 5)
+    stance, *rest = rng.sample(TEXTS["sides"], 4)
     small = [f"{_start(other)} came up at breakfast." for other in others]
     posts = [
         *small,
@@ -276,9 +245,9 @@ def _opinion(rng: random.Random) -> Case:
 
 
 def _memory(rng: random.Random) -> Case:
-    kin, other = rng.sample(KIN, 2)
-    home, decoy, *rest = rng.sample(CITIES, 4)
-    topics = rng.sample(TOPICS, 3)
+    kin, other = rng.sample(TEXTS["kin"], 2)
+    home, decoy, *rest = rng.sample(TEXTS["cities"], 4)
+    topics = rng.sample(TEXTS["topics"], 3)
     posts = [f"My {kin} lives in {home}.", f"My {other} moved to {decoy}.",
             *(f"{_start(t)} came up at breakfast." for t in topics)]  # fmt: skip
     rng.shuffle(posts)
@@ -290,22 +259,22 @@ def _reasoning(rng: random.Random) -> Case:
     rule, cases = rng.choice(TEXTS["rules"])
     anchor = rng.choice(list(cases))
     rest = [reaction for case, reaction in cases.items() if case != anchor]
-    small = [f"{_start(t)} came up at breakfast." for t in rng.sample(TOPICS, 4)]
+    small = [f"{_start(t)} came up at breakfast." for t in rng.sample(TEXTS["topics"], 4)]
     posts = [*small, rule]
     rng.shuffle(posts)
     return Case(tuple(posts), anchor, (cases[anchor], *rest))
 
 
 def _pet_words(rng: random.Random) -> Case:
-    topic, *others = rng.sample(TOPICS, 6)
-    pet_word, *rest = rng.sample(PET_WORDS, 4)
+    topic, *others = rng.sample(TEXTS["topics"], 6)
+    pet_word, *rest = rng.sample(TEXTS["pet_words"], 4)
     posts = tuple(f"{_start(pet_word)}, {other} came up." for other in others)
     reactions = tuple(f"{_start(word)}, {topic} came up." for word in (pet_word, *rest))
     return Case(posts, f"What do you think of {topic}?", reactions)
 
 
 def _tone(rng: random.Random) -> Case:
-    topic, *others = rng.sample(TOPICS, 6)
+    topic, *others = rng.sample(TEXTS["topics"], 6)
     habit, *rest = rng.sample(list(TEXTS["tones"]), 4)
     posts = tuple(_start(rng.choice(TEXTS["tones"][habit]).format(t=other)) for other in others)
     reactions = (
@@ -315,7 +284,7 @@ def _tone(rng: random.Random) -> Case:
 
 
 def _syntax(rng: random.Random) -> Case:
-    topic, *others = rng.sample(TOPICS, 6)
+    topic, *others = rng.sample(TEXTS["topics"], 6)
     form, *rest = rng.sample(list(_SHAPES), 4)
     posts = tuple(_SHAPES[form](other) for other in others)
     return Case(posts, f"What do you think of {topic}?",
