@@ -26,7 +26,7 @@ from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_text
 from soulkit.tasks.kit.choice import UNREAD_OPENINGS, ChoiceTask, read_state
 from soulkit.tasks.kit.coaching import first_safe_lesson
-from soulkit.tasks.kit.made_rows import Row
+from soulkit.tasks.kit.made_rows import Row, rows_by_index
 from soulkit.tasks.kit.prompting import Texts, keep_latest
 from soulkit.types import Episode, Example, Score
 
@@ -246,11 +246,6 @@ _PLACES = ("by a lake", "in a small flat", "at the edge of town", "near the stat
           "with two cats", "with a large family")  # fmt: skip
 
 
-def rows(n: int, seed: int) -> list[Row]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
-    return [_made_row(random.Random(f"humanllm/{seed}/{i}"), i) for i in range(n)]
-
-
 def _made_row(rng: random.Random, index: int) -> Row:
     pursuit, *others = rng.sample(sorted(TEXTS["pursuits"]), len(TEXTS["pursuits"]))
     bought = rng.sample(TEXTS["pursuits"][pursuit], rng.randint(4, 6))
@@ -268,6 +263,9 @@ def _made_row(rng: random.Random, index: int) -> Row:
         "answer_text": gold,
         "index": index,
     }
+
+
+rows = rows_by_index("humanllm", _made_row)
 
 
 def _made_text(rng: random.Random, history: list[str], candidates: list[str]) -> str:

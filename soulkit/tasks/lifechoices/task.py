@@ -38,6 +38,7 @@ from soulkit.tasks.kit.choice import (
     opening,
     read_state,
 )
+from soulkit.tasks.kit.made_rows import rows_by_index
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import Example, Score
 
@@ -191,11 +192,6 @@ _TOWNS = ("Tarn", "Low Weir", "Saltby", "Gelm", "Orrin", "Maidenford")
 ASKED = ("What will {n} do?", "What does {n} decide?", "Which course does {n} take?")
 
 
-def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
-    return [_made_row(random.Random(f"lifechoices/{seed}/{i}"), i) for i in range(n)]
-
-
 def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     people = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
         "town": rng.choice(_TOWNS)
@@ -219,6 +215,9 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
         "kind": "changed" if changed else "plain",
         "index": index,
     }
+
+
+rows = rows_by_index("lifechoices", _made_row)
 
 
 def _memory(rng: random.Random, people: dict[str, str], drive: str, former: str) -> str:

@@ -39,6 +39,7 @@ from soulkit.tasks.kit.choice import (
     opening,
     read_state,
 )
+from soulkit.tasks.kit.made_rows import rows_by_index
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import Example, Score
 
@@ -197,11 +198,6 @@ _PLACES = ("cupboard", "shed", "hallway", "attic", "cellar", "car boot")
 KINDS = ("irony", "white_lie", "hint", "hidden_feeling", "careless_remark", "false_belief")
 
 
-def rows(n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows; row i depends on (seed, i) alone, so fewer rows are a prefix of more."""
-    return [_made_row(random.Random(f"social_r1/{seed}/{i}"), i) for i in range(n)]
-
-
 def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     kind = KINDS[index % len(KINDS)]
     scene = rng.choice(TEXTS["scenes"][kind])
@@ -220,3 +216,6 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
         "why": scene["why"].format(**filled),
         "index": index,
     }
+
+
+rows = rows_by_index("social_r1", _made_row)
