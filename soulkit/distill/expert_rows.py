@@ -113,7 +113,6 @@ def _with_material(config: DistillConfig, expert: Expert, trust: bool) -> Expert
 
 
 def _named_rows(config: DistillConfig, expert: Expert, recorded: Path | None) -> Sequence[Example]:
-    """The rows of --data, else the pulled ones."""
     try:
         return load_work(sample_config(config, expert))[0].examples
     except NoRows as error:
@@ -124,7 +123,6 @@ def _named_rows(config: DistillConfig, expert: Expert, recorded: Path | None) ->
 
 
 def _run_of(expert: Expert) -> Path | None:
-    """The training run in whose folder the weights lie."""
     if expert.folder is None:
         return None
     places = (expert.folder, expert.folder.resolve())
@@ -141,7 +139,6 @@ def _source(settings: Mapping[str, Any], task: str) -> str | None:
 
 
 def _split(config: DistillConfig, source: str | None, examples: Sequence[Example]) -> ExpertRows:
-    """The rows with some set aside, unless --held-out names others."""
     task = examples[0].task
     aside = frozenset[str]() if config.held_out_source(task) else _clusters_aside(examples)
     return ExpertRows(
@@ -228,8 +225,7 @@ def _found(
 
 
 def _places(source: str | None, run: Path) -> Iterator[str | None]:
-    """Where a run's rows may lie: a relative path is looked for in this folder, then in those above
-    the run."""
+    """Where a run's rows may lie: below this folder, then below those above the run."""
     yield source
     if source is None or source.startswith(MADE) or Path(source).is_absolute():
         return

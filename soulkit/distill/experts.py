@@ -147,12 +147,22 @@ def expert_candidates(config: DistillConfig) -> Iterator[Candidate]:
     if ANY in config.experts and not config.experts[ANY].startswith(SERVED):
         root = Path(config.experts[ANY]).expanduser()
         if not root.is_dir():
-            raise _no_folder(root)
+            beside = [p.name for p in root.parent.glob("*/")]
+            raise ConfigError(
+                f"There is no folder '{root}' with experts.",
+                "An expert is an adapter, a model or a training run, in a folder of its own.",
+                did_you_mean(root.name, beside) if beside else "Check the path.",
+            )
         taken = {one.folder.resolve() for one in settled}
         taken |= {Path(one.origin).resolve() for one in settled if one.origin}
         there = [one for one in _found_in(root, set()) if one.resolve() not in taken]
         if not there and not config.experts.keys() - {ANY}:
-            raise _no_expert(root)
+            raise ConfigError(
+                f"There is no expert in '{root}'.",
+                f"No folder below it is a training run, or holds {NOTE} or {ADAPTER_CONFIG}.",
+                "Train one with: soul train ditto --task TASK …; or name a folder: "
+                "--experts TASK=FOLDER",
+            )
         yield from (c for c in map(_weights_of, there) if c.folder.resolve() not in taken)
 
 
@@ -189,23 +199,6 @@ def _weights_of(folder: Path, task: str = "") -> Candidate:
         "Without it its task would have no expert, and nobody would notice.",
         "Let it end by giving its command again, move it elsewhere, or name a checkpoint: "
         f"--experts TASK={folder}/checkpoints/STEP",
-    )
-
-
-def _no_folder(root: Path) -> ConfigError:
-    beside = [p.name for p in root.parent.iterdir() if p.is_dir()] if root.parent.is_dir() else []
-    return ConfigError(
-        f"There is no folder '{root}' with experts.",
-        "An expert is an adapter, a model or a training run, in a folder of its own.",
-        did_you_mean(root.name, beside) if beside else "Check the path.",
-    )
-
-
-def _no_expert(root: Path) -> ConfigError:
-    return ConfigError(
-        f"There is no expert in '{root}'.",
-        f"None of the folders below it is a training run, or holds {NOTE} or {ADAPTER_CONFIG}.",
-        "Train one with: soul train ditto --task TASK …; or name a folder: --experts TASK=FOLDER",
     )
 
 
@@ -289,8 +282,7 @@ def find_experts(config: DistillConfig) -> tuple[Expert, ...]:
 
 
 def _distinct(config: DistillConfig) -> tuple[list[Expert], dict[str, Base]]:
-    """One expert a task, and the base that each names; what was named for a task goes before what
-    lies there for it."""
+    """One expert a task and the base of each; what was named for a task goes first."""
     experts: dict[str, Expert] = {one.task: one for one in _served(config)}
     bases: dict[str, Base] = {}
     for candidate in expert_candidates(config):
@@ -530,8 +522,7 @@ def _check_there(base: Base, expert: Expert) -> None:
 
 
 def _with_tokenizer(expert: Expert, base: Base) -> Expert:
-    """The expert with the tokenizer that it is sampled with; ModelLoadError for an adapter that
-    was trained with another than its base has."""
+    """The expert with its tokenizer; ModelLoadError where that is another than its base has."""
     if expert.adapter is None and expert.tokenizer_print:
         return expert
     rules, template = _prints(base.where, base.revision)

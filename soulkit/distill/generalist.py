@@ -118,11 +118,7 @@ def prompts_a_step(rows: int) -> int:
 
 
 def _clean_rows(config: DistillConfig, experts: Sequence[Expert]) -> dict[str, Any]:
-    """The training rows by name, where the command does not name all of them, or some overlap
-    evaluation rows and are to be left out.
-
-    DataError for an overlap, unless --exclude-overlap.
-    """
+    """The training rows by name where some are left out; DataError for an overlap otherwise."""
     work = training_work(config, experts)
     overlaps = find_overlaps(config, work, work_aside(config, experts))
     own = {

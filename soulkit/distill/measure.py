@@ -154,7 +154,6 @@ def _here(model: str, adapter: str | None) -> dict[str, Any]:
 
 
 def _on_held_out(config: DistillConfig, expert: Expert) -> EvalConfig:
-    """The expert on the held-out rows of its task, as it was sampled but greedy."""
     rows = {"data": {expert.task: config.held_out_source(expert.task)},
             "limit": config.held_out_limit}  # fmt: skip
     if expert.rows is not None and expert.rows.held_out:

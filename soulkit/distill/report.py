@@ -442,7 +442,6 @@ def _of(result: TaskResult, name: str) -> int:
 
 
 def _cells(result: TaskResult) -> dict[str, Cell]:
-    """The generalist's headline, and what is kept."""
     kept, cell = result.kept, replace(result.cells["generalist"], headline=True)
     counts = {"n_scored": kept.n_shared, "n": cell.n, "n_clusters": kept.n_clusters}
     beside = Cell(mean=kept.ratio, ci_low=kept.ci_low, ci_high=kept.ci_high, method=kept.method,

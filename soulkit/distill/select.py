@@ -5,21 +5,13 @@
 
     scored, not cut, refused, forged or hacked ──▶ reward enough ──▶ distinct ──▶ best of a prompt
 
-* Reward enough is what --min-reward says. Without it: the full reward where a score is 0 or 1. A
-  graded score must lie above the mean of the samples of its prompt, so that an easy prompt does not
-  crowd out a hard one; where all samples of a prompt score alike, it must reach the mean of the
-  task. The full reward is always enough, and the least never is.
-* The best have the highest reward; of equal ones those of the form that was asked for, then the
-  higher score, then fewer tokens, then the smaller key.
-* A sample is a duplicate where its replies are those of one that is taken, or nearly, on the same
-  prompt or on one that says nearly the same. Two questions about one story are two prompts.
-* A quota is spread over the prompts: the best of each in turn, in an order by seed, then the second
-  best. What is chosen depends on the set of samples alone, not on the order in which they came.
+* Without --min-reward, a 0/1 score must be 1. A graded score must lie above the mean of its prompt;
+  where all samples of a prompt score alike, it must reach the mean of the task.
+* The best have the highest reward; then the asked-for form, the score, fewer tokens, the key.
+* Duplicates say (nearly) the same on (nearly) the same prompt. A quota is spread over the prompts:
+  the best of each in an order by seed, then the second best.
 
-An episode becomes one conversation for each acted seat and sequence: a conversation grows while
-each turn saw what the turn before it saw and said. Every reply keeps the exact ids that the expert
-emitted. Samples are read twice and never held. Both files are written aside and renamed,
-selection.json last, with the hash of the other; the same samples give the same bytes.
+Replies keep the ids that the expert emitted. The same samples give the same bytes, in any order.
 """
 
 from __future__ import annotations
@@ -421,8 +413,7 @@ def _samples(out: Path, part: Work, config: DistillConfig) -> list[SampleFacts]:
 
 
 def _alike(part: Work, near: float) -> Mapping[str, Collection[str]]:
-    """Row → other rows of the task that say the same, or nearly. Rows of one cluster share a story
-    and ask something else about it: of these only equal ones count."""
+    """Row → other rows that say (nearly) the same; of one cluster only equal ones count."""
     rows = [passage_of(part.task, example) for example in part.examples]
     examples = part.examples
     return {
@@ -444,7 +435,6 @@ def _rules(config: DistillConfig, part: Work) -> SelectionRules:
 
 
 def _lines_of(folder: Path, choice: SampleChoice, expert: Expert) -> list[bytes]:
-    """The rows of the samples that are taken, in their order."""
     keys = {one.key for one in choice.taken}
     by_key: dict[str, list[bytes]] = {}
     for record in stream_records(folder / "episodes.jsonl", keys=keys):

@@ -378,7 +378,6 @@ def _opening(task: Task, example: Example, words: int, role: str) -> float:
 
 
 def _lines(task: Task, example: Example) -> dict[str, float]:
-    """Role → its lines for each turn of the actor."""
     lines = task.usual_lines(example)
     turns = max(1, lines.get("actor", 1))
     return {str(role): count / turns for role, count in lines.items()}
@@ -394,8 +393,7 @@ def _shared(work: Work, players: Sequence[PlayerTerms]) -> int:
 
 
 def _calls_to(player: PlayerTerms, by_role: Mapping[Role, int], pair_calls: int) -> float:
-    """Calls of a player; `pair_calls` of a judge's ask about a pair, and the half of them falls
-    away where one order is drawn."""
+    """Calls of a player; a judge that sees pairs in one order saves half of `pair_calls`."""
     dropped = pair_calls / 2 if player.role == "judge" and player.orders == "seeded" else 0
     calls = next((count for role, count in by_role.items() if role == player.role), 0)
     return calls - dropped if calls else player.each
@@ -436,8 +434,7 @@ def _priced(
 
 
 def _repeats(task: Task, player: PlayerTerms) -> float:
-    """What a player's own number of opinions makes of the calls that the task counts, which are
-    those of its `samples`: exact where it puts all its questions equally often."""
+    """What a player's own number of opinions makes of the calls that the task counts."""
     if player.role not in PANELS or player.times is None:
         return 1.0
     declared = task.spec.samples
@@ -469,7 +466,6 @@ def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
 
 
 def _mean_words(by_seat: Sequence[int]) -> int:
-    """Words of the first prompt of an acted seat, on average."""
     return round(sum(by_seat) / max(len(by_seat), 1))
 
 

@@ -81,7 +81,6 @@ def _sampled(config: TrainConfig, plan: Plan) -> Machine:
 
 
 def _rollouts(config: TrainConfig, objective: Objective, work: list[Work]) -> Iterator[Load]:
-    """The rollouts that are learned from."""
     rows = sum(len(w.examples) for w in work)
     times = config.steps * config.prompts_per_step * config.group_size / rows
     coached = objective.uses_feedback
@@ -115,7 +114,6 @@ def _canaries(data: TrainingData) -> list[Load]:
 
 
 def _general(config: TrainConfig) -> list[Load]:
-    """The replies by which general ability is measured."""
     if not config.retention:
         return []
     rows, settings = general_rows(), general_settings(config)
@@ -340,7 +338,6 @@ def imitation_machine(config: TrainConfig, tokens: float) -> Machine | None:
 
 
 def _machine(config: TrainConfig, objective: Objective, learned: Plan) -> Machine | None:
-    """What rollouts and updates take. A prompt is computed once for its group by both."""
     model = footprint(Path(config.model))
     if model is None:
         return None

@@ -161,7 +161,6 @@ def prepare_training(config: TrainConfig, out: Path, reporter: Reporter = SILENT
 
 
 def _confirm(material: TrainingData, out: Path, reporter: Reporter) -> None:
-    """Have the cost of the steps that are left confirmed."""
     config, asking = with_more_steps(material.config, out), (material.measured or material).config
     lines = read_step_lines(out / "metrics.jsonl")
     done = 1 + max((line.step for line in lines if line.played or material.measured), default=-1)

@@ -196,7 +196,6 @@ class Policy:
         return states.reshape(-1, states.shape[-1])
 
     def _model_logits(self, pack: Pack) -> Tensor:
-        """Logits [positions, vocabulary] by the model's own head."""
         with self._recomputing():
             logits = self.causal(**self._inputs(pack), use_cache=False).logits
         return logits.reshape(-1, logits.shape[-1])
@@ -276,10 +275,7 @@ class Policy:
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
-        """Layers whose activations are computed again think that they train: that is their switch.
-
-        Set for the forward pass alone, since the sampler needs them in eval mode.
-        """
+        """Layers recompute activations only if they think that they train; sampling needs eval."""
         for layer in self.recomputed:
             layer.training = torch.is_grad_enabled()
         try:
@@ -407,7 +403,6 @@ def load_policy(config: TrainConfig, folder: Path | str) -> Policy:
 
 
 def _adapted(model: Any, lora: Any, folder: Path | str, packed: str) -> Any:
-    """`model` with a new adapter; ModelLoadError for layers that PEFT cannot put one on."""
     from peft import get_peft_model
 
     try:

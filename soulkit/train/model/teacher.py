@@ -205,7 +205,6 @@ class Teacher:
     def _passes(
         self, spans: Sequence[Span], budget: int | None, tasks: Sequence[str]
     ) -> Iterator[tuple[str, Pack, list[int]]]:
-        """Every pack with its reader and the places of its spans."""
         for expert, places in self._readers(len(spans), tasks).items():
             for pack in self.policy.packs([spans[i] for i in places], budget):
                 yield expert, pack, [places[i] for i in pack.indices]

@@ -64,7 +64,6 @@ def _write(path: Path, episodes: Sequence[Record]) -> None:
 
 
 def _is_of(path: Path, version: str) -> bool:
-    """Whether the episodes in `path` are those of the weights of this hash."""
     if not path.is_file():
         return False
     replies = [

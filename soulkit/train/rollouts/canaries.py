@@ -2,15 +2,10 @@
 
 Every `canary_every` steps, the first included, the canaries (`tasks/canaries.py`) of a few fixed
 examples are scored by the judges of the run. Their means go into `metrics.jsonl` as `canary/<name>`
-(`canary/<task>/<name>` when several tasks have canaries), and an alarm is raised when a canary
-
-* scores more than `canary_margin` of the metric's scale above its own first value (`rose`), or
-* scores above the mean of the drafts of that step (`above_drafts`).
-
-A reward that is made within a row can rise while the rows become alike. So what a task names as
-`watched` (under `metric:` in tasks.yaml) is computed from the drafts of every step, stands beside
-the canaries, and raises an alarm when it falls more than `canary_margin` of its scale below its
-first value (`fell`).
+(`canary/<task>/<name>` when several tasks have canaries). An alarm is raised when a canary scores
+more than `canary_margin` of the metric's scale above its first value (`rose`), or above the mean of
+the step's drafts (`above_drafts`), and when what a task names as `watched` (tasks.yaml), computed
+from the drafts of every step, falls by more than the margin (`fell`).
 
 An alarm stops nothing: it is a line on the console, in `metrics.jsonl`, in the summary and in the
 report. First values are read back from `metrics.jsonl`, so a resumed run keeps them.
@@ -108,7 +103,6 @@ class JudgeCanaries:
         means: Mapping[str, float | None],
         records: Sequence[Record],
     ) -> list[Alarm]:
-        """One alarm, or none."""
         task, label = key[0], self._label(*key)
         value = means[label]
         if value is None:

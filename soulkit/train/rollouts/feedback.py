@@ -1,20 +1,15 @@
-"""The control for feedback: everybody gets somebody else's.
+"""What became of the feedback of a step, and the control that shuffles it.
 
-What became of the feedback of a step: a method that gets none is another one under its name.
-
-Every scored draft ends in one of three ways. Its feedback was *used* (it conditions a scored
-refined rollout, or a teacher reads it); the draft was *gated* (the run asks for no feedback on such
-drafts, or its reward is full, so that there is nothing to mend); or feedback was *missing*, for one
-of these reasons, of which the first that holds counts:
+Every scored draft ends in one of three ways. Its feedback was *used*, the draft was *gated* (the
+run asks for no feedback on it, or its reward is full), or feedback was *missing*, for the first of
+these reasons that holds:
 
     unscored   the refined rollout has no score          unmarked  its prompt has no filled slot
     leaks      what was said gives the answer away       failed    the coach could not be asked
     silent     the coach had nothing to say              unshared  nobody else's could be had
 
-A step is *in vain* when feedback was missing and none was used. Steps in vain are counted while
-they follow each other; steps whose drafts were all gated leave the count as it is, and one used
-feedback ends it. The count stands in the step's line as long as it is not 0, so a resumed run goes
-on with it. At `STEPS_IN_VAIN` the run stops.
+Steps in which feedback was missing and none was used are counted in a row; gated steps leave the
+count as it is. It stands in the step's line, for resumes. At `STEPS_IN_VAIN` the run stops.
 """
 
 from __future__ import annotations
@@ -155,7 +150,6 @@ def _place(record: Record) -> tuple[str, int]:
 
 
 def _missing(draft: Record, refined: Record | None, usable: bool, refines: bool) -> str:
-    """Why the draft's feedback is of no use; empty when it is used."""
     if refined is not None:
         turns = (turn for trace in refined.episode.traces for turn in trace.turns)
         if not refined.score.scored:

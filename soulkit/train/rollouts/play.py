@@ -219,7 +219,6 @@ class Rollouts:
         return await scores.after(step, weights, reporter)
 
     def _playing(self, task: Task) -> Engine:
-        """What plays the rollouts that are learned from."""
         policy = None
         if self.objective.uses_feedback:
             policy = feedback_policy(self.config, self.blind_reader, task.name)
@@ -234,10 +233,7 @@ class Rollouts:
         return await engine.run(jobs, ignore_record)
 
     async def _shuffled(self, groups: Sequence[tuple[Engine, list[Job]]]) -> list[list[Record]]:
-        """The control: drafts first, then everybody gets somebody else's feedback.
-
-        The drafts of all tasks first: where waves decide, nobody may sit down while others play.
-        """
+        """Feedback swapped among drafts. All tasks draft first: waves wait for all who play."""
         drafts = await gather(
             engine.each(jobs, engine.draft_with_feedback) for engine, jobs in groups
         )
@@ -252,7 +248,6 @@ class Rollouts:
     async def _misled(
         self, engine: Engine, jobs: Sequence[Job], drafts: Sequence[Record]
     ) -> list[Record]:
-        """The refined rollouts of one task, each with another example's feedback."""
         swapped = swap_feedback(drafts, self.shuffle_key(jobs[0].step))
         hints = {
             (draft.example_id, draft.rollout): (feedback, draft)

@@ -3,18 +3,12 @@
     write pushes/NAME ──▶ load NAME on every server ──▶ prove it ──▶ let the name before fall idle,
                                                         unload it, delete its folder
 
-A name and a folder are never used twice: what a server has computed under an old name it serves
-again for new weights. The folder stays as long as its name, since a server whose loaded folder has
-vanished dies. What a killed run has left is removed, name first, before the next run's first push.
-A push that cannot be proven ends the run.
-
-The proof: a server that lists an adapter need not use it. So servers are asked for the log-probs of
-some prompts of the run under the name of the adapter, and the trainer's own forward pass is the
-measure. In float32 the two agree to `EXACT` nats. In narrower numbers they do not, and one step of
-training moves less than they differ: there the answer shows only that the model is the right one.
-That adapters reach the computation at all is therefore shown once, before the first push: a *probe
-adapter*, whose B factors are drawn at random and large, moves a token in the trainer by more than
-`MOVED` nats, and has to move the servers alike.
+A name and a folder are never used twice: a server has cached what it computed under an old name.
+The folder stays as long as its name: a server whose loaded folder has vanished dies. The proof:
+servers give the log-probs of some prompts under the adapter's name, and the trainer's own forward
+pass is the measure, to `EXACT` nats in float32. In narrower numbers the two differ by more than a
+step moves; so a *probe adapter* with large random B factors shows once, before the first push, that
+adapters reach the computation. A push that cannot be proven ends the run.
 """
 
 from __future__ import annotations
@@ -262,8 +256,7 @@ class Pusher:
             await self._take_away(name)
 
     async def _prove(self, name: str) -> Distance:
-        """The farthest server's distance; NotArrived where one does not compute with the weights as
-        they are."""
+        """The farthest server's distance; NotArrived where one has other weights."""
         trainer, farthest = self.touchstone.logprobs(), Distance(0.0, 0.0)
         for url, served in (await self._served(name)).items():
             apart = Distance.between(trainer, served)
@@ -273,15 +266,19 @@ class Pusher:
         return farthest
 
     async def _served(self, name: str) -> dict[str, list[tuple[float, ...]]]:
-        """Address → log-probs of the touchstone's prompts under `name`; NotArrived where a server
-        does not give them."""
+        """Address → log-probs under `name`; NotArrived where a server does not give them."""
         # One after the other: a server with adapters that runs on a CPU (vLLM 0.32) dies when the
         # prompts of two such requests share a batch.
         prompts = self.touchstone.prompts
         try:
             answers = [await prompt_logprobs(self.fleet, name, prompt) for prompt in prompts]
         except ServerRefused as refusal:
-            raise _not_read(name, refusal) from refusal
+            raise NotArrived(
+                f"A server took the adapter {name} and does not tell what it computes with it.",
+                f"It says: {refusal}. Without log-probs of prompts nobody can tell whose weights "
+                "sample.",
+                _LOOK,
+            ) from refusal
         return {url: [answer[url] for answer in answers if url in answer]
                 for url in self.fleet.urls}  # fmt: skip
 
@@ -311,14 +308,6 @@ def check_adapter(policy: Policy) -> None:
 
 
 _LOOK = "Look into the server's log, or use --engine local, which samples with the trained weights."
-
-
-def _not_read(name: str, refusal: ServerRefused) -> NotArrived:
-    return NotArrived(
-        f"A server took the adapter {name} and does not tell what it computes with it.",
-        f"It says: {refusal}. Without log-probs of prompts nobody can tell whose weights sample.",
-        _LOOK,
-    )
 
 
 def _not_followed(url: str, moved: Distance, apart: Distance) -> NotArrived:

@@ -1,18 +1,14 @@
 """Checks that the rollouts of a step were sampled with the weights that are trained.
 
-A push proves that the weights arrived (`touchstone.py`). What a server computes with afterwards is
-seen in its replies alone: a proxy, a restart or another user may have changed it. So the log-probs
-of every reply are compared with the trainer's, server by server, before anything of the step is
-kept or learned:
+A push proves that the weights arrived (`push.py`). A proxy, a restart or another user may change
+them afterwards. So the log-probs of every reply are compared with the trainer's, server by server,
+before anything of the step is kept or learned:
 
     float32     no token differs by more than 1e-4 nats / max(temperature, 0.1)
     narrower    the mean is at most 0.25 nats, and it is not both above 0.05 nats and above ten
                 times the median of the earlier steps, once there are three of them
 
-The number type is the trainer's. Servers that soulkit starts compute in the same type. An attached
-server that computes in a narrower one fails the first push to it when the trainer is in float32.
-
-The trainer's log-probs are computed once: a step that needs old log-probs takes these.
+The number type is the trainer's. A step that needs old log-probs takes those computed here.
 """
 
 from __future__ import annotations
@@ -118,8 +114,7 @@ class RolloutCheck:
         return CheckedRollouts(scores, gap, push, time.monotonic() - started)
 
     def _scores(self, records: Sequence[Record], sequences: Sequence[TrainSequence]) -> Scores:
-        """Log-probs and entropies of every reply, and of what the update will ask for, in one pass
-        over both: copies share the prompts of drafts."""
+        """Log-probs and entropies of the replies and of what the update will ask for."""
         config, policy = self.loop.config, self.loop.policy
         trained = [s for s in sequences if s.weight > 0]
         wanted = [s.span for s in trained if s.loss == "policy"]

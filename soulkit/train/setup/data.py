@@ -218,7 +218,6 @@ def _model_facts(config: TrainConfig) -> str:
 
 
 def _measured(config: TrainConfig, asking: bool) -> TrainingData | None:
-    """What a supervised run is measured on; None where that is nothing."""
     settings = measured_settings(config)
     return None if settings is None else load_training_data(settings, asking=asking)
 
@@ -256,7 +255,6 @@ def _mixed(
     config: TrainConfig, tasks: Mapping[str, Task], rows_by_task: Mapping[str, tuple[Example, ...]],
     objective: Objective | None,
 ) -> TrainingData:  # fmt: skip
-    """The material of the tasks that have rows."""
     train: dict[str, Sequence[Example]] = {}
     dev: TaskRows = []
     for name, rows in rows_by_task.items():

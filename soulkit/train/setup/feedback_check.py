@@ -74,7 +74,6 @@ def extreme_scores(task: Task) -> tuple[Score, Score]:
 
 
 def _mute(task: Task) -> Callable[[Example], Episode]:
-    """A script of an actor that says nothing, in any of its seats."""
 
     def script(example: Example) -> Episode:
         contexts, silence = task.previews(example), Completion(text="")
@@ -156,7 +155,6 @@ def refuse_without_feedback(
 
 
 def _by_task(pool: TaskRows) -> list[tuple[Task, list[Example]]]:
-    """Each task with its different rows."""
     rows: dict[str, tuple[Task, dict[str, Example]]] = {}
     for task, example in pool:
         rows.setdefault(task.name, (task, {}))[1][example.id] = example

@@ -257,7 +257,6 @@ def validation_sources(config: TrainConfig) -> dict[str, SourceSettings]:
 
 
 def _beside_shards(sources: Sequence[SourceSettings]) -> Iterator[SourceSettings]:
-    """The validation files that lie in the folders among `sources`."""
     for source in sources:
         if not Path(source.path).is_dir():
             continue

@@ -2,11 +2,9 @@
 
 A conversation is written once and its learned replies stand in one sequence, each with its
 end-of-turn token and nothing else trained, wherever the chat template lets a later prompt continue
-an earlier one. Whether it does is not asked for every turn of every conversation: the first
-conversation of each *shape* (who speaks in which order, and what a template may look for in words:
-tags, thinking, silence) is written turn by turn and compared, and the verdict holds for its shape.
-Where the template does not, and where it cannot be told, every learned reply is a sequence of its
-own behind the prompt that a sampler would have been given.
+an earlier one. That is found out once for each *shape* (who speaks in which order, and what a
+template may look for in words: tags, thinking, silence). Where the template does not, and where it
+cannot be told, every learned reply is a sequence of its own behind the prompt of a sampler.
 
 Exact ids are spliced in and never tokenised again; ids of another tokenizer are refused. A
 conversation that is too long loses its oldest turns.
@@ -89,7 +87,6 @@ class LessonEncoder:
         return tokenizer_hash(self.renderer.tokenizer)
 
     def _foreign(self, lesson: Lesson) -> str:
-        """Why the exact ids of a lesson are not this tokenizer's; empty when they are."""
         exact = [s for s in lesson.segments if s.token_ids]
         if not exact:
             return ""
@@ -108,7 +105,6 @@ class LessonEncoder:
         return str(words).strip() == segment.text.strip()
 
     def _fitting(self, lesson: Lesson) -> list[Span] | str:
-        """The sequences without as few of the oldest turns as makes them fit."""
         segments, trained = self._with_ids(lesson), lesson.trained
         whole = self._encoded(segments, trained)
         if self._fits(whole):
@@ -144,7 +140,6 @@ class LessonEncoder:
         ]
 
     def _encoded(self, segments: Sequence[Segment], trained: Sequence[bool]) -> list[Span]:
-        """Messages with the ids of their learned replies as sequences."""
         last = max(i for i, learned in enumerate(trained) if learned)
         context = segments[:last]
         if not self._keeps_replies(context):

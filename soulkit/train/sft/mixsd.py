@@ -1,16 +1,13 @@
 """Mixed contextual self-distillation: the model writes what it will learn of a fact.
 
 A row has a question and a fact that answers it. Of every token of an answer a Bernoulli(λ) switch
-says who draws it: the *expert* conditional, with the fact in the context, or the *naive* one,
-without. What is then learned, by ordinary supervised steps, are these answers to the bare question.
-Nearly all of their tokens are likely for the model as it is, so that little but the fact moves. The
-row's own answer is not used.
+says who draws it: the *expert* conditional, with the fact in the context (`prompts/expert.md`), or
+the *naive* one, without. Supervised steps then learn these answers to the bare question. Nearly all
+of their tokens are likely for the model, so little but the fact moves.
 
 RUN/written.jsonl holds every text that was written, before a weight has moved; a run that was
 killed writes the rest, and a batch that it lost half of is written as it would have been.
 RUN/lessons/ holds those that are learned, as conversations with exact ids.
-
-The words that tell the expert the fact are in `prompts/expert.md`.
 """
 
 from __future__ import annotations
@@ -226,11 +223,7 @@ class Writer:
         return written
 
     async def _records(self, made: Sequence[Prompt], path: Path) -> list[dict[str, Any]]:
-        """One record a prompt, in order; those on disk are not written again.
-
-        Batches are the same whatever is on disk, so that a text never depends on when a run was
-        killed.
-        """
+        """One record a prompt, in order; batches do not depend on what is on disk already."""
         on_disk = {record["place"]: record for record in read_jsonl(path, repair=True)}
         start, before = time.monotonic(), sum(p.place in on_disk for p in made)
         done = before

@@ -94,7 +94,6 @@ def model_print(policy: Policy) -> dict[str, str]:
 
 
 def _base_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of the frozen base under their own names, in the order of these."""
     tensors = {}
     for name, tensor in model.state_dict().items():
         plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
@@ -115,10 +114,7 @@ _NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "architectures", "dt
 
 
 def _settings(model: Any) -> dict[str, Any]:
-    """What a model's own files say about its arithmetic, and about where a reply ends.
-
-    Equal weights compute other numbers with another base of their rotary positions, say.
-    """
+    """What a model's own files say about its arithmetic, and about where a reply ends."""
     settings = json.loads(model.config.to_json_string(use_diff=True))
     ends = getattr(model.generation_config, "eos_token_id", None)
     return {**{k: v for k, v in settings.items() if k not in _NOT_ARITHMETIC}, "ends": ends}
@@ -204,7 +200,6 @@ Rows = tuple[int | None, object, str]
 
 
 def _rows(conditions: Conditions, kind: str) -> dict[str, Rows]:
-    """The rows of every task and source that has some."""
     dev, material = kind == "dev", conditions.material or MaterialFacts()
     corpora = material.validation if dev else material.corpora
     found: dict[str, Rows] = {name: (one.rows, one.sha256, "") for name, one in corpora.items()}
@@ -262,7 +257,6 @@ def deterministic(on: bool) -> Iterator[None]:
 
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable unless the user did."""
     if name in os.environ:
         yield
         return

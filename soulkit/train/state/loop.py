@@ -1,16 +1,13 @@
-"""The training loop: steps, checkpoints, resume.
-
-What a step does is `step.py` or `sft/lessons.py`.
+"""The training loop: steps, checkpoints, resume. What a step does is `step.py` or `sft/steps.py`.
 
 A run resumes from its newest whole checkpoint: weights, moving average, optimizer and position are
 put back, and the JSONL files are cut at the checkpoint's offsets (the tail is kept aside). What the
 sampler produced since then is answered from its journal. A step that evaluates and ranks among the
 best gets a checkpoint, whether one is due or not.
 
-Whoever stops the run cancels it. That shows where something is waited for, and there the weights
-are those of a whole number of steps: an update is never cut short. A checkpoint is written, so that
-no step that was taken is lost. Rollouts that were under way are played again, from the journal as
-far as it goes; a dev split that was being scored is scored when the run goes on.
+A stopped run is cancelled where something is waited for; an update is never cut short, and a
+checkpoint is written. Rollouts that were under way are played again, from the journal as far as it
+goes; a dev split that was being scored is scored when the run goes on.
 """
 
 from __future__ import annotations
@@ -178,7 +175,6 @@ class Loop:
         self._forget_sampled()
 
     async def _take(self, take_step: Callable[[int], Awaitable[StepLine]]) -> StepLine:
-        """One step; from its line on it counts as taken."""
         start, rate = time.monotonic(), learning_rate(self.config, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -193,8 +189,6 @@ class Loop:
     async def _complete(
         self, line: StepLine, measure: Measure, validate: Validate, probe: Measure
     ) -> None:
-        """What follows a step: dev scores, losses, a checkpoint where one is due, and the end where
-        there is a reason for it."""
         start, self.unmeasured = time.monotonic(), True
         line = replace(line, valid=validate(line.step))
         line = replace(line, dev=await measure(line.step))

@@ -100,7 +100,6 @@ def _card(
     config: TrainConfig, material: TrainingData, note: Mapping[str, Any],
     summary: Mapping[str, Any], step: int, kind: str,
 ) -> str:  # fmt: skip
-    """The card of weights that the class `kind` of transformers loads."""
     base, corpus = note["base"], material.corpus
     licence = base.get("licence", UNSTATED)
     learned = summary.get("lessons", {})
@@ -137,7 +136,6 @@ def _template() -> Template:
 
 
 def _front(config: TrainConfig, note: Mapping[str, Any]) -> str:
-    """What the hub reads."""
     import yaml
 
     adapter, base = note["kind"] == "adapter", note["base"]

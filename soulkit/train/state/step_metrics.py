@@ -49,7 +49,6 @@ def rewards_of(records: Sequence[Record], *, mixture: bool = False) -> Rewards:
 
 
 def _by_task(records: Sequence[Record]) -> dict[str, Any]:
-    """The fields that hold a number for every task; nothing of a task without one."""
     names = sorted({record.task for record in records})
     alone = {name: _rewards([r for r in records if r.task == name]) for name in names}
     return {
@@ -91,7 +90,6 @@ def _mean_reward(records: Sequence[Record], kind: Kind) -> float | None:
 
 
 def _task_metrics(records: Sequence[Record]) -> dict[str, float]:
-    """Per-dimension means of the drafts' task metrics."""
     values: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for name, value in record.score.metrics.items():
@@ -123,8 +121,7 @@ def feedback_of(records: Sequence[Record]) -> FeedbackCounts:
 
 
 def _by_coach(texts: Sequence[Feedback]) -> dict[str, CoachCounts]:
-    """Author → texts that were checked, how many leak in which way, and how many were dropped:
-    those that leak, but for worked examples, which are asked for knowing that."""
+    """Author → texts that were checked, how many leak in which way, how many were dropped."""
     authors: dict[str, list[Feedback]] = {}
     for feedback in texts:
         authors.setdefault(feedback.author, []).append(feedback)

@@ -284,7 +284,6 @@ class TrainSummary(Summary):
 
 
 def _headline(rewards: Rewards) -> dict[str, Any]:
-    """The numbers that a summary repeats of the rewards."""
     line = rewards.to_json()
     numbers = ("reward/draft", "reward/refined", "gap/loo", "gap/loo_low", "gap/loo_high")
     by_task = tuple(f"{name}/" for name in numbers)

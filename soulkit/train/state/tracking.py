@@ -147,7 +147,6 @@ def _new_entry(package: str, run: Path) -> dict[str, Any]:
 
 
 def _read(place: Path) -> dict[str, dict[str, Any]]:
-    """What `tracking.json` says; empty where there is none, or none that can be read."""
     try:
         notes = json.loads(place.read_text(encoding="utf-8"))
         return {name: entry for name, entry in notes.items() if {"id", "step"} <= entry.keys()}
