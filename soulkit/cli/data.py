@@ -35,7 +35,7 @@ from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import DataError
 from soulkit.option_texts import given_twice, split_names
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 from soulkit.text import byte_size
 
 if TYPE_CHECKING:

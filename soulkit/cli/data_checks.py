@@ -15,7 +15,7 @@ from rich.panel import Panel
 from soulkit.cli.console import ConsoleReporter, err, one_line, out, print_json, safe
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.errors import DataError
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 
 if TYPE_CHECKING:
     from soulkit.data.contamination import Overlap, Passage, RenamedRows

@@ -19,7 +19,7 @@ from soulkit.cli.console import (
 )
 from soulkit.errors import MissingPackage
 from soulkit.metrics.intervals import estimate_text
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 from soulkit.reporting import SILENT
 from soulkit.text import duration
 

@@ -15,7 +15,7 @@ from soulkit.cli.console import ConsoleReporter, console, print_json, print_note
 from soulkit.cli.options import Json, Trust
 from soulkit.doctor.access import hub_line, key_lines, rows_lines
 from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import counted, dollars
 

@@ -24,7 +24,7 @@ from soulkit.cli.options import GroupFromSettings, Json, build_command, options_
 from soulkit.cli.parse_errors import CommandTable, missing_run_error
 from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.option_texts import row_sources
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,7 +17,7 @@ from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.options import Json
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import RunError
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 from soulkit.text import dollars
 
 if TYPE_CHECKING:

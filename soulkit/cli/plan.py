@@ -9,7 +9,7 @@ import typer
 
 from soulkit.cli.console import console, print_json, safe
 from soulkit.errors import ConfigError
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 from soulkit.text import byte_size, dollars, duration
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ def _of_distillation(runs: list[Path], chosen: Format, out: Path | None) -> bool
         for part in distillation_parts(result):
             console.print(part)
     else:
-        from soulkit.report.tables import parts_text
+        from soulkit.report.grid import parts_text
 
         _write_text(parts_text(distillation_parts(result)), out)
     return True

@@ -166,7 +166,7 @@ def _seen_from(here: Path, path: Path) -> Path:
 
 def _print(done: Rescored, here: Path) -> None:
     from soulkit.cli.console import out, safe
-    from soulkit.report.narrow_tables import plain_table
+    from soulkit.report.grid import plain_table
 
     made = plain_table(
         "task", "metric", ">old mean", ">new mean", ">changed", ">scored", "unscored now"

@@ -131,7 +131,7 @@ def _print_list(file: Path, pairs: Sequence[Places]) -> None:
 
     from soulkit.cli.console import out
     from soulkit.report.episode_search import records_at
-    from soulkit.report.narrow_tables import plain_table
+    from soulkit.report.grid import plain_table
 
     places = [place for pair in pairs for place in pair if place is not None]
     records = records_at(file, places)

@@ -14,7 +14,7 @@ from soulkit.cli.console import err, one_line, out, print_json, safe
 from soulkit.cli.options import COMPLETERS, Json, TaskFiles, Trust, registry_of
 from soulkit.cli.parse_errors import CommandTable
 from soulkit.errors import ConfigError, did_you_mean
-from soulkit.report.narrow_tables import plain_table
+from soulkit.report.grid import plain_table
 from soulkit.text import sanitise
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ def _cells(name: str, spec: TaskSpec) -> tuple[str, ...]:
 def _print_task(name: str, spec: TaskSpec, suites: Sequence[str]) -> None:
     from rich.text import Text
 
-    from soulkit.report.narrow_tables import FittingTable
+    from soulkit.report.grid import FittingTable
 
     out.print(f"{safe(name)}: {safe(spec.title)}. {safe(spec.summary)}", soft_wrap=True)
     table = plain_table("column", "type", "required", "also called", "seen by", ">word budget")

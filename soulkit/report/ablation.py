@@ -35,8 +35,8 @@ from soulkit.metrics.intervals import (
     number,
     signed,
 )
+from soulkit.report.grid import Grid, GridRow, grid_parts
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.narrow_tables import FittingTable, plain_table
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.folder import read_config
 from soulkit.text import duration
@@ -457,19 +457,16 @@ def missing_text(run: ListedRun) -> str:
 
 def ablation_parts(ablation: Ablation) -> list[RenderableType]:
     """What `soul train ablate` prints."""
-    from rich.text import Text
-
-    table = plain_table()
     hidden = [] if has_dev(ablation) else ["dev"]
     hidden += [] if ablation.eval_judge else ["judged end", "difference "]
     shown = [i for i, head in enumerate(HEADS) if head not in hidden]
-    for i in shown:
-        table.add_column(HEADS[i].strip(), justify="left" if i == 0 else "right")
-    for row in ablation.rows:
-        # The interval goes below its mean, so that ten columns fit.
-        table.add_row(*(Text(cells(row)[i].replace(" [", "\n[")) for i in shown))
-    lines = [*method_notes(ablation), *map(missing_text, ablation.missing)]
-    return [FittingTable(table), *(Text(line, style="dim") for line in lines)]
+    return grid_parts(
+        Grid(
+            head=tuple(HEADS[i].strip() for i in shown),
+            rows=tuple(GridRow.of(*(cells(row)[i] for i in shown)) for row in ablation.rows),
+            notes=(*method_notes(ablation), *map(missing_text, ablation.missing)),
+        )
+    )
 
 
 def has_dev(ablation: Ablation) -> bool:

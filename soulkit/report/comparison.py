@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from soulkit.eval.comparison.comparability import NOT_ALIKE
 from soulkit.eval.comparison.provenance_text import provenance_facts
 from soulkit.metrics.intervals import DASH, estimate_text, interval_remark, number, signed
-from soulkit.report.narrow_tables import FittingTable, plain_table
-from soulkit.report.tables import literal_text, task_label
+from soulkit.report.grid import Grid, GridRow, grid_parts
+from soulkit.report.tables import task_label
 from soulkit.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from soulkit.eval.comparison.compare import Comparison, TaskDifference
+    from soulkit.eval.comparison.compare import Comparison
     from soulkit.eval.comparison.contrasts import MeanDifference
     from soulkit.eval.comparison.gates import GateResult
     from soulkit.metrics.comparisons import PairedDifference
@@ -26,21 +26,16 @@ def comparison_parts(result: Comparison) -> list[RenderableType]:
     """The table of differences and its notes: rich renderables, top to bottom."""
     from rich.text import Text
 
-    shown: list[RenderableType] = [Text("\n".join(map(one_line, _head(result))))]
-    table = plain_table()
-    table.add_column("task")
-    for name in _HEADS:
-        table.add_column(name, justify="right")
-    alike = len(_metrics(result)) == 1
+    alike, rows = len(_metrics(result)) == 1, []
     for task in result.tasks:
         name = task.task if alike else task_label(task.task, task.metric)
         name += f" ({', '.join(task.over)})" if task.over else ""
-        table.add_row(*map(literal_text, _task_row(one_line(name), task)))
-    for mean in result.means:
-        table.add_row(*map(literal_text, _mean_row(mean)), style="bold")
-    shown.append(FittingTable(table))
-    shown += [Text(one_line(gate_text(gate))) for gate in result.gates]
-    return [*shown, *(Text(one_line(note), style="dim") for note in _notes(result))]
+        rows.append(_row(one_line(name), task.paired, number(task.p_holm, 4)))
+    rows += [_row(f"{m.name} ({m.level})", m.paired, DASH, level="suite") for m in result.means]
+    table = grid_parts(Grid(head=("task", *_HEADS), rows=tuple(rows)))
+    gates = [Text(one_line(gate_text(gate))) for gate in result.gates]
+    notes = [Text(one_line(note), style="dim") for note in _notes(result)]
+    return [Text("\n".join(map(one_line, _head(result)))), *table, *gates, *notes]
 
 
 def _head(result: Comparison) -> list[str]:
@@ -104,29 +99,15 @@ def _metrics(result: Comparison) -> list[str]:
     return list(dict.fromkeys(task.metric for task in result.tasks))
 
 
-def _task_row(name: str, task: TaskDifference) -> list[str]:
-    pair = task.paired
-    return [
+def _row(name: str, pair: PairedDifference, p_holm: str, level: str = "task") -> GridRow:
+    return GridRow.of(
         name,
         number(pair.mean_a),
         number(pair.mean_b),
         estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
         number(pair.p, 4),
-        number(task.p_holm, 4),
+        p_holm,
         str(pair.n_shared),
         _clusters(pair),
-    ]
-
-
-def _mean_row(mean: MeanDifference) -> list[str]:
-    pair = mean.paired
-    return [
-        f"{mean.name} ({mean.level})",
-        number(pair.mean_a),
-        number(pair.mean_b),
-        estimate_text(pair.difference, pair.ci_low, pair.ci_high, signed),
-        number(pair.p, 4),
-        DASH,
-        str(pair.n_shared),
-        _clusters(pair),
-    ]
+        level=level,
+    )

@@ -25,8 +25,8 @@ from soulkit.metrics.intervals import (
 from soulkit.metrics.retention import Retention
 from soulkit.report.comparison import gate_text
 from soulkit.report.figures import Figure, Palette, draw_figure, dress, plot_point
-from soulkit.report.narrow_tables import FittingTable, plain_table
-from soulkit.report.tables import cell_text, literal_text, task_label
+from soulkit.report.grid import Grid, GridRow, grid_parts
+from soulkit.report.tables import cell_text, task_label
 from soulkit.runs.jsonl import write_aside, write_json
 from soulkit.text import one_line
 from soulkit.version import __version__
@@ -161,17 +161,10 @@ def distillation_parts(result: Distillation) -> list[RenderableType]:
     """What `soul distill` and `soul report` print."""
     from rich.text import Text
 
-    shown: list[RenderableType] = [Text("\n".join(map(one_line, head_lines(result))))]
-    table = plain_table()
-    for place, head in enumerate(HEADS):
-        table.add_column(head, justify="left" if place == 0 else "right")
-    for one in _results(result):
-        table.add_row(*(literal_text(text) for text in row_of(one)))
-    if len(result.tasks) > 1:
-        lines = (literal_text(text) for text in macro_row(result))
-        table.add_row(*lines, style="bold")
-    shown.append(FittingTable(table))
-    return [*shown, *(Text(one_line(line), style="dim") for line in [*remarks_of(result), MEANING])]
+    rows = [GridRow.of(*row_of(one)) for one in _results(result)]
+    rows += [GridRow.of(*macro_row(result), level="suite")] if len(result.tasks) > 1 else []
+    grid = Grid(head=HEADS, rows=tuple(rows), notes=(*remarks_of(result), MEANING))
+    return [Text("\n".join(map(one_line, head_lines(result)))), *grid_parts(grid)]
 
 
 def head_lines(result: Distillation) -> list[str]:

@@ -18,6 +18,7 @@ from soulkit.eval.results.suites import suite_lines
 from soulkit.eval.results.summary import DEV, Cell, Summary, headline_name, headline_shown
 from soulkit.eval.run.run_lock import is_locked
 from soulkit.metrics.intervals import number
+from soulkit.report.grid import plain_table
 from soulkit.report.load import (
     EPISODES,
     JUDGEMENTS,
@@ -28,7 +29,6 @@ from soulkit.report.load import (
     read_summary,
     run_progress,
 )
-from soulkit.report.narrow_tables import plain_table
 from soulkit.report.suites import scales_of
 from soulkit.report.tables import bounds_text, mean_text, task_label
 from soulkit.runs.folder import is_run, read_config, read_environment

@@ -21,18 +21,18 @@ from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet
 from soulkit.metrics.intervals import Interval
 from soulkit.report import tables
 from soulkit.report.figures import Figure, learning_curves
-from soulkit.report.load import RunData
-from soulkit.report.published import Publication, published_beside
-from soulkit.report.suites import (
+from soulkit.report.grid import (
     Grid,
     GridCell,
     GridRow,
-    SuiteTable,
-    TableLine,
     grid_markdown,
     grid_parts,
-    suite_grid,
+    md_text,
+    parts_text,
 )
+from soulkit.report.load import RunData
+from soulkit.report.published import Publication, published_beside
+from soulkit.report.suites import SuiteTable, TableLine, suite_grid
 from soulkit.report.tables import metric_label
 from soulkit.report.transcript import CAP, choose
 from soulkit.runs.jsonl import write_aside
@@ -421,7 +421,7 @@ class ReportView:
 
     def text(self) -> str:
         """The same as plain text."""
-        return tables.parts_text(self.parts())
+        return parts_text(self.parts())
 
     def markdown(self) -> str:
         grid = self._grid()
@@ -429,7 +429,7 @@ class ReportView:
             return tables.markdown(self.runs, details=self.details)
         inner = [tables.markdown(self.runs, details=True)] if self.details else []
         for run in () if self.details else _n_trained(self.runs):
-            inner += [f"## {tables.md_text(run.name)}\n", tables.md_steps(run)]
+            inner += [f"## {md_text(run.name)}\n", grid_markdown(tables.steps_grid(run))]
         return "\n".join(["# Results\n", grid_markdown(grid), *inner])
 
     def latex(self) -> str:
@@ -479,7 +479,7 @@ def _trainings(runs: Sequence[RunData]) -> list[RenderableType]:
     for run in _n_trained(runs):
         if len(runs) > 1:
             shown.append(Text("\n" + one_line(run.name), style="bold"))
-        shown.append(tables.terminal_steps(run))
+        shown += grid_parts(tables.steps_grid(run))
     return shown
 
 

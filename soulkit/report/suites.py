@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 from soulkit.errors import RunError
 from soulkit.eval.comparison.comparability import UnlikePair, unlike_pairs
@@ -12,8 +11,8 @@ from soulkit.eval.results.cells import missing_parts_text
 from soulkit.eval.results.suites import Scales, SuiteLine, suite_lines
 from soulkit.eval.results.summary import VALUE, Cell, headline, headline_name
 from soulkit.metrics.intervals import DASH, Interval, number
+from soulkit.report.grid import Grid, GridCell, GridRow
 from soulkit.report.load import RunData
-from soulkit.report.narrow_tables import FittingTable, InParts, plain_table
 from soulkit.report.published import (
     Publication,
     has_published,
@@ -30,18 +29,12 @@ from soulkit.report.tables import (
     clusters_text,
     dollar_text,
     headline_label,
-    literal_text,
-    md_text,
     mean_text,
 )
 from soulkit.tasks.kit.registry import Registry
 from soulkit.tasks.kit.spec import Suite
 from soulkit.text import one_line
 from soulkit.train.state.summary import TrainSummary
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,36 +312,6 @@ CONTEXT = "*"
 """Behind the name of a published column that is no more than context."""
 
 
-@dataclass(frozen=True, slots=True)
-class GridCell:
-    """One text; `best` of its line among what it may be compared with."""
-
-    text: str
-    best: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridRow:
-    """One line; the first cell is its name."""
-
-    cells: tuple[GridCell, ...]
-    level: str
-    rule: bool = False
-    """Whether a rule stands above it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """A table of texts with a title and the sentences below it."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[GridRow, ...]
-    notes: tuple[str, ...]
-    n_published: int = 0
-    """How many of the columns, the last ones, are published elsewhere."""
-
-
 def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = False) -> Grid:
     """The cells of the table: of one run with interval, clusters and bounds in columns of their
     own, of several runs a column each."""
@@ -365,7 +328,7 @@ def suite_grid(table: SuiteTable, *, playable: bool = False, details: bool = Fal
     head += [c.model + ("" if c.comparable else CONTEXT) for c in table.context]
     return Grid(
         title=table_title(table), head=tuple(head), notes=_notes(table),
-        n_published=len(table.context),
+        n_below=len(table.context),
         rows=tuple(_row(table, line, before, bounded, costs)
                    for before, line in zip([None, *lines], lines, strict=False)),
     )  # fmt: skip
@@ -459,55 +422,3 @@ def _notes(table: SuiteTable) -> tuple[str, ...]:
     bold = "Bold: the best of a line, among the runs and within each published table apart."
     caveat = [f"{CONTEXT} {table.footnote}"] if table.footnote else []
     return (*table.notes, *([bold] if marked else []), *caveat)
-
-
-def grid_markdown(grid: Grid) -> str:
-    """The grid as a Markdown section, with its notes as a list."""
-    lines = ["| " + " | ".join(map(md_text, grid.head)) + " |", "|" + " --- |" * len(grid.head)]
-    lines += ["| " + " | ".join(map(_md_cell, row.cells)) + " |" for row in grid.rows]
-    title = f"## {md_text(grid.title)}\n\n" if grid.title else ""
-    notes = "\n".join(f"- {md_text(note)}" for note in grid.notes)
-    return title + "\n".join(lines) + "\n" + (f"\n{notes}\n" if notes else "")
-
-
-def _md_cell(cell: GridCell) -> str:
-    text = md_text(cell.text)
-    return f"**{text}**" if cell.best else text
-
-
-def grid_parts(grid: Grid) -> list[RenderableType]:
-    """The grid for a terminal: rich renderables, top to bottom."""
-    from rich.text import Text
-
-    title = [Text("\n" + one_line(grid.title), style="bold")] if grid.title else []
-    notes = [Text(one_line(note, 1000), style="dim") for note in grid.notes]
-    return [*title, _terminal_table(grid), *notes]
-
-
-def _terminal_table(grid: Grid) -> RenderableType:
-    """What is published stands beside the runs, or below them where a terminal is too narrow."""
-    columns = list(range(len(grid.head)))
-    own = len(columns) - grid.n_published
-    parts = [columns[:own], [0, *columns[own:]]] if grid.n_published else [columns]
-    return InParts(
-        _terminal_columns(grid, columns),
-        [FittingTable(_terminal_columns(grid, part)) for part in parts],
-    )
-
-
-def _terminal_columns(grid: Grid, columns: Sequence[int]) -> Table:
-    from rich.text import Text
-
-    table = plain_table()
-    for i in columns:
-        justify: Literal["left", "right"] = "left" if i == 0 else "right"
-        table.add_column(literal_text(grid.head[i]), justify=justify)
-    for row in grid.rows:
-        if row.rule:
-            table.add_section()
-        texts = [Text(row.cells[i].text, "bold" if row.cells[i].best else "") for i in columns]
-        table.add_row(*texts, style=_STYLES.get(row.level))
-    return table
-
-
-_STYLES = {"part": "dim", "suite": "bold"}

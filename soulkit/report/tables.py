@@ -39,9 +39,9 @@ from soulkit.metrics.intervals import (
     interval_remark,
     number,
 )
+from soulkit.report.grid import Grid, GridRow, grid_markdown, grid_parts, md_text
 from soulkit.report.load import RunData
-from soulkit.report.narrow_tables import FittingTable, InParts, plain_table
-from soulkit.report.published import published_beside
+from soulkit.report.published import Publication, published_beside
 from soulkit.report.training import LABELLED_FACTS, facts_of_training, validation_rows
 from soulkit.runs.conditions import SCORING
 from soulkit.text import counted, dollars, duration, one_line
@@ -50,7 +50,6 @@ from soulkit.train.state.summary import TrainSummary
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 
 HEADS = ("run", "task", "role", "calls", "tokens", "cost")
@@ -70,22 +69,6 @@ def cost_rows(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
         for task, roles in run.summary.costs.items()
         for role, one in roles.items()
     ]  # fmt: skip
-
-
-def cost_table(runs: Sequence[RunData]) -> Table | None:
-    """The same for a terminal; None where there is nothing to show."""
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = cost_rows(runs)
-    if not rows:
-        return None
-    table = Table(title="cost by task and role", title_justify="left")
-    for head in HEADS:
-        table.add_column(head, justify="left" if head in HEADS[:3] else "right")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
 
 
 def cost_by_role(summary: Summary) -> str:
@@ -243,19 +226,40 @@ def markdown(runs: Sequence[RunData], *, details: bool = False) -> str:
         parts.append(" · ".join(f"{label}: {md_text(text)}" for label, text in facts(run)) + "\n")
         if run.progress is not None:
             parts.append(f"This run is unfinished: {run.progress.text()}.\n")
-        if run.tasks:
-            parts.append(_md_cells([_row(run, *item) for item in _cells(run, details)]))
-        if run.steps:
-            parts.append(md_steps(run))
+        parts += map(grid_markdown, grids_of(run, details=details))
     unlike = [f"- {md_text(line)}" for line in side_by_side(runs)]
     parts += ["## Side by side\n", "\n".join(unlike) + "\n"] if unlike else []
-    parts += _md_published(runs)
-    return "\n".join(parts)
+    published = published_beside(runs)
+    for table in published.tables:
+        about = md_text(f"{table.source}; {table.sample}. {table.note}")
+        parts += [
+            f"## {md_text(table.title)}\n\n{about}\n",
+            grid_markdown(_published_grid(table, table.models)),
+        ]
+    return "\n".join([*parts, *(f"{md_text(note)}\n" for note in published.notes)])
 
 
-def md_steps(run: RunData) -> str:
-    """The first and the last step of a training run."""
-    return md_table(("training", "first step", "last step"), step_rows(run))
+def grids_of(run: RunData, *, details: bool, brief: bool = False) -> list[Grid]:
+    """What a run scored, with `details` every metric; and the first and last step of a training."""
+    scores = [_cells_grid(run, details, brief)] if run.tasks else []
+    return scores + ([steps_grid(run)] if run.steps else [])
+
+
+def steps_grid(run: RunData) -> Grid:
+    """The first and the last step of a training."""
+    steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
+    return Grid(
+        head=("training", *(f"step {step}" for step in steps)),
+        rows=tuple(GridRow.of(*row[: 1 + len(steps)]) for row in step_rows(run)),
+    )
+
+
+def _published_grid(table: Publication, models: Sequence[str]) -> Grid:
+    return Grid(
+        head=(table.title, *models),
+        rows=tuple(GridRow.of(task, *(number(table.figure(task, model)) for model in models))
+                   for task in table.figures),
+    )  # fmt: skip
 
 
 def side_by_side(runs: Sequence[RunData]) -> list[str]:
@@ -322,46 +326,22 @@ def report_parts(runs: Sequence[RunData], *, details: bool = False) -> list[Rend
 
     shown: list[RenderableType] = []
     if len(comparable_runs(runs)) > 1:
-        shown.append(_overview(comparable_runs(runs)))
-        shown += [Text(one_line(line), style="dim") for line in side_by_side(runs)]
+        shown += grid_parts(_overview(comparable_runs(runs), side_by_side(runs)))
     for run in runs:
         shown.append(run_head(run))
-        if run.tasks:
-            shown.append(_terminal_table(run, details))
-        if run.steps:
-            shown.append(terminal_steps(run))
-    if details and (costs := cost_table(runs)) is not None:
-        shown.append(costs)
-    return shown + _terminal_published(runs)
-
-
-def terminal_text(runs: Sequence[RunData], width: int = 120, *, details: bool = False) -> str:
-    """What `terminal` shows as plain text of `width` columns, for a file."""
-    return parts_text(report_parts(runs, details=details), width)
-
-
-def parts_text(parts: Sequence[RenderableType], width: int = 120) -> str:
-    """Rich renderables as plain text of `width` columns."""
-    import io
-
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=width, no_color=True)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
-    return capture.get()
+        for grid in grids_of(run, details=details, brief=True):
+            shown += grid_parts(grid)
+    if details and (costs := cost_rows(runs)):
+        rows = tuple(GridRow.of(*row) for row in costs)
+        title = "cost by task and role"
+        shown += grid_parts(Grid(title=title, head=HEADS, words=HEADS[:3], rows=rows))
+    published = published_beside(runs)
+    for table in published.tables:
+        shown += [Text(), *grid_parts(_published_grid(table, table.highlight))]
+    return [*shown, *(Text(one_line(note), style="dim") for note in published.notes)]
 
 
 _HEAD = ("task", "metric", "mean [95% CI] (scored)", "clusters", "worst to best", "unscored")
-_BOUNDS = _HEAD.index("worst to best")
-"""From here on a column is about what is missing."""
-
-
-def _md_cells(rows: Sequence[tuple[str, ...]]) -> str:
-    """All columns; runs of earlier versions know no clusters."""
-    shown = [i for i, head in enumerate(_HEAD) if head != "clusters" or any(row[i] for row in rows)]
-    return md_table([_HEAD[i] for i in shown], [tuple(row[i] for i in shown) for row in rows])
 
 
 def metric_label(run: RunData, task: str, metric: str) -> str:
@@ -443,80 +423,30 @@ def _row(
     )
 
 
-def _terminal_table(run: RunData, details: bool) -> RenderableType:
-    rows = [_row(run, *item, brief=True) for item in _cells(run, details)]
-    # Columns that stay empty in a complete run would only take room from the others.
-    shown = [i for i in range(len(_HEAD)) if any(row[i] for row in rows)]
-    gaps = [row for row in rows if any(row[_BOUNDS:])]
-    parts = [_columns(rows, [i for i in shown if i < _BOUNDS], details)]
-    if gaps:
-        parts.append(_columns(gaps, [0, 1, *(i for i in shown if i >= _BOUNDS)], details))
-    return InParts(_columns(rows, shown, details), [FittingTable(part) for part in parts])
+def _cells_grid(run: RunData, details: bool, brief: bool) -> Grid:
+    """What a run scored; what is missing stands below the means on a narrow terminal."""
+    rows = (_row(run, *item, brief=brief) for item in _cells(run, details))
+    return Grid(
+        head=_HEAD, rows=tuple(GridRow.of(*row) for row in rows),
+        words=("metric", "unscored"), n_names=2, n_below=2, grouped=True, ruled=details,
+        # Numbers stay whole on a narrow terminal; names may fold, and what a mean rests on.
+        whole=("mean [95% CI] (scored)", "worst to best"), least={"metric": 12, "clusters": 8},
+    )  # fmt: skip
 
 
-def _columns(rows: Sequence[tuple[str, ...]], shown: Sequence[int], details: bool) -> Table:
-    table = plain_table()
-    for i in shown:
-        # Numbers must survive a narrow terminal whole; names may fold, and what a mean rests on.
-        table.add_column(
-            _HEAD[i],
-            justify="left" if _HEAD[i] in ("task", "metric", "unscored") else "right",
-            no_wrap=_HEAD[i] in ("mean [95% CI] (scored)", "worst to best"),
-            overflow="fold",
-            min_width={"metric": 12, "clusters": 8}.get(_HEAD[i]),
-        )
-    before = None
-    for row in rows:
-        if details and before not in (None, row[0]):
-            table.add_section()
-        cells = [row[0] if row[0] != before else "", *row[1:]]
-        cells = [cells[i] for i in shown]
-        table.add_row(*map(literal_text, cells), style="bold" if row[0] != before else None)
-        before = row[0]
-    return table
+def _overview(runs: Sequence[RunData], notes: Sequence[str]) -> Grid:
+    """The headline of each task, and what belongs beside it, a column a run."""
 
+    def texts(cells: Sequence[Cell | None]) -> list[str]:
+        return [mean_text(cell) if cell else DASH for cell in cells]
 
-def _overview(runs: Sequence[RunData]) -> RenderableType:
-    table = plain_table()
-    table.add_column("task")
-    for run in runs:
-        table.add_column(literal_text(one_line(run.name, 40)), justify="right")
+    rows = []
     for task, cells in rows_across(runs):
-        texts = [mean_text(c) if c else DASH for c in cells]
-        table.add_row(*map(literal_text, [headline_label(runs, task), *texts]))
-        for name, others in extra_cells(runs, task):
-            texts = [mean_text(c) if c else DASH for c in others]
-            table.add_row(*map(literal_text, [f"  {one_line(name)}", *texts]), style="dim")
-    return FittingTable(table)
-
-
-def terminal_steps(run: RunData) -> RenderableType:
-    """The same for a terminal."""
-    table = plain_table()
-    table.add_column("training")
-    steps = list(dict.fromkeys((run.steps[0].step, run.steps[-1].step)))
-    for step in steps:
-        table.add_column(f"step {step}", justify="right")
-    for row in step_rows(run):
-        table.add_row(*row[: 1 + len(steps)])
-    return table
-
-
-def _terminal_published(runs: Sequence[RunData]) -> list[RenderableType]:
-    from rich.text import Text
-
-    tables: list[RenderableType] = []
-    beside_runs = published_beside(runs)
-    for table in beside_runs.tables:
-        shown = plain_table()
-        shown.add_column(table.title)
-        for model in table.highlight:
-            shown.add_column(model, justify="right")
-        for task in table.figures:
-            shown.add_row(task, *(number(table.figure(task, m)) for m in table.highlight))
-        tables += [Text(), shown]
-    notes = [Text(one_line(note), style="dim") for note in beside_runs.notes]
-    return [*tables, *notes]
+        rows.append(GridRow.of(headline_label(runs, task), *texts(cells)))
+        rows += [GridRow.of(f"  {one_line(name)}", *texts(others), level="part")
+                 for name, others in extra_cells(runs, task)]  # fmt: skip
+    names = (one_line(run.name, 40) for run in runs)
+    return Grid(head=("task", *names), rows=tuple(rows), notes=tuple(notes))
 
 
 def run_head(run: RunData) -> RenderableType:
@@ -537,35 +467,3 @@ def _facts_line(run: RunData) -> str:
         *LABELLED_FACTS,
     )  # fmt: skip
     return " · ".join(f"{k} {text}" if k in labelled else text for k, text in facts(run))
-
-
-def literal_text(text: str) -> Any:
-    """Text that rich does not read as markup: names come from files."""
-    from rich.text import Text
-
-    return Text(text)
-
-
-def md_text(text: str) -> str:
-    """A line in which Markdown reads no markup."""
-    line = one_line(text)
-    for mark in "\\`*_[]<>|#":
-        line = line.replace(mark, "\\" + mark)
-    return line
-
-
-def md_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of plain texts."""
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    lines += ["| " + " | ".join(map(md_text, row)) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _md_published(runs: Sequence[RunData]) -> list[str]:
-    parts = []
-    beside_runs = published_beside(runs)
-    for table in beside_runs.tables:
-        rows = [[t, *(number(f) for f in row)] for t, row in table.figures.items()]
-        parts.append(f"## {table.title}\n\n{table.source}; {table.sample}. {table.note}\n")
-        parts.append(md_table(("task", *table.models), rows))
-    return [*parts, *(f"{md_text(note)}\n" for note in beside_runs.notes)]

@@ -48,7 +48,7 @@ from soulkit.metrics.comparisons import paired_difference
 from soulkit.metrics.retention import LOSS, NO_SPREAD, Retention
 from soulkit.models.local.loading import adapter_hash
 from soulkit.report.distillation import distillation_parts, remarks_of, write_distillation_page
-from soulkit.report.tables import parts_text
+from soulkit.report.grid import parts_text
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import schema_file, write_json
 from tests.support.distilling import distillation, save_expert, small_base

@@ -30,10 +30,9 @@ from soulkit.eval.results.summary import Cell, Summary, summarise
 from soulkit.extras import install_line
 from soulkit.report import pages, tables
 from soulkit.report.figures import learning_curves
+from soulkit.report.grid import FittingTable, parts_text, plain_table
 from soulkit.report.load import RunData, load_runs
-from soulkit.report.narrow_tables import FittingTable, plain_table
 from soulkit.report.published import CAVEAT, publications, published_for
-from soulkit.report.tables import literal_text
 from soulkit.report.transcript import TEXT_LIMIT, choose, clean
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import (
@@ -154,6 +153,10 @@ class Page(HTMLParser):
         self.attributes += [(tag, name, value) for name, value in attrs]
 
 
+def terminal_text(runs: list[RunData], width: int = 120, *, details: bool = False) -> str:
+    return parts_text(tables.report_parts(runs, details=details), width)
+
+
 def test_a_folder_of_runs_is_told_in_order(tmp_path: Path) -> None:
     runs = load_runs([story(tmp_path)])
     assert [(r.name, r.kind) for r in runs] == [
@@ -195,7 +198,7 @@ def test_how_answers_could_be_read_is_told_where_some_could_not(tmp_path: Path) 
     (folder / "summary.json").write_text(json.dumps(summary))
     runs = load_runs([folder])
     assert ("answers", "tomi 30 ok, 1 no_tag, 2 salvaged") in tables.facts(runs[0])
-    assert "30 ok, 1 no_tag, 2 salvaged" in tables.terminal_text(runs)
+    assert "30 ok, 1 no_tag, 2 salvaged" in terminal_text(runs)
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_a_mean_never_stands_alone() -> None:
 def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
     runs = load_runs([story(tmp_path)], episodes=False)
     expected = tables.scored_text(runs[2].tasks["hitom"]["value"])
-    plain = tables.terminal_text(runs)
+    plain = terminal_text(runs)
     assert expected in plain
     assert tables.md_text(expected) in tables.markdown(runs)
     assert "unfinished" not in plain
@@ -238,7 +241,7 @@ def test_terminal_and_markdown_show_the_same_numbers(tmp_path: Path) -> None:
 
 def test_a_narrow_terminal_keeps_the_means_whole(tmp_path: Path) -> None:
     runs = load_runs([story(tmp_path) / "after"], episodes=False)
-    assert tables.scored_text(runs[0].tasks["hitom"]["value"]) in tables.terminal_text(runs, 80)
+    assert tables.scored_text(runs[0].tasks["hitom"]["value"]) in terminal_text(runs, 80)
 
 
 def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
@@ -250,7 +253,7 @@ def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
     names = ("financial_and_material_benefits", "social_rules")
     tasks = {"sotopia": {"value": cell, **dict.fromkeys(names, cell)}}
     wide = replace(run, summary=replace(run.summary, tasks=tasks))
-    shown = tables.terminal_text([wide], 80)
+    shown = terminal_text([wide], 80)
     assert "social_rules" in shown and "sotopia" in shown and "events" in shown
     assert (
         "\u22126.500 [\u22128.169, \u22124.359]" in shown and "\u22127.000 to \u22126.000" in shown
@@ -260,7 +263,7 @@ def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("details", [False, True])
 def test_a_run_is_whole_at_sixty_columns(details: bool, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [record(i, 0.0) for i in range(10)], "eval")
-    shown = tables.terminal_text(load_runs([path]), 60, details=details)
+    shown = terminal_text(load_runs([path]), 60, details=details)
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 60
     words = shown.split()
@@ -284,7 +287,7 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path) -> None:
     path = story(tmp_path) / "train"
     (path / "summary.json").unlink()
     (run,) = load_runs([path])
-    assert "unfinished" in tables.terminal_text([run])
+    assert "unfinished" in terminal_text([run])
     assert "Unfinished" in pages.render([run])
     assert tables.runs_as_json([run])["runs"]["train"]["finished"] is False
 
@@ -326,7 +329,7 @@ def test_what_models_write_is_text_and_nothing_else(tmp_path: Path) -> None:
     assert not any(n.startswith("on") for _, n, _ in page.attributes)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
     assert "&lt;script&gt;" in text and "{{ 7*7 }}" in text
-    for shown in (tables.terminal_text(run), tables.markdown(run)):
+    for shown in (terminal_text(run), tables.markdown(run)):
         assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", shown)
 
 
@@ -373,7 +376,7 @@ def test_missing_quantities_only_leave_their_figures_out(tmp_path: Path) -> None
     (path / "metrics.jsonl").write_text('{"step": 1, "reward/draft": 0.2, "gap/loo": null}\n')
     (run,) = load_runs([path])
     assert [f.title for f in learning_curves(run)] == ["Rewards"]
-    assert "draft reward" in tables.terminal_text([run])
+    assert "draft reward" in terminal_text([run])
 
 
 def test_a_draft_and_its_refined_twin_are_one_unit(tmp_path: Path) -> None:
@@ -412,7 +415,7 @@ def test_dialogues_are_shown_whole() -> None:
 def test_training_means_stand_beside_no_published_figure(tmp_path: Path) -> None:
     (run,) = load_runs([story(tmp_path) / "train"])
     assert CAVEAT not in pages.render([run])
-    assert CAVEAT not in tables.terminal_text([run], 400)
+    assert CAVEAT not in terminal_text([run], 400)
 
 
 def test_published_figures() -> None:
@@ -522,7 +525,7 @@ def test_what_belongs_beside_a_headline_stands_there() -> None:
     runs = [RunData(name=n, path=Path(n), kind="eval", summary=summary) for n in ("one", "two")]
     assert tables.extra_cells(runs, "t") == [("secret", [replace(cell, beside=True)] * 2)]
     assert "secret" in pages.render(runs) and "believability" in pages.render(runs)
-    lines = [line.split() for line in tables.terminal_text(runs).splitlines() if line.strip()]
+    lines = [line.split() for line in terminal_text(runs).splitlines() if line.strip()]
     heads = [line[0] for line in lines]
     assert heads.index("secret") == heads.index("t") + 1  # also where runs stand side by side
 
@@ -538,12 +541,13 @@ ROWS = (
 
 def printed(width: int) -> str:
     from rich.console import Console
+    from rich.text import Text
 
     table = plain_table()
     for head in HEADS:
         table.add_column(head, justify="left" if head == "task" else "right")
     for row in ROWS:
-        table.add_row(*map(literal_text, row))
+        table.add_row(*map(Text, row))
     screen = Console(file=io.StringIO(), width=width, highlight=False)
     screen.print(FittingTable(table))
     text = screen.file.getvalue()  # type: ignore[attr-defined]
@@ -574,11 +578,12 @@ def test_without_room_each_row_is_a_paragraph() -> None:
 def test_names_of_break_downs_fold_nowhere() -> None:
     """The space before such a name is a part of it."""
     from rich.console import Console
+    from rich.text import Text
 
     shown = plain_table()
     for head in ("metric", "clusters"):
         shown.add_column(head)
-    shown.add_row(*map(literal_text, (" secret=surprise", "11 of these, few events")))
+    shown.add_row(*map(Text, (" secret=surprise", "11 of these, few events")))
     screen = Console(file=io.StringIO(), width=30)
     screen.print(FittingTable(shown))
     assert "secret=surprise" in screen.file.getvalue()  # type: ignore[attr-defined]

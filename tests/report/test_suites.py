@@ -23,6 +23,7 @@ from soulkit.errors import ConfigError, RunError
 from soulkit.eval.comparison.comparability import read_measured
 from soulkit.eval.results.summary import Cell, Summary, headline_shown
 from soulkit.report import pages
+from soulkit.report.grid import parts_text
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.pages import ReportView, grid_latex, latex_text, suite_csv, suite_values
 from soulkit.report.published import (
@@ -33,7 +34,6 @@ from soulkit.report.published import (
     unpublished_rows,
 )
 from soulkit.report.suites import Grid, SuiteTable, common_suite, suite_grid, suite_table
-from soulkit.report.tables import parts_text
 from soulkit.runs.conditions import rows_hash
 from soulkit.tasks.kit.registry import Registry, load_registry
 from soulkit.train.state.metrics import steps_of

@@ -1,4 +1,4 @@
-"""Tables that stay whole on a narrow terminal.
+"""Tables of texts, for Markdown and for terminals, where they stay whole however narrow these are.
 
 What a terminal cannot hold side by side is shown in parts, one below the other (`InParts`). A table
 that is too wide still would lose its columns one by one: first the names of its rows, then the ends
@@ -10,10 +10,12 @@ becomes a paragraph of its own: its name, then every column with its number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from re import Pattern
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from soulkit.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -26,6 +28,137 @@ _WHOLE = re.compile(r"\[[^\]\n]*\]|^\s+\S+|\S+")
 """What is not folded: an interval, or a word."""
 _UNBOUNDED = 1000
 """Columns of a terminal in which every table fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """One text; `best` of its line among what it may be compared with."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridRow:
+    """One line; the first cell is its name."""
+
+    cells: tuple[GridCell, ...]
+    level: str = "task"
+    rule: bool = False
+    """Whether a rule stands above it."""
+
+    @classmethod
+    def of(cls, *texts: str, level: str = "task") -> Self:
+        return cls(cells=tuple(map(GridCell, texts)), level=level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table of texts with a title and the sentences below it. Numbers stand right, in all columns
+    but the first and those in `words`."""
+
+    head: tuple[str, ...]
+    rows: tuple[GridRow, ...]
+    title: str = ""
+    notes: tuple[str, ...] = ()
+    words: Collection[str] = ()
+    whole: Collection[str] = ()
+    """Columns whose texts stay on one line where others can be folded instead."""
+    least: Mapping[str, int] = field(default_factory=dict)
+    """Column → what it may be folded to."""
+    n_below: int = 0
+    """How many of the columns, the last ones, stand below the others on a narrow terminal."""
+    n_names: int = 1
+    """How many of the first columns name a row, and stand there again."""
+    grouped: bool = False
+    """Whether rows of one name are a group, which shows it once."""
+    ruled: bool = False
+    """Whether rules stand between groups."""
+
+
+STYLES = {"part": "dim", "suite": "bold"}
+
+
+def grid_markdown(grid: Grid) -> str:
+    """The grid as a Markdown section, with its notes as a list."""
+    lines = ["| " + " | ".join(map(md_text, grid.head)) + " |", "|" + " --- |" * len(grid.head)]
+    lines += ["| " + " | ".join(map(_md_cell, row.cells)) + " |" for row in grid.rows]
+    title = f"## {md_text(grid.title)}\n\n" if grid.title else ""
+    notes = "\n".join(f"- {md_text(note)}" for note in grid.notes)
+    return title + "\n".join(lines) + "\n" + (f"\n{notes}\n" if notes else "")
+
+
+def _md_cell(cell: GridCell) -> str:
+    text = md_text(cell.text)
+    return f"**{text}**" if cell.best else text
+
+
+def md_text(text: str) -> str:
+    """A line in which Markdown reads no markup."""
+    line = one_line(text)
+    for mark in "\\`*_[]<>|#":
+        line = line.replace(mark, "\\" + mark)
+    return line
+
+
+def grid_parts(grid: Grid) -> list[RenderableType]:
+    """The grid for a terminal: rich renderables, top to bottom."""
+    from rich.text import Text
+
+    title = [Text("\n" + one_line(grid.title), style="bold")] if grid.title else []
+    notes = [Text(one_line(note), style="dim") for note in grid.notes]
+    return [*title, _in_parts(grid), *notes]
+
+
+def _in_parts(grid: Grid) -> InParts:
+    """Columns that stay empty would only take room from the others."""
+    filled = [i for i in range(len(grid.head)) if any(row.cells[i].text for row in grid.rows)]
+    own = len(grid.head) - grid.n_below
+    below = [i for i in filled if i >= own]
+    parts = [_terminal_table(grid, grid.rows, [i for i in filled if i < own])]
+    if rows := [row for row in grid.rows if any(row.cells[i].text for i in below)]:
+        parts.append(_terminal_table(grid, rows, [*range(grid.n_names), *below]))
+    return InParts(_terminal_table(grid, grid.rows, filled), [FittingTable(one) for one in parts])
+
+
+def _terminal_table(grid: Grid, rows: Iterable[GridRow], columns: Sequence[int]) -> Table:
+    from rich.text import Text
+
+    table, before = plain_table(), None
+    for i in columns:
+        head = grid.head[i]
+        table.add_column(
+            Text(head), justify="left" if i == 0 or head in grid.words else "right",
+            no_wrap=head in grid.whole, overflow="fold", min_width=grid.least.get(head),
+        )  # fmt: skip
+    for row in rows:
+        name, style = row.cells[0].text, STYLES.get(row.level)
+        if grid.grouped:
+            style = "bold" if name != before else None
+        if row.rule or (grid.ruled and before not in (None, name)):
+            table.add_section()
+        texts = [Text(row.cells[i].text, "bold" if row.cells[i].best else "") for i in columns]
+        if grid.grouped and name == before:
+            texts[0] = Text()
+        table.add_row(*texts, style=style)
+        before = name
+    return table
+
+
+def parts_text(parts: Iterable[RenderableType], width: int = 120) -> str:
+    """Rich renderables as plain text of `width` columns."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
+
+
+# -- on a narrow terminal --------------------------------------------------------------------------
 
 
 def plain_table(*heads: str, title: str | None = None) -> Table:
