@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from soulkit.data.files import RawRow
 from soulkit.errors import DataError
@@ -59,6 +62,14 @@ def build_rows(name: str, path: Path, names: Path | None = None) -> Imported:
     return importing.build_rows(
         task_of(name), path, {} if names is None else {"--names": str(names)}
     )
+
+
+def original(name: str) -> Path:
+    """A file or folder of a release; without a copy at hand the test is skipped."""
+    path = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / name
+    if not path.exists():
+        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
+    return path
 
 
 def import_rows(name: str, path: Path, half: str | None = None) -> Imported:

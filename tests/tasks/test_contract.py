@@ -233,11 +233,11 @@ def test_feedback_from_rules_never_leaks(name: str) -> None:
         texts += [task.explain(example, None, None), task.rehearse(example, rng)]
         view = task.leak_view(example)
         if isinstance(task, ChoiceTask) and view.letters:
-            replies = [f"<answer>{letter}</answer>" for letter in (*view.letters, "?")]
+            replies = [f"<answer>{letter}</answer>" for letter in (*view.letters[:5], "?")]
             scores = [score_text(task, example, reply) for reply in (*replies, "hm", "")]
             scores.append(score_text(task, example, "so", "length"))
             lessons = [task.explain(example, None, score) for score in scores]
-            assert all(lessons), example.fields
+            assert all(lessons) and len(set(lessons)) > 1, example.fields
             texts += lessons
         for text in filter(None, texts):
             checked = check_leak(Feedback(text=text, author="symbolic"), view)

@@ -4,12 +4,10 @@ with options, and on real rows of stories.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +16,7 @@ from soulkit.judge.leaks import LeakView, check_leak
 from soulkit.judge.verdict import plain
 from soulkit.tasks.kit.loading import examples_to_inspect
 from soulkit.types import Example, Feedback, Score
-from tests.support.road import (
-    EVERY,
-    synth_examples,
-    task_of,
-)
+from tests.support.road import EVERY, original, synth_examples, task_of
 
 WITH_OPTIONS = ("hitom", "paratomi", "tomi", "twinvoice", "behaviorchain", "tombench",
                 "lifechoices", "mistakes", "socsci210", "mmtom", "alignx_demo",
@@ -86,10 +80,7 @@ def test_what_the_actor_reads_may_be_quoted_but_for_its_options(name: str) -> No
 
 
 def real_rows(name: str) -> Sequence[Example]:
-    path = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / REAL[name]
-    if not path.exists():
-        pytest.skip(f"no original file {REAL[name]} ($SOULKIT_TEST_DATA)")
-    return examples_to_inspect(task_of(name), str(path)).examples[:ROWS]
+    return examples_to_inspect(task_of(name), str(original(REAL[name]))).examples[:ROWS]
 
 
 @pytest.mark.slow

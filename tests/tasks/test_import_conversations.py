@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.cli import app as cli
 from soulkit.data.contamination import find_overlap
 from soulkit.data.files import RawRow, read_rows
 from soulkit.errors import DataError
-from soulkit.tasks.kit.loading import LoadedExamples, examples_to_inspect, passages, to_examples
+from soulkit.tasks.kit.loading import LoadedExamples, passages, to_examples
 from soulkit.tasks.mirrorbench.conversations import subset_of, topic_of
 from soulkit.tasks.sim_arena.data import boxed
 from tests.support.road import import_rows, task_of
 
 DATA = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
 LESSONS = DATA / "simulatorarena/math_tutoring_annotations_redacted_for_benchmarking.json"
-DOCUMENTS = DATA / "simulatorarena/document_creation_annotations_for_benchmarking.json"
 real = pytest.mark.skipif(not LESSONS.is_file(), reason="no original files ($SOULKIT_TEST_DATA)")
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -157,33 +154,6 @@ def test_the_subset_is_told_by_the_id_where_the_row_does_not_say_it() -> None:
     assert one == topic_of({"conversation_id": "clariq-3", "metadata": {"topic_id": "101.0"}})
     assert topic_of({"conversation_id": "0a::m1"}) == topic_of({"conversation_id": "0a::m2"})
     assert topic_of({"metadata": {"topic_id": 101}}) is None
-
-
-@real
-@pytest.mark.parametrize(
-    ("file", "rows", "bad", "clusters", "licence"),
-    [
-        ("mirrorbench/chatbot_arena_mirror.jsonl", 195, 0, 195, "CC-BY-NC-4.0"),
-        ("mirrorbench/clariq_mirror.jsonl", 200, 0, 54, "ClariQ: none stated"),
-        ("clariq/multi_turn_human_generated_data.tsv", 498, 1, 61, "none stated (ClariQ)"),
-        ("clariq/dev.tsv", 2161, 152, 50, "none stated (ClariQ)"),
-        ("clariq/test_with_labels.tsv", 4499, 0, 61, "none stated (ClariQ)"),
-        ("clariq/sample_test_with_labels_200.jsonl", 200, 0, 56, "none stated (ClariQ)"),
-        ("qulac/qulac_sample_200.json", 187, 13, 162, "MIT (Qulac)"),
-    ],
-)
-def test_real_conversations_import_and_bind(
-    file: str, rows: int, bad: int, clusters: int, licence: str
-) -> None:
-    imported = import_rows("mirrorbench", DATA / file)
-    assert (len(imported.rows), len(imported.bad)) == (rows, bad)
-    assert import_rows("mirrorbench", DATA / file) == imported
-    assert all(row["provenance"] and licence in row["licence"] for row in imported.rows)
-    bound = loaded("mirrorbench", imported.rows)
-    assert (len(bound.examples) + bound.duplicates, bound.bad) == (rows, ())
-    assert len({example.cluster for example in bound.examples}) == clusters
-    subset = next(s for s in ("chatbot_arena", "clariq", "qulac") if s in file)
-    assert {example.tags["subset"] for example in bound.examples} == {subset}
 
 
 @real
@@ -339,22 +309,6 @@ def test_other_files_of_simulatorarena_are_refused(name: str, tmp_path: Path) ->
 
 
 @real
-def test_the_real_documents_import_and_bind() -> None:
-    imported = import_rows("sim_doc", DOCUMENTS)
-    assert (len(imported.rows), imported.bad) == (51, ()) and imported == import_rows(
-        "sim_doc", DOCUMENTS
-    )
-    bound = loaded("sim_doc", imported.rows)
-    assert (len(bound.examples), bound.bad, bound.duplicates) == (51, (), 0)
-    assert Counter(e.tags["document"] for e in bound.examples) == dict.fromkeys(
-        ("email", "blog post", "creative writing"), 17)  # fmt: skip
-    assert all(r["pre_writing_materials_text"] and r["provenance"] for r in imported.rows)
-    assert {r["licence"] for r in imported.rows} == {"MIT (SimulatorArena)"}
-    assert sum(r["target_document_preferences"] is None for r in imported.rows) == 1
-    assert sum(len(row["human_user_queries"]) for row in imported.rows) == 349
-
-
-@real
 def test_the_real_lessons_lack_their_problems_and_nothing_else(tmp_path: Path) -> None:
     imported = import_rows("sim_math", LESSONS)
     assert imported.rows == () and len(imported.bad) == 50
@@ -378,35 +332,6 @@ def test_the_real_lessons_lack_their_problems_and_nothing_else(tmp_path: Path) -
 
 
 @real
-def test_the_commands_work_on_real_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outs = {name: tmp_path / f"{name}.jsonl" for name in ("own", "mirror", "doc")}
-    clariq = str(DATA / "clariq/multi_turn_human_generated_data.tsv")
-    assert run("import", "mirrorbench", clariq, "-o", str(outs["own"])) == 2, "one record is bad"
-    mirror = str(DATA / "mirrorbench/clariq_mirror.jsonl")
-    assert run("import", "mirrorbench", mirror, "-o", str(outs["mirror"])) == 0
-    assert run("import", "sim_doc", str(DOCUMENTS), "-o", str(outs["doc"])) == 0
-    assert run("import", "sim_math", str(LESSONS), "-o", str(tmp_path / "no.jsonl")) == 2
-    assert not (tmp_path / "no.jsonl").exists()
-    assert all(run("check", str(path)) == 0 for path in outs.values())
-    assert run("show", str(outs["doc"])) == 0
-    capsys.readouterr()
-    assert run("contamination", str(outs["mirror"]), str(outs["own"]), "--json") in (0, 1)
-    assert json.loads(capsys.readouterr().out)
-
-
-@real
-def test_originals_are_looked_at_without_importing_them_first() -> None:
-    for file, rows, bad in (
-        ("qulac/qulac_sample_200.json", 187, 13),
-        ("clariq/dev.tsv", 2161, 152),
-    ):
-        loaded_rows = examples_to_inspect(task_of("mirrorbench"), str(DATA / file))
-        assert (len(loaded_rows.examples), len(loaded_rows.bad)) == (rows, bad)
-
-
-@real
 def test_the_same_topics_stand_in_both_files_of_clariq_and_in_qulac() -> None:
     task = {"mirrorbench": task_of("mirrorbench")}
     files = ("clariq/dev.tsv", "qulac/qulac_sample_200.json")
@@ -418,7 +343,3 @@ def test_the_same_topics_stand_in_both_files_of_clariq_and_in_qulac() -> None:
     overlap = find_overlap(*sides, entities=("topic",))
     assert overlap.reached["topic"] > 0
     assert {shared.kind for shared in overlap.shared} == {"topic"}
-
-
-def run(*arguments: str) -> int:
-    return cli.main(["data", *arguments])

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.cli import app as cli
-from soulkit.data.files import RawRow, flatten, read_rows, write_rows
-from soulkit.errors import DataError
+from soulkit.data.files import RawRow, flatten
 from soulkit.tasks.humanual.data import TASKS as HUMANUAL
-from soulkit.tasks.kit.loading import load_examples, to_examples
+from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.road import import_rows
-
-REAL = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
-real = pytest.mark.skipif(
-    not (REAL / "coser").is_dir(), reason="no original files ($SOULKIT_TEST_DATA)"
-)
 
 SCENE: dict[str, Any] = {
     "book": "Ashlar",
@@ -118,43 +110,6 @@ def test_a_circumstance_that_is_no_object_is_a_bad_row() -> None:
     assert loaded.bad[0].source == "f:1" and "should hold an object" in loaded.bad[0].why
 
 
-@pytest.mark.parametrize("task", ["coser", *HUMANUAL])
-def test_another_file_is_refused_as_a_whole(tmp_path: Path, task: str) -> None:
-    with pytest.raises(DataError, match="not of the original format"):
-        import_rows(task, write(tmp_path, [{"story": "s", "question": "q"}]))
-
-
-@real
-@pytest.mark.parametrize(
-    ("name", "rows", "books", "tags"),
-    [
-        ("test_set.json", 200, 101, {"id": 100, "ood": 100}),
-        ("sample_20.jsonl", 20, 19, {"id": 10, "ood": 10}),
-        ("example_test_set.json", 3, 2, {"id": 3}),
-    ],
-)
-def test_every_real_scene_imports(
-    tmp_path: Path, name: str, rows: int, books: int, tags: dict[str, int]
-) -> None:
-    path = REAL / "coser" / name
-    imported = import_rows("coser", path)
-    assert (len(imported.rows), imported.bad) == (rows, ()) and imported == import_rows(
-        "coser", path
-    )
-    assert any("Licence" in note for note in imported.notes)
-    task, ids = load_registry().task("coser"), set()
-    for suffix in (".jsonl", ".parquet"):
-        out = tmp_path / f"rows{suffix}"
-        write_rows(out, imported.rows, data_source="coser")
-        examples = load_examples(task, [out]).examples
-        assert len(examples) == rows and len({e.cluster for e in examples}) == books
-        assert {t: sum(e.tags["tag"] == t for e in examples) for t in tags} == tags
-        ids |= {e.id for e in examples}
-    # The original records are rows as they stand, and the same ones.
-    assert {e.id for e in to_examples(task, read_rows(path)[0]).examples} == ids
-    assert len(ids) == rows
-
-
 # -- Humanual ------------------------------------------------------------------------------------
 
 
@@ -193,16 +148,3 @@ def test_records_that_lack_a_part_are_bad_and_nothing_is_made_up(tmp_path: Path)
     whys = [bad.why for bad in imported.bad]
     assert "'persona'" in whys[0] and "'completion'" in whys[1] and "prompt" in whys[2]
     assert any("1 records have no persona" in note for note in imported.notes)
-
-
-@real
-def test_the_real_posts_are_no_rows_and_each_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = REAL / "humanual" / "reddit_post_dict_testset.json"
-    imported = import_rows("humanual_opinion", path)
-    assert (imported.rows, len(imported.bad)) == ((), 79)
-    assert all("no completion, and no persona" in bad.why for bad in imported.bad)
-    out = tmp_path / "rows.jsonl"
-    assert cli.main(["data", "import", "humanual_opinion", str(path), "-o", str(out)]) == 2
-    assert "13rh62c" in capsys.readouterr().err and not out.exists()

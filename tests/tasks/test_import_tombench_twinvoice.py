@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.data.files import RawRow, write_rows
+from soulkit.data.files import write_rows
 from soulkit.errors import DataError
-from soulkit.tasks.kit.importing import Imported
-from soulkit.tasks.kit.loading import load_examples, to_examples
+from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.twinvoice.data import PROFILES
-from tests.support.road import NO_ONE, import_rows, task_of
+from tests.support.road import import_rows, original, task_of
 
 GOLD = "答案\nANSWER"
 ITEM: dict[str, Any] = {
@@ -164,63 +161,6 @@ def test_imported_rows_are_read_back_as_they_are(tmp_path: Path) -> None:
 
 
 # -- the originals -------------------------------------------------------------------------------
-
-
-def original(name: str) -> Path:
-    path = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / name
-    if not path.is_file():
-        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
-    return path
-
-
-TOMBENCH = {
-    "Ambiguous Story Task": 200, "Completion of Failed Actions": 20, "Discrepant Desires": 20,
-    "Discrepant Emotions": 40, "Discrepant Intentions": 40, "Emotion Regulation": 20,
-    "False Belief Task": 600, "Knowledge-Attention Links": 20, "Knowledge-Pretend Play Links": 30,
-    "Moral Emotions": 40, "Multiple Desires": 20, "Percepts-Knowledge Links": 40,
-    "Prediction of Actions": 20, "Faux-pas Recognition Test": 560, "Hidden Emotions": 80,
-    "Hinting Task Test": 103, "Persuasion Story Task": 100, "Scalar Implicature Test": 200,
-    "Strange Story Task": 407, "Unexpected Outcome Test": 300,
-}  # fmt: skip
-"""File of the release → its items, each in two languages."""
-
-
-def assert_playable(name: str, imported: Imported) -> None:
-    """Every row binds, renders and is won by its gold; some are asked for a lesson."""
-    task = task_of(name)
-    rows = [RawRow(row, str(i)) for i, row in enumerate(imported.rows)]
-    loaded = to_examples(task, rows, forms=False)
-    assert len(loaded.examples) + loaded.duplicates == len(imported.rows) and not loaded.bad
-    for i, example in enumerate(loaded.examples):
-        assert len(task.preview(example)[0].text) > 100
-        assert task.grade(example, task.parse(task.gold_completion(example))[0]) == 1
-        if i % 20 == 0:
-            assert asyncio.run(task.score(example, task.gold(example), NO_ONE)).value == 1
-            assert task.explain(example, None, None)
-
-
-@pytest.mark.parametrize("name", TOMBENCH)
-def test_every_item_of_tombench_is_playable_in_both_languages(name: str) -> None:
-    imported = import_rows("tombench", original(f"tombench/{name}.jsonl"))
-    assert (len(imported.rows), imported.bad) == (2 * TOMBENCH[name], ())
-    assert_playable("tombench", imported)
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "bad", "why"),
-    [
-        ("dimension_1_results_gpt-4o-mini.sample_100.jsonl", 0, 100, "it has no history"),
-        ("dimension_2_step1_generations_5rows.jsonl", 4, 1, "placeholders"),
-        ("dimension_3_choices.jsonl", 1186, 1, "nothing else that its character said"),
-    ],
-)
-def test_every_record_of_twinvoice_is_playable_or_named(
-    name: str, rows: int, bad: int, why: str
-) -> None:
-    imported = import_rows("twinvoice", original(f"twinvoice/{name}"))
-    assert (len(imported.rows), len(imported.bad)) == (rows, bad)
-    assert all(why in record.why for record in imported.bad)
-    assert_playable("twinvoice", imported)
 
 
 def test_no_character_of_twinvoice_has_the_asked_line_in_its_history() -> None:

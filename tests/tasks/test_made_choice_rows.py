@@ -148,7 +148,6 @@ def test_a_study_shares_its_texts_and_varies_its_respondents() -> None:
     assert len({row["persona"] for row in rows}) == len(rows)
 
 
-NAMES = ("social_r1", "lifechoices", "mistakes")
 NESTED = "Multiple Choice Question"
 
 

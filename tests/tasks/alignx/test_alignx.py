@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,9 @@ import pytest
 
 from soulkit.data.files import RawRow, write_rows
 from soulkit.errors import ConfigError, DataError
-from soulkit.judge.leaks import check_leak
 from soulkit.tasks.kit.loading import load_examples, to_examples
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.kit.selfcheck import check_task
-from soulkit.types import Episode, Example, Failure, Feedback, Protocol, Record, Score, unscored
+from soulkit.types import Episode, Example, Failure, Feedback, Record, Score, unscored
 from tests.support.evaluation import api
 from tests.support.evaluation import summary as totals
 from tests.support.road import (
@@ -316,21 +311,6 @@ def test_json_strings_and_gaps_of_joined_files_change_nothing(name: str) -> None
             assert [e.fields for e in task.examples(form)] == [e.fields for e in task.examples(row)]
 
 
-@pytest.mark.parametrize("name", SPLITS)
-def test_feedback_from_rules_tells_nothing_about_the_replies(name: str) -> None:
-    task = task_of(name)
-    for row in synth(name, 8, 4):
-        for example in task.examples(row):
-            drafts = (task.gold_completion(example), task.wrong_completion(example), "", "B")
-            for score in (None, *(score_text(task, example, draft) for draft in drafts)):
-                text = task.explain(example, None, score)
-                feedback = check_leak(
-                    Feedback(text=text, author="symbolic"), task.leak_view(example)
-                )
-                assert not feedback.leak and len(text.split()) > 20
-            assert task.rehearse(example, random.Random(0))
-
-
 def test_feedback_tells_right_from_wrong_and_unread() -> None:
     task = task_of("alignx_arbitrary")
     example = task.example({**ROW, "icl_pairs": [PAIR]})
@@ -347,7 +327,6 @@ def test_feedback_stands_after_everything_else() -> None:
     assert segment.text.endswith("Mind the tone.")
 
 
-FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
 IMPORTED_PAIR = {"prompt": "p", "chosen": "c", "rejected": "r", "Preference Direction": [0, 1]}
 RECORD: dict[str, Any] = {
     "prompt": "Shorten this.",
@@ -413,31 +392,3 @@ def test_records_that_are_no_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         import_rows("alignx_history16", path)
     assert "alignx_history16" not in importable()
-
-
-@pytest.mark.parametrize("task", ["alignx_demo", "alignx_pair", "alignx_arbitrary"])
-@pytest.mark.parametrize("part", ["friendly_unfriendly", "student_phd"])
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-def test_p_soups(task: str, part: str, protocol: Protocol) -> None:
-    path = FOLDER / "alignx" / f"P-Soups_{part}.sample_150.jsonl"
-    if not path.is_file():
-        pytest.skip(f"no original file {path.name} ($SOULKIT_TEST_DATA)")
-    imports = import_rows(task, path)
-    assert (len(imports.rows), imports.bad) == (150, ())
-    assert import_rows(task, path) == imports
-    assert len(imports.notes) == (1 if task == "alignx_demo" else 2)
-    live = load_registry().task(task, protocol)
-    loaded = to_examples(live, [RawRow(row, row["provenance"]) for row in imports.rows])
-    orders = 2 if protocol == "paper" else 1
-    assert (len(loaded.examples), loaded.duplicates, loaded.bad) == (150 * orders, 0, ())
-    checked = check_task(live, loaded)
-    for findings in (checked.gold_fails, checked.wrong_passes, checked.wrong_unread,
-                     checked.no_gold, checked.no_wrong, checked.unscored):  # fmt: skip
-        assert findings == ()
-    if protocol == "paper":
-        assert Counter(e.tags["gold"] for e in loaded.examples) == {"A": 150, "B": 150}
-    for example in loaded.examples:
-        # In some of the compared replies the instruction behind them shines through.
-        if task == "alignx_demo":
-            assert example.fields["ground_truth_persona"] not in live.preview(example)[0].text
-        assert live.within_budget(example.visible("reader"))[1] == {}

@@ -10,7 +10,6 @@ The published circumstances ($SOULKIT_TEST_DATA), checked and played against scr
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -58,7 +57,7 @@ from tests.support.coser import (
     whose_turn,
 )
 from tests.support.evaluation import FAST, records, soul, start, summary, value
-from tests.support.road import run
+from tests.support.road import original, run
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.table import asked_of
 from tests.support.vectors import Vector, assert_matches, conformance, vectors_folder
@@ -377,16 +376,6 @@ def test_a_judge_of_free_text(vector: Vector) -> None:
     assert_matches({**actual, "calls": calls}, vector.expected)
 
 
-FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "coser"
-
-
-def original(name: str) -> Path:
-    path = FOLDER / name
-    if not path.is_file():
-        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
-    return path
-
-
 def served(body: Body) -> str:
     if body["model"] == "judge":
         return critics({"anthropomorphism": 9})(body)
@@ -410,7 +399,7 @@ def evaluate(out: Path, file: Path, *options: str) -> None:
 @pytest.mark.parametrize("protocol", ["paper", "reference"])
 def test_twenty_published_golds_pass(protocol: str) -> None:
     task = coser(protocol)
-    report = check_task(task, examples_to_inspect(task, str(original("sample_20.jsonl"))))
+    report = check_task(task, examples_to_inspect(task, str(original("coser/sample_20.jsonl"))))
     assert (report.rows, report.gold_fails, report.wrong_passes, report.breaks, report.bad) == (
         20, (), (), (), (),
     )  # fmt: skip
@@ -418,7 +407,7 @@ def test_twenty_published_golds_pass(protocol: str) -> None:
 
 @pytest.mark.slow
 def test_the_two_hundred_circumstances_play_to_their_ends(tmp_path: Path) -> None:
-    evaluate(tmp_path / "run", original("test_set.json"))
+    evaluate(tmp_path / "run", original("coser/test_set.json"))
     played = records(tmp_path / "run")
     assert len(played) == 200 and all(record.score.scored for record in played)
     assert {record.tags["tag"] for record in played} == {"id", "ood"}
@@ -436,7 +425,7 @@ def test_the_two_hundred_circumstances_play_to_their_ends(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_reference_plays_them_as_well(tmp_path: Path) -> None:
-    evaluate(tmp_path / "run", original("sample_20.jsonl"), "--protocol", "reference")
+    evaluate(tmp_path / "run", original("coser/sample_20.jsonl"), "--protocol", "reference")
     played = records(tmp_path / "run")
     assert len(played) == 20 and {record.score.value for record in played} == {1.0}
     assert all(len(record.episode.transcript) <= 10 for record in played)

@@ -35,9 +35,8 @@ from soulkit.tasks.kit.importing import WrongShape, import_records, mapped_colum
 from soulkit.tasks.kit.loading import examples_to_inspect, examples_to_play, load_examples
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import soul, three_lines
-from tests.support.road import import_rows, synth, task_of
+from tests.support.road import import_rows, importable, original, synth, task_of
 from tests.tasks.test_contract import ids_in, typed, wrapped
-from tests.tasks.tom.test_tom_importers import original
 
 NOWHERE = "http://127.0.0.1:9/v1"
 STORY = "1 Ada entered the attic.\n2 The pen is in the red_box.\n3 Ada moved the pen to the bag."
@@ -132,6 +131,12 @@ REAL = [
     ("sim_doc", "simulatorarena/document_creation_annotations_for_benchmarking.json"),
     ("humanual_opinion", "humanual/reddit_post_dict_testset.json"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", importable())
+def test_another_file_is_refused_as_a_whole(task: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not of the original format|is no file of"):
+        import_rows(task, jsonl(tmp_path / "rows.jsonl", {"entirely": "another"}))
 
 
 @pytest.mark.parametrize(("task", "name"), REAL)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from soulkit.tasks.kit.selfcheck import (
 from soulkit.train.config import TrainConfig
 from soulkit.train.setup.data import load_training_data
 from tests.support.evaluation import soul
-from tests.support.road import makeable, synth_examples, task_of
+from tests.support.road import makeable, original, synth_examples, task_of
 
 FLAWED = """\
 from soulkit.tasks.tom.task import ToMi
@@ -391,16 +390,6 @@ def test_a_prompt_of_another_task_of_the_folder_is_not_counted(lab: Any) -> None
     assert one.check("other", "--data", "other=synth:6")[1]["warnings"] == []
 
 
-FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere")
-
-
-def original(name: str) -> str:
-    path = FOLDER / name
-    if not path.is_file():
-        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
-    return str(path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["paper", "reference"])
 @pytest.mark.parametrize(
@@ -415,7 +404,7 @@ def test_every_published_gold_passes_its_scorer(
     task: str, name: str, rows: int, protocol: str
 ) -> None:
     live = task_of(task, protocol)
-    report = check_task(live, examples_to_inspect(live, original(name)))
+    report = check_task(live, examples_to_inspect(live, str(original(name))))
     assert (report.rows, report.gold_fails, report.wrong_passes, report.bad) == (rows, (), (), ())
 
 
@@ -437,7 +426,7 @@ def test_rules_answer_to_the_draft_where_they_are_the_default_coach(
     task: str, name: str, alike: bool
 ) -> None:
     live = task_of(task)
-    report = check_task(live, examples_to_inspect(live, original(name)))
+    report = check_task(live, examples_to_inspect(live, str(original(name))))
     assert report.feedback_drafts >= 150
     assert (report.feedback_texts < LEAST_DISTINCT * report.feedback_drafts) is alike
     assert (live.spec.players.under("paper", "coach") == "symbolic") is not alike
@@ -445,14 +434,14 @@ def test_rules_answer_to_the_draft_where_they_are_the_default_coach(
 
 def test_some_rows_of_hitom_name_one_container_only() -> None:
     task = task_of("hitom")
-    audit = audit_rows(task, examples_to_inspect(task, original("hitom/Hi-ToM_data.json")))
+    audit = audit_rows(task, examples_to_inspect(task, str(original("hitom/Hi-ToM_data.json"))))
     assert audit.rows == 600 and audit.count("leak") == 10, "the half that an import keeps"
     assert audit.favourite == "L" and audit.position is not None and audit.position.hits == 93
 
 
 def test_the_letters_of_tombench_are_not_balanced() -> None:
     task = task_of("tombench")
-    file = original("tombench/Ambiguous Story Task.jsonl")
+    file = str(original("tombench/Ambiguous Story Task.jsonl"))
     audit = audit_rows(task, examples_to_inspect(task, file, forms=False))
     assert audit.positions == {"A": 92, "B": 128, "C": 136, "D": 44}
     assert audit.position is not None and audit.position.notable

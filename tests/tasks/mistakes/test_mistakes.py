@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.loading import load_examples, to_examples
 from soulkit.tasks.kit.registry import load_registry
-from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.tasks.mistakes.task import Mistakes
 from soulkit.types import Episode, Failure, Record, Score, unscored
 from tests.support.road import (
@@ -209,7 +207,6 @@ def test_pairs_of_one_question_are_one_cluster() -> None:
     assert one.cluster == two.cluster and one.id != two.id and one.tags == {"target": "A"}
 
 
-FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "mistakes"
 QUESTION = {
     "QuestionId": "7",
     "SubjectName": "Fractions",
@@ -294,20 +291,3 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     report = json.loads(capsys.readouterr().out)
     assert code == 2 and report["rows"] == 3 and len(report["bad"]) == 1
     assert len(load_examples(task_of("mistakes"), [target]).examples) == 2, "8_C says the same"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows"), [("train.csv", 4370), ("sample_train_200.jsonl", 483)])
-def test_every_original_pair_is_imported_renders_and_passes_the_gold_check(
-    name: str, rows: int
-) -> None:
-    if not (FOLDER / name).is_file():
-        pytest.skip(f"no original file {name} ($SOULKIT_TEST_DATA)")
-    imports = import_rows("mistakes", FOLDER / name)
-    assert (len(imports.rows), imports.bad) == (rows, ())
-    task = task_of("mistakes")
-    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
-    assert (len(loaded.examples), loaded.bad) == (rows, ())
-    assert all(e.fields["MisconceptionName"] in task.preview(e)[0].text for e in loaded.examples)
-    checked = check_task(task, loaded)
-    assert not checked.gold_fails + checked.wrong_passes + checked.wrong_unread + checked.no_wrong

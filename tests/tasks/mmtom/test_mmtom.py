@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from soulkit.errors import DataError
-from soulkit.judge.leaks import check_leak
 from soulkit.tasks.mmtom.task import statements_of
-from soulkit.types import Feedback, Score
-from tests.support.road import score_text, synth_examples, task_of
+from soulkit.types import Score
+from tests.support.road import score_text, task_of
 
 ROW: dict[str, Any] = {
     "question": "A hall. Ada walks to the oven.\nQuestion: Which is likely? (a) Ada wants a pan. "
@@ -69,18 +68,3 @@ def test_break_downs_and_clusters() -> None:
     assert one.tags == {"type": "2.1"} and one.cluster == two.cluster and one.id != two.id
     other, stray = (task.example({**ROW, "episode": episode}) for episode in (4, None))
     assert len({one.cluster, other.cluster, stray.cluster}) == 3
-
-
-def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
-    task = task_of("mmtom")
-    for example in synth_examples("mmtom", 14):
-        drafts = ("<answer>a</answer>", "<answer>b</answer>", "b", "<answer>x</answer>", "")
-        scores: list[Score | None] = [score_text(task, example, draft) for draft in drafts]
-        texts = [task.explain(example, None, grade) for grade in (*scores, None)]
-        assert all(texts) and len(set(texts)) == 6
-        for text in texts:
-            feedback = check_leak(Feedback(text=text, author="symbolic"), task.leak_view(example))
-            assert feedback.leak == "", text
-        view = task.leak_view(example)
-        leak = Feedback(text=f"Surely {view.gold}", author="symbolic")
-        assert check_leak(leak, view).leak == "gold_text"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.data.files import RawRow
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
-from soulkit.tasks.kit.loading import to_examples
-from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.socsci210.task import Scale, asked_openly, read_scale
 from soulkit.types import Episode, Failure, Feedback, Record, Score, unscored
 from tests.support.road import batch_values, import_rows, score_text, synth_examples, task_of
@@ -208,11 +204,6 @@ def test_advice_fits_the_draft_and_gives_nothing_away() -> None:
     assert check_leak(leak, task.leak_view(example)).leak
 
 
-SAMPLE = (
-    Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "socsci210/test_1pct.sample_200.jsonl"
-)
-
-
 def raw_record(scenario: str, output: str, **more: object) -> dict[str, object]:
     text = f"Demographics: Age: 40; Job: roofer\n\nScenario: {scenario}"
     return {"instruction": "Predict.", "input": text, "output": output, "study_id": "s1",
@@ -247,28 +238,3 @@ def test_what_cannot_be_valued_is_bad_with_its_reason(tmp_path: Path) -> None:
     whys = " / ".join(bad.why for bad in imports.bad)
     for words in ("off the scale from 1 to 5", "states no scale", "no number", "no text under"):
         assert words in whys
-
-
-def test_another_file_is_refused_as_a_whole(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not of the original format"):
-        import_rows("socsci210", write(tmp_path, {"study_id": "s", "conditions": {}}))
-
-
-@pytest.mark.skipif(not SAMPLE.is_file(), reason="no original file ($SOULKIT_TEST_DATA)")
-def test_the_real_sample_imports_renders_and_passes_the_gold_check() -> None:
-    imports = import_rows("socsci210", SAMPLE)
-    assert (len(imports.rows), len(imports.bad)) == (188, 12)
-    reasons = [bad.why for bad in imports.bad]
-    assert sum("states no scale" in why for why in reasons) == 6
-    assert sum("off the scale" in why for why in reasons) == 6
-    for protocol in ("paper", "reference"):
-        task = load_registry().task("socsci210", protocol)  # type: ignore[arg-type]
-        loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
-        assert (len(loaded.examples) + loaded.duplicates, loaded.bad) == (188, ())
-        assert len({example.cluster for example in loaded.examples}) == 19
-        for example in loaded.examples:
-            text = task.preview(example)[0].text
-            assert "Scenario:" in text and "nothing else" not in text
-            answer, status = task.read(example, task.gold_completion(example))  # type: ignore[attr-defined]
-            assert status == "ok"
-            assert task.grade(example, answer) == 1  # type: ignore[attr-defined]

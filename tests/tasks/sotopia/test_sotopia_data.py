@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,10 +20,9 @@ from soulkit.play.engine import Engine, Job
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.sotopia.data import BONDS, HARD_SCENARIOS, PAIRS, PEOPLE, SCENES, profile_text
 from soulkit.types import Example, Feedback, Record, Sampling
-from tests.support.road import import_rows, run, synth, task_of
+from tests.support.road import import_rows, original, run, synth, task_of
 from tests.support.sotopia import LINE, table
 
-FOLDER = Path(os.environ.get("SOULKIT_TEST_DATA") or "nowhere") / "sotopia"
 SCENE = {
     "env_id": min(HARD_SCENARIOS),
     "codename": "lamp",
@@ -145,20 +143,18 @@ def test_made_rows_are_pairs_of_both_sides() -> None:
 @pytest.fixture(scope="module")
 def originals() -> list[Example]:
     """All 140 rows of the hard scenarios."""
-    if not FOLDER.is_dir():
-        pytest.skip("no original files of sotopia ($SOULKIT_TEST_DATA)")
     task = task_of("sotopia")
-    return [task.example(row) for row in import_rows("sotopia", FOLDER).rows]
+    return [task.example(row) for row in import_rows("sotopia", original("sotopia")).rows]
 
 
 def test_the_hard_scenarios_of_the_release(originals: list[Example]) -> None:
-    imports = import_rows("sotopia", FOLDER)
+    imports = import_rows("sotopia", original("sotopia"))
     assert len(imports.rows) == 140 and imports.bad == ()
     assert len({row["combo_id"] for row in imports.rows}) == 70
     assert {row["environment_id"] for row in imports.rows} == HARD_SCENARIOS
     assert len({example.id for example in originals}) == 140
     assert len({example.cluster for example in originals}) == 14
-    every = import_rows("sotopia", FOLDER / PAIRS)
+    every = import_rows("sotopia", original(f"sotopia/{PAIRS}"))
     assert len(every.rows) == 900 and every.bad == ()
     assert not any("<" in str(value) for row in every.rows for value in row.values())
 

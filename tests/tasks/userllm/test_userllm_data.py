@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from soulkit.data.files import RawRow
 from soulkit.errors import DataError
-from soulkit.tasks.kit.loading import to_examples
-from soulkit.tasks.kit.selfcheck import check_task
 from soulkit.tasks.userllm.data import TEXTS, suggestion
 from soulkit.tasks.userllm.fields import CSQA, NQ, PRISM
-from tests.support.road import import_rows, synth, synth_examples, task_of
+from tests.support.road import import_rows, original, synth, synth_examples, task_of
 
 HUB = {
     "id": "q1", "question": "Where does  ink dry?", "question_concept": "ink", "answerKey": "B",
@@ -106,35 +102,10 @@ def test_made_rows_are_seldom_the_same_in_one_seed_or_in_two() -> None:
 
 # -- real files ----------------------------------------------------------------------------------
 
-REAL = {
-    "nq_open/NQ-open.dev.jsonl": 3610,
-    "nq_open/NQ-open.efficientqa.test.1.1.sample_200.jsonl": 200,
-    "commonsenseqa/dev_rand_split.hf_layout.jsonl": 1221,
-    "commonsenseqa/dev_rand_split.original_layout_100.jsonl": 100,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
-def test_real_files(name: str) -> None:
-    folder = os.environ.get("SOULKIT_TEST_DATA")
-    path = Path(folder or "") / name
-    if not folder or not path.is_file():
-        pytest.skip(f"no real data: {name}")
-    imports = import_rows("userllm", path)
-    assert len(imports.rows) == REAL[name] and not imports.bad
-    task = task_of("userllm")
-    loaded = to_examples(task, [RawRow(row, str(i)) for i, row in enumerate(imports.rows)])
-    assert not loaded.bad
-    checked = check_task(task, loaded)
-    assert not checked.gold_fails and not checked.wrong_passes
-
 
 def test_the_small_layout_is_part_of_the_large_one() -> None:
-    folder = os.environ.get("SOULKIT_TEST_DATA")
-    paths = [Path(folder or "") / name for name in list(REAL)[2:]]
-    if not folder or not all(path.is_file() for path in paths):
-        pytest.skip("no real data: CommonsenseQA")
+    layouts = ("hf_layout.jsonl", "original_layout_100.jsonl")
+    paths = [original(f"commonsenseqa/dev_rand_split.{layout}") for layout in layouts]
     task = task_of("userllm")
     large, small = ({task.example(r).id for r in import_rows("userllm", p).rows} for p in paths)
     assert small <= large and len(small) == 100
