@@ -40,19 +40,29 @@ def write_rows(path: Path, rows: list[Any]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-@pytest.fixture
-def run(tmp_path: Path, base: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     """Two supervised steps in `run`, on `model` and the rows of `rows.jsonl`."""
-    shutil.copytree(base, tmp_path / "model")
-    write_rows(tmp_path / "rows.jsonl", synth("tomi", 12, 3))
-    assert again(tmp_path) == 0
-    return tmp_path
+    home = tmp_path_factory.mktemp("trained")
+    shutil.copytree(base, home / "model")
+    write_rows(home / "rows.jsonl", synth("tomi", 12, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert again() == 0
+    return home
 
 
-def again(folder: Path, *more: object) -> int:
-    return soul("train", "sft", "--model", folder / "model", "--task", "tomi", "--data",
-                f"tomi={folder / 'rows.jsonl'}", "--steps", 2, "--batch", 2, "--lora-r", 4,
-                "--set", "deterministic=true", "--out", folder / "run", *more)  # fmt: skip
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, which is the current folder."""
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def again() -> int:
+    return soul("train", "sft", "--model", "model", "--task", "tomi", "--data", "tomi=rows.jsonl",
+                "--steps", 2, "--batch", 2, "--lora-r", 4, "--set", "deterministic=true",
+                "--out", "run")  # fmt: skip
 
 
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -60,7 +70,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     metrics = (folder / "run/metrics.jsonl").read_bytes()
     weights = (folder / "run/model/adapter_model.safetensors").read_bytes()
     capsys.readouterr()
-    assert again(folder) == 2
+    assert again() == 2
     assert (folder / "run/metrics.jsonl").read_bytes() == metrics
     assert (folder / "run/model/adapter_model.safetensors").read_bytes() == weights
     message = capsys.readouterr().err
@@ -70,7 +80,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_same_rows_and_model_are_taken_up(run: Path) -> None:
     before = (run / "run/conditions.json").read_bytes()
-    assert again(run) == 0
+    assert again() == 0
     assert (run / "run/conditions.json").read_bytes() == before
 
 
@@ -82,29 +92,17 @@ def test_other_rows_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -
     write_rows(path, [*rows[:11], *synth("tomi", 1, 99)])
     assert "'tomi' has 12 training rows as before, but they are others" in refused(run, capsys)
     write_rows(path, rows)
-    assert again(run) == 0
+    assert again() == 0
 
 
-@pytest.mark.parametrize("part", ["set of weights", "chat template", "shape"])
-def test_another_base_model_is_refused(
-    run: Path, capsys: pytest.CaptureFixture[str], part: str
-) -> None:
-    model = run / "model"
-    if part == "set of weights":
-        tensors = load_file(model / "model.safetensors")
-        name = max(tensors, key=lambda n: tensors[n].numel())
-        tensors[name] += 0.001
-        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    elif part == "chat template":
-        with (model / "chat_template.jinja").open("a") as stream:
-            stream.write("{# another one #}")
-    else:
-        settings = json.loads((model / "config.json").read_text())
-        settings["num_hidden_layers"] -= 1
-        settings["layer_types"].pop()
-        (model / "config.json").write_text(json.dumps(settings))
+def test_another_base_model_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / "model" / "model.safetensors"
+    tensors = load_file(file)
+    name = max(tensors, key=lambda n: tensors[n].numel())
+    tensors[name] += 0.001
+    save_file(tensors, file, metadata={"format": "pt"})
     message = refused(run, capsys)
-    assert f"The base model '{model}' is not the one" in message and part in message
+    assert "The base model 'model' is not the one" in message and "set of weights" in message
 
 
 def test_another_number_of_threads_is_refused(
