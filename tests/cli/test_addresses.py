@@ -106,18 +106,6 @@ def test_a_named_address_is_asked_and_nobody_else(
     assert read_config(tmp_path / "run")["base_url"] == named_server.base_url
 
 
-def test_each_distinct_server_has_one_line(
-    gateway: ScriptedServer, tmp_path: Path, capfd: Any
-) -> None:
-    with ScriptedServer(answer=everybody) as named_server:
-        more = ("--judge", f"endpoint:k@{named_server.base_url}", "--judge", "endpoint:j2")
-        assert essays(tmp_path, *more, "--out", tmp_path / "run") == 0
-    assert servers(capfd.readouterr().err) == [
-        f"server {gateway.base_url}: actor m, judge j, judge j2",
-        f"server {named_server.base_url}: judge k",
-    ]
-
-
 def test_an_entry_of_the_endpoints_file_without_an_address(
     gateway: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -147,28 +135,6 @@ def test_training_asks_judge_coach_and_blind_reader_there(
     assert servers(capfd.readouterr().err) == [f"server {gateway.base_url}: {names}"]
     settings = read_config(tmp_path / "run")
     assert settings["coach"]["base_url"] == settings["blind_reader"]["base_url"] == gateway.base_url
-
-
-@pytest.mark.slow
-def test_a_comparison_says_it_once(gateway: ScriptedServer, tmp_path: Path, capfd: Any) -> None:
-    model = random_model(tmp_path / "model")
-    small = ("--prompts", 1, "--group-size", 2, "--max-tokens", 8, "--lora-r", 4, "--steps", 1)
-    assert soul("train", "ablate", "--methods", "ditto,erl", "--seeds", 1, "--model", model,
-                "--task", "tomi", "--data", "tomi=synth:8", "--coach", "endpoint:wise", *small,
-                "--out", tmp_path / "runs") == 0  # fmt: skip
-    assert servers(capfd.readouterr().err) == [f"server {gateway.base_url}: coach wise"]
-    assert {body["model"] for body in gateway.requests} == {"wise"}
-
-
-def test_a_check_of_judges_asks_there(gateway: ScriptedServer, tmp_path: Path, capfd: Any) -> None:
-    assert essays(tmp_path, "--out", tmp_path / "run") == 0
-    capfd.readouterr()
-    before = len(gateway.requests)
-    check = ("judge", "check", tmp_path / "run", "--samples", 1, "--no-pairs")
-    assert soul(*check, "--judge", "endpoint:k", "--out", tmp_path / "check") == 0
-    assert {body["model"] for body in gateway.requests[before:]} == {"k"}
-    assert servers(capfd.readouterr().err) == [f"server {gateway.base_url}: judge k"]
-    assert read_config(tmp_path / "check")["judge"][0]["base_url"] == gateway.base_url
 
 
 def test_the_runs_own_judge_is_checked_where_it_was_asked(

@@ -73,17 +73,6 @@ def texts(out: Path) -> dict[str, str]:
     return {r.key: r.episode.transcript[-1].text for r in records(out)}
 
 
-def test_greedy_is_the_same_in_any_batch(tiny: Path, tmp_path: Path, capsys) -> None:
-    assert local(tiny, tmp_path / "a", "--temperature", 0) == 0
-    assert local(tiny, tmp_path / "b", "--temperature", 0, "--batch-size", 2, "--json") == 0
-    assert texts(tmp_path / "a") == texts(tmp_path / "b")
-    printed = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))
-    assert printed == summary(tmp_path / "b")
-    assert printed["n_scored"] == 5
-    assert printed["model"] == str(tiny)
-    assert (tmp_path / "b" / "config.yaml").exists()
-
-
 def test_repeats_are_different_samples_of_one_prompt(tiny: Path, tmp_path: Path) -> None:
     assert local(tiny, tmp_path / "a", "--repeats", 4, n=3) == 0
     by_example: dict[str, set[str]] = {}
@@ -259,19 +248,6 @@ def test_complete_replies_have_no_bounds(tmp_path: Path) -> None:
     assert "worst" not in value(tmp_path / "run") and "cuts" not in summary(tmp_path / "run")
 
 
-def test_a_refusal_is_the_actors_own_failure(tmp_path: Path) -> None:
-    message = {
-        "role": "assistant",
-        "content": None,
-        "refusal": "<answer>I would rather not</answer>",
-    }
-    refusal = Fault.reply({"choices": [{"message": message, "finish_reason": "stop"}]})
-    with ScriptedServer(answer=oracle("tomi", 6), script={0: refusal}) as server:
-        assert api(server.base_url, tmp_path / "run") == 0
-    assert summary(tmp_path / "run")["statuses"] == {"tomi": {"ok": 5, "refusal": 1}}
-    assert "worst" not in value(tmp_path / "run"), "a refusal hides nothing"
-
-
 def test_a_dialogue_with_cut_turns(tmp_path: Path) -> None:
     """It is scored as it stands, but could have gone anywhere."""
     out = tmp_path / "run"
@@ -321,9 +297,11 @@ def test_a_refused_turn_is_the_minimum_of_a_dialogue(tmp_path: Path) -> None:
     assert (record.score.value, record.score.status) == (0.0, "refusal")
 
 
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-@pytest.mark.parametrize("end", ["content_filter", "refusal"])
-@pytest.mark.parametrize("task", ["tomi", "secret_keeper"])
+@pytest.mark.parametrize(
+    ("protocol", "end", "task"),
+    [("paper", "content_filter", "tomi"), ("paper", "refusal", "secret_keeper"),
+     ("reference", "refusal", "tomi"), ("reference", "content_filter", "secret_keeper")],
+)  # fmt: skip
 def test_no_content_and_an_end_that_says_why_is_a_refusal(
     tmp_path: Path, protocol: str, end: str, task: str
 ) -> None:
@@ -383,24 +361,6 @@ def test_a_form_that_the_judges_server_ignored_is_said(
         assert soul("eval", "api", *model, *who, "--out", out) == 0
     assert summary(out)["ignored"] == {"sotopia": {"judge form": 1}}
     assert "ignored by servers sotopia judge form 1" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_run_of_another_default_limit_is_not_taken_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Defaults move between versions: half a run under each would be no mean of anything."""
-    out = tmp_path / "run"
-    with ScriptedServer(answer=oracle("hitom", 4)) as server:
-        assert api(server.base_url, out, task="hitom", n=4) == 0
-        record = json.loads((out / "conditions.json").read_text())
-        assert record["tasks"]["hitom"]["sampling"]["max_tokens"] == 8192
-        record["tasks"]["hitom"]["sampling"]["max_tokens"] = 1024
-        (out / "conditions.json").write_text(json.dumps(record))
-        capsys.readouterr()
-        assert api(server.base_url, out, task="hitom", n=4) == 2
-    error = capsys.readouterr().err
-    assert "another reply limit of the actor in hitom" in error
-    assert "another folder with --out" in error
 
 
 def test_cut_replies_that_count_are_told_of(

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from tests.support.evaluation import (
     summary,
     three_lines,
     value,
-    visitor,
 )
 from tests.support.servers.faulty import FaultPlan, FaultyServer
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
@@ -41,7 +39,7 @@ from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 SECRET = "sk-test-0123456789abcdef0123456789"
 
 
-@pytest.mark.parametrize("task", ["tomi", "hitom", "paratomi"])
+@pytest.mark.parametrize("task", ["hitom"])
 def test_an_oracle_scores_one_and_a_fool_zero(task: str, tmp_path: Path) -> None:
     with ScriptedServer(answer=oracle(task, 6)) as server:
         assert api(server.base_url, tmp_path / "right", task=task) == 0
@@ -53,7 +51,7 @@ def test_an_oracle_scores_one_and_a_fool_zero(task: str, tmp_path: Path) -> None
         assert cell["unscored"] == {}
 
 
-@pytest.mark.parametrize("profile", ["plain", "strict-reasoning", "thinking"])
+@pytest.mark.parametrize("profile", ["strict-reasoning", "thinking"])
 def test_every_kind_of_server_is_scored(profile: str, tmp_path: Path) -> None:
     with ScriptedServer(profile=profile, answer=oracle("tomi", 6)) as server:  # type: ignore[arg-type]
         assert api(server.base_url, tmp_path / "run", "--max-tokens", 64) == 0
@@ -69,25 +67,6 @@ def test_thinking_that_fills_the_limit_is_the_actors_own_failure(tmp_path: Path)
     assert (cell["mean"], cell["worst"], cell["best"]) == (0.0, 0.0, 1.0)
     assert summary(tmp_path / "run")["statuses"] == {"tomi": {"truncated": 6}}
     assert {r.episode.transcript[0].text for r in records(tmp_path / "run")} == {""}
-
-
-def test_passing_faults_cost_retries_and_nothing_else(tmp_path: Path) -> None:
-    script = {
-        0: Fault.status_error(500),
-        1: Fault.rate_limited("0.3"),
-        2: Fault.truncated_json(),
-        3: Fault.slow(1.5),
-        4: Fault.cut_midway(),
-        5: Fault.closed(),
-    }
-    started = time.monotonic()
-    with ScriptedServer(answer=oracle("tomi", 6), script=script) as server:
-        assert api(server.base_url, tmp_path / "run", "--timeout", 1, "--concurrency", 1,
-                   "--max-attempts", 7) == 0  # fmt: skip
-        assert len(server.requests) == 12
-    assert time.monotonic() - started > 1.3  # 1 s until the time-out, 0.3 s for Retry-After
-    assert value(tmp_path / "run")["mean"] == 1.0
-    assert sum(attempts for _, attempts in paid(tmp_path / "run")) == 12
 
 
 def test_what_was_not_answered_is_not_scored(tmp_path: Path, capsys) -> None:
@@ -139,27 +118,6 @@ def test_a_small_unscored_share_is_tolerated(tmp_path: Path) -> None:
     with ScriptedServer(answer=oracle("tomi", 6), script=script) as server:
         assert api(server.base_url, tmp_path / "run", "--max-unscored", 0.2) == 0
     assert value(tmp_path / "run")["n_scored"] == 5
-
-
-def test_a_server_that_dies_midway_is_paid_once(tmp_path: Path) -> None:
-    out, few = tmp_path / "run", ("--max-attempts", 1, "--concurrency", 1)
-    with ScriptedServer(answer=oracle("tomi", 12), dies_after=5) as server:
-        assert api(server.base_url, out, *few, n=12) == 1
-        port = int(server.base_url.split(":")[2].split("/")[0])
-        first = [last_message(body) for body in server.requests[:5]]
-    assert value(out)["n_scored"] == 5
-    assert value(out)["unscored"] == {"provider_error": 7}
-    assert value(out)["mean"] == 1.0
-    with ScriptedServer(answer=oracle("tomi", 12), port=port) as server:
-        assert api(server.base_url, out, *few, n=12) == 0
-        second = [last_message(body) for body in server.requests]
-    assert len(second) == 7
-    assert not set(first) & set(second)
-    assert (value(out)["mean"], value(out)["n_scored"]) == (1.0, 12)
-    assert len({example for example, _ in paid(out)}) == len(paid(out)) == 12
-    with ScriptedServer(answer=oracle("tomi", 12), port=port) as server:
-        assert api(server.base_url, out, *few, n=12) == 0
-        assert server.requests == []
 
 
 def test_patience_may_change_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,19 +246,6 @@ def test_cost_comes_from_the_ledger(tmp_path: Path) -> None:
     assert summary(out)["cost"] == pytest.approx((words + 10 * replies) / 1e6)
 
 
-def test_replay_needs_no_server(tmp_path: Path, capsys) -> None:
-    with ScriptedServer(answer=oracle("tomi", 6)) as server:
-        assert api(server.base_url, tmp_path / "a") == 0
-        url = server.base_url
-    ledger = tmp_path / "a" / "ledger.sqlite"
-    replay = ("--ledger", "replay", "--ledger-file", ledger)
-    assert api(url, tmp_path / "b", *replay) == 0
-    assert value(tmp_path / "b")["mean"] == 1.0
-    capsys.readouterr()
-    assert api(url, tmp_path / "c", *replay, "--temperature", 0.5) == 2
-    assert "holds no reply" in capsys.readouterr().err
-
-
 def test_repeats_are_calls_of_their_own(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with ScriptedServer(answer=oracle("tomi", 6)) as server:
@@ -326,18 +271,6 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(tmp_path: Path, capsys) -> No
 
 
 # --- two parties ----------------------------------------------------------------------------------
-
-
-def test_a_dialogue_with_a_partner_over_http(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with visitor() as partner, ScriptedServer(answer=keeper) as server:
-        arguments = ("--partner", f"endpoint:scripted-visitor@{partner}")
-        assert api(server.base_url, out, *arguments, task="secret_keeper", n=4) == 0
-    cells = summary(out)["tasks"]["secret_keeper"]
-    assert cells["secret_kept"]["mean"] == cells["facts_told"]["mean"] == 1.0
-    assert cells["value"]["mean"] == 1.0  # every question in the fewest turns
-    assert {len(r.episode.transcript) for r in records(out)} == {8}
-    assert len(paid(out)) == 4 * (4 + 4)
 
 
 def test_a_partner_that_fails_leaves_the_episode_unscored(tmp_path: Path) -> None:
@@ -506,25 +439,3 @@ def test_the_record_holds_what_was_sent_and_to_which_server(
     unknown = server_is["defaults"] == "unknown"
     assert shown.err.count("unknown server: m at ") == unknown
     assert ("unknown defaults m@" in " ".join(shown.out.split())) == unknown
-
-
-def test_rows_that_the_server_cut_are_unscored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """llama.cpp ends a reply without an error when its slot is full."""
-    out = tmp_path / "run"
-    message = {"content": "Let me think about <answer>box</answer>"}
-    full = Fault.reply({
-        "choices": [{"message": message, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 28},
-    })  # fmt: skip
-    props = {"/props": {"default_generation_settings": {"n_ctx": 128}}}
-    with ScriptedServer(
-        answer=oracle("tomi", 6), owner="llamacpp", extra=props, script={1: full}
-    ) as server:
-        assert api(server.base_url, out, "--concurrency", 1) == 1
-    assert summary(out)["statuses"] == {"tomi": {"ok": 5, "unscored": 1}}
-    assert value(out)["unscored"] == {"context_overflow": 1} and value(out)["mean"] == 1.0
-    error = capsys.readouterr().err
-    assert "cut the reply after 28 of the 256 tokens" in error and "holds 128 tokens" in error
-    assert "--max-tokens" not in error

@@ -257,29 +257,6 @@ def test_the_actor_and_another_checkpoint_as_partners(
     assert play(model, again, partner, "--config", config) == 0
 
 
-def test_a_partner_by_name_with_another_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret = "sk-" + "abcdef0123456789" * 2
-    monkeypatch.setenv("PARTNER_KEY", secret)
-    answer = lambda body: visitor_line(body["messages"])  # noqa: E731
-    with (
-        ScriptedServer(answer=answer, require_key=secret) as partner,
-        ScriptedServer(answer=keeper) as server,
-    ):
-        book = tmp_path / "endpoints.yaml"
-        entry = {"model": "p", "base_url": partner.base_url, "api_key_env": "PARTNER_KEY"}
-        book.write_text(json.dumps({"endpoints": {"asker": entry}, "roles": {"partner": "asker"}}))
-        out = tmp_path / "run"
-        flags = ("--endpoints", book)
-        assert api(server.base_url, out, *flags, task="secret_keeper", n=2) == 0
-        assert api(server.base_url, out, *flags, "--partner", "asker", "--timeout", 5,
-                   task="secret_keeper", n=2) == 0  # the same run, more patient  # fmt: skip
-    for file in out.rglob("*"):
-        assert not file.is_file() or secret.encode() not in file.read_bytes(), file
-    assert "PARTNER_KEY" in (out / "config.yaml").read_text()
-
-
 def test_a_limit_on_the_cost_stops_the_run_and_a_larger_one_finishes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,34 +294,6 @@ def test_a_cost_that_leaves_calls_out_says_so(
         f"at least {dollars(numbers['cost'])}, {numbers['unpriced_calls']} calls"
         in capsys.readouterr().out
     )
-
-
-def test_a_limit_without_a_price_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-nobody")
-    with ScriptedServer(answer=keeper, host="0.0.0.0") as server:  # no address of this machine
-        assert "//0.0.0.0:" in server.base_url
-        assert api(server.base_url, tmp_path / "run", "--max-cost", 1) == 2
-        assert server.requests == []
-    assert "price" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_server_on_this_machine_needs_no_price_under_a_limit(tmp_path: Path) -> None:
-    """A partner that nobody named a price of costs nothing; the actor's named price counts."""
-    out, prices = tmp_path / "run", ("--price-in", 1000, "--price-out", 1000)
-    with visitor() as url, ScriptedServer(answer=keeper) as server:
-        options = ("--partner", f"endpoint:p@{url}", *prices, "--concurrency", 1)
-        for limit, code, episodes in ((0.1, 2, 0), (500, 0, 1)):
-            words = (*options, "--max-cost", limit)
-            assert api(server.base_url, out, *words, task="secret_keeper", n=1) == code
-            assert len(load_records(out / "episodes.jsonl")) == episodes
-    free = tmp_path / "free"
-    with ScriptedServer(answer=oracle("tomi", 2)) as server:
-        assert api(server.base_url, free, "--max-cost", 0.001, n=2) == 0
-    assert len(load_records(free / "episodes.jsonl")) == 2
-    assert summary(free)["cost"] is None, "what nobody named is still not known"
 
 
 # --- replies of no use ----------------------------------------------------------------------------
