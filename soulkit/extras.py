@@ -46,7 +46,7 @@ HOME = Path(__file__).resolve().parent
 def install_line(extra: str, home: Path = HOME) -> str:
     """The shell command that adds `extra` to the installation whose package folder is `home`."""
     pip = "pip" if find_spec("pip") is not None else "uv pip"
-    if _is_checkout(home.parent):
+    if _project(home.parent):
         return f"{pip} install -e {shlex.quote(f'{home.parent}[{extra}]')}"
     installed = _distribution(home)
     if installed is None:
@@ -79,11 +79,6 @@ def declared_requirements(home: Path = HOME) -> tuple[str, list[str], dict[str, 
         extra = re.search(r"""extra *== *['"]([\w-]+)['"]""", marker)
         (extras.setdefault(extra[1], []) if extra else core).append(package.strip())
     return installed.metadata["Requires-Python"] or "", core, extras
-
-
-def _is_checkout(folder: Path) -> bool:
-    """Whether `folder` holds soulkit's own pyproject.toml; other packages leave theirs, too."""
-    return bool(_project(folder))
 
 
 def _project(folder: Path) -> dict[str, Any]:

@@ -184,15 +184,13 @@ def _add_text(reach: Reach, name: str, value: str) -> None:
         reach.keys.append(SERVERS_KEY)
     elif name == "base_url" or ("://" in value and name not in ABOUT):
         reach.addresses.append(value)
-    elif name in FILES or (name == "option" and _may_be_file(value)):
+    elif name in FILES:
         reach.files.append(value)
+    elif name == "option":  # options of tasks are numbers, choices or places
+        is_place = any(sign in value for sign in "/\\.~") or Path(value).exists()
+        reach.files += [value] if is_place else []
     elif name == "track" and value != "none":
         reach.addresses.append(f"track: {value}")
-
-
-def _may_be_file(value: str) -> bool:
-    """Whether an option of a task may name a file: options are numbers, choices or places."""
-    return any(sign in value for sign in "/\\.~") or Path(value).exists()
 
 
 def _add_player(reach: Reach, text: str) -> None:
@@ -274,11 +272,10 @@ def acting_settings(settings: Mapping[str, Any], over: Mapping[str, Any]) -> dic
     }  # fmt: skip
     context = {"kind": "model", "api_key_env": "base_url", "headers": "base_url"}
     shared = {name for name, partner in context.items() if name in over and partner in acting}
-    return acting | {name: _joined(acting.get(name), over[name]) for name in shared}
-
-
-def _joined(under: Any, over: Any) -> Any:
-    return {**under, **over} if isinstance(under, Mapping) and isinstance(over, Mapping) else over
+    for name in shared:
+        groups = isinstance(over[name], Mapping) and isinstance(acting.get(name), Mapping)
+        acting[name] = {**acting[name], **over[name]} if groups else over[name]
+    return acting
 
 
 def inside_runs(settings: Mapping[str, Any]) -> dict[str, Path]:

@@ -21,7 +21,7 @@ from soulkit.models.players.settings import RoleSettings, TaskPlayers, players_i
 from soulkit.play.plan import Work
 from soulkit.play.settings import PlayConfig
 from soulkit.tasks.kit.registry import Registry
-from soulkit.tasks.kit.spec import DefaultPlayer, TaskSpec
+from soulkit.tasks.kit.spec import DefaultPlayer
 from soulkit.types import Role
 
 Config = TypeVar("Config", bound=PlayConfig)
@@ -46,21 +46,18 @@ def with_default_players(
     seats = {part.task.name: _players_of_task(config, part, file, coached=coached) for part in work}
     rules: dict[str, Any] = {}
     if "coach" in config.roles() and not config.named("coach"):
-        if coached and any(map(_has_model_coach, map(registry.spec, members))):
+        coaches = (registry.spec(name).players.coach for name in members)
+        if coached and any(isinstance(one, DefaultPlayer) for one in coaches):
             # Rules for all would be named for those that are left out as well.
-            seats = {task: _with_rules(own) for task, own in seats.items()}
+            rules_alone = {"coach": "symbolic"}
+            seats = {
+                task: own if own.coach else own.model_copy(update=rules_alone)
+                for task, own in seats.items()
+            }
         else:
             rules = {"coach": "symbolic"}
     own_players = {task: own for task, own in seats.items() if any(dict(own).values())}
     return config.model_copy(update={"task_players": own_players, **rules})
-
-
-def _has_model_coach(spec: TaskSpec) -> bool:
-    return isinstance(spec.players.coach, DefaultPlayer)
-
-
-def _with_rules(own: TaskPlayers) -> TaskPlayers:
-    return own if own.coach else own.model_copy(update={"coach": "symbolic"})
 
 
 def training_player_remarks(

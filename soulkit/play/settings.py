@@ -183,9 +183,12 @@ def chosen_rows(rows: Iterable[Example], config: PlayConfig, task: str) -> tuple
         row for row in rows if has_tags(row, config.where) and (not named or row.id in named)
     )
     if rows and not left:
+        filters = [f"--where {tag}={form}" for tag, form in config.where.items()]
+        filters += [f"--example {name}" for name in config.example]
+        tags = sorted({name for row in rows for name in row.tags})
         raise DataError(
-            f"None of {len(rows)} rows of '{task}' is left by {_filters(config)}.",
-            f"Their tags are {_tags(rows)}; their ids are such as '{rows[0].id}'.",
+            f"None of {len(rows)} rows of '{task}' is left by {' '.join(filters)}.",
+            f"Their tags are {', '.join(tags) or 'none'}; their ids are such as '{rows[0].id}'.",
             "Change --where or --example, or leave them out.",
         )
     return left
@@ -194,16 +197,6 @@ def chosen_rows(rows: Iterable[Example], config: PlayConfig, task: str) -> tuple
 def has_tags(example: Example, where: Mapping[str, str]) -> bool:
     """Whether every named tag matches its regular expression as a whole."""
     return all(re.fullmatch(form, example.tags.get(tag, "")) for tag, form in where.items())
-
-
-def _filters(config: PlayConfig) -> str:
-    where = [f"--where {tag}={form}" for tag, form in config.where.items()]
-    return " ".join([*where, *(f"--example {name}" for name in config.example)])
-
-
-def _tags(rows: Iterable[Example]) -> str:
-    names = sorted({name for row in rows for name in row.tags})
-    return ", ".join(names) or "none"
 
 
 def configured_tasks(

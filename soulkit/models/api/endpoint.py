@@ -163,18 +163,16 @@ class Endpoint:
         self._defaults = ServerDefaults(model, self.access, timeout_s)
         # The jitter must not touch the global stream that seeds depend on.
         self._jitter = random.Random()
+        first = min(1.0, max(backoff_s, 0.05))
+        longest = max(first, min(30.0, max_wait_s))
         self._traffic = SharedLimits(
-            self._breaker(down_after_s), bucket(requests_per_minute), bucket(tokens_per_minute)
-        )
+            Breaker(down_after_s, pause_s=first, max_pause_s=longest, jitter=self._jitter.random),
+            bucket(requests_per_minute), bucket(tokens_per_minute),
+        )  # fmt: skip
         self._sessions = PerLoop(self._new_session)
         self._preflight = preflight
         if preflight is not None and not replays:
             preflight.join(self)
-
-    def _breaker(self, down_after_s: float) -> Breaker:
-        first = min(1.0, max(self.backoff_s, 0.05))
-        longest = max(first, min(30.0, self.max_wait_s))
-        return Breaker(down_after_s, pause_s=first, max_pause_s=longest, jitter=self._jitter.random)
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call

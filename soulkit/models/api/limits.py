@@ -42,10 +42,6 @@ class Decision(Enum):
     FAIL = "fail"
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Breaker:
     """The state of one server, shared by all calls to it. Times are seconds of one clock.
 
@@ -67,7 +63,7 @@ class Breaker:
         pause_s: float = 1.0,
         max_pause_s: float = 30.0,
         jitter: Callable[[], float] = random.random,
-        wall: Callable[[], datetime] = _utc_now,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.down_after_s, self.after = down_after_s, after
         self.pause_s, self.max_pause_s = pause_s, max_pause_s

@@ -175,14 +175,11 @@ def version(db: sqlite3.Connection) -> int:
         return int(cursor.fetchone()[0])
 
 
-def _tables(db: sqlite3.Connection) -> set[str]:
-    with closing(db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")) as cursor:
-        return {str(row[0]) for row in cursor}
-
-
 def _check_version(db: sqlite3.Connection, path: Path, *, empty_ok: bool = False) -> None:
     """RunError unless the file is a ledger of this version, or empty if that is ok."""
-    tables, file_version = _tables(db), version(db)
+    with closing(db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")) as cursor:
+        tables = {str(row[0]) for row in cursor}
+    file_version = version(db)
     if "calls" in tables and file_version != VERSION:
         raise RunError(
             f"The ledger '{path}' cannot be used: it is of version {file_version}, and this "

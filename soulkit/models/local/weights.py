@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from soulkit.errors import ModelLoadError
+from soulkit.text import counted
 
 ADAPTER_FILE = "adapter_model.safetensors"
 
@@ -38,7 +39,7 @@ def weights_misfit(
     not finite.
     """
     parts = [
-        f"{_count(names)} {what}: {_name_list(names)}"
+        f"{counted(len(names), 'weight')} {what}: {_name_list(names)}"
         for names, what in (
             (missing, "missing"),
             (misshapen, "of another shape"),
@@ -76,10 +77,6 @@ def _is_finite(tensor: Any) -> bool:
         tensor = tensor.to(torch.bfloat16)
     # The least and the greatest of numbers with a NaN among them are NaN.
     return all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))
-
-
-def _count(names: Collection[str]) -> str:
-    return f"{len(names)} weight{'' if len(names) == 1 else 's'}"
 
 
 def _name_list(names: Collection[str]) -> str:

@@ -44,10 +44,6 @@ SEVERAL = 2
 """Any number of opinions above one: how a player is sampled does not depend on which."""
 
 
-def _never(role: str, settings: RoleSettings) -> bool:
-    return False
-
-
 @dataclass
 class Players:
     """Makes the players of a run: one model for equal settings, so that equal endpoints share
@@ -66,7 +62,7 @@ class Players:
     call_arguments: Mapping[str, Any] = field(default_factory=dict)
     settings_of_all: Sequence[RoleSettings] = ()
     batches: Batches | None = None
-    by_batch: Callable[[str, RoleSettings], bool] = _never
+    by_batch: Callable[[str, RoleSettings], bool] = lambda role, settings: False
     reporter: Reporter = SILENT
     """Gets a line on who answers, before the first call."""
     note: Callable[[Mapping[str, Any]], None] = forget
