@@ -165,11 +165,9 @@ def stages_after(keys: Mapping[str, Any] | set[str]) -> tuple[Stage, ...]:
 
 
 def open_distillation(out: Path, config: DistillConfig, reporter: Reporter = SILENT) -> Run:
-    """The folder of a distillation, new or taken up; RunError when it is another one's.
+    """The folder of a distillation, new or resumed; RunError when it is another one's.
 
-    A setting may change as long as no stage has begun that it reaches: what was sampled is not lost
-    because too much was asked of it. Else the refusal names the settings, and the stages that they
-    reach.
+    A setting may change as long as no stage has begun that it reaches.
     """
     settings, sealed = config.identity(), not config.foreign
     try:

@@ -177,12 +177,10 @@ def measure(
     limited: Callable[[Measurement], EvalConfig] = lambda part: part.config,
     servers: VllmServers | None = None, reporter: Reporter = SILENT,
 ) -> None:  # fmt: skip
-    """Play what `out/measured` lacks; runs with all their scores are not loaded again.
+    """Play what `out/measured` lacks. `limited` bounds each run's cost by the command's.
 
-    `limited` puts the bounds of the whole command on each run's cost, `servers` are vLLM's for all
-    of them. RunError while there is no
-    generalist, ConfigError where rows, players or models are not in order, before anything is
-    played.
+    RunError while there is no generalist, ConfigError where rows, players or models are not in
+    order, before anything is played.
     """
     parts = measurements(config, experts, out)
     if not generalist_weights(out).is_dir():

@@ -70,11 +70,10 @@ def distill(
     config: DistillConfig, out: Path, stages: Sequence[Stage], *, trust: bool = False,
     reporter: Reporter = SILENT,
 ) -> Distillation | None:  # fmt: skip
-    """Do `stages` in `out`, resuming it; what came out, once the stage report is among them.
+    """Do `stages` in `out`, resuming it; the result, once the stage report is among them.
 
-    Raises a UserError before anything is loaded or paid for where settings, experts, rows, players
-    or gates are not in order, and where a stage lacks what an earlier one makes. With `trust`
-    settings of experts' runs that are not known to be the user's own act, too.
+    UserError before anything is loaded or paid for where settings, rows, players, gates or earlier
+    stages are not in order. With `trust` settings of others' runs act, too.
     """
     experts = with_rows_and_players(config, find_experts(config), trust=trust)
     for line in rows_and_players_words(config, experts):

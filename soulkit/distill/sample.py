@@ -84,8 +84,7 @@ def _refuse_other(folder: Path, before: PlayerFacts, now: PlayerFacts, name: str
         if old and new and old != new:
             raise RunError(
                 f"'{folder}' was made with other weights than {name} has now.",
-                f"They were {old} and are {new}: what was selected, learned and measured before "
-                "is of another model.",
+                f"They were {old} and are {new}: everything that was made of it is outdated.",
                 "Distil anew with another --out, or bring the old weights back.",
             )
 
@@ -231,9 +230,8 @@ def sample(
 ) -> None:  # fmt: skip
     """Play what `out/samples` lacks, one expert after the other; finished runs are not loaded.
 
-    Once `select` has chosen, the samples stay as they are: unscored ones are played again only
-    before. Raises a UserError before anything is played where rows, experts or players are not in
-    order, or training rows overlap evaluation rows. `servers` are vLLM's for all of them.
+    Once `select` has chosen, the samples stay as they are. UserError before anything is played
+    where rows, experts or players are not in order, or rows overlap evaluation rows.
     """
     refuse_other_samples(out, experts)
     if (out / SELECTION).is_file():
@@ -315,11 +313,9 @@ Overlaps = Mapping[str, Mapping[str, RowMatch]]
 def find_overlaps(
     config: DistillConfig, work: Sequence[Work], aside: Sequence[Work] = ()
 ) -> Overlaps:
-    """The training rows in `work` that overlap evaluation rows of its tasks.
+    """Training rows that overlap evaluation rows; DataError unless they may be left out.
 
-    DataError naming them, unless they are to be left out, and where that would leave a task none.
-    Rows that overlap those in `aside`, which were set aside without being named by --held-out, are
-    always left out: the user did not choose this split.
+    Rows that overlap those in `aside`, which --held-out did not name, are always left out.
     """
     named = list(chain.from_iterable(
         _evaluation_rows(config, part.task.name) for part in work

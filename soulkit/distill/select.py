@@ -139,11 +139,8 @@ def choose_samples(
     samples: Iterable[SampleFacts], rules: SelectionRules, *, overlapping: Collection[str] = (),
     alike: Mapping[str, Collection[str]] | None = None,
 ) -> SampleChoice:  # fmt: skip
-    """What of the samples of one task is learned, in a fixed order.
-
-    `overlapping`: rows that no sample may come from. `alike`: row → other rows that say nearly the
-    same.
-    """
+    """What of the samples of one task is learned, in a fixed order. `overlapping` rows go;
+    `alike`: row → other rows that say nearly the same."""
     every = sorted({one.key: one for one in samples}.values(), key=lambda one: one.key)
     clean = [one for one in every if one.example_id not in overlapping]
     usable = [one for one in clean if one.reward is not None]
@@ -320,11 +317,8 @@ class SampleSelection:
 def select_samples(
     config: DistillConfig, experts: Sequence[Expert], out: Path, *, reporter: Reporter = SILENT
 ) -> SampleSelection:
-    """Write selected.jsonl and selection.json of the samples in `out`, or find them written.
-
-    RunError while samples are missing, DataError where rows overlap evaluation rows or nothing of a
-    task passes.
-    """
+    """Write selected.jsonl and selection.json, or find them written. RunError while samples are
+    missing, DataError where rows overlap evaluation rows or nothing of a task passes."""
     refuse_other_samples(out, experts)
     settings = _settings(config, experts)
     selection = written_selection(out)

@@ -115,11 +115,8 @@ class ListedRun:
 
 
 def parse_arms(text: str) -> list[Arm]:
-    """`grpo,ditto:only_copy,ditto:lambda_fb=0:kl_coef=0.01` → arms, in this order.
-
-    ConfigError: an unknown method or setting, a setting without a value that is no switch, the same
-    arm twice, or none.
-    """
+    """`grpo,ditto:only_copy,ditto:lambda_fb=0:kl_coef=0.01` → arms, in this order. ConfigError for
+    an unknown method or setting, a setting without its value, the same arm twice, or none."""
     arms = [_arm(part.strip()) for part in text.split(",") if part.strip()]
     twice = [slug for slug, n in Counter(arm.slug for arm in arms).items() if n > 1]
     if twice or not arms:
@@ -181,10 +178,8 @@ def plan_arms(
 ) -> list[PlannedRun]:  # fmt: skip
     """Every run of the comparison, seed by seed so that an early look compares like with like.
 
-    `settings_of` gives the common settings as far as a method knows them. ConfigError for settings
-    that are wrong, leave a method without feedback or, without `force_mixed`, would have methods
-    measured unlike the first; RunError when a run's folder was begun with others: all before
-    anything runs.
+    `settings_of` gives the common settings as far as a method knows them. ConfigError for wrong or
+    (without `force_mixed`) unlike settings, RunError for a folder begun with others.
     """
     if seeds < 1 or match not in get_args(BudgetMatch):
         raise ConfigError(
@@ -255,8 +250,7 @@ def refuse_unlike(runs: Sequence[PlannedRun], *, judged_alike: bool = False) -> 
         only_judges = not judged_alike and not _unlike(runs, judges=False)
         raise ConfigError(
             f"The methods would not be measured the same way ({'; '.join(reasons)}).",
-            "A difference to the first would mix the methods with the change of what they are "
-            "measured with.",
+            "Their differences would mix methods and measurements.",
             "Have the ends of all scored by one judge with --eval-judge WHO, or accept the mixture "
             "with --force-mixed."
             if only_judges
@@ -297,11 +291,8 @@ def run_all(
 
 
 def arms_with_players(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs with everybody in their seats; NoFeedback for an arm that can have none,
-    NotForTraining for rows that nobody may train on, UnnamedModel for data without a default model.
-
-    What else is wrong with an arm is its own, and recorded when its turn comes.
-    """
+    """The runs with everybody in their seats; NoFeedback, NotForTraining or UnnamedModel for the
+    whole comparison. What else is wrong with an arm is recorded when its turn comes."""
     from soulkit.train.run import adapter_remark
     from soulkit.train.setup.data import UnnamedModel, download_remark, load_training_data
     from soulkit.train.setup.feedback_check import NoFeedback

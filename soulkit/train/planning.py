@@ -391,8 +391,7 @@ def refuse_unfitting(config: TrainConfig) -> None:
         f"{'all weights' if config.full else 'an adapter'} of '{config.model}' on lessons of "
         f"{config.lesson_tokens:,} tokens takes about {needed / 2**30:,.1f} GiB, and "
         f"{free / 2**30:,.1f} GiB are free.",
-        "Weights, gradients, AdamW's two moments and the activations of one lesson have to be "
-        "there at once.",
+        "Weights, gradients, AdamW's moments and one lesson's activations are there at once.",
         f"{'; '.join([*ways, 'fewer --lesson-tokens'])}; or take a smaller model or a larger "
         "device.",
     )

@@ -45,11 +45,8 @@ from soulkit.types import ControlRecord, Record
 
 
 def recorded_training(path: Path, *, trust: bool = False) -> RecordedRun:
-    """The training run in `path`; RunError or DataError when it cannot be read.
-
-    TrustError when it is not known to be the user's own, unless `trust`. Its actor is gone (the
-    weights have moved on), and scorers that ask it meet a miss.
-    """
+    """The training run in `path`; RunError or DataError when it cannot be read, TrustError when it
+    is not known to be the user's own, unless `trust`. Scorers that ask its actor meet a miss."""
     config, settings, sealed = load_recorded(_kind(path, trust), path, trust=trust)
 
     def cast(ledger: Ledger) -> Cast:

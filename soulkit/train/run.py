@@ -92,11 +92,9 @@ def train(
 ) -> TrainSummary:  # fmt: skip
     """Train as `config` says into the run folder `out` (resuming it) and return the summary.
 
-    The final weights are in `out/model` (a LoRA adapter, or the whole model after full SFT). With
-    `eval_every` those with the best dev score are in `out/best`, loaded the same way; the summary
-    names their step, score and checkpoint. Resuming takes the rows, the models and, if the run is
-    deterministic, the arithmetic it was started with: RunError names what differs. `ready` is what
-    `prepare_training` gave; without it that is done here.
+    The final weights are in `out/model`, with `eval_every` those with the best dev score in
+    `out/best`. A resume takes the same rows, models and, if deterministic, arithmetic: RunError
+    names what differs. `ready` is what `prepare_training` gave; without it that is done here.
     """
     with _open_training(config, out, ready, reporter) as parts:
         return run_coroutine(_train(*parts, reporter))
@@ -230,8 +228,7 @@ def refuse_untrainable(config: TrainConfig) -> None:
     if config.dtype == "float16":
         raise ConfigError(
             "An adapter was to be trained on a base in float16.",
-            "Its activations and gradients leave the range of float16, and what leaves it is no "
-            "number any more.",
+            "Its activations and gradients leave the range of float16.",
             "Use --dtype bfloat16 or float32; a float16 checkpoint is read as either.",
         )
     if config.full and config.adapter is not None:

@@ -106,7 +106,7 @@ def test_fewer_steps_are_refused_and_nothing_changes(
     assert soul(*USUAL, *CONSTANT, "--steps", 2, "--out", run) == 2
     what, why, fix = three_lines("\n".join(capsys.readouterr().err.splitlines()[-3:]))
     assert "begun with 3 steps, and now --steps is 2" in what
-    assert "raised and not lowered" in why and "--steps 3 or more" in fix
+    assert "raised, not lowered" in why and "--steps 3 or more" in fix
     assert ((run / "config.yaml").read_bytes(), (run / "summary.json").read_bytes()) == before
 
 

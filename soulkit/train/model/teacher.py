@@ -106,8 +106,7 @@ def check_expert(task: str, adapter: str, base: str, student: Policy) -> None:
     if print_there and place.is_dir() and print_there != weights_hash(place):
         raise ConfigError(
             f"The teacher of {task}, '{adapter}', is an adapter of another base than '{base}'.",
-            f"It was trained on '{trained_on.get('model')}', whose weights are others: on top of "
-            "these it would say something else than the expert did.",
+            f"It was trained on '{trained_on.get('model')}', whose weights are others.",
             "Name the base that the experts share with --model (or --teacher-model).",
         )
     tokens = _vocabulary(folder)
@@ -329,8 +328,7 @@ def _check_gathers(policy: Policy) -> None:
     if not policy.gathers:
         raise ConfigError(
             "The distributions of this model cannot be compared.",
-            "Its output is not its output layer applied to the last hidden state (the logits are "
-            "scaled or capped on the way), so whole distributions cannot be computed in parts.",
+            "Its logits are scaled or capped, so distributions cannot be computed in parts.",
             "Use the token form: sdpo-token, or opd with opd_form token.",
         )
 

@@ -77,8 +77,7 @@ def _refuse_unserved(config: TrainConfig) -> None:
     if config.method == "sft":
         raise ConfigError(
             "Supervised training was to be sampled by vLLM.",
-            "It learns from texts that are there, and samples little: for dev scores, probes and "
-            "the texts of --objective mixsd, which mix two readings token by token.",
+            "It samples little: dev scores, probes and the texts of --objective mixsd.",
             f"Leave out --engine, and {LOCAL.replace('local', 'vllm')} for soul eval.",
         )
     if config.full:
@@ -100,8 +99,7 @@ def check_served(policy: Policy, model: str) -> None:
     if packed := is_quantised(policy.causal):
         raise ConfigError(
             f"'{model}' is quantised ({packed}), and vLLM was to sample with it.",
-            "Trainer and server would unpack its weights in ways of their own, and no comparison "
-            "of log-probs could tell that from weights that did not arrive.",
+            "Trainer and server unpack such weights differently, so log-probs cannot be compared.",
             f"Name the model in bfloat16 or float32, or {LOCAL}.",
         )
     check_adapter(policy)

@@ -33,10 +33,7 @@ from soulkit.types import Feedback, Record, Segment
 
 def swap_feedback(drafts: Sequence[Record], key: str) -> list[Feedback | None]:
     """Each draft's usable feedback handed to a draft of another example; None where there is none.
-
-    A rotation over examples in random order: everybody gives one and takes one, unless one example
-    has more feedback than all others together and some must be given twice.
-    """
+    Examples rotate in random order; some is given twice where one example has most of it."""
     usable = [i for i, d in enumerate(drafts) if d.received is not None and d.received.usable]
     by_example: dict[str, list[int]] = {}
     for i in usable:

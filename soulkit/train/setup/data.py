@@ -125,10 +125,9 @@ class ServePlayer(Protocol):
 def load_training_data(
     config: TrainConfig, *, asking: bool = False, reporter: Reporter = SILENT
 ) -> TrainingData:
-    """Tasks and rows; dev rows are taken from the training rows by content hash of the story.
+    """Tasks and rows, with dev rows by content hash of the story; or, without tasks, conversations.
 
-    Keys and the model are looked for where players are going to be asked (`asking`). Without tasks
-    it is conversations that are trained on; `reporter` then gets what takes long.
+    Keys and the model are looked for where players are going to be asked (`asking`).
     """
     if config.corpora:
         refuse_unnamed_model(config)

@@ -46,11 +46,8 @@ from soulkit.types import (
 
 
 async def scripted_drafts(task: Task, example: Example) -> list[tuple[Episode, Score]]:
-    """A wrong, a perfect and an empty episode with their scores, as far as the task has them.
-
-    What only a judge could score is taken with the lowest and the highest score that there are, and
-    so is what the rules take for perfect although it is not.
-    """
+    """A wrong, a perfect and an empty episode with their scores, as far as the task has them. What
+    only a judge could score is taken with the lowest and the highest score that there are."""
     pairs: list[tuple[Episode, Score]] = []
     for script, perfect in ((task.wrong, False), (task.gold, True), (_mute(task), False)):
         episode, score, _ = await scripted_play(task, example, script, perfect=perfect)
@@ -309,8 +306,7 @@ def _no_feedback(
     return NoFeedback(
         f"'{config.method}' learns from feedback, and the coach '{coach}' can give none that may "
         f"be used: {whys}.",
-        "Without feedback drafts are trained on their rewards alone, or not at all: that is "
-        "another method under this name.",
+        "Without feedback it would be another method under this name.",
         f"{text[0].upper()}{text[1:]}.",
     )
 
@@ -322,8 +318,7 @@ def _refuse_weightless(config: TrainConfig, objective: Objective, pool: TaskRows
     if alone and objective.logits:
         raise NoFeedback(
             f"'{config.method}' compares distributions, and divergence_top_k is 1.",
-            "A single token that is compared has probability 1 for both: the teacher's part is "
-            "always 0, and nothing is learned from it.",
+            "A single token has probability 1 for both, so nothing is learned from the teacher.",
             "Leave out divergence_top_k, or add --set divergence_tail=bucket.",
         )
     # Rewards of the reference are not on the scale of the metric.

@@ -46,11 +46,8 @@ Shape = tuple[tuple[str, bool, str], ...]
 
 @dataclass
 class LessonEncoder:
-    """Encodes the lessons of a run for one model.
-
-    Called with a lesson it gives its sequences, of at most `limit` tokens each (None: as long as
-    they are), or the reason why it cannot be used, in words that are the same for all of a kind.
-    """
+    """Encodes the lessons of a run for one model: a lesson's sequences, of at most `limit` tokens
+    each, or the reason why it cannot be used, in words that are the same for all of a kind."""
 
     renderer: Renderer
     encode_reply: EncodeReply

@@ -157,11 +157,8 @@ async def with_written(
     config: TrainConfig, run: Path, policy: Policy, corpus: Corpus,
     reporter: Reporter,
 ) -> Corpus:  # fmt: skip
-    """`corpus` with what the policy writes in the place of what its rows' authors wrote.
-
-    To be called before a weight has moved, or been put back: it is the model at the start of the
-    run that writes. What is finished is not written again.
-    """
+    """`corpus` with what the policy writes in the place of what its rows' authors wrote. Call it
+    before a weight has moved or been put back. What is finished is not written again."""
     texts = [lesson_file(run, place) for place in range(len(config.corpora))]
     if not (run / TOTALS).exists():
         sampler = policy.sampler(config.batch_size)

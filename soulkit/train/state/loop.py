@@ -223,8 +223,8 @@ class Loop:
     def checkpoint(self, line: StepLine | None = None, *, within_step: bool = False) -> None:
         """Write where the run stands; `line` says what these weights are worth, where it is known.
 
-        Older checkpoints go, but for the newest and the best; the sampler's journal begins anew,
-        unless a step is under way, which will be taken again from what was sampled.
+        Older checkpoints go, but for the newest and the best, and the sampler's journal begins anew
+        unless a step is under way.
         """
         position = Position(
             step=self.step,

@@ -83,8 +83,7 @@ def too_many_skips(line: StepLine) -> UserError | None:
     return UserError(
         f"{row} updates in a row were skipped; in the last one, update {which} of step "
         f"{line.step}, {why}.",
-        "What is not a finite number teaches nothing, and one of them in the weights would make "
-        "every later number one.",
+        "One number in the weights that is not finite would spoil every later one.",
         "The weights so far are kept, without any of it. Try a smaller --lr, --dtype float32 or a "
         "higher --temperature with another --out; the same command takes one more step, and goes "
         "on if that works.",
@@ -254,8 +253,7 @@ def with_more_steps(config: TrainConfig, path: Path) -> TrainConfig:
     if config.steps < before:
         raise RunError(
             f"{path} was begun with {before} steps, and now --steps is {config.steps}.",
-            "Steps of a run can be raised and not lowered: its schedule and its results are those "
-            "of the larger number.",
+            "The steps of a run can be raised, not lowered.",
             f"Write --steps {before} or more, or give another folder with --out.",
         )
     warm_up = read_config(path).get("warmup_steps")
