@@ -161,10 +161,11 @@ class AlignX(ChoiceTask):
             "What the draft weighed was what counts for this person.",
             "The draft passed over what counts for this person.",
         )
-        kinds = [_LESSONS[kind] for kind in ("persona", *EVIDENCE) if example.fields[kind]]
+        kinds = [TEXTS["lessons"][kind] for kind in ("persona", *EVIDENCE) if example.fields[kind]]
         # Of two very short replies, one may hold a word of a lesson: then less is said.
         return first_safe_lesson(
-            ((begun, *kinds, _ORDER), (begun, _ORDER), (begun,)), self.leak_view(example)
+            ((begun, *kinds, TEXTS["order"]), (begun, TEXTS["order"]), (begun,)),
+            self.leak_view(example),
         )
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
@@ -186,20 +187,6 @@ class AlignX(ChoiceTask):
             metrics["right_in_both"] = _over(pairs, lambda p: all(r.score.value == 1 for r in p))
             metrics["position_bias"] = _lean(pairs)
         return {name: metric for name, metric in metrics.items() if metric.n}
-
-
-_LESSONS = {
-    "persona": "Turn the description of the person into two or three wishes on tone, length and "
-    "content, and hold every reply against each of them.",
-    "icl_pairs": "Put the replies that they preferred earlier beside those they passed over, write "
-    "down what sets the first group apart, and look for just that.",
-    "ugc": "Their own comments show how they talk and what they care about: people like to be "
-    "answered the way they write.",
-}
-_ORDER = (
-    "Judge by the person and not by what you would like yourself, and check that the verdict stays "
-    "the same with the replies in the other order."
-)
 
 
 def check_texts(fields: Mapping[str, Any]) -> None:

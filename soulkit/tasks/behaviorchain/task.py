@@ -32,16 +32,6 @@ from soulkit.types import BatchMetric, Example, Record, Score
 Chain = tuple[float, ...]
 """The values of a chain's nodes, in order."""
 
-ADVICE_FIRST = (
-    "Before anything has happened in the chain, the profile and the narrative are all there is: "
-    "find what they tell about moments of this kind, and let that decide, not what most people "
-    "would do."
-)
-ADVICE_LATER = (
-    "Look for the moment in the profile, the narrative or the chain that is most like this one, "
-    "and expect the same habit; what most people would do is no guide to this person."
-)
-
 
 class BehaviorChain(LetteredTask):
     question_column = "current_context"
@@ -77,7 +67,7 @@ class BehaviorChain(LetteredTask):
             "The draft kept to who this person is; go on reading for habits.",
             "The draft is not what this person would do.",
         )
-        advice = ADVICE_LATER if example.fields["node"] else ADVICE_FIRST
+        advice = TEXTS["advice_later"] if example.fields["node"] else TEXTS["advice_first"]
         for text in (advice, "Read again how this person met such moments before."):
             yield f"{first} {text}".strip()
 

@@ -154,9 +154,10 @@ class HumanLLM(ChoiceTask):
         """How to rank, after one sentence on how the draft went; nothing about any candidate."""
         state = read_state(score)
         begun = "" if score is None else _UNREAD.get(state) or self._on_rank(example, score)
-        entries = _MANY if len(example.fields["history"]) > 1 else _FEW
+        many = len(example.fields["history"]) > 1
+        entries = TEXTS["many_entries" if many else "few_entries"]
         return first_safe_lesson(
-            ((begun, entries, _FORM), (begun, entries), (begun,)), self.leak_view(example)
+            ((begun, entries, TEXTS["form"]), (begun, entries), (begun,)), self.leak_view(example)
         )
 
     def _on_rank(self, example: Example, score: Score) -> str:
@@ -176,15 +177,6 @@ _UNREAD = {
     "malformed": "The draft did not put five different letters between the answer tags.",
     "no_tag": "The draft never put its ranking between the answer tags.",
 }
-_MANY = (
-    "Sort the earlier purchases by the need they serve; what continues the most frequent or the "
-    "most recent need comes before what merely anyone might like."
-)
-_FEW = (
-    "With hardly any purchases to go by, start from the person: what their days are like decides "
-    "what comes before what merely anyone might like."
-)
-_FORM = "Use all five places: a near miss in the second place still earns half."
 
 
 def _check_gold(candidates: Sequence[str], index: int) -> None:

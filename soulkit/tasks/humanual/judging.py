@@ -19,7 +19,10 @@ from collections.abc import Iterator, Mapping
 
 from soulkit.judge.leaks import echoes_private, echoes_reference
 from soulkit.judge.structured import VerdictShape, dimension_shape, rated_part
+from soulkit.tasks.kit.prompting import Texts
 from soulkit.types import Score
+
+TEXTS = Texts(__file__)
 
 AXES = ("stance", "emotion", "belief", "value", "goal", "communication")
 """The sides of a person that a judge compares, in the order of its answer."""
@@ -102,23 +105,6 @@ WEAK = 0.5
 """A side below this deserves a lesson."""
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n+")
 
-_LESSONS = {
-    "stance": "Decide first whether this person is for or against, how firmly, and of what "
-    "exactly; then say it of that.",
-    "emotion": "Ask what this person feels here, how strongly and towards whom, and let it show.",
-    "belief": "Look in the description for what this person takes people to be like, and write "
-    "from there.",
-    "value": "Ask which of the things at stake this person would count most, and take their side.",
-    "goal": "Ask what this person wants to get done by writing at all, and do that.",
-    "communication": "Look once more at how this person writes: how much, how they begin and end, "
-    "how careful they are.",
-}
-_GENERAL = (
-    "Be this person before you write: what do they make of it, what do they feel, what do they "
-    "want, and how do they put things?",
-    "Say one particular thing that only they would say rather than something anybody could.",
-)
-
 
 def judge_remarks(score: Score, original: str, public: str) -> str:
     """The first readable judge's thoughts, a line a side, without what repeats the original."""
@@ -148,11 +134,11 @@ def thoughts(score: Score) -> dict[str, tuple[str, float]]:
 def person_lessons(score: Score | None) -> Iterator[tuple[str, ...]]:
     """Lessons by rules, the fullest first; without a score what holds for every text."""
     remarks = tuple(_remarks(score)) if score is not None else ()
-    weak = tuple(_LESSONS[axis] for axis in _weakest(score)) if score is not None else ()
-    yield (*remarks, *(weak or _GENERAL))
-    yield (*remarks, *_GENERAL)
-    yield _GENERAL
-    yield (_GENERAL[0],)
+    weak = tuple(TEXTS["lessons"][axis] for axis in _weakest(score)) if score is not None else ()
+    yield (*remarks, *(weak or TEXTS["general_lessons"]))
+    yield (*remarks, *TEXTS["general_lessons"])
+    yield TEXTS["general_lessons"]
+    yield (TEXTS["general_lessons"][0],)
 
 
 def _remarks(score: Score) -> Iterator[str]:

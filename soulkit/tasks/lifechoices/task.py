@@ -107,21 +107,9 @@ class LifeChoices(LetteredTask):
         lead = opening(
             read_state(score), f"That is how {name} acts.", f"That is not how {name} acts."
         )
-        first = _TURN if example.fields.get("kind") == "changed" else _HABIT
-        yield from (f"{lead} {text}".strip() for text in (first, _HABIT, _SHORT))
+        first = TEXTS["turn"] if example.fields.get("kind") == "changed" else TEXTS["habit"]
+        yield from (f"{lead} {text}".strip() for text in (first, TEXTS["habit"], TEXTS["short"]))
         yield CLOSE
-
-
-_HABIT = (
-    "Before weighing the options, write down two or three things that the memory shows this "
-    "person doing when something was at stake, and what they gave up for it; then ask which "
-    "option the same person would take, however unwise it is."
-)
-_TURN = (
-    "The memory covers years, and people are not the same at its end as at its start: order the "
-    "episodes by time and let the latest ones decide."
-)
-_SHORT = "Let deeds that are remembered count for more than what anybody would find sensible."
 
 
 def _first(inner: Mapping[str, Any], names: Sequence[str], flat: Any) -> Any:
@@ -184,19 +172,12 @@ def climb(text: str) -> tuple[str, str]:
 
 TEXTS = Texts(__file__)
 
-_LAST = ("Vale", "Brandt", "Ostrow", "Hale", "Quill", "Marsh", "Tolland", "Reyes", "Fenn", "Dorn")
-_JOBS = ("ferryman's child", "weaver", "clerk", "carter", "innkeeper", "bell founder", "gardener")
-_TOWNS = ("Tarn", "Low Weir", "Saltby", "Gelm", "Orrin", "Maidenford")
-
-
-ASKED = ("What will {n} do?", "What does {n} decide?", "Which course does {n} take?")
-
 
 def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     people = dict(zip("nfp", rng.sample(TEXTS["first"], 3), strict=True)) | {
-        "town": rng.choice(_TOWNS)
+        "town": rng.choice(TEXTS["towns"])
     }
-    full = f"{people['n']} {rng.choice(_LAST)}"
+    full = f"{people['n']} {rng.choice(TEXTS['last'])}"
     situation = rng.choice(TEXTS["situations"])
     drive, *others = rng.sample(sorted(TEXTS["drives"]), 4)
     changed = index % 3 == 2
@@ -208,7 +189,7 @@ def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
         "input_text": _memory(rng, {**people, "full": full}, drive, others[0] if changed else ""),
         "Multiple Choice Question": {
             "Scenario": situation["scene"].format(**people),
-            "Question": rng.choice(ASKED).format(**people),
+            "Question": rng.choice(TEXTS["asked"]).format(**people),
             "Options": [situation["acts"][option].format(**people) for option in options],
             "Correct Answer": "ABCD"[options.index(drive)],
         },
@@ -223,7 +204,7 @@ rows = rows_by_index("lifechoices", _made_row)
 def _memory(rng: random.Random, people: dict[str, str], drive: str, former: str) -> str:
     """The life so far: deeds of the former drive and a turning point first, where there is one."""
     quiet = rng.sample(TEXTS["quiet"], 4)
-    parts = [f"{{full}} is a {rng.choice(_JOBS)} from {{town}}. {{f}} is an old friend."]
+    parts = [f"{{full}} is a {rng.choice(TEXTS['jobs'])} from {{town}}. {{f}} is an old friend."]
     if former:
         early = [*rng.sample(TEXTS["drives"][former], 2), quiet.pop()]
         rng.shuffle(early)

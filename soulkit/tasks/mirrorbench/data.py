@@ -211,14 +211,6 @@ LICENCES = {
 }
 CLARIQ_LICENCE = "none stated (ClariQ)"
 QULAC_LICENCE = "MIT (Qulac)"
-ASKING_FIRST = (
-    "This person turns to a search assistant. Their aim: {aim} They open with a short request that "
-    "leaves most of it unsaid, and answer the questions that the assistant asks back."
-)
-ANSWERING = (
-    "This person has asked a search assistant about {topic}. Their aim: {aim} The assistant asks "
-    "back before it searches, and they answer in their own words."
-)
 _QULAC = ("topic_id", "facet_id", "topic", "facet_desc", "question", "answer")
 _WAY_OUT = "Give a file with conversations; lists of topics or of questions alone hold none."
 
@@ -267,7 +259,7 @@ def _clariq_rounds(record: RawRow, _: int) -> Row:
         raise BadRecord("it asks the user nothing, so there is no conversation")
     number = record.fields.get("Unnamed: 0", record.source.rpartition(":")[2])
     return {
-        "task_description": ASKING_FIRST.format(aim=_sentence(facet)),
+        "task_description": TEXTS["asking_first"].format(aim=_sentence(facet)),
         "turns": without_blanks(alternate([request, *answers], questions)),
         "dataset": "clariq",
         "conversation_id": f"clariq-{number}",
@@ -285,7 +277,7 @@ def _clariq_once(stem: str, record: RawRow, _: int) -> Row:
                                        "answer")  # fmt: skip
     line = record.source.rpartition(":")[2]
     return {
-        "task_description": ASKING_FIRST.format(aim=_sentence(facet)),
+        "task_description": TEXTS["asking_first"].format(aim=_sentence(facet)),
         "turns": alternate([request, answer], [question]),
         "dataset": "clariq",
         "conversation_id": f"clariq-{stem}-{line}",
@@ -333,7 +325,7 @@ def _qulac(record: RawRow, _: int) -> Row:
     about = _columns(record, "topic_id", "facet_id", "topic_type", "facet_type")
     described = _unescaped(str(record.fields.get("topic_desc") or ""))
     return {
-        "task_description": ANSWERING.format(topic=f"“{topic}”", aim=_sentence(facet)),
+        "task_description": TEXTS["answering"].format(topic=f"“{topic}”", aim=_sentence(facet)),
         "turns": [{"role": "assistant", "content": question}, {"role": "user", "content": answer}],
         "dataset": "qulac",
         "conversation_id": f"qulac-{record.source.rpartition(' ')[2]}",

@@ -112,16 +112,9 @@ class SocialR1(WorkedTask):
             read_state(score), "That reading holds up.", "That reading does not hold up."
         )
         kind = str(example.fields.get("kind") or "")
-        advice = TEXTS["about"].get(kind, _STEPS)
-        yield from (f"{lead} {text}".strip() for text in (advice, _STEPS, _SHORT))
+        advice = TEXTS["about"].get(kind, TEXTS["steps"])
+        yield from (f"{lead} {text}".strip() for text in (advice, TEXTS["steps"], TEXTS["short"]))
         yield CLOSE
-
-
-_STEPS = (
-    "Go through the scene person by person: what each one saw or was told, what they were after, "
-    "and what they would rather keep hidden; then ask which option needs nothing beyond that."
-)
-_SHORT = "Retrace who knew what when, person by person, before choosing."
 
 
 # -- reading rows --------------------------------------------------------------------------------
@@ -187,10 +180,6 @@ def _last_run(text: str, mark: re.Pattern[str]) -> list[re.Match[str]]:
     return best
 
 
-NAMES = (
-    "Ada", "Bruno", "Chiara", "Deniz", "Elif", "Florian", "Gwen", "Hugo", "Ida", "Jaro", "Kaia",
-    "Levi", "Mina", "Nils", "Olga", "Piet", "Runa", "Samir", "Tilda", "Vito",
-)  # fmt: skip
 _THINGS = ("umbrella", "guitar", "bicycle pump", "tent", "lamp", "sewing kit", "drill", "kettle")
 _PLACES = ("cupboard", "shed", "hallway", "attic", "cellar", "car boot")
 
@@ -201,7 +190,7 @@ KINDS = ("irony", "white_lie", "hint", "hidden_feeling", "careless_remark", "fal
 def _made_row(rng: random.Random, index: int) -> dict[str, Any]:
     kind = KINDS[index % len(KINDS)]
     scene = rng.choice(TEXTS["scenes"][kind])
-    filled = dict(zip("abc", rng.sample(NAMES, 3), strict=True))
+    filled = dict(zip("abc", rng.sample(TEXTS["names"], 3), strict=True))
     filled |= {"thing": rng.choice(_THINGS), "place": rng.choice(_PLACES)}
     options = [scene["right"], *rng.sample(scene["others"], rng.choice((2, 3)))]
     rng.shuffle(options)
