@@ -85,8 +85,8 @@ def group() -> None:
 def _dry_run(config: EvalConfig, as_json: bool) -> None:
     from soulkit.cli.plan import show_plan
     from soulkit.eval.planning import evaluation_plan
-    from soulkit.eval.run.api_batches import batch_words
     from soulkit.eval.run.runner import prepare
+    from soulkit.eval.run.session import batch_words
 
     config, work = prepare(config, ConsoleReporter("eval"), asking=False)
     show_plan(evaluation_plan(config, work), as_json)

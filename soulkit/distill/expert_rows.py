@@ -204,7 +204,6 @@ def _found(
     config: DistillConfig, expert: Expert, run: Path, settings: Mapping[str, Any],
     recorded: Mapping[str, str],
 ) -> tuple[str | None, Work]:  # fmt: skip
-    """The source in which all recorded rows lie as they were, and what lies there."""
     errors = list[DataError]()
     named, seed = _source(settings, expert.task), settings.get("seed", 0)
     if named is not None and named.startswith(MADE) and seed != config.seed:
@@ -274,7 +273,6 @@ def _players(config: DistillConfig, task: str, settings: Mapping[str, Any]) -> d
 
 
 def _with_players(expert: Expert, players: Mapping[str, Any], part: Work) -> Expert:
-    """The expert with the recorded players of the roles that its rows ask for."""
     seats = {role: who for role, who in players.items() if role in part.roles}
     if not seats:
         return expert

@@ -188,7 +188,6 @@ def _found_in(folder: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def _weights_of(folder: Path, task: str = "") -> Candidate:
-    """A folder of weights as it is; of a run what it ended with."""
     if not is_run(folder):
         return Candidate(folder, task)
     for name in WEIGHTS:
@@ -331,7 +330,6 @@ def _served(config: DistillConfig) -> Iterator[Expert]:
 
 
 def _expert(candidate: Candidate, config: DistillConfig) -> tuple[Expert, Base]:
-    """An expert from its files, with the base that these name."""
     from soulkit.models.local.loading import adapter_hash
 
     folder = candidate.folder.resolve()
@@ -420,7 +418,6 @@ def _prints_at(where: str, revision: str, changed: int) -> tuple[str, str]:
 
 
 def _check_adapter(folder: Path) -> None:
-    """ModelLoadError for an adapter whose file is missing, damaged or holds what is not finite."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -442,7 +439,6 @@ def _check_adapter(folder: Path) -> None:
 
 
 def _check_task(expert: Expert, registry: Registry) -> None:
-    """ConfigError for a task that is not declared, cannot be played or may not be trained on."""
     try:
         registry.spec(expert.task)
     except ConfigError as error:
@@ -468,7 +464,6 @@ def _check_names(flag: str, settings: Mapping[str, str], experts: Sequence[Exper
 def _on_one_base(
     experts: Sequence[Expert], bases: Mapping[str, Base], config: DistillConfig
 ) -> list[Expert]:
-    """The experts with the base that all of them share; an error where they share none."""
     if not bases:
         return list(experts)
     asked = named_base(config.model) if config.model else None

@@ -289,7 +289,6 @@ def work_and_missing(
 
 
 def _named_tasks(config: EvalConfig, registry: Registry) -> tuple[str, ...]:
-    """The tasks to play; ConfigError for rows of another one."""
     names = task_names(config, registry)
     for name in config.data:
         if name != "*" and name not in names:

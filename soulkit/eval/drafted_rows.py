@@ -16,7 +16,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,12 +23,12 @@ from soulkit.config import setting
 from soulkit.errors import ConfigError, ContextOverflow, ProviderError, UnreadableVerdict
 from soulkit.eval.planning import voice_of
 from soulkit.eval.run.run_lock import run_lock
-from soulkit.eval.run.runner import GIVE_UP
+from soulkit.eval.run.session import FailureStreak, asking, open_session
 from soulkit.judge.structured import ask
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger, Totals
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
+from soulkit.models.players.players import Players, Serve
 from soulkit.models.players.settings import FORMS, RoleSettings
 from soulkit.models.vllm.manager import player_servers
 from soulkit.play.engine import gather
@@ -38,12 +37,10 @@ from soulkit.play.plan import (
     Plan,
     PlayerTerms,
     TaskPlan,
-    confirm_cost,
-    pays,
     question_load,
 )
 from soulkit.reporting import SILENT, Bar, Reporter
-from soulkit.runs.folder import Run, note_start
+from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import JsonlWriter
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.made_rows import Drafts, Review, Row, Sketch, drafts_from
@@ -209,24 +206,19 @@ def build_drafted_rows(
     a server stays silent. No row of a build that is not complete is of use.
     """
     config = build.config
-    check_players(config)
-    if pays(config):
-        confirm_cost(build.plan(), config, reporter)
-    run = Run.open(
-        folder or build.folder, COMMAND, config.identity(),
-        sealed=not config.foreign,
+    run = open_session(
+        config, folder or build.folder, COMMAND, build.plan, sealed=not config.foreign,
+        reporter=reporter,
     )  # fmt: skip
-    for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}", *config.servers()):
-        reporter.note(line)
     with (
         run_lock(run),
         Ledger(run.ledger_path) as ledger,
         player_servers(config, run.path, ledger, reporter=reporter) as serve,
     ):
-        asking = asyncio.run(_ask(build, run, ledger, serve, reporter))
-        _write_outcomes(run.path / OUTCOMES, asking.outcomes)
-        rows = tuple(asking.rows[: config.rows])
-        report = _report(build, asking.outcomes, len(rows), ledger.totals())
+        asked = asyncio.run(_ask(build, run, ledger, serve, reporter))
+        _write_outcomes(run.path / OUTCOMES, asked.outcomes)
+        rows = tuple(asked.rows[: config.rows])
+        report = _report(build, asked.outcomes, len(rows), ledger.totals())
         run.write_summary(report)
     return BuildResult(rows=rows, report=report, run=run)
 
@@ -235,19 +227,12 @@ async def _ask(
     build: Build, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
 ) -> BuildQuestions:
     config = build.config
-    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
-    players = Players(
-        ledger, None, checkpoint_player, calls, config.settings_of_players(),
-        serve=serve, note=partial(note_start, run.path), reporter=reporter,
-    )  # fmt: skip
-    try:
+    async with asking(config, run, ledger, serve, reporter) as players:
         cast = {role: players.player(role, who, config.seed) for role, who in config.players()}
-        asking = BuildQuestions(build, cast["drafter"], cast["filter"])
+        questions = BuildQuestions(build, cast["drafter"], cast["filter"])
         with reporter.progress(len(build.order)) as bar:
-            await asking.all(bar)
-        return asking
-    finally:
-        await players.close()
+            await questions.all(bar)
+        return questions
 
 
 @dataclass
@@ -260,18 +245,17 @@ class BuildQuestions:
     filter: Player
     outcomes: list[Outcome] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    silent: int = 0
-    """Records in a row of which there was no answer."""
 
     async def all(self, bar: Bar) -> None:
         """Wave after wave: each as large as it has to be if all its drafts are kept."""
         pending, config = list(self.build.order), self.build.config
         turn = asyncio.Semaphore(config.concurrency)
+        streak = FailureStreak(config.concurrency, "records")
 
         async def take(sketch: Sketch) -> tuple[Outcome, Sequence[Row]]:
             async with turn:
                 outcome, rows = await self._one(sketch)
-            self._count_silence(outcome)
+            streak.add(outcome.fate == "no_answer", outcome.reason)
             bar.advance(1)
             return outcome, rows
 
@@ -285,15 +269,7 @@ class BuildQuestions:
             if any(outcome.fate == "no_answer" for outcome in self.outcomes):
                 return  # the next wave depends on what is missing in this one
 
-    def _count_silence(self, outcome: Outcome) -> None:
-        self.silent = self.silent + 1 if outcome.fate == "no_answer" else 0
-        if self.silent >= max(GIVE_UP, 2 * self.build.config.concurrency):
-            raise ProviderError(
-                f"{self.silent} records in a row got no answer, one of them with: {outcome.reason}"
-            )
-
     async def _one(self, sketch: Sketch) -> tuple[Outcome, Sequence[Row]]:
-        """What becomes of one record."""
         stage: Role = "drafter"
         shown: dict[str, Any] = {}
         try:

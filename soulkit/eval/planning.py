@@ -96,7 +96,6 @@ def _actor(config: EvalConfig, work: Work) -> PlayerTerms:
 
 
 def _machines(config: EvalConfig, whole: Plan) -> list[Machine]:
-    """What every checkpoint takes that this command loads."""
     others = local_players(config, whole, config.batch_size, config.device, config.dtype)
     if config.kind != "local":
         return others

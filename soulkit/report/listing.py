@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import RunError, UserError
-from soulkit.eval.results.cells import named_with_origin
-from soulkit.eval.results.suites import suite_lines
+from soulkit.eval.results.cells import named_with_origin, suite_lines
 from soulkit.eval.results.summary import DEV, Cell, Summary, headline_name, headline_shown
 from soulkit.eval.run.run_lock import is_locked
 from soulkit.metrics.intervals import number

@@ -239,7 +239,7 @@ def load_runs(
 ) -> list[RunData]:
     """The runs in `paths`: run folders, or folders whose children are runs (one level deep).
 
-    RunError when a path holds no run; DataError when a file cannot be read. Without `episodes` the
+    RunError when a path holds no run; RunError or DataError when a file cannot be read. Without `episodes` the
     (large) episode files stay closed; `light` ones are without what turns saw, ids and log-probs.
     """
     folders: list[Path] = []
@@ -278,7 +278,7 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def folder_notes(paths: Sequence[Path]) -> list[str]:
-    """What folders say beside the numbers of their runs; DataError for a damaged summary."""
+    """What folders say beside the numbers of their runs; RunError for a damaged summary."""
     lines = [read_summary(path / "summary.json") or {} for path in paths]
     notes = [line.get(NOTES) for line in lines]
     return [str(note) for part in notes if isinstance(part, list) for note in part]
@@ -332,7 +332,7 @@ def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """What the `summary.json` at `path` says, None without one; DataError for a damaged one."""
+    """What the `summary.json` at `path` says, None without one; RunError for a damaged one."""
     return summary_line(path.parent) if path.is_file() else None
 
 

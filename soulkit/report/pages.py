@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from soulkit.eval.comparison.provenance_text import provenance_json
-from soulkit.eval.results.cells import named_with_origin
-from soulkit.eval.results.suites import SuiteLine
+from soulkit.eval.results.cells import SuiteLine, named_with_origin
 from soulkit.eval.results.summary import VALUE, Cell, headline_name
 from soulkit.eval.results.warnings import limits_text, uniform_text
 from soulkit.judge.rating_sheets import PREFERENCE, RaterSheet

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from soulkit.errors import RunError
 from soulkit.eval.comparison.comparability import UnlikePair, unlike_pairs
-from soulkit.eval.results.cells import missing_parts_text
-from soulkit.eval.results.suites import Scales, SuiteLine, suite_lines
+from soulkit.eval.results.cells import Scales, SuiteLine, missing_parts_text, suite_lines
 from soulkit.eval.results.summary import VALUE, Cell, headline, headline_name
 from soulkit.metrics.intervals import DASH, Interval, number
 from soulkit.report.grid import Grid, GridCell, GridRow

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from soulkit.errors import ConfigError
 from soulkit.eval.results.batch_statistics import task_scales
-from soulkit.eval.results.calls import calls_by_task, costs_by_task
 from soulkit.eval.results.summary import summarise
-from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.results.warnings import calls_by_task, costs_by_task, with_calls
 from soulkit.eval.run.provenance import note_calls, with_teachers, write_conditions
 from soulkit.eval.run.run_lock import run_lock
 from soulkit.models.base import ChatModel

@@ -23,8 +23,7 @@ from soulkit.eval.results.batch_statistics import (
     parts_remark,
     summary_terms,
 )
-from soulkit.eval.results.cells import missing_parts_text, named_with_origin
-from soulkit.eval.results.suites import suite_lines
+from soulkit.eval.results.cells import missing_parts_text, named_with_origin, suite_lines
 from soulkit.eval.results.summary import Cell, Summary, cluster_of, headline, summarise
 from soulkit.metrics.intervals import estimate, suite_mean, wilson
 from soulkit.metrics.student import t_quantile

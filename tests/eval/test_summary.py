@@ -18,7 +18,7 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.eval.results.batch_statistics import MAX_PARTS, LeaveOneOut, summary_terms
-from soulkit.eval.results.suites import SuiteLine, suite_lines
+from soulkit.eval.results.cells import SuiteLine, suite_lines
 from soulkit.eval.results.summary import (
     NO_ROW_COUNTS,
     Cell,

@@ -25,7 +25,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from soulkit.cli import report as cli
-from soulkit.errors import DataError, MissingPackage, RunError
+from soulkit.errors import MissingPackage, RunError
 from soulkit.eval.results.summary import Cell, Summary, summarise
 from soulkit.extras import install_line
 from soulkit.report import pages, tables
@@ -206,7 +206,7 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="no run"):
             load_runs([path])
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(RunError, match="cannot be read"):
         load_runs([tmp_path])
 
 

@@ -158,7 +158,6 @@ def announced_run(config: PlayConfig, folder: Path) -> MeasuredRun:
 
 
 def _summarised(folder: Path) -> dict[str, Evidence]:
-    """The prompts that the summary counts; of an unfinished run what its episodes show."""
     prompts = read_object(folder / "summary.json").get("prompts")
     if prompts is None:
         episodes = folder / "episodes.jsonl"
@@ -246,7 +245,6 @@ def _prompts(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _roles(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """The roles that a score of the task may depend on."""
     roles = {*a.of_task(task).roles, *b.of_task(task).roles}
     return [role for role in SCORING if role in roles]
 
@@ -257,7 +255,6 @@ def _players(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _others(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """Players that do not judge."""
     roles = [role for role in _roles(a, b, task) if role not in PANELS]
     parts = (_role, _dropped)
     return [line for role in roles for part in parts if (line := part(a, b, task, role))]
@@ -310,7 +307,6 @@ def _answerers(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _opinions(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """Other numbers of opinions, or other ways to make one of them."""
     judges = [side.players(task, "judge") for side in (a, b)]
     if "judge" not in _roles(a, b, task) or not all(judges):
         return []
@@ -327,7 +323,6 @@ def _opinions(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 
 def _scorer(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
-    """Options that say who scores, and the scale."""
     return [f"{name} of the task differs" for name in _options(a, b, task) if _scores(name)]
 
 
@@ -373,7 +368,6 @@ def _other_rows(kind: str, left: Mapping[str, str], right: Mapping[str, str]) ->
 
 
 def _other_drawing(left: Facts, right: Facts, task: str) -> list[str]:
-    """The settings that decide the training rows of a task, where they differ."""
     a, b = _deciding(left, task), _deciding(right, task)
     return [
         f"{name} {_value(a[name], 'none')} against {_value(b[name], 'none')}"
@@ -433,7 +427,6 @@ def shared_rows(a: MeasuredRun, b: MeasuredRun, tasks: Iterable[str]) -> dict[st
 
 
 def _engines(a: MeasuredRun, b: MeasuredRun) -> list[str]:
-    """What sampled the actors; the engine of an endpoint is not known."""
     left, right = (side.conditions.engine if side.conditions else {} for side in (a, b))
     lines = []
     if left and right and left != right:

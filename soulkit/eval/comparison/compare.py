@@ -240,7 +240,6 @@ def compare_runs(
 def _sides(
     a: Path, b: Path, members: Sequence[str] | None, suite: str, *, only_shared_rows: bool
 ) -> tuple[_Sides, Sequence[int]]:
-    """Both sides as they are compared, and the steps of two trainings that are."""
     records = [load_records(path / "episodes.jsonl", light=True) for path in (a, b)]
     runs_a, runs_b = (records_by_task(side) for side in records)
     shared = [t for t in members or sorted(runs_a) if t in runs_a and t in runs_b]
@@ -267,7 +266,6 @@ def _training(sides: _Sides, compared: Iterable[Contrast], last: int) -> list[st
 
 
 def _partial(compared: Mapping[str, Contrast]) -> list[str]:
-    """Which means are compared over some of their parts."""
     return [
         f"{task}: {made.metric} over {', '.join(made.over)}, the parts that both runs have"
         for task, made in compared.items()
@@ -297,7 +295,6 @@ def _of_training(
 def _alone(
     runs: Mapping[str, Any], others: Mapping[str, Any], members: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The tasks (of a suite) that only one side has."""
     alone = runs.keys() - others.keys()
     return tuple(sorted(alone if members is None else alone & set(members)))
 

@@ -236,7 +236,6 @@ def _recorded_names(pair: TaskPair) -> list[str]:
 
 
 def _batch_names(pair: TaskPair) -> list[str]:
-    """Metrics that both tasks compute over their whole batches."""
     both = zip((pair.live_a, pair.live_b), (pair.a, pair.b), pair.controls, strict=True)
     sides = [
         {} if live is None else calibrated(live, controls)(drafts(records))
@@ -261,7 +260,6 @@ def _divided(name: str, pair: TaskPair) -> tuple[str, str]:
 
 
 def _group(records: Sequence[Record], label: str) -> list[Record]:
-    """The episodes of a break-down; all drafts for none."""
     tag, _, value = label.partition("=")
     if tag == "kind":
         return [r for r in records if r.kind == value]
@@ -347,7 +345,6 @@ def _jackknifed(
 
 
 def _clusters(name: str, batches: Sequence[LeaveOneOut]) -> Clusters:
-    """The clusters that a number is about on either side."""
     return NOTHING.union(*(batch.of_metric(name).clusters for batch in batches))
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self
 from pydantic import TypeAdapter
 
 from soulkit.config import section, setting
-from soulkit.errors import ConfigError, DataError, ProviderError, RunError
+from soulkit.errors import ConfigError, DataError, RunError
 from soulkit.eval.config import EvalConfig, load_rows, task_names
 from soulkit.eval.judges.questions import (
     RecordedEpisode,
@@ -38,19 +38,19 @@ from soulkit.eval.planning import judging_plan
 from soulkit.eval.results.recorded import from_ledger
 from soulkit.eval.results.rescore import command_of
 from soulkit.eval.run.run_lock import run_lock
-from soulkit.eval.run.runner import GIVE_UP
+from soulkit.eval.run.session import FailureStreak, asking, open_session
 from soulkit.judge.panel import judge_names
 from soulkit.judge.reliability import Judgement, PairJudgement, Reliability
 from soulkit.metrics.agreement import RELIABLE, TENTATIVE
 from soulkit.models.base import Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.config import RolesConfig
-from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
+from soulkit.models.players.players import Players, Serve
 from soulkit.models.vllm.manager import player_servers
 from soulkit.play.engine import gather
-from soulkit.play.plan import Plan, Work, confirm_cost, pays
+from soulkit.play.plan import Plan, Work
 from soulkit.reporting import SILENT, Bar, Reporter
-from soulkit.runs.folder import CONFIG, Run, note_start, read_environment
+from soulkit.runs.folder import CONFIG, Run, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, read_object
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.base import Task
@@ -283,16 +283,10 @@ def check_judge(
     Raises a UserError before anything is asked, ProviderError when a judge stays silent.
     """
     check = Check.of(config, trust=trust)
-    check_players(check.config)
-    if pays(check.config):
-        confirm_cost(check.cost_plan(), check.config, reporter)
-    run = Run.open(
-        out or check.folder, COMMAND, check.config.identity(),
-        sealed=not check.foreign,
+    run = open_session(
+        check.config, out or check.folder, COMMAND, check.cost_plan, sealed=not check.foreign,
+        reporter=reporter,
     )  # fmt: skip
-    for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}",
-                 *check.config.servers()):  # fmt: skip
-        reporter.note(line)
     with (
         run_lock(run),
         Ledger(run.ledger_path, mends=True) as ledger,
@@ -309,19 +303,12 @@ def check_judge(
 async def _run_check(
     check: Check, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
 ) -> Report:
-    calls = {**check.config.call_arguments(ledger), "concurrency": check.config.concurrency}
-    players = Players(
-        ledger, None, checkpoint_player, calls, check.config.settings_of_players(),
-        serve=serve, note=partial(note_start, run.path), reporter=reporter,
-    )  # fmt: skip
-    try:
-        asking = Asking(check, run, check.judges(players), ledger)
-        with reporter.progress(asking.left) as bar:
-            await asking.all(bar)
-    finally:
-        await players.close()
+    async with asking(check.config, run, ledger, serve, reporter) as players:
+        questions = Asking(check, run, check.judges(players), ledger)
+        with reporter.progress(questions.left) as bar:
+            await questions.all(bar)
     reporter.note("computing agreement and its intervals")
-    return asking.report(ledger.totals()["cost"])
+    return questions.report(ledger.totals()["cost"])
 
 
 @dataclass
@@ -334,10 +321,9 @@ class Asking:
     ledger: Ledger
     judgements: dict[tuple[str, str, int], Judgement] = field(default_factory=dict)
     matches: dict[tuple[str, str], PairJudgement] = field(default_factory=dict)
-    silent: int = 0
-    """Answers in a row that did not come."""
 
     def __post_init__(self) -> None:
+        self.streak = FailureStreak(self.check.config.concurrency, "judgements")
         for line in read_jsonl(self.run.path / JUDGEMENTS):
             judgement = _JUDGEMENT.validate_python(line)
             self.judgements[judgement.key, judgement.judge, judgement.sample] = judgement
@@ -358,7 +344,9 @@ class Asking:
 
         async def take(work: AskOnce) -> None:
             async with turn:
-                self._count_silence(await work())
+                answered = await work()
+            broken = (j.problem for j in reversed(self.judgements.values()) if not j.answered)
+            self.streak.add(not answered, "" if answered else next(broken, ""))
             bar.advance(1)
 
         with (
@@ -366,14 +354,6 @@ class Asking:
             JsonlWriter(self.run.path / PAIRS) as paired,
         ):
             await gather(take(work) for work in (*self._unrated(rated), *self._unpaired(paired)))
-
-    def _count_silence(self, answered: bool) -> None:
-        self.silent = 0 if answered else self.silent + 1
-        if self.silent >= max(GIVE_UP, 2 * self.check.config.concurrency):
-            broken = (j.problem for j in self.judgements.values() if not j.answered)
-            raise ProviderError(
-                f"{self.silent} judgements in a row failed, one of them with: {next(broken, '')}"
-            )
 
     def _unrated(self, file: JsonlWriter) -> Iterator[AskOnce]:
         for seen in self.check.seen:

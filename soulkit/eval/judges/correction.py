@@ -273,7 +273,6 @@ class Correction:
     # -- agreement --
 
     def _agreement(self, name: str, labels: Sequence[PersonLabel]) -> dict[str, Any]:
-        """Raters among each other, and the judge with the people's opinion."""
         level = self._level(name)
         raters = sorted({label.rater for label in labels})
         units: dict[OpinionKey, list[Grade | None]] = {}
@@ -344,7 +343,6 @@ class Correction:
     def _headline_ends(
         self, weights: Sequence[float], names: Sequence[str]
     ) -> tuple[float, float] | None:
-        """The lowest and highest headline that the scales of the dimensions allow."""
         if not all(name in self.scales for name in names):
             return None
         ends = [
@@ -356,7 +354,6 @@ class Correction:
     # -- pairs --
 
     def _pairs(self, labels: Sequence[PersonLabel]) -> dict[str, Any] | None:
-        """How often people prefer what the judge scored higher; None without pairs."""
         values = {e.record.key: headline_grade(e) for e in self.episodes}
         fitting = [x for x in labels if x.record in values and x.other in values]
         if not fitting:
@@ -410,7 +407,6 @@ def _means(labels: Sequence[PersonLabel]) -> dict[tuple[str, int], float]:
 
 
 def _shares(labels: Sequence[PersonLabel], name: str) -> dict[tuple[str, int], float]:
-    """Episode → the share of people who gave it the label `name`."""
     hits: dict[tuple[str, int], list[bool]] = {}
     for label in labels:
         hits.setdefault(label.key, []).append(label.label == name)
@@ -418,7 +414,6 @@ def _shares(labels: Sequence[PersonLabel], name: str) -> dict[tuple[str, int], f
 
 
 def _commonest(grades: Sequence[Grade | None], level: Level) -> Grade | None:
-    """The mean of numbers; of names the commonest, the first in the alphabet where two are."""
     present = [grade for grade in grades if grade is not None]
     if level == "nominal":
         return min(present, key=lambda g: (-present.count(g), str(g)), default=None)

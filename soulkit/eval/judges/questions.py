@@ -167,7 +167,6 @@ async def ask_judge(
 
 
 def _missing(score: Score) -> str:
-    """Why a score that came back has no value; empty when it has one."""
     return "" if score.scored else score.words or score.reason or "no score, and no reason given"
 
 

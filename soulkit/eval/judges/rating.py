@@ -205,7 +205,6 @@ def _schemas(view: LedgerView, examples: Sequence[str]) -> Iterator[dict[str, An
 
 
 def _scale_of(name: str, node: Any, schema: Mapping[str, Any]) -> RatingScale | None:
-    """The scale of one field of a JSON Schema; None for prose."""
     node = _resolved_schema(node, schema)
     inner = next((f for f in _NUMBER if f in node.get("properties", {})), None)
     if inner is not None:
@@ -225,7 +224,6 @@ def _scale_of(name: str, node: Any, schema: Mapping[str, Any]) -> RatingScale | 
 
 
 def _resolved_schema(node: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What a node of a JSON Schema refers to."""
     reference = node.get("$ref", "") if isinstance(node, Mapping) else ""
     if reference:
         node = schema.get("$defs", {}).get(reference.rpartition("/")[2], {})
@@ -475,7 +473,6 @@ def _rows_of(file: Path) -> Iterator[FilledRow | BadRow]:
 
 
 def _csv_rows(file: Path, text: str) -> Iterator[FilledRow | BadRow]:
-    """Rows of a table with the columns of COLUMNS, in any order, by comma, semicolon or tab."""
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)

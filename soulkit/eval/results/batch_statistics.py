@@ -264,8 +264,6 @@ def batch_cells(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a mean: its cell, and the rows that it is about."""
-
     cell: Cell
     rows: LeaveOneOut
     name: str
@@ -344,7 +342,6 @@ class _Batch:
 
 
 def _with_interval(cell: Cell, parts: Sequence[_Part]) -> Cell:
-    """`cell` with the interval of a mean over these parts."""
     strata = [part.cell for part in parts]
     clusters = [part.rows.clusters for part in parts]
     if len(frozenset().union(*clusters)) == sum(map(len, clusters)):

@@ -135,7 +135,6 @@ async def score_again(
 
 
 def _cast_of_task(recorded: RecordedRun, task: Task, players: Cast) -> Cast:
-    """The players of a task, the actor sampled as it was."""
     table = players.in_task(task.name)
     if recorded.sampling is None:
         return table

@@ -220,7 +220,6 @@ def _usual_name(recorded: RecordedRun, config: RolesConfig, prompts: Path | None
 
 
 def _check_folder(plan: RejudgePlan) -> None:
-    """RunError when the folder belongs to the rescoring of another run, or to something else."""
     source = str(plan.recorded.path.resolve())
     # Run.open refuses what is neither empty nor a run.
     if is_run(plan.out) and read_object(plan.out / CHANGES).get("source") != source:
@@ -247,7 +246,6 @@ def survey_of(plan: RejudgePlan) -> Survey:
 
 @contextmanager
 def _replay_ledger(plan: RejudgePlan) -> Iterator[Ledger]:
-    """All replies there are, for reading alone."""
     import tempfile
 
     below, above = plan.recorded.ledger, plan.ledger
@@ -301,7 +299,6 @@ def survey_plan(plan: RejudgePlan, survey: Survey) -> Plan:
 def _player_arguments(
     plan: RejudgePlan, ledger: Ledger, load: Callable[[str], ChatModel]
 ) -> dict[str, Any]:  # fmt: skip
-    """What players are made with."""
     config = plan.config
     return {
         "ledger": ledger, "load": load, "settings_of_all": config.settings_of_players(),
@@ -316,7 +313,6 @@ def _cast(plan: RejudgePlan, players: Players, actor: ChatModel) -> Cast:
 
 
 def _judges_only(config: RolesConfig) -> RolesConfig:
-    """The same settings with judges and auditors alone."""
     fields = {name: getattr(config, name) for name in RolesConfig.model_fields}
     seats = {
         task: _without_roles(own, partner=None, environment=None, coach=None)
@@ -360,7 +356,6 @@ def rejudge(plan: RejudgePlan, *, reporter: Reporter = SILENT) -> Rescored:
 
 
 def _settings(plan: RejudgePlan) -> dict[str, Any]:
-    """Those of the old run with the judges of now; the new ledger records."""
     now = plan.config.identity()
     settings = {**plan.recorded.settings,
                 **{name: now[name] for name in ("judge", "task_players")}}  # fmt: skip
@@ -420,7 +415,6 @@ def _actor(plan: RejudgePlan) -> ChatModel:
 
 
 def _conditions(plan: RejudgePlan, players: Players) -> Conditions:
-    """What the old run recorded, with the judges of now."""
     config, actor = _judges_only(plan.config), actor_facts(plan.recorded.settings)
     before = rescored_conditions(plan.recorded.path, plan.recorded.rows)
     tasks = {
@@ -434,7 +428,6 @@ def _conditions(plan: RejudgePlan, players: Players) -> Conditions:
 
 
 def _with_judges(before: Panel, now: Panel) -> Panel:
-    """The players of a record with the judges and auditors of now."""
     others = {role: players for role, players in before.items() if role not in PANELS}
     return {**others, **{role: players for role, players in now.items() if role in PANELS}}
 

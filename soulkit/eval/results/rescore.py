@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from soulkit.errors import ConfigError, RunError, did_you_mean
 from soulkit.eval.config import EvalConfig, load_rows
-from soulkit.eval.results.calls import calls_by_task, costs_by_task, joined_costs
 from soulkit.eval.results.recorded import (
     RecordedRun,
     UnrecordedModel,
@@ -39,7 +38,7 @@ from soulkit.eval.results.summary import (
     records_by_task,
     summarise,
 )
-from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.results.warnings import calls_by_task, costs_by_task, joined_costs, with_calls
 from soulkit.eval.run.actor import checkpoint_model, local_model
 from soulkit.eval.run.provenance import note_calls, rescored_conditions, write_conditions
 from soulkit.eval.run.runner import eval_cast, eval_players, summary_of
@@ -407,7 +406,6 @@ def _new_settings(recorded: RecordedRun) -> dict[str, Any]:
 
 
 def _old_summary(recorded: RecordedRun) -> Summary:
-    """What the old scores come to; numbers over a whole batch are those that the run wrote."""
     before = recorded_summary(recorded.path)
     made = summarise(
         recorded.records, command=recorded.command, model="", protocol="",
@@ -426,8 +424,6 @@ def _old_summary(recorded: RecordedRun) -> Summary:
 
 
 def _changed(olds: Sequence[Record | ControlRecord], news: Sequence[Record | ControlRecord]) -> int:
-    """How many of them have other numbers or another status."""
-
     def numbers(score: Score) -> tuple[Any, ...]:
         return score.value, score.reward, dict(score.metrics), score.status
 
@@ -453,6 +449,5 @@ def _changes(
 
 
 def _moved(old: Sequence[Record], new: Sequence[Record], metric: str) -> int:
-    """Episodes of the headline whose `metric` differs."""
     sides = [{(r.key, v) for r, v in metric_values(drafts(side), metric)} for side in (old, new)]
     return len({key for key, _ in sides[0] ^ sides[1]})

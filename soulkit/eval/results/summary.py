@@ -205,7 +205,6 @@ def records_by_task(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def _origins(records: Iterable[Record]) -> dict[str, dict[str, int]]:
-    """Task → file of a person's own → the rows that were made of it."""
     files: dict[str, dict[str, str]] = {}
     for record in records:
         if record.origin:

@@ -1,3 +1,4 @@
 """Playing an evaluation: runner; actor (in process or on vLLM servers); resume (what is left to
-play); controls; api_batches; provenance (conditions.json); run_lock (lock, clock, group writer).
+play); controls; session (asking players); provenance (conditions.json); run_lock (lock, clock,
+group writer).
 """

@@ -21,7 +21,7 @@ from typing import Any
 
 from soulkit.data.rows import HUMAN, content_hash, row_id
 from soulkit.errors import DataError, RunError
-from soulkit.eval.results.calls import TaskCalls
+from soulkit.eval.results.warnings import TaskCalls
 from soulkit.models.api.addresses import OPENAI_URL
 from soulkit.models.local.loading import adapter_folder, adapter_hash, commit_of
 from soulkit.models.local.weights import weights_hash

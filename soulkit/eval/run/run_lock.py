@@ -156,7 +156,6 @@ def run_lock(run: Run) -> Iterator[None]:
 
 
 def _records_nothing(run: Run) -> bool:
-    """Whether there is only what a start writes before anything is asked."""
     for path in run.path.rglob("*"):
         lines = path.suffix == ".jsonl" and path.stat().st_size == 0
         ledger = path.name.startswith(run.ledger_path.name)

@@ -7,13 +7,13 @@
 * A record goes to disk as soon as its episode is scored, and every paid reply is in the ledger
   before that. A run may die at any moment; the same command finishes it and pays for no reply
   twice.
-* After GIVE_UP failed episodes in a row the run stops: a dead server would only cost hours.
+* After many failed episodes in a row the run stops: a dead server would only cost hours.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,9 +25,8 @@ from soulkit.errors import ConfigError, ProviderError, RunError, TaskError
 from soulkit.eval.config import EvalConfig, left_out, work_and_missing
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.results.batch_statistics import parts_remark, summary_terms
-from soulkit.eval.results.calls import calls_by_task, costs_by_task
 from soulkit.eval.results.summary import Summary, summarise
-from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.results.warnings import calls_by_task, costs_by_task, with_calls
 from soulkit.eval.run.actor import (
     ActorSetup,
     LoadActor,
@@ -40,13 +39,6 @@ from soulkit.eval.run.actor import (
     on_vllm,
     starts_servers,
     unfitting_lines,
-)
-from soulkit.eval.run.api_batches import (
-    check_open_batches,
-    make_batches,
-    max_calls,
-    refuse_dialogues,
-    report_open_batches,
 )
 from soulkit.eval.run.controls import (
     calibration_remarks,
@@ -72,13 +64,21 @@ from soulkit.eval.run.resume import (
     resume_text,
 )
 from soulkit.eval.run.run_lock import CLOCK, GroupWriter, RunClock, find_resumable, run_lock
+from soulkit.eval.run.session import (
+    FailureStreak,
+    check_open_batches,
+    make_batches,
+    max_calls,
+    refuse_dialogues,
+    report_open_batches,
+)
 from soulkit.models.base import Cast, ChatModel, Player, unfilled
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.local.threads import take_threads
 from soulkit.models.players.players import Players, cast_of, check_players
 from soulkit.models.vllm.manager import VllmServers
 from soulkit.play.default_players import training_player_remarks, with_default_players
-from soulkit.play.engine import Engine, Job, Sink, gather
+from soulkit.play.engine import Engine, gather
 from soulkit.play.plan import Work, confirm_cost, pays
 from soulkit.play.requirements import (
     MissingRequirement,
@@ -120,26 +120,6 @@ class RunningMean:
     def words(self) -> str:
         mean = f"mean over episodes {self.total / self.count:.3f}" if self.count else "no score yet"
         return f"{mean}, {self.failed} unscored" if self.failed else mean
-
-
-class FailureStreak:
-    """Counts failures in a row and stops the run when there are too many."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.length = limit, 0
-
-    def add(self, score: Score) -> None:
-        """CallError after `limit` scores in a row that something outside the actor broke: TaskError
-        where the last of them was the task's own code."""
-        failed = not score.scored and score.reason in _EXTERNAL_FAILURES
-        self.length = self.length + 1 if failed else 0
-        if self.length >= self.limit:
-            kind = TaskError if score.reason == TaskError.reason else ProviderError
-            raise kind(f"{self.length} episodes in a row failed, the last with: {score.words}")
-
-
-GIVE_UP = 20
-"""The run stops after so many failed episodes in a row (or twice the concurrency, if more)."""
 
 
 # -- from a configuration to a finished run ------------------------------------------------------
@@ -205,7 +185,6 @@ def run_eval(
 def _make_players(
     run: Run, config: EvalConfig, seats: ActorSetup, ledger: Ledger, reporter: Reporter
 ) -> Players:
-    """The players, with servers started for those who need one."""
     seats.fill(run, ledger)
     batches, note = make_batches(config, run.path, reporter), partial(note_start, run.path)
     return eval_players(
@@ -315,7 +294,6 @@ def prepare(
 def _confirm(
     config: EvalConfig, work: Sequence[Work], standing: ResumeState | None, reporter: Reporter
 ) -> None:
-    """Have the cost of what is left to play confirmed."""
     if config.ledger == "replay" or not pays(config):
         return
     controls = None
@@ -431,16 +409,6 @@ def open_ledger(run: Run, config: EvalConfig) -> Ledger:
     return Ledger(None if config.ledger == "off" else path, config.ledger, mends=True)
 
 
-# -- checks before anything is played ------------------------------------------------------------
-
-
-def check_work_roles(work: Sequence[Work], filled: Collection[str]) -> None:
-    """ConfigError unless every role that an episode may call is filled."""
-    for part in work:
-        for role in sorted(part.roles - set(filled)):
-            raise unfilled(role, part.task.name)
-
-
 # -- playing -------------------------------------------------------------------------------------
 
 
@@ -461,14 +429,15 @@ async def run_evaluation(
     `standing` is what the run has, where the caller knows.
     """
     for part in work:
-        check_work_roles([part], players.in_task(part.task.name).filled())
+        for role in sorted(part.roles - set(players.in_task(part.task.name).filled())):
+            raise unfilled(role, part.task.name)
     standing = standing or resume_state(run, work, config.repeats)
     jobs = standing.jobs_left(work, config.repeats)
     asks = standing.controls_left(work, config.repeats)
     # Only controls ask about an episode again, and want all of it.
     there = stream_records(run.episodes, light=not asks) if standing.scored else ()
     scored = {record.key: record for record in there}
-    clock, streak = RunClock(run.path / CLOCK), FailureStreak(max(GIVE_UP, 2 * max_calls(config)))
+    clock, streak = RunClock(run.path / CLOCK), FailureStreak(max_calls(config), "episodes")
     mean = RunningMean(scored.values())
     writer = GroupWriter(run.episodes)
     controls = {control.key: control for control in standing.controls}
@@ -477,7 +446,9 @@ async def run_evaluation(
         clock.tick()
         if bar is not None:
             bar.advance(1, mean.words())
-        streak.add(score)
+        failed = not score.scored and score.reason in _EXTERNAL_FAILURES
+        kind = TaskError if score.reason == TaskError.reason else ProviderError
+        streak.add(failed, score.words, kind)
 
     def sink(record: Record) -> None:
         writer.add(record)
@@ -491,11 +462,12 @@ async def run_evaluation(
 
     try:
         try:
-            await gather(_play_part(part, jobs, players, config, sink) for part in work)
+            engine = partial(_engine, players=players, config=config)
+            await gather(engine(part).run([job for job in jobs if job.task is part.task], sink)
+                         for part in work)  # fmt: skip
         finally:
             await writer.close()
         # All drafts are on disk: no control can be about words that a kill would take back.
-        engine = partial(_engine, players=players, config=config)
         await play_controls(run.path, work, asks, scored, engine, notice)
     finally:
         seconds = clock.save()
@@ -524,15 +496,7 @@ def _written(
     return summary
 
 
-async def _play_part(
-    part: Work, jobs: Sequence[Job], players: Cast, config: EvalConfig, sink: Sink
-) -> None:
-    jobs_of_task = [job for job in jobs if job.task is part.task]
-    await _engine(part, players, config).run(jobs_of_task, sink)
-
-
 def _engine(part: Work, players: Cast, config: EvalConfig) -> Engine:
-    """What plays a task, and asks about its controls."""
     sampling = config.sampling(part.task.spec)
     cast = players.in_task(part.task.name)
     table = replace(cast, actor=replace(players.actor, sampling=sampling))
@@ -563,7 +527,6 @@ def summary_of(
 
 
 def _cost(records: Sequence[Record], ledger: Ledger | None) -> float | None:
-    """What was paid in US dollars; the ledger also knows the calls of episodes that failed."""
     if ledger is not None and ledger.mode == "record":
         return ledger.totals()["cost"]
     costs = [r.episode.usage.cost for r in records if r.episode.usage.cost is not None]

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from soulkit.data.corpora.lessons import Lesson
-from soulkit.eval.results.calls import calls_by_task
 from soulkit.eval.results.summary import Cell
-from soulkit.eval.results.warnings import with_calls
+from soulkit.eval.results.warnings import calls_by_task, with_calls
 from soulkit.eval.run.provenance import note_calls, write_conditions
 from soulkit.metrics.intervals import estimate
 from soulkit.models.ledger.ledger import Ledger

@@ -168,7 +168,6 @@ def check_material(run: Run, now: Conditions, config: TrainConfig) -> None:
 
 
 def _changes(before: Conditions, now: Conditions, config: TrainConfig) -> Iterator[str]:
-    """What is not as it was, a sentence each."""
     for kind in ("training", "dev"):
         old_rows, rows = _rows(before, kind), _rows(now, kind)
         for task in sorted({*old_rows, *rows}):

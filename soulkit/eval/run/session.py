@@ -1,17 +1,24 @@
-"""An evaluation by batch: what can go that way, and what becomes of batches when the run ends."""
+"""Asking the players of a run: how a command that asks them begins, when it gives up, and which of
+them are asked by batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from soulkit.errors import ConfigError
+from soulkit.errors import CallError, ConfigError, ProviderError
 from soulkit.eval.config import EvalConfig
 from soulkit.models.api.addresses import checked_url
-from soulkit.play.plan import Work
+from soulkit.models.ledger.ledger import Ledger
+from soulkit.models.players.config import RolesConfig
+from soulkit.models.players.players import Players, Serve, check_players, checkpoint_player
+from soulkit.play.plan import Plan, Work, confirm_cost, pays
 from soulkit.reporting import Reporter
+from soulkit.runs.folder import Run, note_start
 
 if TYPE_CHECKING:
     from soulkit.models.api.batches import Batches
@@ -19,6 +26,56 @@ if TYPE_CHECKING:
 BATCH_CONCURRENCY = 50_000
 """Rollouts that may wait for one batch: as many as it has lines."""
 _OTHERS = ("partner", "environment")
+GIVE_UP = 20
+"""A command stops after so many failures in a row (or twice the concurrency, if more): a dead
+server would only cost hours."""
+
+
+def open_session(
+    config: RolesConfig, folder: Path, command: str, plan: Callable[[], Plan], *, sealed: bool,
+    reporter: Reporter,
+) -> Run:  # fmt: skip
+    """The run of a command that asks about what is there: its players are checked first, and what
+    `plan` says that it costs is confirmed."""
+    check_players(config)
+    if pays(config):
+        confirm_cost(plan(), config, reporter)
+    run = Run.open(folder, command, config.identity(), sealed=sealed)
+    for line in (f"{'resuming' if run.resumed else 'run folder'} {run.path}", *config.servers()):
+        reporter.note(line)
+    return run
+
+
+@asynccontextmanager
+async def asking(
+    config: RolesConfig, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
+) -> AsyncIterator[Players]:
+    """Within it the players of `config` can be asked; there is no actor."""
+    calls = {**config.call_arguments(ledger), "concurrency": config.concurrency}
+    players = Players(
+        ledger, None, checkpoint_player, calls, config.settings_of_players(),
+        serve=serve, note=partial(note_start, run.path), reporter=reporter,
+    )  # fmt: skip
+    try:
+        yield players
+    finally:
+        await players.close()
+
+
+class FailureStreak:
+    """Counts failures in a row of `what`, and stops the command when there are too many."""
+
+    def __init__(self, concurrency: int, what: str) -> None:
+        self.limit, self.what, self.length = max(GIVE_UP, 2 * concurrency), what, 0
+
+    def add(self, failed: bool, words: str, kind: type[CallError] = ProviderError) -> None:
+        """Take up one result; an error of `kind` after `limit` failures in a row."""
+        self.length = self.length + 1 if failed else 0
+        if self.length >= self.limit:
+            raise kind(f"{self.length} {self.what} in a row failed, the last with: {words}")
+
+
+# -- by batch --------------------------------------------------------------------------------------
 
 
 def refuse_dialogues(config: EvalConfig, work: Sequence[Work]) -> None:
