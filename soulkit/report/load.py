@@ -239,8 +239,9 @@ def load_runs(
 ) -> list[RunData]:
     """The runs in `paths`: run folders, or folders whose children are runs (one level deep).
 
-    RunError when a path holds no run; RunError or DataError when a file cannot be read. Without `episodes` the
-    (large) episode files stay closed; `light` ones are without what turns saw, ids and log-probs.
+    RunError when a path holds no run; RunError or DataError when a file cannot be read. Without
+    `episodes` the (large) episode files stay closed; `light` ones are without what turns saw, ids
+    and log-probs.
     """
     folders: list[Path] = []
     for path in paths:
