@@ -424,13 +424,10 @@ async def run_evaluation(
 ) -> Summary:
     """Play what `run` has no score for yet, write `summary.json` and return it.
 
-    The sampling of `players.actor` is replaced by each task's. Raises ConfigError when a role is
-    not filled, RunError when the folder holds other rows, ProviderError when only failures come.
-    `standing` is what the run has, where the caller knows.
+    Raises ConfigError when a role is not filled, RunError when the folder holds other rows,
+    ProviderError when only failures come. `standing` is what the run has, where the caller knows.
     """
-    for part in work:
-        for role in sorted(part.roles - set(players.in_task(part.task.name).filled())):
-            raise unfilled(role, part.task.name)
+    _check_roles(work, players)
     standing = standing or resume_state(run, work, config.repeats)
     jobs = standing.jobs_left(work, config.repeats)
     asks = standing.controls_left(work, config.repeats)
@@ -446,9 +443,8 @@ async def run_evaluation(
         clock.tick()
         if bar is not None:
             bar.advance(1, mean.words())
-        failed = not score.scored and score.reason in _EXTERNAL_FAILURES
         kind = TaskError if score.reason == TaskError.reason else ProviderError
-        streak.add(failed, score.words, kind)
+        streak.add(not score.scored and score.reason in _EXTERNAL_FAILURES, score.words, kind)
 
     def sink(record: Record) -> None:
         writer.add(record)
@@ -460,9 +456,9 @@ async def run_evaluation(
         controls[control.key] = control
         count(control.score)
 
+    engine = partial(_engine, players=players, config=config)
     try:
         try:
-            engine = partial(_engine, players=players, config=config)
             await gather(engine(part).run([job for job in jobs if job.task is part.task], sink)
                          for part in work)  # fmt: skip
         finally:
@@ -475,6 +471,12 @@ async def run_evaluation(
     beside = ordered_controls(controls, work, config.repeats)
     summary = summary_of(work, records, config, seconds, _cost(records, ledger), beside)
     return _written(run, summary, ledger, work, players)
+
+
+def _check_roles(work: Sequence[Work], players: Cast) -> None:
+    for part in work:
+        for role in sorted(part.roles - set(players.in_task(part.task.name).filled())):
+            raise unfilled(role, part.task.name)
 
 
 def _written(
