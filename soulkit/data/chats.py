@@ -1,14 +1,9 @@
 """Recorded chats, whatever the layout of their file, as lists of {"role": ..., "content": ...}.
 
-Only who spoke and what was said is kept, so that equal conversations stay equal rows.
-
-* A list of messages in a record (`messages`, `conversation`, `conversations`, `turns`): the roles
-  and contents under any of their usual names (`human`/`gpt`, `prompter`, `from`/`value`).
-* A history with branches (`conversation_history` whose entries have a `turn`): the reply with
-  `if_chosen` went on; where none is marked, the one with the highest `score`, else the first.
-* One reply a record (`conversation_id`, `turn`, `user_prompt`, `model_response`): the same, long.
-* Trees, as a message a record (`message_id`, `parent_id`, `role`, `text`) or nested (`prompt` with
-  `replies`): from each root along the first child by `rank`.
+* A list of messages in a record (COLUMNS), with roles and contents under any of their usual names.
+* A history with branches (entries with `turn`): the reply with `if_chosen`, else the best `score`.
+* One reply a record (REPLIES): the same, long.
+* Trees, a message a record (TREE) or nested in `prompt`: from each root along the first by `rank`.
 
 Instructions of a system are left out, and messages of one role in a row are one message.
 
@@ -146,7 +141,6 @@ def holds_chats(path: Path, columns: Container[str] = ()) -> bool:
 def _groups(
     raw: Sequence[RawRow], names: frozenset[str]
 ) -> Iterator[tuple[RawRow, Callable[[RawRow], Chat]]]:
-    """Each record that begins a chat, and what makes one of it."""
     if names >= REPLIES:
         threads: dict[str, list[RawRow]] = {}
         for record in raw:
@@ -179,7 +173,6 @@ def chat_in(record: RawRow) -> Chat:
 
 
 def _chosen(items: Iterable[Any]) -> list[Mapping[str, Any]]:
-    """The path through a history with several replies to a turn."""
     turns: dict[tuple[Any, str], list[Mapping[str, Any]]] = {}
     for item in items:
         if not isinstance(item, Mapping):
@@ -267,7 +260,6 @@ def _role(item: Any) -> str:
 
 
 def _content(item: Mapping[str, Any]) -> str:
-    """The text of a message; the parts of one that is a list are put together."""
     for name in ("content", "value", "text"):
         value = item.get(name)
         if isinstance(value, str):

@@ -2,15 +2,11 @@
 
     listing ──▶ .hitom_val.parquet.3f2a….part ──▶ checksum ──▶ hitom_val.parquet
 
-* Everything goes through the hub client's own session: its address rules (HF_ENDPOINT), its token
-  rules (HF_TOKEN, `hf auth login`), its offline switch and proxies.
-* The client's own download begins again from zero after a kill, because its partial files belong
-  to one process. Here the partial file is named after its checksum and taken up by the next start.
+* Requests go through the hub client's session: its addresses, tokens, offline switch and proxies.
+* The client's own download begins from zero after a kill. Here the partial file is named after its
+  checksum, and the next start continues it.
 * A file gets its final name only when its checksum is the hub's: sha256 for files in large-file
   storage, git's blob hash for the others.
-
-`Remote` is one file at one commit, for example
-`Remote("owner/name", "4c1d…", "hitom_val.parquet", 51234, sha256="3f2a…", blob=None)`.
 """
 
 from __future__ import annotations
@@ -221,7 +217,6 @@ class Hub:
                 self._wait(silent, trouble)
 
     def _append(self, remote: Remote, part: Path, bar: Bar) -> None:
-        """One request for the bytes that `part` lacks."""
         have = size_of(part)
         # Compressed on the way, a range would count other bytes than those on disk.
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
@@ -340,7 +335,6 @@ class Hub:
 
 
 def _error(what: str, why: str, way_out: str) -> DataError:
-    """An error in which neither a token stands nor the password of a mirror's address."""
     remember(get_token() or "")  # it may have been changed since the hub was opened
     return DataError(printable(what), printable(why), printable(way_out))
 
@@ -352,7 +346,6 @@ def _masked_line(text: str) -> str:
 
 
 def _checked_address(endpoint: str) -> str:
-    """The address; ConfigError when no request could be sent to it."""
     if web_address(endpoint) is None:
         raise ConfigError(
             f"'{shown_address(endpoint)}' is no address of a hub.",
@@ -372,7 +365,6 @@ def _remote(repo: str, commit: str, sibling: RepoSibling) -> Remote:
 
 
 def _settle(part: Path, target: Path) -> None:
-    """Give the complete file its name, after the disk has it."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(target)

@@ -1,16 +1,13 @@
 """Row files: where they are, read to plain Python (.jsonl, .json, .parquet, .csv, .tsv), written.
 
-Every reader gives the same thing: good rows with their provenance, and bad ones with a reason, so
-that one broken line costs one row. Provenance is `file:number`; the number counts lines in .jsonl,
-.csv and .tsv, and rows in .json and .parquet. None, NaN and an empty CSV cell all mean *absent*.
+Every reader gives good rows with their provenance (`file:number`; lines in text files, else rows)
+and bad ones with a reason. None, NaN and an empty CSV cell all mean *absent*.
 
 The released layout keeps the real row inside the struct `extra_info` (or its JSON, or under `raw`
-in it, as JSON or not) beside a dummy `prompt`; here it is flattened: the keys of `extra_info`
-become the fields, and `data_source` stays. A struct column of several files joined has the keys of
-all of them, None where a file had none: another reason why None means absent.
+in it) beside a dummy `prompt`; here it is flattened, and `data_source` stays.
 
-Without `--data`, released files are looked for in one folder, which `soul data pull` fills:
-`$SOULKIT_DATA`, else `./data`. `tasks.yaml` names the files of a task, and each is read on its own.
+Without `--data`, released files are looked for in `$SOULKIT_DATA`, else `./data`, which `soul data
+pull` fills. `tasks.yaml` names the files of a task.
 """
 
 from __future__ import annotations
@@ -343,7 +340,6 @@ def flatten(row: Any) -> dict[str, Any]:
 
 
 def _with_raw(inner: Mapping[str, Any]) -> dict[str, Any]:
-    """`inner` with the keys of the object under `raw` in its place, where there is one."""
     raw = inner.get("raw")
     if isinstance(raw, str):
         raw = _unpack(raw, must=False)
@@ -480,7 +476,6 @@ def _write_aside(path: Path, write: Callable[[Path], None], replace: bool) -> No
 
 
 def _refuse_other(path: Path, aside: Path) -> None:
-    """DataError when a file is there that says something else than the new one."""
     if path.exists() and not filecmp.cmp(path, aside, shallow=False):
         raise DataError(
             f"'{path}' is there already, and holds something else.",

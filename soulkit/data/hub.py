@@ -3,16 +3,12 @@
     tasks.yaml names ──▶ what the lock has is checked on disk ──▶ one listing per data set
       ──▶ nothing of the user's in the way, room on the disk ──▶ file by file ──▶ lock
 
-The lock file `soul-data.lock.json` says where every file came from:
-
-    {"version": 1,
-     "repos": {"owner/name": "4c1d…"},
+    soul-data.lock.json: {"version": 1, "repos": {"owner/name": "4c1d…"},
      "files": {"hitom_val.parquet": {"repo": "owner/name", "revision": "4c1d…",
                "path": "hitom_val.parquet", "sha256": "3f2a…", "bytes": 51234}}}
 
-A data set stays at the commit of its first pull until `--revision` names another one, so a suite
-that is pulled in pieces is one release. Files that the lock vouches for cost no request, and a
-file that somebody else put there is never replaced.
+A data set stays at the commit of its first pull until `--revision` names another one. Files that
+the lock vouches for cost no request, and files of other origin are never replaced.
 """
 
 from __future__ import annotations
@@ -173,7 +169,6 @@ class Lock:
 
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; DataError when another one is pulling into it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -266,7 +261,6 @@ def corpus_files(
 
 
 def _checked_path(path: str) -> str:
-    """`path`, refused when it leads out of its folder."""
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or "\\" in path:
         raise DataError(
             f"The data set names a file '{path}', which lies outside of its folder.",
@@ -300,7 +294,6 @@ def _files_in_place(
 def _download_jobs(
     hub: Hub, requests: Sequence[FileRequest], lock: Lock, folder: Path, revision: str | None
 ) -> tuple[list[_Job], DataError | None]:
-    """What to download, and the error about names that the data sets do not have."""
     by_repo: dict[str, list[FileRequest]] = defaultdict(list)
     for request in requests:
         by_repo[request.repo].append(request)

@@ -25,8 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.contamination import row_matches
-from soulkit.data.near_duplicates import Words, folded_words, same_words
+from soulkit.data.contamination import Words, folded_words, row_matches, same_words
 from soulkit.data.rows import share_of
 from soulkit.distill.config import SELECTED, SELECTION, STAGES, DistillConfig, stages_after
 from soulkit.distill.experts import Expert

@@ -1,27 +1,15 @@
 """Does a feedback give the answer away, or repeat what its reader must not know?
 
 Where a question has options, feedback leaks when it holds the gold text, names the gold letter, or
-is *answerable*: an option that it mentions, by text, letter or a word of its own, counts as ruled
-out, and a word that the gold shares with others rules out the rest; a single option may not be
-left, nor half of them or fewer. Two things count for nothing: what the draft answered, since
-criticism names it, and whole sentences of the text that the actor reads. A model can read blind as
-well: its answers from question, options and feedback alone must not beat chance.
+leaves open one option, or at most half of them. The draft's answer and whole sentences that the
+actor reads do not count.
 
     red box, red bag (gold), blue jar, green tin: "Not the blue jar" passes, "think of the red one"
     leaks; when the draft said red box, "you said red box, but it is not the jar" passes.
 
-A dialogue gives other things away: what belongs to another seat (`private_text`), words that only a
-judge's rubric uses (`rubric_words`), and the text that a human wrote in the actor's place
-(`gold_reference`). Repetition is found by counting words: a quotation is one, a paraphrase is none.
-Words are compared without marks and common endings; what the reader sees anyway never counts.
-
-    public: Ana and Ben haggle over a lamp; private: "Pay no more than 40 dollars, as rent is due on
-    Friday". "Ask Ben about the lamp" echoes nothing, "the rent is due on Friday" repeats a run,
-    "Friday his rent is due" a sentence, and "ask for 40" a figure.
-
-A text is read as it is and as it looks (`obfuscation.py`). No such check can rule out that feedback
-says in kind whether a draft was right: an actor that remembers its draft learns to keep or to
-change its answer. It does not see that draft again, and the blind reader does not either.
+In a dialogue leaks are another seat's texts (`private_text`), words of the rubric (`rubric_words`)
+and what a human wrote in the actor's place (`gold_reference`), found by counting words. A text is
+read as it is and as it looks (obfuscation.py).
 """
 
 from __future__ import annotations
@@ -162,7 +150,6 @@ class _Material:
 
 @lru_cache(maxsize=8)
 def _material(text: str) -> _Material:
-    """A judge's remark of a hundred sentences would else have the whole row counted for each."""
     return _Material(tokens(text), text)
 
 
@@ -203,7 +190,6 @@ def _says_whole(stems: Sequence[str], hidden: _Material, shown: _Material) -> bo
 
 
 def _content_core(hidden: Sequence[str]) -> Sequence[str]:
-    """Without the function words at both ends."""
     places = [i for i, word in enumerate(hidden) if content([word])]
     return hidden[places[0] : places[-1] + 1] if places else ()
 
@@ -360,7 +346,6 @@ def _gives_away(left: Collection[str], view: LeakView) -> bool:
 
 
 def _known(left: Collection[str], view: LeakView) -> set[str]:
-    """The options that are ruled out as the draft's own answer."""
     return set(map(plain, view.drafted)) - set(left)
 
 

@@ -121,8 +121,6 @@ def spelled_names(text: str, names: Collection[str]) -> frozenset[str]:
 
 
 class _Letters:
-    """The letters of a text in a row, and where its words begin."""
-
     def __init__(self, text: str) -> None:
         words = _WORD.findall(text)
         self.letters = "".join(words)

@@ -3,14 +3,10 @@
 A question says whom it is for, the judges or the auditors, and how many opinions of each it takes;
 a panel may say another number. All are asked at once. An opinion that could not be read is kept as
 its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean over
-the others would be the score of another panel.
+the others would be the score of another panel. `may_miss` names questions whose answer may lack.
 
     replies = await ask_several(cast, [rating, audit], episode, may_miss=["audit"])
     readable(replies["audit"]) or "nobody could be read"
-
-Of several questions each has its own samples and audience. An episode of which one was answered by
-nobody is unscored, unless the task names it as one that it can do without. `follow_up` asks each
-judge a further question about its own readable opinion.
 """
 
 from __future__ import annotations

@@ -2,16 +2,12 @@
 
 What an actor or a partner wrote is put between two marks that it cannot contain: they carry a
 digest of the very text, and whatever in it looks like such a mark is bent. Control characters go,
-and a text beyond reason is cut in the middle, where the cut says how much is missing.
+and a text beyond reason is cut in the middle. In a transcript each utterance is one line.
 
     <transcript 9f2c41d07b3e>
     Ana: “Would you take forty?”
     Ben: “He said ’yes’, more or less.”
     </transcript 9f2c41d07b3e>
-
-In a transcript each utterance is one line, and a label stands outside the quotation marks, so what
-could end it, a line break or a quotation mark, is taken out of it. Quotation marks inside a speech
-are bent, so that it neither ends its own line nor begins somebody else's.
 """
 
 from __future__ import annotations

@@ -318,7 +318,6 @@ def scales_in(key: Mapping[str, Any], task: str) -> dict[str, RatingScale]:
 
 
 def _label_on(scale: RatingScale, text: str) -> str:
-    """The label of the scale that was written; ValueError for any other."""
     if text in scale.labels:
         return text
     same = [label for label in scale.labels if _same(label, text, scale.numeric)]

@@ -1,19 +1,12 @@
 """Can the judge be trusted? From judgements to statements, each with a number and an interval.
 
-Pure: who asked the judges, and how, is not known here. A judgement is what one judge said once of
-one episode, as numbers and labels by dimension. From many of them come
-
-* retest: the same judge asked again (does it agree with itself?),
-* between: two judges (would another one say the same?),
-* people: a judge and human labels, where the rows carry them,
+* retest: the same judge asked again; between: two judges; people: a judge and human labels,
 * length: whether longer answers score higher, and still do at equal numbers of turns,
 * position: whether of two answers the first one wins, whichever it is,
 * reading: how often no verdict could be read, and how often the question had to be put again.
 
-Agreement is judged by Krippendorff's alpha (`agreement.alpha_in_words`); numbers are compared as
-intervals, labels as names. It is that of single opinions: with several of each judge, the first of
-one is held against the first of the other, the second against the second. An episode that rules
-decided without asking the judge (the actor never said a word) says nothing about any of this.
+Agreement is Krippendorff's alpha of single opinions; numbers are compared as intervals, labels as
+names. An episode that rules decided without asking the judge says nothing about any of this.
 """
 
 from __future__ import annotations
@@ -131,8 +124,6 @@ def _grade_of(value: Any) -> Grade | None:
 
 @dataclass(frozen=True, slots=True)
 class _Ratings:
-    """Units × raters of one dimension, with the cluster of each unit."""
-
     values: Floats
     keys: tuple[str, ...]
     """The episode of each unit."""
@@ -168,7 +159,6 @@ class _Ratings:
         )
 
     def _has_ratings(self, least: int) -> NDArray[np.bool_]:
-        """Which units have at least so many values."""
         if not self.values.size:
             return np.zeros(len(self.clusters), dtype=bool)
         return (~np.isnan(self.values)).sum(axis=1) >= least
@@ -200,7 +190,6 @@ def _over_pairs(statistic: Callable[[Floats, Floats], Rating]) -> Callable[[Floa
 def _ratings(
     rows: Mapping[OpinionKey, Sequence[Grade | None]], clusters: Mapping[str, str], level: Level
 ) -> _Ratings:
-    """Unit → one place per rater; labels become the numbers of their places in the alphabet."""
     units = sorted(rows)
     labels = sorted({_name(v) for row in rows.values() for v in row if v is not None})
     codes = {label: float(place) for place, label in enumerate(labels)}
@@ -220,7 +209,6 @@ def _name(value: Grade) -> str:
 
 
 def _as_number(value: Grade) -> Rating:
-    """The number that a label spells; None when it is none."""
     try:
         number = float(value)
     except ValueError:
@@ -287,7 +275,6 @@ class Reliability:
     # -- agreement --
 
     def _retest(self, dimension: str, judge: str) -> dict[str, Any] | None:
-        """None when nothing was asked twice."""
         judgements = [j for j in self.judgements if j.judge == judge]
         samples = sorted({j.sample for j in judgements})
         if len(samples) < 2:
@@ -313,7 +300,6 @@ class Reliability:
         return agreement
 
     def _single(self, dimension: str, judge: str) -> dict[OpinionKey, Grade]:
-        """(episode, sample) → what a judge said of it that time."""
         judgements = (j for j in self.judgements if j.judge == judge and dimension in j.said)
         return {(j.key, j.sample): j.said[dimension] for j in judgements}
 
@@ -393,13 +379,11 @@ class Reliability:
 def _shared_units(
     raters: Sequence[Mapping[OpinionKey, Grade]],
 ) -> dict[OpinionKey, list[Grade | None]]:
-    """What every one of them rated."""
     shared = set(raters[0]).intersection(*raters[1:])
     return {unit: [one[unit] for one in raters] for unit in shared}
 
 
 def _share(hits: Sequence[tuple[bool, Hashable]]) -> dict[str, Any]:
-    """A share with the interval that suits it."""
     values = [float(hit) for hit, _ in hits]
     share = estimate(values, [cluster for _, cluster in hits], binary=True)
     interval = {"ci_low": share.ci_low, "ci_high": share.ci_high}

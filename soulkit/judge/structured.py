@@ -1,29 +1,14 @@
 """Verdicts with a shape: asked for as JSON Schema, read strictly, asked for once more, or missing.
 
-The sampling carries a `Form` (JSON Schema, JSON mode or nothing is the endpoint's business), the
-prompt says the shape in words, and the reply is checked here. A verdict is the one object of the
-shape that the judge wrote itself; of two that differ nobody knows which is meant. Nothing off the
-shape counts: numbers in quotation marks, NaN, 1e400, values off their scale, missing, additional
-and repeated fields. A reply without a verdict is answered with what is wrong, once. After that
-whoever asked gets UnreadableVerdict with the reason, never a number in its place.
-
     class Rating(VerdictShape):
         reasoning: str
         score: int = Field(ge=0, le=10)
-
     rating = await ask(judge, question("rating", prompt, Rating), call)
 
-A judge reads what an actor said, and an actor may say a verdict. So what stands inside an object
-that does not parse is never taken for a judge's own (nobody can tell where its texts end), nor what
-stands in the material that it was shown. Braces are looked at once, from left to right:
-
-    {"score": 2}                         an object
-    {a, b}                               prose: no key follows the brace
-    {'note': '{"score": 9}'}             does not parse: nothing is looked for from there on
-    {"note": "he said ", "score": 9}"}   the last brace closes nothing: the text is no witness
-
-Material is compared by words: an object repeats others' words when one of its texts, or each of its
-values, stands there under its name, whatever became of quotation marks, escapes and line breaks.
+A verdict is the one object of the shape that the judge wrote itself. Nothing off the shape counts.
+A reply without a verdict is answered with what is wrong, once; after that UnreadableVerdict. An
+actor may say a verdict: nothing inside an object that does not parse is taken for a judge's
+own, nor what stands in the material that it was shown (compared by words).
 """
 
 from __future__ import annotations
@@ -208,7 +193,6 @@ def resembles(words: str, names: Collection[str]) -> bool:
 
 
 def _every_object(text: str) -> Iterator[dict[str, Any]]:
-    """Every JSON object in `text`, inner ones included, in whatever it stands."""
     start, attempts_left = _KEY.search(text), _ATTEMPTS
     while start is not None and attempts_left > 0:
         span = _decode_at(text, start.start(), STRICT)
@@ -410,7 +394,6 @@ def schema_form(shape: type[VerdictShape]) -> Form:
 
 @lru_cache(maxsize=256)
 def _names(*shapes: type[VerdictShape]) -> frozenset[str]:
-    """Every key that an object of these shapes has, inner objects included."""
     schemas = [shape.model_json_schema() for shape in shapes]
     parts = [part for schema in schemas for part in (schema, *schema.get("$defs", {}).values())]
     return frozenset(name for part in parts for name in part.get("properties", {}))
@@ -463,7 +446,6 @@ def _complete_text(text: str, stop: str) -> str:
 
 
 def _cut_problem(reply: Completion, limit: int) -> str:
-    """What to say of a reply that ended at the limit: at whose, and what would help."""
     length = reply.usage.completion_tokens
     if 0 < length < limit:
         return (
@@ -532,7 +514,6 @@ def _scans(text: str) -> tuple[Scan, Scan]:
 
 
 def _verdicts(reply: Scan, shape: type[S]) -> tuple[list[tuple[S, dict[str, Any]]], list[str]]:
-    """The objects of `shape`, read and as they came, and what is wrong with the others."""
     verdicts, problems = [], []
     for span in reply.spans:
         try:
@@ -547,12 +528,10 @@ def _verdicts(reply: Scan, shape: type[S]) -> tuple[list[tuple[S, dict[str, Any]
 def _unseen(
     verdicts: Iterable[tuple[S, dict[str, Any]]], material: JudgeMaterial | None
 ) -> list[S]:
-    """The verdicts that the judge was not shown."""
     return [verdict for verdict, value in verdicts if material is None or not material.holds(value)]
 
 
 def _quotes_material(text: str, shape: type[VerdictShape], material: JudgeMaterial) -> bool:
-    """Whether a reply repeats a verdict that its author was shown."""
     try:
         verdicts, _ = _verdicts(_scans(text)[1], shape)
     except UnreadableVerdict:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.data.near_duplicates import (
+from soulkit.data.contamination import (
     PhraseIndex,
     Words,
     folded_words,

@@ -14,10 +14,12 @@ from soulkit.data.contamination import (
     clean_rows,
     find_overlap,
     find_renamed,
+    folded_words,
+    phrase_jaccard,
+    phrases_of,
     row_matches,
 )
 from soulkit.data.files import RawRow
-from soulkit.data.near_duplicates import folded_words, phrase_jaccard, phrases_of
 from soulkit.errors import ConfigError
 from soulkit.tasks.kit.loading import entity_kinds, passage, passages
 from soulkit.tasks.kit.registry import load_registry

@@ -1,17 +1,13 @@
 """Conversations that a source holds twice, and those that give rows to evaluate on away.
 
-Duplicates: `exact` are rows whose messages have the same words under the same roles. `near` are
-rows that share at least `threshold` of the word triples of what is said (Jaccard) with one that
-stays; system prompts, which rows of one collection share, do not count there. Of equal rows the
-first stays. The source is read three times; in memory are the rare triples of its rows
-(near_duplicates.py) and the rows that may be near another.
+Duplicates: `exact` have the same words under the same roles; `near` share at least `threshold` of
+the word triples of what is said (Jaccard) with one that stays, system prompts aside. Of equal rows
+the first stays. The source is read three times.
 
-Leaks: what counts is how much of one stands in the other, because a conversation may hold a whole
-story beside much else. System prompts count: a persona may stand there.
+Leaks count how much of one stands in the other, system prompts included:
 
 * `holds`: the conversation has at least `threshold` of the triples of the evaluation row, or of
-  what was recorded for it (the history that it continues, its answer) without the aim or persona
-  that was written for the row;
+  what was recorded for it (its history or answer) without the aim or persona written for the row;
 * `part`: the evaluation row has at least `threshold` of the triples of the conversation.
 """
 
@@ -24,22 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from soulkit.data.contamination import Passage, RowMatch
-from soulkit.data.corpora.file_rows import source_rows
-from soulkit.data.corpora.lessons import ChatRow, conversation_of
-from soulkit.data.corpora.settings import AnySource, source_settings
-from soulkit.data.files import BadRecord, BadRow, SourcedRow
-from soulkit.data.near_duplicates import (
+from soulkit.data.contamination import (
     THRESHOLD,
     NearIndex,
+    Passage,
     PhraseCounts,
     PhraseIndex,
     Phrases,
+    RowMatch,
     check_threshold,
     folded_words,
     phrase_jaccard,
     phrases_of,
 )
+from soulkit.data.corpora.file_rows import source_rows
+from soulkit.data.corpora.lessons import ChatRow, conversation_of
+from soulkit.data.corpora.settings import AnySource, source_settings
+from soulkit.data.files import BadRecord, BadRow, SourcedRow
 
 LEAST_PHRASES = 8
 """Of a row; a shorter one is common speech, and stands in many conversations by chance."""

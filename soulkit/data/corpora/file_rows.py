@@ -64,7 +64,6 @@ def whole_rows(path: Path) -> list[SourcedRow]:
 
 @lru_cache(maxsize=1)
 def _read_whole(path: Path, changed_ns: int, size: int) -> list[SourcedRow]:
-    """The rows of the file as it was at that time: windows of one file are read in a row."""
     rows, bad = read_rows(path)
     names = frozenset(name for row in rows for name in row.fields)
     good: list[SourcedRow] = [(row.source, row.fields) for row in rows]
@@ -190,8 +189,6 @@ def _marks_in(block: bytes) -> set[str]:
 
 
 class _Cutter:
-    """Cuts a stream of lines into stretches."""
-
     def __init__(self, file: int, window: int, limit: int) -> None:
         self.file, self.window, self.limit = file, window, limit
         self.stretches: list[Stretch] = []
@@ -419,8 +416,6 @@ def _line_window(path: Path, stretch: Stretch, label: str, base: int) -> Window:
 
 
 class _ParquetCursor:
-    """Reads the rows of a Parquet file onwards from the beginning of a stretch."""
-
     def __init__(self, path: Path, stretch: Stretch) -> None:
         self.path, self.row = path, stretch.first
         self._file = open_parquet(path)

@@ -1,21 +1,14 @@
 """From a row of a file to a lesson: its messages, whose words are learned, what stands before them.
 
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
-    → [ChatLine(role="user", speaker="user", text="hi"), ChatLine(role="assistant", ...)]
-
-Roles are `system`, `user`, `assistant`, `tool`, or empty where a name alone says who speaks. Calls
-of tools and their answers are utterances of the role `tool`, which is never learned.
-
     system S · user "hi" · assistant "hello" · user "bye"           (learned: the person)
     → system S · assistant "hi" (learned) · user "hello" · assistant "bye" (learned)
 
-What is learned stands under `assistant`, everybody else under `user`; the system prompt stays. Who
-opens a conversation without a system prompt replies to OPENING. Messages of one side in a row are
-one message, and after the last learned word nothing stands.
+What is learned stands under `assistant`, everybody else under `user`. Calls of tools and their
+answers are never learned. Messages of one side in a row are one message, and after the last learned
+word nothing stands. Whoever opens a conversation without a system prompt replies to OPENING.
 
-Of a conversation with more than `turns` messages the last ones stay; the ones before them become
-words in the context of the first that stays, a speaker's label before each. Further lines of a
-message are indented there: a label stands at the margin, and no message can write one there.
+With more than `turns` messages the last ones stay; the ones before become words in the context of
+the first that stays, a speaker's label before each, further lines of a message indented.
 """
 
 from __future__ import annotations
@@ -95,7 +88,6 @@ def conversation_of(row: Any, place: str) -> ChatRow:
 
 
 def _prompt(fields: Mapping[str, Any]) -> Iterator[ChatLine]:
-    """A system prompt that stands beside the messages."""
     text = _text_field(fields, "system").strip()
     if text:
         yield ChatLine("system", "system", frozenset({"system"}), text)
@@ -107,7 +99,6 @@ def _text_field(fields: Mapping[str, Any], name: str) -> str:
 
 
 def _items(fields: Mapping[str, Any], place: str) -> list[Any]:
-    """The list of messages, through histories with branches and trees where it is none."""
     values = (structure(fields.get(name)) for name in COLUMNS)
     items = next((v for v in values if isinstance(v, list | tuple) and v), None)
     branches = items is not None and any(isinstance(i, Mapping) and "if_chosen" in i for i in items)
@@ -155,7 +146,6 @@ def _is_trained(item: Mapping[str, Any]) -> bool:
 
 
 def _words_of(item: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """The text of a message, and the kinds of its parts that are none."""
     for name in _WORDS:
         value = item.get(name)
         if isinstance(value, str):
@@ -177,7 +167,6 @@ def _parts(parts: list[Any] | tuple[Any, ...]) -> tuple[str, tuple[str, ...]]:
 
 
 def _calls(item: Mapping[str, Any]) -> Iterator[str]:
-    """What an assistant asks of its tools, in words."""
     calls = item.get("tool_calls")
     listed_calls = calls if isinstance(calls, list | tuple) else []
     for call in [*listed_calls, item.get("function_call")]:
@@ -297,8 +286,6 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one side says in a row."""
-
     role: Literal["user", "assistant"]
     pieces: tuple[_Piece, ...]
     trained: bool = False
@@ -329,7 +316,6 @@ def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str
 
 
 def _system(utterances: Sequence[ChatLine], strip: bool) -> tuple[str, list[ChatLine]]:
-    """The system prompt, and everything else; a later one is words of the surroundings."""
     prompts: list[str] = []
     rest: list[ChatLine] = []
     for utterance in utterances:
@@ -380,7 +366,6 @@ def _label(utterance: ChatLine, side: str) -> str:
 
 
 def _joined(parts: Sequence[_Part]) -> list[_Part]:
-    """Neighbours of one side as one; what has exact ids stays as it was emitted."""
     joined: list[_Part] = []
     for part in parts:
         before = joined[-1] if joined else None
@@ -396,7 +381,6 @@ def _joined(parts: Sequence[_Part]) -> list[_Part]:
 def _segments(
     parts: Sequence[_Part], shape: LessonShape, labelled: bool
 ) -> tuple[list[Segment], list[bool]]:
-    """The messages that stay, what came before them folded into the first."""
     cut = max(len(parts) - shape.turns, 0) if shape.turns is not None else 0
     staying = parts[cut:]
     segments = [Segment(p.role, _words(p, labelled), token_ids=p.token_ids) for p in staying]

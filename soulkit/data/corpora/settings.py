@@ -1,16 +1,13 @@
 """One source of conversations, as options and YAML name it; its files; the side that is learned.
 
-    chats.jsonl              the same as {path: chats.jsonl}
     chats.jsonl:1.5          {path: chats.jsonl, ratio: 1.5}
     shards/                  train_shard_*, train-*, train/, or what has `train` in its name
     data/*.parquet           every file that the pattern matches
     owner/name@1f2e/en:train a data set of the hub: [@revision][/configuration][:split]
 
-Of a folder the training files are `train_shard_*`, `train-*` and what lies below `train/`, else
-Parquet files with `train` in their name, else, where nothing is called either training or
-validation, every row file in it. Validation files likewise: `validation` or `val`.
-
-The side of released data sets is in the table `corpora.yaml`; a setting overrules it.
+In a folder where nothing is called either training or validation every row file is read. Validation
+files are called `validation` or `val`. The side of released data sets is in `corpora.yaml`; a
+setting overrules it.
 """
 
 from __future__ import annotations
@@ -55,7 +52,6 @@ class SourceSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        """Text is a path, perhaps with a ratio after its last colon."""
         if isinstance(value, PurePath):
             return {"path": str(value)}
         if not isinstance(value, str):

@@ -185,7 +185,6 @@ class LessonSource:
         return cls(settings, store, label, seed, window)
 
     def _probe(self) -> None:
-        """Read the first row, so that what ails all of them is told before anything starts."""
         step = self._store.window(self._store.first(0, False), 0, False)
         if step is not None and len(step[0]):
             self._lesson(step[0].row(0), lambda why, key: None)
@@ -231,7 +230,6 @@ class LessonSource:
         return self._window_rows > 1
 
     def _advance(self) -> None:
-        """The next window, of the next pass where this one is over."""
         step = self._store.window(self._next, self._epoch, self._shuffled)
         if step is None:
             if not self._lessons:
@@ -333,7 +331,6 @@ class LessonSource:
 
 
 def _announce(path: str, files: Sequence[Path], reporter: Reporter) -> None:
-    """Say what takes long: the rows and the checksum of .jsonl files are known once all is read."""
     size = sum(f.stat().st_size for f in files if f.suffix.lower() == ".jsonl" and f.is_file())
     if size >= LONG_TO_READ:
         reporter.note(f"reading {size / 1e9:.1f} GB of {path} once, for its rows and its checksum")

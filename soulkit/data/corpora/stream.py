@@ -1,15 +1,12 @@
 """Lessons from a mixture of sources, endlessly, in an order that a position says all about.
 
-    sources ──▶ turns by ratio × rows ──▶ a window of the source whose turn it is, permuted
-      ──▶ row ──▶ conversation ──▶ lesson
+    sources ──▶ turns by ratio × rows ──▶ a permuted window of one source ──▶ row ──▶ lesson
 
 The order follows from the seed, the files and the settings of the sources alone. A position names
-the window of every source and the place in it, so that a stream that resumes reads those windows
-again and goes on as if it had never stopped. Nothing of what is ahead needs to be stored.
+the window of every source and the place in it, so that a stream resumes without stored rows.
 
     stream = LessonStream.open(["chats.jsonl:1.5", "more/"], seed=0, side="human")
     stream.take(32); position = stream.position()
-    ...
     stream = LessonStream.open([...], seed=0, side="human"); stream.resume(position)
 """
 
@@ -227,8 +224,6 @@ class LessonRows:
 
 
 class _Places:
-    """Rows in the order of their files, numbered through."""
-
     def __init__(self) -> None:
         self._file, self._before, self._last = "", 0, 0
 

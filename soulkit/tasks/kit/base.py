@@ -300,7 +300,6 @@ class Task(ABC):
         return replace(score, metrics={**score.metrics, **reading_metrics(score.verdicts)})
 
     def _asking(self, cast: Cast) -> Cast:
-        """The cast, whose judges give as many opinions as the declaration says."""
         return replace(cast, panel=replace(cast.panel, questions=self.spec.samples))
 
     def _without_score(self, episode: Episode, error: CallError) -> Score:
@@ -572,7 +571,6 @@ class Task(ABC):
 
 
 def _class_folders(cls: type[Task]) -> Iterator[Path]:
-    """The folders of a class and of those that it derives from: it has their prompts, too."""
     for each in cls.__mro__:
         with suppress(TypeError, OSError):  # a class typed in at a prompt or in a notebook
             file = Path(inspect.getfile(each))

@@ -5,16 +5,9 @@
     reply = await talk.speak(cast.actor, rollout.call("actor", example, turn))
     talk.record(Line("keeper", "Good evening."), memory=reply.text)
 
-The context is exactly what the sampler gets: the actor's own turns carry the ids that it emitted,
-and the others' words stand in user messages that never train. On a `Stage` each acted seat has a
-conversation of its own; all share one transcript, and thoughts stay with their author:
-
-    stage = Stage({seat: Conversation(seat, [opening(seat)]) for seat in seats})
-    reply = await stage.speak("ann", cast.actor, rollout.call("actor", example, turn, seat="ann"))
-    stage.record(Line("ann", text), memory=reply.text, shown=without_thoughts(text))
-
-`partner_reply` asks a partner or environment once more where its reply is of no use. Under
-`reference` all replies of an episode share 8,192 tokens with what is heard (`episode_tokens_left`).
+The context is exactly what the sampler gets: the actor's own turns carry the ids that it emitted.
+On a `Stage` each acted seat has a conversation of its own; all share one transcript, and thoughts
+stay with their author. `partner_reply` asks a partner once more where its reply is of no use.
 """
 
 from __future__ import annotations
@@ -49,7 +42,6 @@ _TIMES = {1: "", 2: ", twice"}
 
 
 def _unusable(reply: str) -> str:
-    """What is wrong with a reply where nobody can say more."""
     return "said nothing usable"
 
 
@@ -236,7 +228,6 @@ class DialogueTask(Task):
     async def _converse(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
-        """Turn by turn until the end; returns why it stopped."""
         for index in range(self.most_turns):
             talk.hear(await self._partner_line(example, cast, rollout, talk, index))
             reply = await talk.speak(cast.actor, rollout.call("actor", example, index))
@@ -248,7 +239,6 @@ class DialogueTask(Task):
     async def _partner_line(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> Line:
-        """What the partner says next; PartnerError when that is nothing."""
         partner, seat = cast.player("partner"), self.partner_seat(example)
         context = self.partner_context(example, talk.lines)
         call = rollout.call("partner", example, index)

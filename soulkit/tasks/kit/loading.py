@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.contamination import Passage, RowTexts, entity_values
+from soulkit.data.contamination import Passage, RowTexts, Words, entity_values, folded_words
 from soulkit.data.files import (
     ROW_SUFFIXES,
     BadRow,
@@ -32,7 +32,6 @@ from soulkit.data.files import (
     search_note,
 )
 from soulkit.data.literals import structure, texts_of
-from soulkit.data.near_duplicates import Words, folded_words
 from soulkit.data.rows import ColumnsError, first_rows, share_of
 from soulkit.errors import ConfigError, DataError, RowError, did_you_mean
 from soulkit.models.base import Cast
@@ -174,7 +173,6 @@ def load_examples(
 
 
 def _rows_of(task: Task, paths: Sequence[Path]) -> tuple[list[RawRow], list[BadRow]]:
-    """The rows of several files, and the bad ones; OriginalFile for one that has to be imported."""
     rows: list[RawRow] = []
     bad: list[BadRow] = []
     for path in map(Path, paths):
@@ -429,13 +427,11 @@ def row_texts(task: Task, example: Example) -> RowTexts:
 
 
 def _read(task: Task, example: Example) -> dict[str, Any]:
-    """What some seat may read of a row, column by column as they are declared."""
     values = {n: v for seat in example.seats for n, v in example.visible(seat).items()}
     return {name: values[name] for name in task.spec.columns if name in values}
 
 
 def _recorded(example: Example) -> Iterator[tuple[Words, ...]]:
-    """Histories that a seat reads, message by message, and the texts of the gold."""
     for name, value in example.fields.items():
         readers = example.audience.get(name, ())
         listed = value if isinstance(value, list | tuple) else ()

@@ -1,16 +1,13 @@
 """Make rows: by rule from a seed, with invented people, or drafted by models.
 
-By rule (`synth: rows:rows`): any number, without network, licences or label noise. Row i depends on
-the seed alone, so fewer rows are the beginning of more.
-
-Invented people have a writing style (`Voice`): what `trait` promises is what `write` does.
+By rule (`synth: rows:rows`): row i depends on the seed alone, so fewer rows are the beginning of
+more. Invented people have a writing style (`Voice`): what `trait` promises is what `write` does.
 
     HASTY.write("Could you please show me the next step, because I am stuck.")
     → "could u pls show me the next step, bc i am stuck"
 
 Drafted (`drafting: build:drafts`): a task turns recorded conversations into *sketches*. A model
-drafts what each lacks, another says whether the draft is fit to be a row. Asking is the same for
-all tasks (`eval/drafted_rows.py`). Templates lie in `prompts/drafting/`.
+drafts what each lacks, another says whether the draft is fit to be a row (`eval/drafted_rows.py`).
 """
 
 from __future__ import annotations

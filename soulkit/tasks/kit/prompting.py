@@ -157,8 +157,6 @@ def _frozen(value: Any) -> Any:
 
 
 class _Noting(FileSystemLoader):
-    """Notes which files were opened, those that a template includes as well."""
-
     def __init__(self, folders: Sequence[Path], opened: set[Path]) -> None:
         super().__init__(folders)
         self.opened = opened

@@ -260,7 +260,6 @@ def _way_out(kind: str, loc: tuple[int | str, ...], value: Any, context: Mapping
 
 
 def _fields_at(loc: Sequence[int | str]) -> list[str]:
-    """The keys allowed where `loc` points, for a did-you-mean."""
     nested: dict[str, type[BaseModel]] = {
         "columns": Column,
         "metric": Metric,

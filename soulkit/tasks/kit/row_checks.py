@@ -337,7 +337,6 @@ def audit_rows(task: Task, loaded: LoadedExamples) -> RowAudit:
 
 
 def _position_bias(views: Sequence[LeakView]) -> tuple[str, Bias | None]:
-    """(letter, bias) of the letter that is gold more often than its share by the most."""
     hits = Counter(view.letter for view in views)
     expected: Counter[str] = Counter()
     for view in views:
@@ -419,7 +418,6 @@ def _plain_lines(text: str) -> str:
 
 
 def _first_prompts(task: Task, example: Example) -> str:
-    """All that the actor reads before its first turn, in whichever seat."""
     contexts = task.previews(example).values()
     return "\n".join(segment.text for context in contexts for segment in context)
 
@@ -427,7 +425,6 @@ def _first_prompts(task: Task, example: Example) -> str:
 def _contradictions(
     task: Task, examples: Sequence[Example], texts_by_id: Mapping[str, str]
 ) -> Iterable[AuditRemark]:
-    """Rows in which everything the actor reads is the same and the gold is not."""
     groups: dict[str, list[Example]] = {}
     for example in examples:
         groups.setdefault(texts_by_id[example.id], []).append(example)
@@ -440,7 +437,6 @@ def _contradictions(
 
 
 def _gold_id(task: Task, example: Example) -> str:
-    """A hash of what only the scorer reads."""
     columns, seats = task.spec.columns, set(example.seats)
     hidden = {
         name: value

@@ -1,21 +1,14 @@
 """From replies to numbers: how replies ended, means over a batch, and headlines made of parts.
 
-Endings: a single reply that ran into its limit scores the minimum (`truncated`). A dialogue is
-scored as it stands, with the status `truncated` or `empty`, and `turns/cut` is the share of cut
-turns. A refusal is the actor's own failure. Under `reference`, and in tasks with
-`grades_cut_replies`, what can be read of a cut reply counts.
-
-Parts: a headline may be the mean of other numbers, which the task declares:
+Endings: a single reply that ran into its limit scores the minimum (`truncated`); a dialogue is
+scored as it stands. Under `reference`, and with `grades_cut_replies`, what can be read counts.
 
     metric:
-      headline: macro
       parts:
         macro: {quizzes: quiz_share, chats: chat_mean}
         chat_mean: {variety: variety, endings: ending_f1}       # a part may have parts itself
 
-Every part counts alike. A part without a number is named with the reason; `value` is the mean of
-the others, for training, and an evaluation shows the bounds. Rows of a person's own file have it as
-their `origin`; rows of different origins are never averaged in an evaluation.
+A part without a number is named with the reason. Rows of different origins are never averaged.
 """
 
 from __future__ import annotations
@@ -142,7 +135,6 @@ def with_means(declared: Parts, metrics: Metrics, origin: str = "") -> dict[str,
 
 
 def _inner_first(declared: Parts) -> list[str]:
-    """The names of the means, each after those that are parts of it."""
     order: dict[str, None] = {}
 
     def visit(name: str) -> None:
@@ -189,7 +181,6 @@ def why_missing(part: BatchMetric | None) -> str | None:
 
 
 def _counted(frame: BatchMetric | None, parts: Sequence[BatchMetric]) -> BatchMetric:
-    """What a mean counts, and its scale."""
     if frame is not None:
         return frame
     units = dict.fromkeys(part.unit for part in parts)

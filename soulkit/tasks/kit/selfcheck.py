@@ -1,17 +1,14 @@
 """Self-check: does a task's scorer agree with its own gold, and does every prompt of a row render?
 
-Every row is answered twice by script, without a model: with the gold, which must score the maximum,
-and with a readable wrong answer, which must not. What only a judge can score is *unscored*, unless
-the task says what a judge would answer (`Task.verdict`). Then every prompt is rendered once:
+Every row is answered twice by script: with the gold, which must score the maximum, and with a
+readable wrong answer, which must not. What only a judge can score is *unscored*, unless the task
+says what a judge would answer (`Task.scripted_verdict`). Then every prompt is rendered once:
 
-    the actor's first prompts, and the same with feedback in the slot    previews, slot
-    what a judge is asked about the gold                                 score
-    what a partner or environment is told                                play, with scripted players
-    what a coach is asked about the wrong answer                         critique
-    what the task says is asked elsewhere                                other_prompts
+    actor, with and without feedback: previews, slot      judge: score of the gold
+    partner and environment: play with scripted players   coach: critique of the wrong answer
+    what the task says is asked elsewhere: other_prompts
 
-A row on which the task breaks is named with the error; what a task promises and does not have is a
-warning.
+A row on which the task breaks is named with the error; what a task lacks is a warning.
 """
 
 from __future__ import annotations
@@ -124,7 +121,6 @@ async def _judged(task: Task, example: Example) -> None:
 
 
 def _openings(task: Task, example: Example) -> Iterator[Callable[[], Any]]:
-    """The actor's prompts. A task that defines none is for evaluations that never plan."""
     if (type(task).preview, type(task).previews) != (Task.preview, Task.previews):
         yield lambda: task.previews(example)
     if type(task).slot is not Task.slot:
@@ -153,7 +149,6 @@ async def broken_feedback(
 async def _control(
     task: Task, control: Control, example: Example, draft: Episode | None
 ) -> Score | None:
-    """Asks about a control; without a draft there is none of an episode."""
     episode = task.gold(example) if control.per == "row" else draft
     if episode is None and control.per == "episode":
         return None
@@ -168,7 +163,6 @@ def _critique(
 
 
 def _lowest(task: Task) -> Score:
-    """The score of a draft that only a model could score."""
     low = task.spec.metric.low
     return Score(value=low, reward=low, protocol=task.protocol)
 

@@ -3,25 +3,12 @@
 It is strict: an unknown key is an error, and so is a seat, column or task that is used but not
 declared. docs/tasks.md explains every key.
 
-Default players are models by role; a player that the user names replaces them. A model is asked
-with the key in OPENAI_API_KEY, at OPENAI_BASE_URL or OpenAI's own service:
+Default players are models by role; a player that the user names replaces them:
 
     players:
       judge: {model: gpt-5.4, effort: low}
-      partner: {model: gpt-5-nano, effort: minimal}
       training: {judge: {model: gpt-5-nano, effort: low}}        # where training has another one
       reference: {coach: {model: gpt-5.4-nano, effort: low}}     # where the published code differs
-
-A suite is a list of tasks to play together, or says more:
-
-    NAME:
-      title: ...
-      axes:                        # axis → its members, in the order of the published table
-        EVAL: [GROUP, TASK]
-      groups: {GROUP: [TASK_A, TASK_B]}   # a member that is the mean of several tasks
-      parts: true                  # tables show the tasks of groups, too
-      average: macro               # every member counts alike, in each axis and in the suite
-      published: [ditto_8b_card]   # published tables that are shown with it
 """
 
 from __future__ import annotations
@@ -121,7 +108,6 @@ class Suite(Strict):
     @model_validator(mode="before")
     @classmethod
     def _as_list(cls, entry: Any) -> Any:
-        """A bare list of tasks, in which a second mention adds nothing."""
         return {"members": tuple(dict.fromkeys(entry))} if isinstance(entry, list) else entry
 
     @model_validator(mode="before")

@@ -1,18 +1,11 @@
 """The code of a task: where it is found, the functions its declaration names, and its errors.
 
-A declaration names what belongs to a task as `module:attribute`. The module is looked for in the
-task's folder first: beside the user's tasks file, in `soulkit/tasks/<folder>/`, or in the folder of
-an installed package.
+A declaration names code as `module:attribute` (`importer: importer:read`). The module is looked for
+in the task's folder first: beside the user's tasks file, in `soulkit/tasks/<folder>/`, or in the
+folder of an installed package. docs/authoring.md lists the functions and their arguments.
 
-    synth: rows:make_rows          (n, seed, …) → rows            soul data synth
-    importer: importer:read        (path, …) → Imported           soul data import
-    builder: importer:build        (path, …) → Imported           soul data build
-    drafting: build:drafts         (path, prompts, …) → Drafts    soul data build --drafter
-    audit: audit:audit_labels      (path, examples, …) → LabelAudit   soul data audit
-    scripted_partner: visitor:line (messages) → str               soul serve partner
-
-Keyword-only parameters of such a function are its options: `*, half: Literal["cotp", "vp"]` is
-`--half cotp` or `--half vp` on the command line. A parameter `task` gets the name of the task.
+Keyword-only parameters of such a function are options: `*, half: Literal["cotp", "vp"]` is `--half
+cotp` on the command line. A parameter `task` gets the name of the task.
 
 Within `task_code`, what a task's own code raises becomes a TaskError with its file and line, so
 that one bad row is unscored and the run goes on. Errors of soulkit and of models pass unchanged.
@@ -114,7 +107,6 @@ class Home:
         return sys.modules.get(unique) or _execute(unique, file)
 
     def _add_to_path(self) -> None:
-        """Let a user's file import what lies next to it."""
         if not self.package and self.folder != BUILTIN and str(self.folder) not in sys.path:
             sys.path.append(str(self.folder))
 
@@ -179,7 +171,6 @@ class HookOption:
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation, None left out."""
     if typing.get_origin(kind) is typing.Literal:
         return (kind,)
     parts = typing.get_args(kind) or (kind,)
@@ -336,7 +327,6 @@ def _is_task(value: object) -> bool:
 
 
 def _first(error: BaseException) -> BaseException:
-    """An error, or the first one of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -460,7 +450,6 @@ def _shown(file: str) -> str:
 
 
 def _defined(task: DeclaredTask, call: str) -> str:
-    """Where the task's class defines `call`, itself or in a part that it calls."""
     for name in (call, "grade", "parse"):
         code = getattr(inspect.unwrap(getattr(type(task), name, _defined)), "__code__", None)
         if code is not None and _owner(code.co_filename) == "task":

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from soulkit.data.contamination import Passage
+from soulkit.data.contamination import Passage, folded_words, phrase_jaccard, phrases_of
 from soulkit.data.corpora.duplicates import find_duplicates, find_leaks
 from soulkit.data.corpora.file_rows import source_rows, write_clean
 from soulkit.data.files import read_rows
-from soulkit.data.near_duplicates import folded_words, phrase_jaccard, phrases_of
 from soulkit.errors import ConfigError, DataError
 from tests.support.chats import Row, jsonl, parquet, said_by
 
