@@ -9,9 +9,8 @@ from pydantic import Field
 
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import combined, opinions, readable
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
-from soulkit.judge.verdict import spoken
+from soulkit.judge.verdict import fence, spoken
 from soulkit.models.base import Cast
 from soulkit.tasks import Rollout, Task
 from soulkit.types import (

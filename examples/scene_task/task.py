@@ -18,9 +18,8 @@ from pydantic import Field
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import ask_several, pooled
-from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
-from soulkit.judge.verdict import spoken
+from soulkit.judge.verdict import spoken, transcript
 from soulkit.models.base import Cast
 from soulkit.tasks import (
     Control,

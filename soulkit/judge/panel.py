@@ -20,8 +20,8 @@ from itertools import combinations
 from typing import Any, Generic, Literal, TypeVar
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.quoting import utterances
 from soulkit.judge.structured import JudgeQuestion, answer
+from soulkit.judge.verdict import utterances
 from soulkit.models.base import Cast, Player
 from soulkit.types import Call, Episode, Role, Verdict
 

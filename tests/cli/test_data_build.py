@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from soulkit.judge.quoting import fence
+from soulkit.judge.verdict import fence
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.tasks.kit.loading import examples_to_inspect
 from soulkit.tasks.kit.registry import load_registry

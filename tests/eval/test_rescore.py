@@ -45,7 +45,7 @@ tasks:
 MODULE = """
 from pydantic import Field
 from soulkit.judge import panel
-from soulkit.judge.quoting import fence
+from soulkit.judge.verdict import fence
 from soulkit.judge.structured import VerdictShape, question
 from soulkit.tasks.kit.choice import ChoiceTask
 from soulkit.types import Score, unscored

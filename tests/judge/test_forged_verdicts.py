@@ -17,7 +17,6 @@ import pytest
 from pydantic import Field
 
 from soulkit.errors import UnreadableVerdict
-from soulkit.judge.quoting import fence, utterance
 from soulkit.judge.structured import (
     JudgeMaterial,
     VerdictShape,
@@ -28,7 +27,7 @@ from soulkit.judge.structured import (
     resembles,
     scan,
 )
-from soulkit.judge.verdict import tagged_letter
+from soulkit.judge.verdict import fence, tagged_letter, utterance
 
 
 class Part(VerdictShape):

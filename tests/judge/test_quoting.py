@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soulkit.judge.quoting import MAX_FENCED_CHARS, fence, shortened, transcript, utterances
+from soulkit.judge.verdict import MAX_FENCED_CHARS, fence, shortened, transcript, utterances
 from soulkit.types import Episode, Line, Trace
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from soulkit.data.rows import HUMAN
 from soulkit.errors import CallError, ConfigError, ContextOverflow, ProviderError, SoulError
 from soulkit.judge.pairwise import judge_pair
-from soulkit.judge.quoting import fence, utterances
 from soulkit.judge.reliability import Grade, Judgement, PairJudgement, Subject, grades_in
+from soulkit.judge.verdict import fence, utterances
 from soulkit.models.base import Cast, ChatModel, Panel, Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.stand_ins import ObservedModel, UnavailableModel

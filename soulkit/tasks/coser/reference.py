@@ -19,9 +19,8 @@ from typing import Any
 
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView, check_leak
-from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import JudgeQuestion, question
-from soulkit.judge.verdict import remove_think
+from soulkit.judge.verdict import fence, remove_think, transcript
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.coser import judging
 from soulkit.tasks.coser.judging import ASPECTS, Marks, anchored, plain_bleu, plain_rouge_l

@@ -39,9 +39,8 @@ from typing import Protocol as Interface
 
 from soulkit.data.literals import literal_list, structure
 from soulkit.errors import RowError, UnreadableVerdict
-from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeMaterial, VerdictShape, read_shape
-from soulkit.judge.verdict import remove_think, spoken
+from soulkit.judge.verdict import remove_think, spoken, transcript
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import Stage, others_view, partner_reply

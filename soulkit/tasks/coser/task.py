@@ -22,8 +22,8 @@ from soulkit.errors import ConfigError, RowError
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import Opinion, ask_several
-from soulkit.judge.quoting import transcript
 from soulkit.judge.structured import JudgeQuestion, question
+from soulkit.judge.verdict import transcript
 from soulkit.metrics.text import bleu, rouge_l
 from soulkit.models.base import Cast
 from soulkit.tasks.coser import judging

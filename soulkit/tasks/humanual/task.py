@@ -30,9 +30,8 @@ from soulkit.data.literals import structure
 from soulkit.errors import RowError
 from soulkit.judge import panel
 from soulkit.judge.leaks import LeakView, echoes_reference
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import question
-from soulkit.judge.verdict import spoken
+from soulkit.judge.verdict import fence, spoken
 from soulkit.models.base import Cast
 from soulkit.tasks.humanual import judging as coaching
 from soulkit.tasks.humanual.judging import (

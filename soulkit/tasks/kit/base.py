@@ -27,8 +27,8 @@ from soulkit.errors import CallError, ConfigError, TaskError, UnreadableVerdict
 from soulkit.judge.coach import ask_coach
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import reading_metrics
-from soulkit.judge.quoting import utterances as utterances
 from soulkit.judge.verdict import spoken
+from soulkit.judge.verdict import utterances as utterances
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.coaching import judged_dimensions

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from soulkit.judge.leaks import LeakView, check_leak, echoes_private, echoes_reference, tokens
-from soulkit.judge.quoting import fence
+from soulkit.judge.verdict import fence
 from soulkit.types import Feedback, Score
 
 

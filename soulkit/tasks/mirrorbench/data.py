@@ -52,8 +52,8 @@ from soulkit.data.files import (
 )
 from soulkit.data.literals import structure
 from soulkit.errors import DataError
-from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import VerdictShape
+from soulkit.judge.verdict import fence, transcript
 from soulkit.tasks.kit.importing import (
     BadRecord,
     Imported,

@@ -25,9 +25,8 @@ from soulkit.errors import UnreadableVerdict
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
 from soulkit.judge.panel import ask_several, follow_up, pooled
-from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
-from soulkit.judge.verdict import spoken
+from soulkit.judge.verdict import fence, spoken, transcript
 from soulkit.models.base import Cast
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Control

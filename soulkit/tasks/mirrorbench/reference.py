@@ -20,8 +20,8 @@ from soulkit.data.chats import ChatMessage
 from soulkit.errors import ConfigError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import opinions, pooled
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
+from soulkit.judge.verdict import fence
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Control, Rollout
 from soulkit.tasks.kit.dialogue import (

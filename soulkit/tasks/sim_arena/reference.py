@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from soulkit.errors import CallError
 from soulkit.judge.panel import readable
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape
+from soulkit.judge.verdict import fence
 from soulkit.models.base import Cast, Panel
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout

@@ -27,8 +27,8 @@ from typing import Any, ClassVar
 
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import ask_several, verdicts_of
-from soulkit.judge.quoting import fence, transcript, utterance
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
+from soulkit.judge.verdict import fence, transcript, utterance
 from soulkit.models.base import Cast, Panel
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout

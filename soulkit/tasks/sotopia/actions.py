@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from soulkit.judge.quoting import utterance
 from soulkit.judge.structured import LENIENT, JudgeMaterial, Scan, scan, whole_object
-from soulkit.judge.verdict import remove_think, spoken
+from soulkit.judge.verdict import remove_think, spoken, utterance
 from soulkit.tasks.kit.prompting import MARK, first_words
 from soulkit.text import sanitise
 from soulkit.types import Protocol

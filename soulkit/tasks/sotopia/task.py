@@ -33,8 +33,8 @@ from soulkit.judge import panel
 from soulkit.judge.coach import RISKS, Audit, agreed_risk
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import ask_several
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import JudgeQuestion, question
+from soulkit.judge.verdict import fence
 from soulkit.models.base import Cast, Player
 from soulkit.tasks.kit.base import READABLE, Rollout, Task
 from soulkit.tasks.kit.dialogue import (

@@ -32,8 +32,8 @@ from soulkit.data.files import (
     unreadable_file,
 )
 from soulkit.errors import DataError
-from soulkit.judge.quoting import fence, utterance
 from soulkit.judge.structured import VerdictShape
+from soulkit.judge.verdict import fence, utterance
 from soulkit.tasks.kit.importing import BadRecord, Imported, Make, import_records, need
 from soulkit.tasks.kit.made_rows import Drafts, Review, Row, Sketch, draft_question, review_question
 from soulkit.tasks.kit.prompting import PromptFolder

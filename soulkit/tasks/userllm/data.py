@@ -52,8 +52,8 @@ from pydantic import Field
 from soulkit.data.chats import Chat, read_chats
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.errors import DataError
-from soulkit.judge.quoting import fence, transcript
 from soulkit.judge.structured import VerdictShape
+from soulkit.judge.verdict import fence, transcript
 from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need, wrong_shape
 from soulkit.tasks.kit.made_rows import (
     Drafts,

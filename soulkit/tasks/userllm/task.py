@@ -22,8 +22,8 @@ from soulkit.data.rows import ColumnsError
 from soulkit.errors import ConfigError, RowError, did_you_mean
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.panel import judge_call, mean_agreement, opinions, pooled, verdicts_of
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import JudgeQuestion, label_question
+from soulkit.judge.verdict import fence
 from soulkit.models.api.detector import Detector
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.choice import ChoiceTask

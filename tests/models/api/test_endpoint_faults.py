@@ -13,8 +13,8 @@ import pytest
 from pydantic import Field
 
 from soulkit.judge import panel
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
+from soulkit.judge.verdict import fence
 from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.replies import connection_fault
 from soulkit.models.base import Cast, Panel, Player

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from soulkit.judge.panel import combined, opinions, readable
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
+from soulkit.judge.verdict import fence
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Rollout, Task
 from soulkit.types import (

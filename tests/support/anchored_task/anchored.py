@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from soulkit.judge.panel import opinions, pooled
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
+from soulkit.judge.verdict import fence
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Control
 from soulkit.tasks.kit.scoring import mean_of

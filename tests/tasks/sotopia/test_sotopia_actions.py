@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from soulkit.judge.quoting import utterance
+from soulkit.judge.verdict import utterance
 from soulkit.tasks.sotopia.actions import (
     ACT,
     GESTURE,

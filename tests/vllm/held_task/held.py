@@ -9,8 +9,8 @@ from pydantic import Field
 
 import tests
 from soulkit.judge.panel import combined, opinions, readable
-from soulkit.judge.quoting import fence
 from soulkit.judge.structured import VerdictShape, question
+from soulkit.judge.verdict import fence
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.types import Episode, Example, Score
