@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.errors import ConfigError, RunError
-from soulkit.runs.jsonl import write_aside, write_json
+from soulkit.runs.jsonl import form_of, write_aside, write_json
 from soulkit.version import __version__
 
 CONFIG = "config.yaml"
@@ -204,9 +204,7 @@ def default_run_path(command: str, tasks: Iterable[str], root: Path = Path("runs
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with only dicts, lists, strings, numbers, booleans and None in it; ValueError for
     a value that has no such form."""
-    from pydantic_core import to_jsonable_python
-
-    plain: dict[str, Any] = to_jsonable_python(dict(config))
+    plain: dict[str, Any] = form_of(dict).dump_python(dict(config), mode="json")
     return plain
 
 
