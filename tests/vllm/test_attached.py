@@ -1,8 +1,16 @@
-"""What is found out about real servers, adapters on them, and the death of one of two."""
+"""What is found out about real servers, adapters on them, and the death of one of two.
+
+Servers that do not come up: what a real vLLM writes is read, and nothing of it is left.
+
+`soul doctor --load` asks an actor with its adapter behind a real vLLM server.
+
+A judge that knows no language is read all the same, because vLLM holds it to its schema.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pytest
+import yaml
 
 from soulkit.models.codec import Codec
 from soulkit.models.vllm.adapters import (
@@ -32,10 +41,15 @@ from soulkit.models.vllm.capabilities import (
     read_folder,
 )
 from soulkit.models.vllm.client import Address, VllmClient
+from soulkit.models.vllm.command import ServerSpec
 from soulkit.models.vllm.replicas import Replicas
-from soulkit.models.vllm.server import free_port
+from soulkit.models.vllm.server import ServerFailed, VllmServer, free_port
+from soulkit.models.vllm.settings import vllm_version
 from soulkit.reporting import SILENT, Reporter
+from tests.support.evaluation import records, soul, value
+from tests.support.judged import write_rows
 from tests.support.reporting import Heard
+from tests.support.servers.groups import children
 
 if TYPE_CHECKING:
     from soulkit.models.vllm.server import VllmServer
@@ -270,3 +284,80 @@ def test_one_of_two_is_killed_half_way_and_the_replies_are_those_of_one(
     assert servers.urls == (address.url,)
     (line,) = lines
     assert plain.address.url in line and "1 server left" in line
+
+
+def failure(spec: ServerSpec, folder: Path) -> tuple[str, str, str]:
+    before = set(children(os.getpid()))
+    with pytest.raises(ServerFailed) as failed:
+        VllmServer.start(spec, folder)
+    assert set(children(os.getpid())) <= before
+    return failed.value.lines()
+
+
+def test_a_flag_that_vllm_does_not_know(vllm_python: str, tiny_model: Path, tmp_path: Path) -> None:
+    spec = ServerSpec(model=str(tiny_model), python=vllm_python, args={"no-such-flag": "1"})
+    what, why, way_out = failure(spec, tmp_path)
+    assert what.endswith("did not start: it ended with exit code 2.")
+    assert why.endswith("error: unrecognized arguments: --no-such-flag=1")
+    assert "--vllm-arg" in way_out
+
+
+def test_memory_that_is_not_there(
+    vllm_python: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = vllm_version(vllm_python)
+    if install is None or install.on_gpu:
+        pytest.skip("the setting is that of a server on a CPU")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "900000")
+    spec = ServerSpec(model=str(tiny_model), python=vllm_python)
+    what, why, way_out = failure(spec, tmp_path)
+    assert what.endswith("did not start: it ended with exit code 1.")
+    assert "less than requested memory" in why
+    assert "Engine core initialization failed" not in why
+    assert "VLLM_CPU_KVCACHE_SPACE=GIB" in way_out
+
+
+def test_an_actor_on_servers_that_run_is_asked_with_its_adapter(
+    tmp_path: Path, tiny_model: Path, tiny_adapter: Path, attached: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    settings = {"kind": "local", "model": str(tiny_model), "adapter": str(tiny_adapter),
+                "engine": attached, "tasks": ["tomi"], "data": {"*": "synth:2"},
+                "max_tokens": 8}  # fmt: skip
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    assert soul("doctor", file, "--json") == 0  # nothing is loaded here to ask it
+    (actor,) = json.loads(capsys.readouterr().out)["players"]
+    assert actor["calls"] == 1, actor
+    assert 0 < actor["completion_tokens"] <= 8
+
+
+TASKS = Path(__file__).parent / "held_task" / "tasks.yaml"
+N = 12
+
+
+def judged(out: Path, model: Path, engine: str, judge: str, *arguments: object) -> int:
+    rows = write_rows(out.with_suffix(".jsonl"), N)
+    return soul(
+        "eval", "local", "--model", model, "--engine", engine, "--out", out, "--tasks", TASKS,
+        "--task", "held", "--data", f"held={rows}", "--judge", judge, "--max-unscored", 1,
+        *arguments,
+    )  # fmt: skip
+
+
+def test_every_verdict_of_a_random_judge_is_read(
+    vllm_python: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    here = ("--vllm-python", vllm_python)
+    assert judged(tmp_path / "run", tiny_model, "vllm", f"vllm:{tiny_model}", *here) == 0
+    assert value(tmp_path / "run", "held")["n_scored"] == N
+    verdicts = [verdict for r in records(tmp_path / "run") for verdict in r.score.verdicts]
+    assert [verdict.replies for verdict in verdicts] == [1] * N, "read at once, every one"
+    assert {tuple(verdict.said) for verdict in verdicts} == {("quality", "style")}
+    logs = list((tmp_path / "run" / "vllm").glob("*.log"))
+    assert len(logs) == 1, "actor and judge are one model: one server"
+
+
+def test_without_its_schema_none_is(tiny_model: Path, tmp_path: Path) -> None:
+    assert judged(tmp_path / "run", tiny_model, "local", f"local:{tiny_model}") == 0
+    assert value(tmp_path / "run", "held")["unscored"] == {"judge_error": N}
