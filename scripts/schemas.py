@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from soulkit.distill.report import Distillation
-from soulkit.doctor.machine import Checkup
+from soulkit.doctor.checks import Checkup
 from soulkit.eval.results.summary import Summary
 from soulkit.runs.jsonl import (
     CONTROLS_SCHEMA,

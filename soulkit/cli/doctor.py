@@ -13,8 +13,15 @@ import typer
 
 from soulkit.cli.console import ConsoleReporter, console, print_json, print_note, safe
 from soulkit.cli.options import Json, Trust
-from soulkit.doctor.access import hub_line, key_lines, rows_lines
-from soulkit.doctor.machine import CheckLine, machine_lines, package_lines, vllm_line
+from soulkit.doctor.checks import (
+    CheckLine,
+    hub_line,
+    key_lines,
+    machine_lines,
+    package_lines,
+    rows_lines,
+    vllm_line,
+)
 from soulkit.report.grid import plain_table
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.text import counted, dollars
@@ -22,7 +29,7 @@ from soulkit.text import counted, dollars
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from soulkit.doctor.machine import PlayerCheck
+    from soulkit.doctor.checks import PlayerCheck
     from soulkit.doctor.needs import Needs
 
 
@@ -83,7 +90,7 @@ def command(
 
     Nothing is written or downloaded. Exit code 1: something that is needed is wrong.
     """
-    from soulkit.doctor.machine import Checkup
+    from soulkit.doctor.checks import Checkup
 
     needs = (
         None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from soulkit.cli.console import (
 from soulkit.cli.options import GroupFromSettings, Json, build_command, options_for, settings_from
 from soulkit.cli.parse_errors import CommandTable, missing_run_error
 from soulkit.errors import ConfigError, DataError, RunError
+from soulkit.metrics.intervals import DASH, FEW_CLUSTERS, estimate_text, number, percent
 from soulkit.option_texts import row_sources
 from soulkit.report.grid import plain_table
 
@@ -252,7 +254,7 @@ def _print_correction(task: str, report: Mapping[str, Any]) -> None:
     agreement = plain_table("dimension", "alpha of", ">n", ">alpha [95% CI]", ">equal", "allows")
     agreement.columns[3].no_wrap = True
     for name, who, cell in _agreements(report):
-        made_cells = (_plain_estimate(cell["alpha"]), _plain_number(cell["exact"]["value"]))
+        made_cells = (_estimate(cell["alpha"]), number(cell["exact"]["value"]))
         agreement.add_row(safe(name), who, str(cell["n"]), *made_cells, str(cell["trust"]))
     if agreement.row_count:
         out.print(agreement)
@@ -263,13 +265,13 @@ def _print_correction(task: str, report: Mapping[str, Any]) -> None:
 
 
 def _means(cell: Mapping[str, Any]) -> list[str]:
-    measured = map(_plain_estimate, (cell["labelled"], cell["corrected"]))
-    return [_plain_number(cell["judged"]["value"]), *measured]
+    measured = map(_estimate, (cell["labelled"], cell["corrected"]))
+    return [number(cell["judged"]["value"]), *measured]
 
 
 def _errors(cell: Mapping[str, Any]) -> list[str]:
     counts = (str(cell["labelled"]["n"]), f"{cell['labelled_clusters']} of {cell['clusters']}")
-    return [_plain_estimate(cell["bias"]), f"{cell['lambda']:.2f}", *counts]
+    return [_estimate(cell["bias"]), f"{cell['lambda']:.2f}", *counts]
 
 
 def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -281,18 +283,6 @@ def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[s
             yield name, "raters", cell["between_raters"]
         if cell.get("judge_and_people"):
             yield name, "judge and people", cell["judge_and_people"]
-
-
-def _plain_number(value: object) -> str:
-    from soulkit.metrics.intervals import number
-
-    return number(value)
-
-
-def _plain_estimate(cell: Mapping[str, Any]) -> str:
-    from soulkit.metrics.intervals import estimate_text
-
-    return estimate_text(cell["value"], cell["ci_low"], cell["ci_high"])
 
 
 CHECK = """Judge a run's episodes again and measure how far verdicts agree.
@@ -323,7 +313,10 @@ class Checks(GroupFromSettings):
             flags |= {} if run is None else {"run": str(run)}
             config = CheckConfig.load(values["config"], flags=flags, trust=values["trust"])
             if values["dry_run"]:
-                _dry_run(config, values["json"], values["trust"])
+                from soulkit.cli.plan import show_plan
+                from soulkit.eval.judges.check import Check
+
+                show_plan(Check.of(config, trust=values["trust"]).cost_plan(), values["json"])
             else:
                 _check(config, values["out"], values["json"], values["trust"])
 
@@ -338,22 +331,6 @@ RUN = inspect.Parameter(
 )  # fmt: skip
 
 app = CommandTable(cls=Checks, rich_markup_mode=None)
-
-DASH = "–"
-
-
-def _dry_run(config: CheckConfig, as_json: bool, trust: bool) -> None:
-    from soulkit.eval.judges.check import Check
-
-    plan = Check.of(config, trust=trust).plan()
-    if as_json:
-        print_json(plan)
-        return
-    out.print(
-        f"{plan['episodes']} episodes, {plan['judges']} judge{'s' * (plan['judges'] != 1)}: "
-        f"{plan['judgements']} judgements and {plan['pairs']} pairs, {plan['calls']} calls at "
-        "most; a verdict that cannot be read is asked for once more"
-    )
 
 
 @app.command()
@@ -451,6 +428,10 @@ def _print_task(task: str, report: Mapping[str, Any]) -> None:
     out.print(_judges(report["reading"], report["position"]))
 
 
+short = partial(number, digits=2)
+"""A figure of agreement."""
+
+
 def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
     table = plain_table(
         "dimension", "agreement", ">n", "clusters", ">alpha [95% CI]", ">ICC", ">rho", ">equal",
@@ -461,7 +442,7 @@ def _agreement(task: str, dimensions: Mapping[str, Any]) -> Table:
             figures = [cell.get(k) for k in ("icc", "spearman", "exact", "mean_gap")]
             table.add_row(
                 safe(name), safe(label), str(cell["n"]), _clusters(cell["alpha"]),
-                _estimate(cell["alpha"]), *(_figure(one and one["value"]) for one in figures),
+                _estimate(cell["alpha"], short), *(short(one and one["value"]) for one in figures),
                 _trust(cell),
             )  # fmt: skip
     return table
@@ -493,7 +474,7 @@ def _length(dimensions: Mapping[str, Any]) -> Table:
             figures = [cell["spearman"], cell["at_equal_turns"], cell["points_per_100_words"]]
             table.add_row(
                 safe(name), safe(judge), str(cell["spearman"]["n"]), _clusters(cell["spearman"]),
-                *map(_estimate, figures),
+                *(_estimate(one, short) for one in figures),
             )  # fmt: skip
     return table
 
@@ -509,40 +490,24 @@ def _judges(reading: Mapping[str, Any], position: Mapping[str, Any]) -> Table:
         if pair is not None:
             flips, first = pair["flips"], pair["prefers_first"]
             shown = [
-                str(pair["pairs"]), _clusters(flips), _estimate(flips, _share),
-                _estimate(first, _share),
+                str(pair["pairs"]), _clusters(flips), _estimate(flips, percent),
+                _estimate(first, percent),
             ]  # fmt: skip
         table.add_row(
-            safe(judge), str(cell["judgements"]), _share(cell["unreadable"]["value"]),
-            _share(cell["asked_again"]), *shown,
+            safe(judge), str(cell["judgements"]), percent(cell["unreadable"]["value"]),
+            percent(cell["asked_again"]), *shown,
         )  # fmt: skip
     return table
 
 
-def _figure(value: object) -> str:
-    from soulkit.metrics.intervals import number
-
-    return number(value, 2)
-
-
-def _estimate(cell: Mapping[str, Any], shown: Callable[[object], str] = _figure) -> str:
-    from soulkit.metrics.intervals import estimate_text
-
+def _estimate(cell: Mapping[str, Any], shown: Callable[[object], str] = number) -> str:
     return estimate_text(cell["value"], cell["ci_low"], cell["ci_high"], shown)
 
 
 def _clusters(cell: Mapping[str, Any]) -> str:
-    """`32`, `7: few`; checks of earlier versions do not say."""
-    from soulkit.metrics.intervals import FEW_CLUSTERS
-
-    n = cell.get("n_clusters", 0)
+    """`32`, `7: few`."""
+    n = cell["n_clusters"]
     return (f"{n}: few" if n < FEW_CLUSTERS else str(n)) if n else DASH
-
-
-def _share(value: object) -> str:
-    from soulkit.metrics.intervals import percent
-
-    return percent(value)
 
 
 def _say_thresholds(limits: Mapping[str, float]) -> None:

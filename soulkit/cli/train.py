@@ -250,16 +250,7 @@ def refuse_idle_players(material: TrainingData, values: Mapping[str, Any]) -> No
 
 def _print(out: Path, summary: TrainSummary) -> None:
     from soulkit.eval.results.warnings import dropped_text, limits_text, truncation_text
-    from soulkit.report.training import (
-        ability_text,
-        canary_text,
-        feedback_text,
-        leak_check_text,
-        lesson_facts,
-        probe_text,
-        task_lines,
-    )
-    from soulkit.train.state.stops import alike_feedback
+    from soulkit.report.training import facts_of_training, task_lines
 
     rewards, steps, print_line = summary.rewards, summary.steps, console().print
     print_line(f"{steps} step{'s' * (steps != 1)} in {duration(summary.seconds or 0.0)}")
@@ -270,31 +261,18 @@ def _print(out: Path, summary: TrainSummary) -> None:
         print_line(f"  leave-one-out gap  {_gap(rewards)}")
     for line in task_lines(rewards):
         print_line(f"    {line}", markup=False)
-    if text := feedback_text(summary.feedback):
-        print_line(f"  feedback           {text}", markup=False, soft_wrap=True)
-    if text := leak_check_text(summary.feedback):
-        print_line(f"  leak check         {text}", markup=False, soft_wrap=True)
-    if summary.feedback and (text := alike_feedback(summary.feedback.distinct)):
-        print_line(f"  feedback texts     {text}", markup=False, soft_wrap=True)
-    if text := canary_text(summary.canaries):
-        print_line(f"  canaries           {text}", markup=False, soft_wrap=True)
-    if text := ability_text(summary.retention):
-        print_line(f"  general ability    {text}", markup=False, soft_wrap=True)
-    if text := probe_text(summary.probes):
-        print_line(f"  probes             {text}", markup=False, soft_wrap=True)
-    for label, text in lesson_facts(summary):
-        print_line(f"  {label:18} {text}", markup=False, soft_wrap=True)
-    if unscored := summary.n - summary.n_scored:
-        last = summary.summary_steps
-        print_line(f"  unscored           {unscored} of {summary.n} in the last {last} steps")
-    if text := truncation_text(summary.statuses):
-        print_line(
-            f"  truncated          {text} in the last {summary.summary_steps} steps", markup=False
-        )
-    if text := limits_text(summary.limits, summary.statuses):
-        print_line(f"  at their limit     {text}", markup=False)
-    if text := dropped_text(summary.dropped_settings):
-        print_line(f"  refused settings   {text}", markup=False, soft_wrap=True)
+    last = f"in the last {summary.summary_steps} steps"
+    unscored, cut = summary.n - summary.n_scored, truncation_text(summary.statuses)
+    facts = [
+        *facts_of_training(summary),
+        ("unscored", f"{unscored} of {summary.n} {last}" if unscored else ""),
+        ("truncated", f"{cut} {last}" if cut else ""),
+        ("at their limit", limits_text(summary.limits, summary.statuses)),
+        ("refused settings", dropped_text(summary.dropped_settings)),
+    ]
+    for label, text in facts:
+        if text:
+            print_line(f"  {label:18} {text}", markup=False, soft_wrap=True)
     print_note(f"run folder {out}; weights {out / 'model'}")
     _say_next(out, summary)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soulkit.doctor.machine import CheckLine
+from soulkit.doctor.checks import CheckLine, Health, line
 from soulkit.errors import ConfigError, MissingPackage, UserError, did_you_mean
 from soulkit.eval.config import EvalConfig, left_out, work_and_missing
 from soulkit.eval.run.actor import starts_servers
@@ -150,17 +150,14 @@ def needs_of(file: Path, flags: Mapping[str, Any], named: str | None, *, trust: 
     group, _, rest = needs.command.partition(" ")
     look = {"eval": _evaluation, "train": _training, "distill": _distillation}[group]
     try:
-        look(needs, file, {**flags, **_named_in_command(group, rest)}, trust)
+        named_there = {"eval": {"kind": rest}, "train": {"method": rest}}.get(group, {})
+        look(needs, file, {**flags, **named_there}, trust)
     except ModuleNotFoundError as error:
         missing = MissingPackage.of(error, f"soul {needs.command}")
         if missing is None:
             raise
         needs.lines.append(CheckLine.of_error(PART, "package", missing))
     return needs
-
-
-def _named_in_command(group: str, rest: str) -> dict[str, str]:
-    return {"eval": {"kind": rest}, "train": {"method": rest}}.get(group, {})
 
 
 # -- evaluations -----------------------------------------------------------------------------------
@@ -186,7 +183,7 @@ def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
     needs.lines += gap_lines(gaps)
     needs.lines += _work_lines(work)
     for remark in left_out_lines(config.suite, left_out(config, work)) if config.playable else ():
-        needs.lines.append(CheckLine(part=PART, name="left out", health="note", words=remark))
+        needs.lines.append(line(PART, "left out", "note", remark))
     if config.ledger != "replay":  # which asks nobody
         needs.parts.append(TrialPart(config=config, work=_first_rows(work)))
 
@@ -194,15 +191,14 @@ def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
 def _work_lines(work: Sequence[Work]) -> Iterator[CheckLine]:
     rows = ", ".join(f"{part.task.name} {len(part.examples)}" for part in work if part.examples)
     if rows:
-        yield CheckLine(part=PART, name="rows", health="ok", words=rows)
+        yield line(PART, "rows", "ok", rows)
     for part in work:
         for remark in part.task.remarks():
-            yield CheckLine(part=PART, name=part.task.name, health="note", words=remark)
+            yield line(PART, part.task.name, "note", remark)
         if part.bad:
             first = part.bad[0]
             words = f"{len(part.bad)} bad rows are left out; the first is {first.source}"
-            yield CheckLine(part=PART, name=part.task.name, health="note",
-                            words=f"{words}: {first.why}")  # fmt: skip
+            yield line(PART, part.task.name, "note", f"{words}: {first.why}")
 
 
 def _first_rows(work: Sequence[Work]) -> tuple[Work, ...]:
@@ -212,10 +208,9 @@ def _first_rows(work: Sequence[Work]) -> tuple[Work, ...]:
 def gap_lines(gaps: Sequence[MissingRequirement]) -> Iterator[CheckLine]:
     """A line for everything that is missing."""
     for gap in gaps:
-        yield CheckLine(
-            part=PART, name=gap.kind, health="problem" if gap.fatal else "note",
-            words=f"{WORDS[gap.kind]} {gap.name}", way=gap.way_for([gap.name]),
-        )  # fmt: skip
+        health: Health = "problem" if gap.fatal else "note"
+        words = f"{WORDS[gap.kind]} {gap.name}"
+        yield line(PART, gap.kind, health, words, gap.way_for([gap.name]))
 
 
 # -- trainings -------------------------------------------------------------------------------------
@@ -230,11 +225,11 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
     if material is None:
         return
     for remark in material.remarks():
-        needs.lines.append(CheckLine(part=PART, name="rows", health="note", words=remark))
+        needs.lines.append(line(PART, "rows", "note", remark))
     played = material if material.objective is not None else material.measured
     if played is None:
         words = "supervised steps ask nobody"
-        needs.lines.append(CheckLine(part=PART, name="players", health="ok", words=words))
+        needs.lines.append(line(PART, "players", "ok", words))
         return
     first = {task.name: Work(task, (row,)) for task, row in reversed(played.pool)}
     work = tuple(first[name] for name in played.tasks if name in first)
@@ -276,5 +271,5 @@ def _distillation(needs: Needs, file: Path, flags: Mapping[str, Any], trust: boo
         return
     for expert in experts:
         words = f"{expert.task}: {expert.name}"
-        needs.lines.append(CheckLine(part=PART, name="expert", health="ok", words=words))
+        needs.lines.append(line(PART, "expert", "ok", words))
         _look_at_evaluation(needs, sample_config(config, expert))

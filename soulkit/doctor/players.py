@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from soulkit.api_keys import printable
-from soulkit.doctor.machine import Health, PlayerCheck
+from soulkit.doctor.checks import Health, PlayerCheck
 from soulkit.doctor.needs import TrialPart
 from soulkit.errors import CallError, ProviderError, UserError
 from soulkit.eval.config import EvalConfig

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from soulkit.doctor.machine import PlayerCheck
+from soulkit.doctor.checks import PlayerCheck
 from soulkit.doctor.needs import TrialPart
 from soulkit.doctor.players import (
     SPOKEN,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from soulkit.doctor.machine import (
+from soulkit.doctor.checks import (
     disk_line,
     files_line,
     gpu_lines,

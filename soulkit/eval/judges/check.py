@@ -165,21 +165,6 @@ class Check:
         judges = len(self.config.judge)
         return judges * (len(self.seen) * self.config.samples + len(self.couples))
 
-    def plan(self) -> dict[str, int]:
-        """Calls at most, without the questions that have to be put again."""
-        calls_of = [s.task.calls(s.example) for s in self.seen]
-        per_episode = sum(of.get("judge", 0) + of.get("auditor", 0) for of in calls_of)
-        judges = len(self.config.judge)
-        calls = judges * self.config.samples * per_episode
-        compared = judges * 2 * len(self.couples)
-        return {
-            "episodes": len(self.seen),
-            "judges": judges,
-            "judgements": judges * self.config.samples * len(self.seen),
-            "pairs": judges * len(self.couples),
-            "calls": calls + compared,
-        }
-
     def cost_plan(self) -> Plan:
         """What the judgements take, of episodes that are judged already as well."""
         rows: dict[str, tuple[Task, list[Example]]] = {}

@@ -1,4 +1,4 @@
-"""What this machine offers: packages, GPUs, cores, memory, disks, open files, ports.
+"""What is here: packages, GPUs, cores, memory, disks, open files, API keys, the hub, pulled rows.
 
 Each check gives lines that are fine, worth a note, or a problem with its way out.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +21,18 @@ from typing import Any, Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
-from soulkit.errors import ConfigError, UserError
+from soulkit.api_keys import remember, shown_address
+from soulkit.data.files import folder_note, released_files
+from soulkit.errors import ConfigError, DataError, ModelLoadError, UserError
 from soulkit.extras import HOME, declared_requirements, install_line
-from soulkit.models.api.transport import BESIDE, file_limits
+from soulkit.models.api.addresses import VARIABLE as ADDRESS
+from soulkit.models.api.addresses import checked_url, read_key
+from soulkit.models.api.transport import BESIDE, file_limits, make_client
 from soulkit.models.local.threads import VARIABLE, allowed_cores, cpu_quota
 from soulkit.models.vllm.settings import NEWER, OLDEST, interpreter, vllm_version
 from soulkit.runs.jsonl import DOCTOR_SCHEMA, SCHEMA
+from soulkit.tasks.kit.registry import Registry
+from soulkit.text import web_address
 from soulkit.version import __version__
 
 Health = Literal["ok", "note", "problem"]
@@ -50,6 +57,10 @@ class CheckLine:
         """The problem that an error tells of."""
         words = f"{error.what} {error.why}"
         return cls(part=part, name=name, health="problem", words=words, way=error.way_out)
+
+
+def line(part: str, name: str, health: Health, words: str, way: str = "") -> CheckLine:
+    return CheckLine(part=part, name=name, health=health, words=words, way=way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +110,7 @@ class Checkup:
 
 
 PACKAGES = "packages"
+_package = partial(line, PACKAGES)
 BRINGS = {
     "train": "models on this machine, and training",
     "report": "figures in reports",
@@ -171,9 +183,8 @@ def _extra(extra: str, packages: list[str], *, needed: bool) -> CheckLine:
         return _package(name, "note", f"not installed; brings {brings}", way)
     if wrong:
         return _package(name, "problem", "; ".join(wrong), way)
-    return _package(
-        name, "ok", ", ".join(f"{_name(text)} {number}" for text, number in here.items())
-    )
+    versions = ", ".join(f"{_name(text)} {number}" for text, number in here.items())
+    return _package(name, "ok", versions)
 
 
 def installed_version(requirement: str) -> str | None:
@@ -205,11 +216,7 @@ def _name(requirement: str) -> str:
         return requirement.split()[0]
 
 
-def _package(name: str, health: Health, words: str, way: str = "") -> CheckLine:
-    return CheckLine(part=PACKAGES, name=name, health=health, words=words, way=way)
-
-
-PART = "machine"
+_machine = partial(line, "machine")
 GB = 1e9
 LITTLE_DISK = 10 * GB
 """Below it a note: a model and some runs would fill it."""
@@ -228,7 +235,6 @@ def machine_lines(*, connections: int = 0) -> Iterator[CheckLine]:
     yield memory_line()
     yield from disk_lines()
     yield files_line(connections)
-    yield port_line()
 
 
 # -- GPUs ----------------------------------------------------------------------------------------
@@ -239,13 +245,13 @@ def gpu_lines() -> Iterator[CheckLine]:
     gpus = _gpus()
     for number, (name, total, free, driver) in enumerate(gpus):
         words = f"{name}, {free} of {total} MiB free, driver {driver}"
-        yield _line(f"GPU {number}", "ok", words)
+        yield _machine(f"GPU {number}", "ok", words)
     torch = installed_version("torch") or ""
     if gpus and "+cpu" in torch:
-        yield _line("torch", "problem", f"{torch} cannot use the GPU: it is a build for CPUs",
+        yield _machine("torch", "problem", f"{torch} cannot use the GPU: it is a build for CPUs",
                     "install torch for your driver: https://pytorch.org/get-started")  # fmt: skip
     if not gpus:
-        yield _line("GPU", "note", "none that nvidia-smi knows of: models compute on the CPU")
+        yield _machine("GPU", "note", "none that nvidia-smi knows of: models compute on the CPU")
 
 
 def _gpus() -> list[tuple[str, ...]]:
@@ -269,7 +275,8 @@ def _cores() -> CheckLine:
     cores, quota = len(allowed_cores()), cpu_quota()
     limit = f", {quota:g} of them by the container's quota" if quota < cores else ""
     threads = os.environ.get(VARIABLE)
-    return _line("cores", "ok", f"{cores}{limit}" + (f"; {VARIABLE}={threads}" if threads else ""))
+    chosen = f"; {VARIABLE}={threads}" if threads else ""
+    return _machine("cores", "ok", f"{cores}{limit}{chosen}")
 
 
 def memory_line(proc: Path = PROC, cgroups: Path = CGROUPS) -> CheckLine:
@@ -281,11 +288,11 @@ def memory_line(proc: Path = PROC, cgroups: Path = CGROUPS) -> CheckLine:
             total, limited = limit, ", by the container's limit"
         free = min(limit - usage, limit if free is None else free)
     if total is None or free is None:
-        return _line("memory", "note", "this system does not say how much there is")
+        return _machine("memory", "note", "this system does not say how much there is")
     words = f"{free / GB:.1f} of {total / GB:.1f} GB free{limited}"
     if free < LITTLE_MEMORY:
-        return _line("memory", "note", words, "end what else computes here")
-    return _line("memory", "ok", words)
+        return _machine("memory", "note", words, "end what else computes here")
+    return _machine("memory", "ok", words)
 
 
 def _meminfo(file: Path) -> tuple[int | None, int | None]:
@@ -336,15 +343,15 @@ def disk_line(name: str, folder: Path) -> CheckLine:
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return _line(name, "problem", f"{folder}: {error.strerror}", "name another place")
+        return _machine(name, "problem", f"{folder}: {error.strerror}", "name another place")
     words = f"{free / GB:.1f} GB free at {folder}"
     if not os.access(place, os.W_OK):
-        return _line(name, "problem", f"nothing can be written at {folder}",
+        return _machine(name, "problem", f"nothing can be written at {folder}",
                      f"change the permissions of {place}, or work elsewhere")  # fmt: skip
     if free < LITTLE_DISK:
         health: Health = "problem" if free < NO_DISK else "note"
-        return _line(name, health, words, "make room, or name another place")
-    return _line(name, "ok", words)
+        return _machine(name, health, words, "make room, or name another place")
+    return _machine(name, "ok", words)
 
 
 def hub_cache() -> Path:
@@ -358,29 +365,134 @@ def files_line(connections: int) -> CheckLine:
     needed = connections + BESIDE
     limits = file_limits()
     if limits is None:
-        return _line("open files", "note", "this system does not say how many there may be")
+        return _machine("open files", "note", "this system does not say how many there may be")
     soft, hard = limits
     if soft < 0:
-        return _line("open files", "ok", "unlimited")
+        return _machine("open files", "ok", "unlimited")
     if soft >= needed or hard < 0 or hard >= needed:
         use = f"; {needed} are needed" if connections else ""
         raised = ", and a run raises the limit to that" if soft < needed else ""
-        return _line("open files", "ok", f"{soft} at once{use}{raised}")
+        return _machine("open files", "ok", f"{soft} at once{use}{raised}")
     words = f"{hard} at once, and {needed} are needed for {connections} connections"
     way = "ask for more in /etc/security/limits.conf, or give a smaller --concurrency"
-    return _line("open files", "problem", words, way)
+    return _machine("open files", "problem", words, way)
 
 
-def port_line() -> CheckLine:
-    """Whether a server can be started on this machine's loopback."""
+# -- outside of this machine -----------------------------------------------------------------------
+
+OUTSIDE = "outside"
+_outside = partial(line, OUTSIDE)
+HUB = "https://huggingface.co"
+HUB_S = 3.0
+"""Seconds that the hub may take to say anything."""
+NO_HEAD = 501
+"""What a server says that is there and knows no HEAD."""
+_KEY = re.compile(r"[A-Z][A-Z0-9_]*_API_KEY|HF_TOKEN|HUGGING_FACE_HUB_TOKEN")
+_TRUE = ("1", "ON", "YES", "TRUE")
+LISTED = 8
+"""Names in one line at most."""
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def key_lines(wanted_keys: Collection[str] = ()) -> Iterator[CheckLine]:
+    """A line with the NAMES of all keys in the environment, and a problem for each that no request
+    could carry. Who misses one of `wanted_keys` is told by whoever knows the players."""
+    names = sorted({*filter(_KEY.fullmatch, os.environ), *wanted_keys})
+    here, broken = [], []
+    for name in names:
+        value = os.environ.get(name, "").strip()
+        remember(value)  # whatever else is printed today does not show it
+        try:
+            here += [name] if read_key(name, optional=True) else []
+        except ModelLoadError as error:
+            broken.append(CheckLine.of_error(OUTSIDE, name, error))
+    words = ", ".join(here) or "none in the environment (needed for servers off this machine)"
+    yield _outside("keys", "ok" if here else "note", words)
+    yield from broken
+    yield from _default_address()
+
+
+def _default_address() -> Iterator[CheckLine]:
+    """Where players without an address are asked, if the environment says so."""
+    if not (address := os.environ.get(ADDRESS, "").strip()):
+        return
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-            one.bind(("127.0.0.1", 0))
-    except OSError as error:
-        return _line("ports", "problem", f"none can be taken on 127.0.0.1: {error.strerror}",
-                     "look for what forbids it: a sandbox, or all ports in use")  # fmt: skip
-    return _line("ports", "ok", "free ones on 127.0.0.1")
+        yield _outside(ADDRESS, "note", f"players without an address: {checked_url(address)}")
+    except ModelLoadError:
+        # The words of that error quote what stands there, which may be anything.
+        yield _outside(ADDRESS, "problem", "it holds no address of a server", f"unset {ADDRESS}")
 
 
-def _line(name: str, health: Health, words: str, way: str = "") -> CheckLine:
-    return CheckLine(part=PART, name=name, health=health, words=words, way=way)
+# -- the hub ---------------------------------------------------------------------------------------
+
+
+def hub_line() -> CheckLine:
+    """Whether models and rows can be downloaded. Waits HUB_S seconds at most."""
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(name, "").upper() in _TRUE:
+            return _outside("hub", "note", f"not asked: {name} is set", f"unset {name}")
+    address = os.environ.get("HF_ENDPOINT", "").strip() or HUB
+    shown = shown_address(address)
+    if web_address(address) is None:
+        return _outside("hub", "problem", "HF_ENDPOINT holds no address", "unset HF_ENDPOINT")
+    way = "check network and proxy; without it: models and rows as folders, HF_HUB_OFFLINE=1"
+    try:
+        why = _unreachable(address)
+    except ModelLoadError as error:
+        return CheckLine.of_error(OUTSIDE, "hub", error)
+    if why:
+        return _outside("hub", "note", f"{shown} does not answer ({why})", way)
+    return _outside("hub", "ok", f"{shown} answers")
+
+
+def _unreachable(address: str) -> str:
+    """Why the server at `address` says nothing of use; empty where it answers."""
+    import asyncio
+
+    import httpx2
+
+    async def ask() -> str:
+        async with make_client(address, HUB_S, 1) as client:
+            reply = await client.head(address)
+        broken = reply.status_code >= 500 and reply.status_code != NO_HEAD
+        return f"HTTP {reply.status_code}" if broken else ""
+
+    async def in_time() -> str:
+        return await asyncio.wait_for(ask(), HUB_S)
+
+    try:
+        return asyncio.run(in_time())
+    except TimeoutError:
+        return f"nothing within {HUB_S:g} s"
+    except (httpx2.HTTPError, OSError) as error:
+        return type(error).__name__
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def rows_lines(registry: Registry) -> Iterator[CheckLine]:
+    """Of how many tasks rows lie where they are looked for, by kind of rows."""
+    for kind in ("eval", "train"):
+        here: list[str] = []
+        lacking: list[str] = []
+        broken: list[CheckLine] = []
+        for name, spec in registry.specs.items():
+            if not (files := getattr(spec.files, kind)):
+                continue
+            try:
+                (here if released_files(name, files) else lacking).append(name)
+            except DataError as error:
+                broken.append(CheckLine.of_error("rows", name, error))
+        words = f"{len(here)} of {len(here) + len(lacking) + len(broken)} tasks in {folder_note()}"
+        words += f": {_some(here)}" if here else ""
+        way = f"soul data pull --task TASK --split {kind}" if lacking else ""
+        yield line("rows", f"{kind} rows", "ok" if here else "note", words, "" if here else way)
+        yield from broken
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
