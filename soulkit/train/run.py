@@ -40,7 +40,7 @@ from soulkit.train.rollouts.ability import ability_of, measure_ability
 from soulkit.train.rollouts.canaries import CanaryMonitor
 from soulkit.train.rollouts.engine import TrainingEngine, refuse_engine, training_engine
 from soulkit.train.rollouts.feedback import FeedbackMonitor
-from soulkit.train.rollouts.play import Rollouts
+from soulkit.train.rollouts.play import DevScores, Rollouts
 from soulkit.train.rollouts.rollout_check import RolloutCheck
 from soulkit.train.setup.data import (
     check_training_prompts,
@@ -355,10 +355,11 @@ async def _reinforce(
     conditions = with_teachers(conditions, config.model_dump(), teacher)
     write_conditions(run, conditions, proven=engine.served)
     recent: deque[Sequence[Record]] = deque(maxlen=LAST_STEPS)
+    cast = make_cast(config, sampler, players)
+    dev = DevScores(config, sampler, cast, material.dev, run.path / DEV_EPISODES)
     rollouts = Rollouts(
-        config, objective, sampler, make_cast(config, sampler, players), material.pool,
-        material.dev, make_reader(config, players), run.path / DEV_EPISODES,
-    )  # fmt: skip
+        config, objective, sampler, cast, material.pool, dev, make_reader(config, players)
+    )
     step = Step(
         loop, objective, rollouts, teacher_of(config, objective, policy, teacher),
         RolloutCheck.of(loop, sampler), recent,

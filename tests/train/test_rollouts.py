@@ -37,7 +37,7 @@ from soulkit.train.objectives.sequences import (
     without_truncated,
 )
 from soulkit.train.rollouts.feedback import swap_feedback
-from soulkit.train.rollouts.play import Rollouts
+from soulkit.train.rollouts.play import DevScores, Rollouts
 from soulkit.train.run import tiny_model_texts
 from soulkit.train.setup import feedback_check
 from soulkit.train.setup.data import make_cast, make_players
@@ -107,7 +107,9 @@ def sample(sampler: LocalModel, seed: int, **settings: Any) -> tuple[list[Record
     model: Any = Watched(sampler.model, sampler.tokenizer, deterministic=True)
     model.batches = []
     cast = Cast(actor=Player(model), coach=Player(Hesitant(seed)))
-    rollouts = Rollouts(run_settings, Ditto(), model, cast, [], [])
+    rollouts = Rollouts(
+        run_settings, Ditto(), model, cast, [], DevScores(run_settings, model, cast, [])
+    )
     return asyncio.run(asyncio.wait_for(rollouts.sample(jobs()), 60)), model.batches
 
 
@@ -151,7 +153,9 @@ def test_a_rollout_without_a_reward_is_unscored_and_gets_no_feedback(sampler: Lo
     unaudited = Unaudited(task.name, task.spec)
     mixed = [Job(unaudited, example, index) for example in examples for index in range(4)]
     cast = Cast(actor=Player(sampler), coach=Player(Hesitant(1)))
-    rollouts = Rollouts(config(max_tokens=3), Ditto(), sampler, cast, [], [])
+    settings = config(max_tokens=3)
+    dev = DevScores(settings, sampler, cast, [])
+    rollouts = Rollouts(settings, Ditto(), sampler, cast, [], dev)
     records = asyncio.run(asyncio.wait_for(rollouts.sample(mixed), 60))
     drafts = [record for record in records if record.kind == "draft"]
     for draft in drafts:

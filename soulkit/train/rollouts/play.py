@@ -116,15 +116,6 @@ class DevScores:
     log: Path | None = None
     """Where the episodes are kept."""
 
-    async def after(
-        self, step: int, weights: TrainedWeights, reporter: Reporter
-    ) -> dict[str, float | None]:
-        """`now` every so many steps, as the settings say; empty between turns."""
-        every = self.config.eval_every
-        if every is None or (step + 1) % every or not self.rows:
-            return {}
-        return await self.now(step, weights, reporter)
-
     async def now(
         self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
@@ -168,10 +159,8 @@ class Rollouts:
     sampler: Sampler
     cast: Cast
     pool: TaskRows
-    dev: TaskRows
+    dev: DevScores
     blind_reader: Player | None = None
-    dev_log: Path | None = None
-    """Where the episodes on the dev split are kept."""
 
     def jobs(self, step: int) -> list[Job]:
         """G rollouts of every prompt; an example drawn twice in a step gets 2G."""
@@ -215,8 +204,10 @@ class Rollouts:
         self, step: int, weights: TrainedWeights, reporter: Reporter
     ) -> dict[str, float | None]:
         """Greedy headline of the moved weights on the dev split, per task; empty between turns."""
-        scores = DevScores(self.config, self.sampler, self.cast, self.dev, self.dev_log)
-        return await scores.after(step, weights, reporter)
+        every = self.config.eval_every
+        if every is None or (step + 1) % every or not self.dev.rows:
+            return {}
+        return await self.dev.now(step, weights, reporter)
 
     def _playing(self, task: Task) -> Engine:
         policy = None

@@ -31,7 +31,7 @@ from soulkit.train.sft.steps import (
     nothing_learned,
 )
 from soulkit.train.state.fingerprint import with_players
-from soulkit.train.state.loop import Loop, Measure, nothing_held_out
+from soulkit.train.state.loop import Loop, nothing_held_out
 from soulkit.train.state.metrics import LessonCounts, StepLine, read_step_lines
 from soulkit.train.state.stops import Skips
 from soulkit.train.state.summary import LAST_STEPS, TrainSummary, ValidationTotals, with_dev
@@ -160,20 +160,26 @@ async def supervise(
         rows = dict(Counter(task.name for task, _ in material.dev))
         validate = Validation(loop.config, loop.policy, dev_spans(material.dev, loop.policy), rows)
     samples = Samples.of(loop, material)
-    if material.measured is None:
-        measure = with_samples(samples, nothing_held_out)
-        await loop.run_all(step, measure, validate=validate)
-        return supervised_summary(loop, material, validate.lessons)
-    measures = make_measures(loop, material.measured, reinforce, serve)
+    measured = material.measured
+    measures = make_measures(loop, measured, reinforce, serve) if measured else None
+
+    async def measure(number: int) -> Mapping[str, float | None]:
+        if samples is not None:
+            await samples.after(number)
+        return await measures.score(number) if measures else {}
+
     try:
-        await note_players(loop, material.measured, measures.players)
-        measure = with_samples(samples, measures.score)
-        await loop.run_all(step, measure, validate, measures.probe)
+        if measures is not None:
+            await note_players(loop, measures.measured, measures.players)
+        probe = measures.probe if measures else nothing_held_out
+        await loop.run_all(step, measure, validate, probe)
     finally:
-        await measures.close()
+        if measures is not None:
+            await measures.close()
+    if measured is None:
+        return supervised_summary(loop, material, validate.lessons)
     with Ledger(loop.run.ledger_path) as ledger:
         paid = ledger.totals()
-        measured = material.measured
         tasks = {row.id: task.name for task, row in (*measured.pool, *measured.dev)}
         calls = calls_by_task(ledger, tasks)
     dropped = with_calls({}, calls)
@@ -185,19 +191,7 @@ async def supervise(
                 for line in read_step_lines(loop.run.metrics) if line.probe},
     )  # fmt: skip
     played = newest_dev(loop.run.path, light=True)
-    return with_dev(summary, played, material.measured.tasks.values())
-
-
-def with_samples(samples: Samples | None, measure: Measure) -> Measure:
-    """`measure`, and the held-out conversations that are continued for readers."""
-    if samples is None:
-        return measure
-
-    async def both(step: int) -> Mapping[str, float | None]:
-        await samples.after(step)
-        return await measure(step)
-
-    return both
+    return with_dev(summary, played, measured.tasks.values())
 
 
 async def note_players(loop: Loop, measured: TrainingData, players: Players) -> None:
