@@ -168,7 +168,7 @@ def _say_failures(run: Run, summary: Summary) -> None:
     """Statuses other than ok, replies that ran into their limit, settings that servers refused, and
     the first failure of each kind in its own words."""
     from soulkit.eval.results.warnings import dropped_text, limits_text, truncation_text
-    from soulkit.eval.run.controls import unscored_controls
+    from soulkit.eval.run.resume import unscored_controls
     from soulkit.eval.run.runner import failures
     from soulkit.report.episode_search import odd_cells
     from soulkit.runs.records import load_records

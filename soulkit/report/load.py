@@ -11,7 +11,7 @@ from typing import Any, Literal
 from soulkit.errors import DataError, RunError
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import Cells, Summary, summarise, summary_line
-from soulkit.eval.run.controls import control_counts
+from soulkit.eval.run.resume import control_counts
 from soulkit.eval.run.run_lock import CLOCK
 from soulkit.models.ledger.view import LedgerView
 from soulkit.runs.conditions import Conditions, provenance_of

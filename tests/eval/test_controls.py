@@ -12,7 +12,7 @@ import pytest
 
 from soulkit.eval.comparison.compare import compare_runs
 from soulkit.eval.results.batch_statistics import calibrated
-from soulkit.eval.run.controls import shared_controls
+from soulkit.eval.run.resume import shared_controls
 from soulkit.models.ledger.view import LedgerView
 from soulkit.runs.folder import read_config
 from soulkit.runs.records import CONTROLS, load_controls

@@ -38,7 +38,7 @@ from soulkit.eval.comparison.contrasts import (
 from soulkit.eval.comparison.gates import ComparisonGate, GateResult, gate_result, unseen_interval
 from soulkit.eval.results.recorded import recorded_cells, recorded_tasks, summary_steps
 from soulkit.eval.results.summary import DEV, records_by_task
-from soulkit.eval.run.controls import SharedControls, shared_controls
+from soulkit.eval.run.resume import SharedControls, shared_controls
 from soulkit.metrics.comparisons import PairedDifference, holm
 from soulkit.runs.conditions import provenance_of
 from soulkit.runs.records import load_records, newest_dev

@@ -40,13 +40,6 @@ from soulkit.eval.run.actor import (
     starts_servers,
     unfitting_lines,
 )
-from soulkit.eval.run.controls import (
-    calibration_remarks,
-    control_counts,
-    controls_words,
-    ordered_controls,
-    play_controls,
-)
 from soulkit.eval.run.provenance import (
     actor_facts,
     model_facts,
@@ -57,9 +50,14 @@ from soulkit.eval.run.provenance import (
 )
 from soulkit.eval.run.resume import (
     ResumeState,
+    calibration_remarks,
+    control_counts,
+    controls_words,
     draft_keys,
     finished_summary,
     is_unbegun,
+    ordered_controls,
+    play_controls,
     resume_state,
     resume_text,
 )
