@@ -187,8 +187,8 @@ def _best(replies: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return max(chosen or replies, key=lambda item: _number(item.get("score")))
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("-inf")
+def _number(value: Any, absent: float = float("-inf")) -> float:
+    return float(value) if isinstance(value, int | float) else absent
 
 
 def _replies(first: RawRow, thread: Sequence[RawRow]) -> Chat:
@@ -214,12 +214,8 @@ def _tree(
         replies = [reply for reply in replies or () if isinstance(reply, Mapping)]
         if not replies or len(path) > 1_000:  # no recorded tree is so deep: it goes in a circle
             return _chat(record, path, "tree")
-        node = min(replies, key=lambda reply: -_number(_negative(reply.get("rank"))))
+        node = min(replies, key=lambda reply: _number(reply.get("rank"), float("inf")))
         path.append(node)
-
-
-def _negative(rank: Any) -> Any:
-    return -rank if isinstance(rank, int | float) else None
 
 
 # -- messages ------------------------------------------------------------------------------------

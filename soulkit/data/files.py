@@ -325,7 +325,8 @@ ROW_SUFFIXES = tuple(_READERS)
 def flatten(row: Any) -> dict[str, Any]:
     """A row without its released wrapping and without absent values. ValueError when it is none."""
     if not isinstance(row, Mapping):
-        raise ValueError(f"it is no row of named fields but {_kind(row)}")
+        kinds = {str: "text", list: "a list", type(None): "null"}
+        raise ValueError(f"it is no row of named fields but {kinds.get(type(row), 'a bare value')}")
     fields = without_absent(row)
     inner = fields.get("extra_info")
     if isinstance(inner, str):
@@ -372,10 +373,6 @@ def without_absent(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_absent(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _kind(value: Any) -> str:
-    return {str: "text", list: "a list", type(None): "null"}.get(type(value), "a bare value")
 
 
 # -- writing -------------------------------------------------------------------------------------

@@ -167,16 +167,13 @@ def _missing_columns(
     guesses = {name: _alike(name, columns[name], row, spare) for name in missing}
     aliases = ", ".join(f"{n}: {{aliases: [{guess or PLACEHOLDER}]}}"
                         for n, guess in guesses.items())  # fmt: skip
+    columns_missing = "a required column" if len(missing) == 1 else "required columns"
     return ColumnsError(
-        f"{source or 'row'}: {_column_s(missing)} of task '{task}' missing: {', '.join(missing)}.",
+        f"{source or 'row'}: {columns_missing} of task '{task}' missing: {', '.join(missing)}.",
         f"Expected {', '.join(expected)}; found {one_line(', '.join(row)) or 'nothing'}.",
         "If the file has them under other names, say so in the task's entry in tasks.yaml: "
         f"columns: {{{aliases}}}",
     )
-
-
-def _column_s(names: Sequence[str]) -> str:
-    return "a required column" if len(names) == 1 else "required columns"
 
 
 def _alike(name: str, column: Column, row: Mapping[str, Any], spare: Sequence[str]) -> str:
@@ -227,10 +224,6 @@ def _convert(name: str, value: Any, column: Column, source: str) -> Any:
     return converted
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _int(value: Any) -> int | None:
     number = _number(value)
     return int(number) if number is not None and float(number).is_integer() else None
@@ -262,7 +255,7 @@ def _bool(value: Any) -> bool | None:
 
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 _READ: dict[str, Callable[[Any], Any]] = {
-    "text": _text,
+    "text": lambda value: value if isinstance(value, str) else None,
     "list": literal_list,
     "int": _int,
     "number": _number,

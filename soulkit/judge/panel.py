@@ -277,7 +277,8 @@ async def ask_several(
             refuse_silent_judges(outcome)
         except UnreadableVerdict as error:
             replies[purpose] = [opinion for opinion in outcome if opinion.answer is None]
-            if purpose not in may_miss or _forged(error, episode):
+            forged = error.forgery is not None and any(map(error.forgery, utterances(episode)))
+            if purpose not in may_miss or forged:
                 missing.append(error)
     if missing:
         raise next((error for error in missing if error.forgery is not None), missing[0])
@@ -291,10 +292,6 @@ def _purposes(questions: Sequence[JudgeQuestion[Any]], may_miss: Collection[str]
     if unknown := set(may_miss) - set(purposes):
         raise ValueError(f"no question is called {', '.join(sorted(unknown))}")
     return purposes
-
-
-def _forged(error: UnreadableVerdict, episode: Episode) -> bool:
-    return error.forgery is not None and any(map(error.forgery, utterances(episode)))
 
 
 U = TypeVar("U")

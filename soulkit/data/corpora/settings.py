@@ -134,7 +134,10 @@ def _is_rows(path: Path) -> bool:
 
 
 def _shards(folder: Path, part: CorpusPart) -> list[Path]:
-    files = sorted(p for p in folder.rglob("*") if _is_rows(p) and not _is_hidden(p, folder))
+    files = sorted(
+        path for path in folder.rglob("*")
+        if _is_rows(path) and not any(n.startswith(".") for n in path.relative_to(folder).parts)
+    )  # fmt: skip
     stems = _STEMS[part]
     rules: Sequence[Callable[[Path], bool]] = (
         lambda p: (
@@ -154,10 +157,6 @@ def _shards(folder: Path, part: CorpusPart) -> list[Path]:
         f"folder {stems[0]}/, and Parquet files with {stems[0]} in their name.",
         "Name the files themselves, or a pattern such as 'folder/*.jsonl'.",
     )
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(name.startswith(".") for name in path.relative_to(folder).parts)
 
 
 HUMAN, ASSISTANT = "human", "assistant"

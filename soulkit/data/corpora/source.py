@@ -247,12 +247,17 @@ class LessonSource:
     def in_order(self, left_out: LeftOut) -> Iterator[Lesson]:
         """Every lesson, once, in the order of the files; DataError when there is none."""
         reasons: Counter[str] = Counter()
+
+        def counted(why: str, key: str) -> None:
+            reasons[why] += 1
+            left_out(why, key)
+
         count, start = 0, self._store.first(0, False)
         while (step := self._store.window(start, 0, False)) is not None:
             window, start = step
             for place in range(len(window)):
                 sourced = window.row(place)
-                lesson = self._lesson(sourced, lambda why, key: _tell(why, key, reasons, left_out))
+                lesson = self._lesson(sourced, counted)
                 if lesson is not None:
                     count += 1
                     yield lesson
@@ -334,11 +339,6 @@ def _announce(path: str, files: Sequence[Path], reporter: Reporter) -> None:
     size = sum(f.stat().st_size for f in files if f.suffix.lower() == ".jsonl" and f.is_file())
     if size >= LONG_TO_READ:
         reporter.note(f"reading {size / 1e9:.1f} GB of {path} once, for its rows and its checksum")
-
-
-def _tell(why: str, key: str, reasons: Counter[str], left_out: LeftOut) -> None:
-    reasons[why] += 1
-    left_out(why, key)
 
 
 def source_labels(sources: Sequence[SourceSettings]) -> list[str]:

@@ -41,10 +41,6 @@ T = TypeVar("T")
 _TIMES = {1: "", 2: ", twice"}
 
 
-def _unusable(reply: str) -> str:
-    return "said nothing usable"
-
-
 async def partner_reply(
     player: Player,
     context: Sequence[Segment],
@@ -53,7 +49,7 @@ async def partner_reply(
     who: str,
     attempts: int = 2,
     *,
-    trouble: Callable[[str], str] = _unusable,
+    trouble: Callable[[str], str] = lambda reply: "said nothing usable",
 ) -> tuple[T, Usage]:
     """(what `read` makes of the reply's text, the usage of all calls made for it).
 
@@ -243,7 +239,13 @@ class DialogueTask(Task):
         context = self.partner_context(example, talk.lines)
         call = rollout.call("partner", example, index)
         text, usage = await partner_reply(
-            partner, context, call, partner_words, f"the {seat}", attempts=1, trouble=_silence
+            partner,
+            context,
+            call,
+            partner_words,
+            f"the {seat}",
+            attempts=1,
+            trouble=lambda reply: "said nothing",
         )
         talk.usage += usage
         return Line(seat, text)
@@ -271,10 +273,6 @@ class DialogueTask(Task):
 def partner_words(reply: str) -> str | None:
     """What a partner says in a reply, its thoughts left out; None: nothing."""
     return spoken(reply, "paper") or None
-
-
-def _silence(reply: str) -> str:
-    return "said nothing"
 
 
 def others_words(context: Sequence[Segment]) -> str:

@@ -194,45 +194,46 @@ def examples_to_inspect(
     Without `forms` every row is one example, as it is written. DataError when nothing in it can be
     used as this task, ConfigError for a `synth:` without a count or a task that makes no rows.
     """
+    path, importer = Path(source), bool(task.spec.importer)
     try:
-        loaded = _read_source(task, source, seed, forms)
+        if source.startswith(MADE):
+            loaded = to_examples(task, made_rows(task, source, seed, "test"), forms=forms)
+        elif is_release(task, path) or (importer and _is_other_file(path)):
+            loaded = _load_original(task, path, forms)
+        else:
+            loaded = _load_rows(task, path, forms)
     except DataError as error:
-        raise chats_for_rows(task, Path(source)) or error from None
+        raise chats_for_rows(task, path) or error from None
     if not loaded.examples:
-        raise _unusable(task, [Path(source)], loaded)
+        raise _unusable(task, [path], loaded)
     return loaded
 
 
-def _read_source(task: Task, source: str, seed: int, forms: bool) -> LoadedExamples:
-    if source.startswith(MADE):
-        return to_examples(task, made_rows(task, source, seed, "test"), forms=forms)
-    path = Path(source)
+def _is_other_file(path: Path) -> bool:
+    """Whether a file is named as none that holds rows."""
+    return not path.is_dir() and path.suffix.lower() not in ROW_SUFFIXES
+
+
+def _load_rows(task: Task, path: Path, forms: bool) -> LoadedExamples:
+    """The rows of a file, or the released ones of a folder; else what the importer makes of it."""
     if path.is_dir():
-        whole = is_release(task, path)
-        return _load_original(task, path, forms) if whole else _load_released(task, source, forms)
-    original = bool(task.spec.importer)
-    if path.suffix.lower() not in ROW_SUFFIXES and original:
-        return _load_original(task, path, forms)
+        names = task.spec.files.eval
+        paths = released_files(task.name, names, str(path))
+        if not paths:
+            raise DataError(
+                f"There are no rows of the task '{task.name}' in '{path}'.",
+                f"Rows were looked for: {search_note(names, str(path))}.",
+                "Name a file, or the folder that holds the released ones.",
+            )
+        rows, bad = _rows_of(task, paths)
+        return to_examples(task, rows, bad=bad, forms=forms)
     try:
         rows, bad = read_rows(path)
         return to_examples(task, rows, bad=bad, forms=forms)
     except DataError:  # no list of rows, or rows of other columns: the importer may know it
-        if not original:
+        if not task.spec.importer:
             raise
         return _load_original(task, path, forms)
-
-
-def _load_released(task: Task, folder: str, forms: bool) -> LoadedExamples:
-    names = task.spec.files.eval
-    paths = released_files(task.name, names, folder)
-    if not paths:
-        raise DataError(
-            f"There are no rows of the task '{task.name}' in '{folder}'.",
-            f"Rows were looked for: {search_note(names, folder)}.",
-            "Name a file, or the folder that holds the released ones.",
-        )
-    rows, bad = _rows_of(task, paths)
-    return to_examples(task, rows, bad=bad, forms=forms)
 
 
 def _load_original(task: Task, path: Path, forms: bool) -> LoadedExamples:
