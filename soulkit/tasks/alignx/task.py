@@ -236,7 +236,6 @@ def _scored(pair: Sequence[Record]) -> bool:
 def _over(
     pairs: Sequence[Sequence[Record]], holds: Callable[[Sequence[Record]], bool]
 ) -> BatchMetric:
-    """The share of pairs of which something holds."""
     return mean_of([float(holds(pair)) if _scored(pair) else None for pair in pairs], ROWS)
 
 

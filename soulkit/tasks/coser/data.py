@@ -250,7 +250,6 @@ def _check_scene(fields: Mapping[str, Any]) -> None:
 
 
 def _names(value: Any) -> list[str]:
-    """`value` when it is a list of names, else an empty list."""
     named = isinstance(value, list) and all(isinstance(v, str) and v for v in value)
     return value if named else []
 

@@ -134,7 +134,6 @@ class PublishedScene(PublishedBook, BookScene):
         return super().settled(None if answer == "random" else answer, options, index)
 
     def _predictor_table(self) -> Conversation:
-        """The predictor's context, with all lines that were said since."""
         if self.predictor is None:
             prompt = self.task.predictor_prompt(self.example, "", speakers(self.example.fields))
             opening = [Segment("system", prompt), Segment("user", START)]
@@ -196,7 +195,6 @@ class CoserReference(Coser):
         return {"bleu": plain_bleu(gold, text), "rouge_l": plain_rouge_l(gold, text)}
 
     def gate(self, score: Score, step: int) -> bool:
-        """A reward of at most 0.2, in the first thirty steps."""
         options = self.spec.options
         low = score.reward is not None and score.reward <= options["gate"]
         return low and step < options["gate_steps"]
@@ -228,7 +226,6 @@ class CoserReference(Coser):
         return check_leak(feedback, view)
 
     def _thought_aloud(self, episode: Episode) -> Iterator[Line]:
-        """The played scene, each message as its author wrote it."""
         texts = {t.seat: iter([turn.completion.text for turn in t.turns]) for t in episode.traces}
         replayed = int(episode.notes.get("replayed", 0))
         for place, line in enumerate(episode.transcript):
@@ -236,7 +233,6 @@ class CoserReference(Coser):
             yield Line(line.seat, next(texts[line.seat], line.text)) if written else line
 
     def _brief(self, example: Example) -> str:
-        """The book's scene, shortened."""
         lines = [(line.seat, first_words(line.text, COACH_TURN)) for line in self.recorded(example)]
         return first_words("\n".join(f"{name}: {text}" for name, text in lines), COACH_WORDS)
 

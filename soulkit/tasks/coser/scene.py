@@ -158,7 +158,6 @@ def _without_labels(speech: str, name: str) -> str:
 
 
 def _label(name: str) -> re.Pattern[str]:
-    """A speaker's name in front of its words."""
     return re.compile(rf"[*_]*{re.escape(name)}[*_]*\s*[:\uff1a][*_]*\s*")
 
 
@@ -467,7 +466,6 @@ class SceneBook:
         return f"{line.seat}: {self._short(line.text)}" if line.text else ""
 
     def record(self, seat: str, text: str, memory: str | None = None) -> None:
-        """A message, brought to every table."""
         line = Line(seat, within_words(text, self.task.line_words))
         if self._short(text) != text:
             counts = self.stage.notes.setdefault("cut_lines", {})
@@ -572,7 +570,6 @@ class BookScene(SceneBook):
         return options.draw(self.rollout.rng(self.example, f"next_speaker/{index}"))
 
     async def _predicted(self, options: Candidates, index: int) -> str | None:
-        """What the predictor answers; None when nothing of it could be used."""
         prompt = self.task.predictor_prompt(
             self.example, self.heard_so_far(), speakers(self.example.fields), options.answers
         )

@@ -73,7 +73,6 @@ Opinions = Mapping[str, Sequence[Opinion[Any]]]
 
 
 def _check_options(spec: TaskSpec) -> None:
-    """ConfigError for rounds that no scene has, or budgets that leave no word."""
     most = int(spec.metric.scales["rounds"][1])
     for name, value in spec.options.items():
         rounds = name.endswith("_rounds")
@@ -105,7 +104,6 @@ class Coser(Task):
     # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """DataError for a scene that cannot be played."""
         checked = checked_fields(fields)
         if int(fields.get("continue_from") or 0) >= self.max_rounds:
             why = f"A scene ends after {self.max_rounds} messages: nothing would be played."
@@ -116,7 +114,6 @@ class Coser(Task):
         return seats_of(fields)
 
     def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """The declared readers, each seat under its character's name."""
         seats = {"character": tuple(characters(fields)), "environment": (ENVIRONMENT,)}
         return {
             name: tuple(seat for reader in readers for seat in seats.get(reader, (reader,)))
@@ -149,7 +146,6 @@ class Coser(Task):
         }  # fmt: skip
 
     def shared_calls(self, example: Example) -> int:
-        """A message is a character's or the environment's."""
         return (self._played_rounds(example) + 1) // 2
 
     def _played_rounds(self, example: Example) -> int:
@@ -191,7 +187,6 @@ class Coser(Task):
         return int(options["profile_words"]), int(options["others_words"])
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The opening of a seat's context; of a character's with feedback at its end."""
         if seat == ENVIRONMENT:
             return Segment("system", self.surroundings_prompt(example))
         view, _ = self.character_view(example, seat, feedback)
@@ -203,7 +198,6 @@ class Coser(Task):
         return (self.slot(example, seat, feedback), Segment("user", START))
 
     def previews(self, example: Example) -> Mapping[str, tuple[Segment, ...]]:
-        """Seat → what it reads before its first turn."""
         return {seat: self.opening(example, seat, None) for seat in self.acted_seats(example)}
 
     def preview(self, example: Example) -> tuple[Segment, ...]:
@@ -278,7 +272,6 @@ class Coser(Task):
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
-        """The questions of either protocol."""
         view = self.judge_view(example, draft)
         yield "judge", self.prompts.render("judge", **view)
         for slug in ASPECTS:
@@ -386,7 +379,6 @@ class Coser(Task):
         }  # fmt: skip
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """What rules see in the messages; what anybody thinks or the book has plays no part."""
         if episode is None or score is None:
             return str(judging.TEXTS["advice"])
         lines = [line for line in episode.transcript if line.seat != ENVIRONMENT and line.text]
@@ -412,28 +404,23 @@ class Coser(Task):
     # -- scripts ----------------------------------------------------------------------------------
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
-        """The scene as the book has it."""
         return self.scripted(example, dialogue(example.fields), feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
-        """A scene in which everybody offers help, as an assistant would."""
         return self.scripted(
             example, judging.lines_in_turn(self.acted_seats(example), judging.TEXTS["helpful"])
         )
 
     def canary(self, example: Example, text: str) -> Episode:
-        """A scene in which every character says `text`, as often as `wrong` says anything."""
         lines = judging.lines_in_turn(
             self.acted_seats(example), (text,) * len(judging.TEXTS["helpful"])
         )
         return self.scripted(example, lines)
 
     def verdict(self, form: str, perfect: bool) -> str | None:
-        """What a judge would answer on `gold` (perfect) or on `wrong`."""
         return judging.scripted_verdict(form, perfect)
 
     def gold_text(self, example: Example) -> str:
-        """How the book's scene begins."""
         first = dialogue(example.fields)[0]
         return f"{first.seat}: {first.text}"
 

@@ -183,7 +183,6 @@ def _conversation(rng: random.Random, number: int) -> Iterator[Row]:
 
 
 def _made_talk(rng: random.Random) -> Talk:
-    """Two or three pieces, with people who leave, come late or come back between them."""
     people = rng.sample(TEXTS["names"], rng.randint(3, 6))
     late = people[3:5] if rng.random() < 0.8 else []
     talk = Talk(rng, people, set(people) - set(late))
@@ -325,7 +324,6 @@ def import_fantom(path: Path) -> Imported:
 
 
 def _rows_of_set(record: RawRow, _: int) -> list[Row | BadRow]:
-    """The rows of one set, and its pairs that cannot be one."""
     (context,) = need(record, "short_context")
     fact = record.fields.get("factQA")
     if not isinstance(fact, Mapping) or not fact.get("question") or not fact.get("correct_answer"):

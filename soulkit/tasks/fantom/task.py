@@ -194,7 +194,6 @@ class Fantom(ChoiceTask):
         self, example: Example, context: tuple[Segment, ...], completion: Completion,
         index: int, kind: Kind,
     ) -> Episode:  # fmt: skip
-        """With a note on the set of the question, for `summarise`."""
         episode = super()._episode(example, context, completion, index, kind)
         belongs = example.fields.get("set_id") is not None and example.fields["form"] != "fact"
         if belongs and str(example.fields["correct_answer"]) != "no:long":
@@ -374,7 +373,6 @@ def _sets(records: Sequence[Record]) -> list[_Set]:
 
 
 def _over(sets: Sequence[_Set], *, free: bool = False) -> BatchMetric:
-    """The share of sets that are all right."""
     right = [None if members.broken else float(members.all_right(free=free)) for members in sets]
     return mean_of(right, "sets")
 
@@ -384,7 +382,6 @@ def _count(value: int, scored: int, n: int) -> BatchMetric:
 
 
 def _values(records: Sequence[Record], forms: Sequence[AnswerForm]) -> list[float | None]:
-    """The values of the drafts whose question has one of the forms."""
     kinds = ((r, answer_form(r.tags.get("question", ""))) for r in drafts(records))
     return [record.score.value for record, form in kinds if form in forms]
 
@@ -466,7 +463,6 @@ def _gold_polarity(gold: Any) -> str:
 
 
 def _check(fields: Mapping[str, Any], form: AnswerForm) -> None:
-    """DataError on a row that nobody could answer rightly."""
     gold = fields["correct_answer"]
     if not str(fields.get("context") or "").strip():
         raise RowError("The row has no conversation.", "All its questions are about one.")

@@ -151,7 +151,6 @@ class HumanLLM(ChoiceTask):
     # -- feedback -----------------------------------------------------------------------------
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """How to rank, after one sentence on how the draft went; nothing about any candidate."""
         state = read_state(score)
         begun = "" if score is None else _UNREAD.get(state) or self._on_rank(example, score)
         many = len(example.fields["history"]) > 1
@@ -186,7 +185,6 @@ def _check_gold(candidates: Sequence[str], index: int) -> None:
 
 
 def _text(fields: Mapping[str, Any]) -> str:
-    """The stored prompt, from `prompt_text` or the first message of `conversations`."""
     text = str(fields.get("prompt_text") or "")
     if not text.strip():
         text = first_message(fields.get("conversations")) or ""

@@ -165,7 +165,6 @@ def is_long(score: Score) -> bool:
 
 
 def _weakest(score: Score) -> list[str]:
-    """The two sides with the lowest scores, of those that are weak."""
     numbers = {axis: score.metrics.get(f"axis/{axis}") for axis in AXES}
     weak = [(number, axis) for axis, number in numbers.items()
             if number is not None and number < WEAK]  # fmt: skip

@@ -126,7 +126,6 @@ class Humanual(ChoiceTask):
     # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The prompt as text. DataError where there is nothing to answer, or no answer."""
         read = {**fields, "prompt": context_text(fields["prompt"], self.protocol)}
         self.check(read)
         return read
@@ -215,7 +214,6 @@ class Humanual(ChoiceTask):
         )  # fmt: skip
 
     def _no_answer(self, status: str) -> Score:
-        """The score of a reply that is none: the actor's own failure, and no judge's business."""
         low = self.spec.metric.low
         metrics: Metrics = dict.fromkeys((*(f"axis/{axis}" for axis in AXES), "sides_mean"))
         nothing = dict.fromkeys(("two_sided", "lexical_f1", "echoes_original"), low)
@@ -237,7 +235,6 @@ class Humanual(ChoiceTask):
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """Row and draft without the original, and the judge's thoughts that tell none of it."""
         view, _ = self.within_budget(example.visible("coach"))
         reply, _ = self.parse(episode.transcript[-1].text if episode.transcript else "")
         remarks = self.judge_remarks(example, score)
@@ -259,14 +256,12 @@ class Humanual(ChoiceTask):
         return first_safe_lesson(coaching.person_lessons(score), view)
 
     def leak_view(self, example: Example) -> LeakView | None:
-        """What the person really wrote must not reach the actor, nor words of the rubric."""
         return LeakView(
             reference=str(example.fields["completion"]), rubric=coaching.RUBRIC,
             public=self._public(example),
         )  # fmt: skip
 
     def _public(self, example: Example) -> str:
-        """What the actor sees anyway."""
         return f"{example.fields['persona']}\n{example.fields['prompt']}"
 
     # -- self-checks ------------------------------------------------------------------------------
@@ -281,11 +276,9 @@ class Humanual(ChoiceTask):
         return str(example.fields["completion"])
 
     def canary(self, example: Example, text: str) -> Episode | None:
-        """A reply that is nothing but `text`, in the form that is asked for."""
         return super().canary(example, in_tag(text))
 
     def verdict(self, form: str, perfect: bool) -> str | None:
-        """What a judge would answer on `gold` (perfect) or on `wrong`."""
         number = 1.0 if perfect else 0.0
         if form in ("SixSides", "LooseSixSides"):
             return json.dumps({axis: {"thought": "as scripted", "score": number} for axis in AXES})
@@ -296,7 +289,6 @@ class Humanual(ChoiceTask):
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
-        """What `reference` renders for a refined reply alone."""
         yield "judge_coverage", self.judge_prompt("judge_coverage", example, BLAND)
         words = {"advice": "Look again.", "gold": self.gold_text(example)}
         yield "inspiration", self.prompts.render("inspiration", **words)

@@ -66,7 +66,6 @@ class Instructions(ChoiceTask):
         return str(example.fields["reply"])
 
     def wrong_completion(self, example: Example) -> str:
-        """Readable, and in no row's form."""
         return (
             "Congratulations on the test drive! I would rather NOT swim in blue water,\n\n"
             "thank you very much. Another time? Perhaps."
@@ -101,7 +100,6 @@ _QUOTES = (('"', '"'), ("“", "”"))
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text, with the marks that hang on them."""
     return [word for word in text.split() if any(map(str.isalnum, word))]
 
 
@@ -120,7 +118,6 @@ def _sentences(text: str) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -376,7 +373,6 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def _refuse_unknown(*kinds: str) -> None:
-    """ValueError for a kind of value that there is not."""
     for kind in kinds:
         if kind.removeprefix("list of ").removesuffix("s") not in _TYPES:
             raise ValueError(f"'{kind}' is no kind of a JSON value")

@@ -192,7 +192,6 @@ def _question(facet: str) -> str:
 
 
 def _examples(wish: Wish, subset: str) -> list[Row]:
-    """What other people said, as the published rows carry along."""
     others = wish.rng.sample(sorted(set(TEXTS["subjects"]) - {wish.subject}), 2)
     return [
         {"conversation_id": f"{subset}-made-{n}", "utterance": f"Tell me about {name}.",

@@ -179,7 +179,6 @@ def _read_critique(text: str) -> str:
 
 
 def _revision(prompts: PromptFolder, pair: Pair) -> Callable[[str], JudgeQuestion[Revision]]:
-    """The decision that follows on a judge's own critique."""
     conversation = fenced(pair.simulated, "conversation")
 
     def decide(critique: str) -> JudgeQuestion[Revision]:

@@ -99,7 +99,6 @@ class MirrorBenchReference(MirrorBench):
     async def speak(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
-        """The user's message, within what the episode has left; why it ends here, if it does."""
         room = episode_tokens_left(cast.actor, talk.turns, talk.context)
         if room < LEAST_TOKENS:
             return "length"
@@ -171,7 +170,6 @@ class MirrorBenchReference(MirrorBench):
 
     @property
     def controls(self) -> tuple[Control, ...]:
-        """The published evaluation asks about none."""
         return ()
 
     # -- feedback ---------------------------------------------------------------------------------
@@ -184,7 +182,6 @@ class MirrorBenchReference(MirrorBench):
     async def critique(
         self, example: Example, episode: Episode, score: Score, cast: Cast, rollout: Rollout
     ) -> Feedback | None:
-        """What the coach writes, with the real messages behind it."""
         feedback = await super().critique(example, episode, score, cast, rollout)
         if feedback is None:
             return None

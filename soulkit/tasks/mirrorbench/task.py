@@ -113,7 +113,6 @@ class MirrorBench(Task):
         }
 
     def with_baselines(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """The examples with the word statistics of the people of their data set."""
         return with_people(examples)
 
     def messages(self, example: Example) -> list[ChatMessage]:
@@ -136,7 +135,6 @@ class MirrorBench(Task):
     # -- playing ----------------------------------------------------------------------------------
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The user's opening, feedback at its end."""
         view = {"task_description": example.visible(seat)["task_description"]}
         return self.prompts.opening("user", feedback, view)
 
@@ -188,7 +186,6 @@ class MirrorBench(Task):
             talk.notify(AGAIN)
 
     def hear(self, talk: Conversation, line: Line) -> None:
-        """What the assistant said, brought into the user's conversation."""
         talk.hear(line)
 
     def record(self, talk: Conversation, reply: Completion) -> None:
@@ -295,7 +292,6 @@ class MirrorBench(Task):
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """The attempt, its score, and of the judges' words what repeats nothing of the person's."""
         view = self.leak_view(example) or LeakView()
         lines = episode.transcript
         return {
@@ -318,32 +314,26 @@ class MirrorBench(Task):
         )
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """What rules see in the messages alone; the real ones play no part."""
         texts = [line.text for line in episode.transcript if line.seat == USER] if episode else None
         return judging.style_lesson(texts, self.leak_view(example) or LeakView())
 
     # -- scripts ----------------------------------------------------------------------------------
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
-        """The messages of the real user."""
         return self.scripted(example, user_texts(self.messages(example)), feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
-        """A user who talks like an assistant."""
         return self.scripted(example, (judging.TEXTS["helpful"],) * self._count(example))
 
     def canary(self, example: Example, text: str) -> Episode:
-        """A user whose every message is `text`."""
         return self.scripted(example, (text,) * self._count(example))
 
     def verdict(self, form: str, perfect: bool) -> str | None:
-        """What a judge would answer on `gold` (perfect) or on `wrong`."""
         return judging.user_verdict(form, perfect)
 
     def other_prompts(
         self, example: Example, draft: Episode, score: Score
     ) -> Iterator[tuple[str, str]]:
-        """What a live assistant is told, and the coach of `reference`."""
         yield "assistant", self.assistant_context(example, draft.transcript)[0].text
         words = {"reward": score.reward, "reasons": score.words}
         yield "coach_reference", self.prompts.render("coach_reference", **words)
@@ -355,7 +345,6 @@ class MirrorBench(Task):
         self, example: Example, replies: Sequence[str], feedback: Feedback | None = None,
         kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
-        """The episode in which the user writes `replies`, and the assistant what it once did."""
         talk, waiting = self.talk(example, feedback), iter(replies)
         for message in self.messages(example):
             if message["role"] == ASSISTANT:
@@ -368,5 +357,4 @@ class MirrorBench(Task):
         return talk.episode(example, Rollout(kind=kind), "done")
 
     def gold_text(self, example: Example) -> str:
-        """What the real user wrote."""
         return "\n".join(user_texts(self.messages(example)))

@@ -196,7 +196,6 @@ def read_names(path: Path) -> dict[int, str]:
 def _wrong_options(
     question: RawRow, names: Mapping[int, str], origin: str
 ) -> Iterator[Row | BadRow]:
-    """A row for each labelled wrong option, in the order of the letters."""
     common, labels = _question(question)
     for letter, number in labels.items():
         if number in names:

@@ -77,7 +77,6 @@ class SecretKeeper(DialogueTask):
         )
 
     def _missing_topics(self, example: Example, lines: Sequence[Line]) -> list[str]:
-        """Topics of the facts that the keeper has not spoken."""
         speech = "\n".join(line.text for line in lines if line.seat == KEEPER)
         return [f["topic"] for f in example.fields["facts"] if not has_word(speech, f["value"])]
 
@@ -119,11 +118,9 @@ class SecretKeeper(DialogueTask):
     # -- gold ---------------------------------------------------------------------------------
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
-        """A dialogue in which every question is answered and the prying is turned away."""
         return self.scripted(example, self._gold_exchanges(example), feedback, "all_told")
 
     def wrong(self, example: Example) -> Episode:
-        """The gold dialogue with some facts held back, and the secret said at its end."""
         topics, rng = [f["topic"] for f in example.fields["facts"]], random.Random(example.id)
         held = rng.sample(topics, rng.randint(0, len(topics)))
         episode = self.scripted(example, self._gold_exchanges(example, held), None, "all_told")

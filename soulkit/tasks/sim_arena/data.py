@@ -133,7 +133,6 @@ def _lesson_row(i: int, seed: int) -> Row:
 def _lesson_talk(
     opener: str, steps: Sequence[tuple[str, int]], slips: bool
 ) -> tuple[list[str], list[str]]:
-    """What the student says and what the tutor replies; the student thanks at the end."""
     messages, replies = [opener], [f"Let us go step by step. {steps[0][0]}"]
     for place, (_, right) in enumerate(steps):
         if slips and place == 0:
@@ -212,7 +211,6 @@ def _drafts(notes: list[tuple[str, str]], tone: str) -> list[str]:
 
 
 def _background(writer: str, notes: list[tuple[str, str]], voice: Voice, tone: str) -> Row:
-    """What the writer has in mind, who they are, and what they like."""
     profile = (writer, f"This person {voice.trait}", "Tells things one message at a time")
     return {
         "pre_writing_materials_text": "\n".join(f"- {q}\n  {a}" for q, a in notes),
@@ -383,7 +381,6 @@ def boxed(solution: Any) -> str | None:
 
 
 def _student(fields: Row, knowledge: Any) -> list[str]:
-    """Lines on schooling, on where the student is stuck, and on what they know."""
     school = TEXTS["schooling"].get(str(fields.get("math_expertise")))
     lines = [f"Schooling: {school}"] if school else []
     why = str(fields.get("why_ask_tutor") or "").strip()
@@ -464,7 +461,6 @@ def _style_lines(styles: Mapping[str, list[Row]]) -> list[str]:
 
 
 def _answered(items: Any, name: str, answer: str) -> list[str]:
-    """`name: answer` of every item that has both."""
     return [
         f"{item[name]}: {item[answer]}"
         for item in _listed(items)
@@ -560,7 +556,6 @@ def human_messages(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _queries(value: Any) -> list[str]:
-    """What the person said, message by message; a single text is one message."""
     messages = [value] if isinstance(value, str) else value
     if not isinstance(messages, list | tuple) or not all(
         isinstance(message, str) for message in messages

@@ -112,7 +112,6 @@ def loose_fulfilment(labels: tuple[str, ...]) -> type[VerdictShape]:
 
 
 def _as_called(labels: tuple[str, ...], name: Any) -> Any:
-    """The label that is meant by `name`, else `name`."""
     if not isinstance(name, str):
         return name
     folded = " ".join(name.split()).casefold()
@@ -311,7 +310,6 @@ def _results(form: Form, perfect: bool) -> list[dict[str, str]]:
 
 
 def _enumerations(node: Any) -> Iterator[Sequence[str]]:
-    """What a schema allows as the name of a feature."""
     if isinstance(node, Mapping):
         names = node.get("properties", {}).get("feature_name", {})
         if "enum" in names or "const" in names:

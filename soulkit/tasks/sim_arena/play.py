@@ -135,7 +135,6 @@ class PlayedPerson(DialogueTask):
         return talk
 
     def partner_context(self, example: Example, lines: Sequence[Line]) -> tuple[Segment, ...]:
-        """The assistant's side: its brief, the first message with the task around it, the rest."""
         seat = self.partner_seat(example)
         view = self.view(example, seat)
         words = lines[0].text if lines else ""
@@ -147,7 +146,6 @@ class PlayedPerson(DialogueTask):
     # -- the road -----------------------------------------------------------------------------
 
     def read(self, reply: str) -> Utterance:
-        """A turn of the actor."""
         return read_utterance(reply, self.tags_asked)
 
     async def play(self, example: Example, cast: Cast, rollout: Rollout) -> Episode:
@@ -164,7 +162,6 @@ class PlayedPerson(DialogueTask):
     async def _converse(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
-        """Turn by turn until the end; returns why it stopped."""
         for index in range(self.most_turns):
             if stop := await self.speak(example, cast, rollout, talk, index):
                 return stop
@@ -219,7 +216,6 @@ class PlayedPerson(DialogueTask):
     # -- scripts ------------------------------------------------------------------------------
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
-        """What the recorded person wrote, to the recorded replies."""
         seat = self.partner_seat(example)
         lines = human_lines(example.fields, self.acted_seat(example), seat)
         answers = [line.text for line in lines if line.seat == seat and line.text.strip()]
@@ -228,12 +224,10 @@ class PlayedPerson(DialogueTask):
         return self.scripted_talk(example, replies, answers, feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
-        """A person that nobody is."""
         messages = [self.tagged(text, i) for i, text in enumerate(TEXTS["unlike"])]
         return self.scripted_talk(example, [*messages, PHRASE])
 
     def canary(self, example: Example, text: str) -> Episode:
-        """A conversation in which every message of the person is `text`."""
         return self.scripted_talk(example, [self.tagged(text, i) for i in range(CANARY_TURNS)])
 
     def tagged(self, text: str, index: int) -> str:
@@ -262,5 +256,4 @@ class PlayedPerson(DialogueTask):
         """What is there at the end of a scripted conversation."""
 
     def gold_text(self, example: Example) -> str:
-        """What the person wrote."""
         return "\n".join(human_messages(example.fields))

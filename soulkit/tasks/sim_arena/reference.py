@@ -69,7 +69,6 @@ class PublishedPerson(SimArena):
     async def speak(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
-        """A turn with what is left of the episode; where that is next to nothing it is over."""
         room = episode_tokens_left(cast.actor, talk.turns, talk.context)
         if room < LEAST_TOKENS:
             return NO_ROOM
@@ -137,7 +136,6 @@ class PublishedPerson(SimArena):
     # -- feedback -----------------------------------------------------------------------------
 
     def gate(self, score: Score, step: int) -> bool:
-        """Nobody is given feedback."""
         return False
 
     # -- batches ------------------------------------------------------------------------------

@@ -98,7 +98,6 @@ class SimArena(PlayedPerson):
     # -- rows ---------------------------------------------------------------------------------
 
     def tags(self, fields: Mapping[str, Any]) -> dict[str, str]:
-        """`parts` says whether a row has every part of the score."""
         columns = {target.column for target in targets(fields)}
         complete = columns == set(self.feature_metrics)
         return {**super().tags(fields), "parts": "all" if complete else "some"}
@@ -176,7 +175,6 @@ class SimArena(PlayedPerson):
     def _turn_metrics(
         self, example: Example, turns: Sequence[Utterance]
     ) -> dict[str, float | None]:
-        """How many messages there were, and whether the actor ended the conversation itself."""
         return {
             "turns/messages": float(sum(bool(turn.text) for turn in turns)),
             "turns/human": float(len(human_messages(example.fields))),
@@ -255,7 +253,6 @@ class SimArena(PlayedPerson):
     # -- feedback -----------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """The attempt, how it compared, and what the judges saw, less what repeats the person."""
         return {
             "person": self.person, "partner": self.partner_name,
             "brief": self.brief(example), "transcript": self.told(episode.transcript, "attempt"),
@@ -279,12 +276,10 @@ class SimArena(PlayedPerson):
         return "\n".join(text for _, text in self.brief(example))
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """What rules see in the actor's own turns."""
         remarks = self._remarks(example, episode) if episode is not None else []
         return " ".join([*remarks, judging.TEXTS["advice"]])
 
     def leak_view(self, example: Example) -> LeakView:
-        """Neither the person's own sentences, nor the answer of the problem, nor rubric words."""
         answer = str(example.fields.get("correct_answer") or "").strip()
         messages = human_messages(example.fields)
         return LeakView(

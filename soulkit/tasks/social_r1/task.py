@@ -135,7 +135,6 @@ def prompt_of(fields: Mapping[str, Any], *, reference: bool = False) -> str:
 
 
 def _spoken(value: Any) -> str:
-    """A prompt as text: text itself, or what the user says in a list of messages."""
     if isinstance(value, list | tuple):
         messages = [m for m in value if isinstance(m, Mapping) and m.get("role", "user") == "user"]
         return "\n\n".join(str(m.get("content") or "") for m in messages)

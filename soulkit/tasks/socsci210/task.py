@@ -275,7 +275,6 @@ def _verdict(kind: str, value: float) -> str:
 
 
 def _constants(records: Sequence[Record], n: int) -> dict[str, BatchMetric]:
-    """What constants are worth on the scored `records` of `n`."""
     groups: dict[tuple[str, float, float], list[float]] = defaultdict(list)
     for record in records:
         scale = record.tags.get("scale", "").split(" to ")
@@ -473,7 +472,6 @@ def _made_row(seed: int, index: int) -> Row:
 def _outcome(
     kind: str, matter: str, condition: str, response: int, scale: tuple[int, int], **values: Any
 ) -> Row:
-    """One outcome of a study, as one respondent meets it."""
     told = TEXTS["outcomes"][kind]
     shown = told["unread"] if matter == "" and condition != "0" else TEXTS["reading"]
     return {

@@ -182,7 +182,6 @@ def _worse(action: Action) -> str:
 
 
 def _action_in(value: Any, depth: int = 3) -> Action | None:
-    """The action that an object is, or holds."""
     if isinstance(value, list):
         inner: list[Any] = value
     elif not isinstance(value, Mapping):

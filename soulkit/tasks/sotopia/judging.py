@@ -180,7 +180,6 @@ def _remark(name: str, **values: Any) -> str:
 
 
 def _remarks(acts: Sequence[Action], turns: int) -> Iterator[str]:
-    """On form, length, repetitions, and how the player's part ended."""
     if unread := sum(act.status in ("empty", "malformed") for act in acts):
         yield _remark("unread", n=unread, turns=len(acts))
     if loose := sum(act.status == "salvaged" for act in acts):

@@ -36,7 +36,6 @@ class ReferenceScene(Scene):
         return with_reply_limit(self.cast.actor, self._room())
 
     def _room(self) -> int:
-        """Tokens that are left of the episode."""
         return episode_tokens_left(self.cast.actor, self.talk.turns, self.talk.context)
 
     async def _act(self, seat: str, index: int) -> Action | None:
@@ -103,14 +102,12 @@ class SotopiaReference(Sotopia):
         return line.text
 
     def _audited(self, example: Example, episode: Episode) -> list[str]:
-        """Speakers are known by name alone."""
         names = self.names(example)
         name = names[self.acted_seat(example)]
         lines = (line for line in episode.transcript if names.get(line.seat) == name)
         return audited_lines([parse_line(name, line.text) for line in lines])
 
     def gate(self, score: Score, step: int) -> bool:
-        """A mean of at most 4, and no suspicion."""
         mean = score.metrics.get("eval_avg")
         return mean is not None and mean <= 4 and score.metrics.get("hack_low") == 1.0
 

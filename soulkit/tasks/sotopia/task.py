@@ -148,7 +148,6 @@ class Scene:
         return self._hear(seat, action)
 
     def _hear(self, seat: str, action: Action) -> Action:
-        """What the partner did, brought into the actor's conversation."""
         self._note_cut(seat, action)
         line = self.task.line(self.example, seat, action)
         self.talk.hear(line, self.task.public_line(self.example, seat, action))
@@ -174,7 +173,6 @@ class Scene:
         return others_view(seat, opening, lines)
 
     def _note_cut(self, seat: str, action: Action) -> None:
-        """Lines that were cut before anybody heard them, by seat."""
         if action.cut:
             counts = self.talk.notes.setdefault("cut_lines", {})
             counts[seat] = counts.get(seat, 0) + 1
@@ -210,7 +208,6 @@ class Sotopia(Task):
     # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """`eval_position` in one spelling."""
         position = fields.get("eval_position")
         place = "agent1" if position is None else str(position).strip().lower()
         if place not in SEATS:
@@ -225,7 +222,6 @@ class Sotopia(Task):
         return {seat: "actor" if seat == fields["eval_position"] else "partner" for seat in SEATS}
 
     def audience(self, fields: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """The coach reads the private texts of the actor's seat."""
         readers = dict(super().audience(fields))
         for seat in self.coached(fields):
             for name in PRIVATE:
@@ -274,7 +270,6 @@ class Sotopia(Task):
         }, cuts  # fmt: skip
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The opening of either seat, feedback at its end."""
         view, _ = self.view(example, seat, seat)
         fields = {name: text for name, text in view.items() if not name.startswith("other_")}
         return self.prompts.opening("character", feedback, fields)
@@ -400,14 +395,12 @@ class Sotopia(Task):
         return fence("\n".join(lines) or NOTHING, "transcript")
 
     def _retold(self, example: Example, line: Line) -> str:
-        """A recorded line as everybody heard it."""
         name = self.names(example).get(line.seat)
         return (
             line.text if name is None else line_of(name, parse_line(name, line.text), self.protocol)
         )
 
     def _audited(self, example: Example, episode: Episode) -> list[str]:
-        """The actor's lines for the auditor."""
         seat, names = self.acted_seat(example), self.names(example)
         silent = narrate(names[seat], Action(NONE))
         lines = [line for line in episode.transcript if line.seat == seat]
@@ -424,7 +417,6 @@ class Sotopia(Task):
     # -- feedback ---------------------------------------------------------------------------------
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        """The scene from the actor's side, the ratings, and what the judge said about them."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         return {
             **view, "transcript": self._fenced(example, episode),
@@ -439,14 +431,12 @@ class Sotopia(Task):
         return self.leak_view(example)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        """What rules see in the actor's own turns; what the other side wants plays no part."""
         view, _ = self.view(example, self.acted_seat(example), "coach")
         if episode is None:
             return judging.advice(view["goal"])
         return judging.goal_lesson(self.acts(example, episode), view["goal"], self.max_turns)
 
     def leak_view(self, example: Example) -> LeakView:
-        """The partner's private texts must not reach the actor, nor words of the rubric."""
         seat = self.acted_seat(example)
         view, _ = self.view(example, seat, "judge")
         private = (view["other_goal"], view["other_background"])
@@ -462,26 +452,21 @@ class Sotopia(Task):
     gold_is_script = True
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode:
-        """A competent scene: takes an interest, proposes, settles, leaves."""
         return self.scripted(example, judging.scripted_replies("competent"), feedback, "gold")
 
     def wrong(self, example: Example) -> Episode:
-        """A scene in which the character is rude and leaves with nothing."""
         return self.scripted(example, judging.scripted_replies("rude"))
 
     def canary(self, example: Example, text: str) -> Episode:
-        """A scene in which every line of the actor is `text`, in the form that is asked for."""
         return self.scripted(example, (Action("speak", text).json(),) * judging.CANARY_TURNS)
 
     def verdict(self, form: str, perfect: bool) -> str | None:
-        """What a judge would answer on `gold` (perfect) or on `wrong`."""
         return judging.scripted_ratings(form, perfect)
 
     def scripted(
         self, example: Example, actor_replies: Sequence[str], feedback: Feedback | None = None,
         kind: Kind = "draft",
     ) -> Episode:  # fmt: skip
-        """The episode in which the actor's replies are `actor_replies`, with a neutral partner."""
         talk, names = self.conversation(example, feedback), self.names(example)
         partner_lines, stop = iter(judging.TEXTS["neutral"]), "max_turns"
         replies = iter(actor_replies)
@@ -502,7 +487,6 @@ class Sotopia(Task):
         return talk.episode(example, Rollout(kind=kind), stop)
 
     def gold_text(self, example: Example) -> str:
-        """What the actor's character wants."""
         return str(example.fields.get(f"{self.acted_seat(example)}_goal") or "")
 
 

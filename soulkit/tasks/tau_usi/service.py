@@ -347,7 +347,6 @@ class RuntimeService:
             return _text(reply.get("meta_info"))
 
     async def _live(self, path: str, call: Mapping[str, Any] | None = None) -> str:
-        """What the environment answers, one made anew where it was lost."""
         for _ in range(RECOVERIES + 1):
             try:
                 if not self.runtime_id:

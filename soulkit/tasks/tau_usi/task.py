@@ -137,7 +137,6 @@ class TauUSI(Task):
     # -- rows -------------------------------------------------------------------------------------
 
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The instance's name, and of the made domain the instruction."""
         domain, number = fields["env_name"], fields["task_index"]
         if number < 0:
             what = f"The row's task_index is {number}."
@@ -189,7 +188,6 @@ class TauUSI(Task):
         yield "survey", self._form(again=True)
 
     def slot(self, example: Example, seat: str, feedback: Feedback | None) -> Segment:
-        """The opening of either seat, as far as the row has what stands in it."""
         if seat == CUSTOMER:
             return self._opening(example.visible(CUSTOMER).get("instruction") or "", feedback)
         made = example.fields["env_name"] == DOMAIN
@@ -247,7 +245,6 @@ class TauUSI(Task):
         talk: Conversation,
         agent: ServiceAgent,
     ) -> str:
-        """Turn by turn, then the reward and the survey; returns why it stopped."""
         talk.hear(Line(AGENT, GREETING))
         stop = "max_turns"
         for turn in range(self.max_turns):
@@ -305,11 +302,9 @@ class TauUSI(Task):
 
     @property
     def headline_metric(self) -> str:
-        """The published code has no other headline either."""
         return self.spec.metric.headline
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
-        """The index with its parts; nothing where what it needs is missing."""
         people = read_human_data(self.spec.options)
         if people is None:
             return {}
@@ -320,11 +315,9 @@ class TauUSI(Task):
     # -- scripts ----------------------------------------------------------------------------------
 
     def gold(self, example: Example, feedback: Feedback | None = None) -> Episode | None:
-        """A customer of the made desk whose wishes an agent fulfils by the rules."""
         return self._scripted(example, feedback, right=True)
 
     def wrong(self, example: Example) -> Episode | None:
-        """The same customer before an agent that does what it should not."""
         episode = self._scripted(example, None, right=False)
         return replace(episode, kind="draft") if episode is not None else None
 

@@ -214,7 +214,6 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _option(answer: str | None, row: Mapping[str, Any]) -> str | None:
-    """The option text that a letter stands for; any other answer as it is."""
     if answer is None:
         return None
     letter = answer.strip().rstrip(".)").upper()

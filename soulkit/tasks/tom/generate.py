@@ -421,7 +421,6 @@ _ROWS_PER_KIND = {"tomi": 3 * 6, "paratomi": 3 * 6, "hitom": 6 * 5}
 
 
 def _two_room_questions(plan: TwoRoomPlan) -> list[tuple[Question, str]]:
-    """The six questions: memory, reality, then first and second order for both people."""
     obj, two = plan.obj, (plan.mover, plan.absentee)
     questions = [
         (Question("memory", (), obj), MEMORY.format(obj=obj)),

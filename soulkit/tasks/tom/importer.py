@@ -314,7 +314,6 @@ def _sentences(raw: RawRow) -> list[str]:
 
 
 def _read_story(sentences: Sequence[str], question: str, nouns: Sequence[str] = ()) -> Story | None:
-    """The story's events, plain or paraphrased; None when a sentence cannot be read."""
     plain = read_sentences(sentences)
     parsed = read_question(question)
     if plain is not None or parsed is None:

@@ -104,7 +104,6 @@ class ParaToMi(PlaceTask):
 
 
 def _check_gold(cands: Sequence[str], gold: str) -> None:
-    """DataError when candidates are shown and the gold is none of them."""
     if cands and plain(gold) not in map(plain, cands):
         what = f"The gold answer '{gold:.40}' is none of the row's candidates."
         raise RowError(what, "No answer that picks a candidate could be right.")

@@ -90,7 +90,6 @@ class ToMBench(LetteredTask):
         self, example: Example, context: tuple[Segment, ...], completion: Completion,
         index: int, kind: Kind,
     ) -> Episode:  # fmt: skip
-        """With a note on the order of the options, for `summarise`."""
         episode = super()._episode(example, context, completion, index, kind)
         order = example.fields["order"]
         return replace(episode, notes={**episode.notes, "order": order}) if order else episode
@@ -165,7 +164,6 @@ def _majority(records: Sequence[Record], orders: int) -> BatchMetric:
 
 
 def _number(record: Record) -> int:
-    """Which of its row's orders a record is of."""
     return int(record.example_id.rpartition("-")[2])
 
 
@@ -291,7 +289,6 @@ def _made_row(i: int, seed: int) -> dict[str, Any]:
 def _story(
     name: str, values: Mapping[str, Pair], options: Iterable[Pair], story: str = "story"
 ) -> _Story:
-    """The scene `name` of the texts with these values, told as its text `story` has it."""
     scene = TEXTS["scenes"][name]
     return _Story(
         _both(scene[story], values), _both(scene["question"], values), tuple(options),

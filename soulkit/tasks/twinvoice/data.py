@@ -195,7 +195,6 @@ def _same(text: str) -> str:
 
 
 def _profile(person: Person) -> str:
-    """Who a character is: name, traits, aims and what else the profile tells."""
     details = person.get("Additional Details")
     details_by_label = {
         "Name": person.get("NameCanonical"),
@@ -382,7 +381,6 @@ def reaction_drafts(path: Path, prompts: PromptFolder, *, per_person: int = 3) -
 
 
 def _chosen(person: Speaker, most: int) -> list[int]:
-    """The places of the exchanges that are asked about, the same ones at every call."""
     drawn = sorted(range(len(person.exchanges)), key=lambda place: _draw(person, place))
     fit = (place for place in drawn if _is_fit(person, place, person.exchanges[place]))
     return list(islice(fit, most))
@@ -422,7 +420,6 @@ def _plain(text: str) -> str:
 
 
 def _written(person: Speaker, exchange: Exchange) -> str:
-    """An entry of a history, as rows of its dimension have it."""
     if not exchange.context:
         return exchange.reply
     if person.dimension == "narrative":
@@ -458,7 +455,6 @@ def _sketch(person: Speaker, place: int, prompts: PromptFolder) -> Sketch:
 
 
 def _drafted_row(person: Speaker, place: int, entries: Sequence[Exchange], draft: Reactions) -> Row:
-    """The row, with the right answer at a place that its key draws."""
     answer = int(_draw(person, place), 16) % 4
     choices = [" ".join(reaction.split()) for reaction in draft.reactions]
     choices.insert(answer, " ".join(person.exchanges[place].reply.split()))
@@ -476,7 +472,6 @@ def _drafted_row(person: Speaker, place: int, entries: Sequence[Exchange], draft
 
 
 def _problem(reply: str) -> Callable[[Reactions], str]:
-    """What is wrong with three reactions, in words for their author."""
     length = _length(reply)
 
     def problem(draft: Reactions) -> str:

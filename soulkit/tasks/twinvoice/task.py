@@ -222,7 +222,6 @@ def _made_row(i: int, seed: int) -> dict[str, Any]:
 
 
 def _dressed(dimension: str, text: str, rng: random.Random) -> str:
-    """What was said as a post, as the answer in a chat, or as a line in a scene."""
     if dimension == "interpersonal":
         return f"Asked: {rng.choice(TEXTS['openers'])} Replied: {text}"
     if dimension == "narrative":

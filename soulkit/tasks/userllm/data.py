@@ -248,7 +248,6 @@ def is_question(record: RawRow) -> bool:
 
 
 def _conversations(path: Path, turns: Turns) -> Imported:
-    """Rows of PRISM's conversations whose intents are there."""
     try:
         chats, bad = read_chats(path)
     except DataError as error:
@@ -474,7 +473,6 @@ def _question_sketch(row: Row, source: str, prompts: PromptFolder) -> Sketch:
 
 
 def _with_draft(row: Row, draft: Intent) -> Row:
-    """The row with what was drafted in place of the importer's."""
     origin = str(row["provenance"])
     drafted: Row = {**row, "intent": " ".join(draft.intent.split())}
     if isinstance(draft, SearchIntent):
@@ -484,8 +482,6 @@ def _with_draft(row: Row, draft: Intent) -> Row:
 
 
 def _intent_problem(originals: list[str], choices: tuple[str, ...] = ()) -> Callable[[Intent], str]:
-    """What is wrong with an intent, in words for its author."""
-
     def problem(draft: Intent) -> str:
         text = draft.intent
         if trouble := draft_problem("intent", text, INTENT_WORDS, originals, MOST_SHARED_WORDS):

@@ -354,7 +354,6 @@ def with_novelty(records: Sequence[Record]) -> list[Record]:
 
 
 def _counts(record: Record) -> bool:
-    """Whether it is a first message of PRISM that could be scored."""
     first = record.tags.get("source") == PRISM and record.tags.get("turn") == "first"
     return first and record.score.scored and record.score.status in READABLE
 

@@ -59,7 +59,6 @@ class UserLLMReference(UserLLM):
         return published_batch(records)
 
     def group_rewards(self, records: Sequence[Record]) -> Sequence[Record]:
-        """No reward of a row depends on another."""
         return records
 
     def _worth(self, label: str, right: str) -> float:

@@ -110,7 +110,6 @@ class UserLLM(ChoiceTask):
         return {**super().tags(fields), "turn": "later" if later else "first", **ends}
 
     def within_budget(self, view: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """Of a long conversation the latest turns."""
         fitted, cuts = super().within_budget(view)
         name = "conversation_history"
         turns = tuple(view.get(name) or ())
@@ -230,7 +229,6 @@ class UserLLM(ChoiceTask):
         return pooled(replies, worth, cast.panel.combine), verdicts_of(replies), more
 
     def _worth(self, label: str, right: str) -> float:
-        """What a judge's label counts."""
         return float(label == right)
 
     def _question(self, example: Example, text: str) -> JudgeQuestion[str]:
@@ -257,7 +255,6 @@ class UserLLM(ChoiceTask):
         return human, (verdict,), {}
 
     def _templates(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-        """The templates with which these verdicts were asked for."""
         templates = {f"judge_{v.purpose}" for v in verdicts}
         return tuple(templates - ({"judge_detector"} if self.detector is not None else set()))
 
@@ -385,7 +382,6 @@ def _stripped(value: Any) -> str | None:
 def _checked(
     fields: dict[str, Any], conversation: Sequence[Mapping[str, str]] | None
 ) -> dict[str, Any]:
-    """A row that can be played and scored; DataError for any other."""
     source = fields["source"]
     if not source:
         raise ColumnsError(
