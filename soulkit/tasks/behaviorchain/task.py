@@ -1,16 +1,13 @@
 """BehaviorChain: what a character does next; one row is one node of a chain of behaviours.
 
-Example row: {"persona_name": "Ilka", "profile_text": "Ilka counts before she speaks.",
-"history_truncated": [{"chapter_num": 1, "chapter_content": "Ilka ..."}], "prior_chain":
-[{"context": "A knock.", "behavior": "She counts to ten."}], "current_context": "A shout.",
-"options_dict": {"A": "...", "B": "..."}, "right_option_letter": "B"}. Released files keep it as
-JSON text under `extra_info.raw`. The behaviours before a node are the right ones, whatever a model
-chose there (teacher forcing), so nodes are single questions; `summarise` joins them to chains.
+{"persona_name": "Ilka", "profile_text": "Ilka counts before she speaks.", "history_truncated":
+[{"chapter_num": 1, "chapter_content": "..."}], "prior_chain": [{"context": "A knock.", "behavior":
+"She counts to ten."}], "current_context": "A shout.", "options_dict": {"A": "...", "B": "..."},
+"right_option_letter": "B"}
 
-Made rows have invented people with one way of acting in every kind of moment. The profile tells all
-of these habits but one; that one is shown in a chapter of the narrative instead, so that it pays to
-read both. Each chain has five nodes, one row a node, and the options of a node are the four ways
-that anybody could act in it, in other words than the profile's.
+The behaviours before a node are the right ones, whatever a model chose there, so nodes are single
+questions; `summarise` joins them to chains. Made rows have invented people with one way of acting
+in every kind of moment. The profile tells all of these habits but one, a chapter shows that one.
 """
 
 from __future__ import annotations

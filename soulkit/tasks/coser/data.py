@@ -1,21 +1,14 @@
 """Rows of `coser`: scenes of invented books made here, or CoSER's test set.
 
 Made: a book has a cast of four, each with a temper of their own, and a thing they quarrel about;
-SCENES rows in a row belong to one book. In a scene two to four of them talk, six to fourteen
-messages long, with the Environment among the speakers in about half of the rows. Who speaks for
-what, and how it ends, stands in the plot; how each would say it, in the profiles.
+SCENES rows in a row belong to one book. The plot says who speaks for what and how it ends.
 
-    {"circumstance": "{\\"book\\": \\"Ashlar\\", \\"dialogues\\": [...], ...}", "index": 0}
+Imported: one scene of a book a record, kept whole as JSON text under `circumstance`:
 
-Imported: one scene of a book a record, as a JSON array or JSON lines.
-
-    {"book": "...", "scenario": "...", "plot": {"summary": "..."}, "character_profiles": {"Ilka":
-     "..."}, "key_characters": [{"name": "Ilka", "thought": "..."}], "major_characters": ["Ilka"],
-     "speaking_characters_w_env": ["Ilka", "Environment"], "dialogues": [{"character": "Ilka",
-     "message": "[What now?] (stands up) Who is there?"}], "tag": "ood", ...}
-
-The record is kept whole, as JSON text under `circumstance`, as in released rows. Older files say
-`motivation` and `experience` where newer ones say `thought` and `summary`; both stay as they are.
+    {"book": "...", "scenario": "...", "plot": {...}, "character_profiles": {"Ilka": "..."},
+     "key_characters": [{"name": "Ilka", "thought": "..."}], "major_characters": ["Ilka"],
+     "speaking_characters_w_env": ["Ilka", "Environment"], "tag": "ood", "dialogues":
+     [{"character": "Ilka", "message": "[What now?] (stands up) Who is there?"}], ...}
 """
 
 from __future__ import annotations

@@ -2,28 +2,13 @@
 
 Each character has a context of its own with its profile, its thoughts and its memory. A message
 holds thoughts in [brackets], actions in (parentheses) and bare speech; it reaches the others, the
-judges and the environment without its thoughts. The environment is asked afresh whenever its turn
-comes, and so is the predictor of the next speaker after every message.
+judges and the environment without its thoughts: "[He must not see it.] (closes the drawer) You are
+late." is heard as "(closes the drawer) You are late."
 
-    "[He must not see it.] (closes the drawer) You are late."
-    is heard as "(closes the drawer) You are late."
-
-Under `paper` a bracket that is nested, runs over several lines or never closes is a thought as a
-whole, thinking between marks likewise, and a message is one line, so that no character can write a
-line for another. `reference` removes what stands in brackets on one line, and marked thinking that
-closes. All readers take time in proportion to the text, whatever it opens and never closes.
-
-The predictor chooses among the names that may follow, by JSON Schema: everybody but the last
-speaker, the environment included, `random` where it cannot tell, and `<END CHAT>` once the scene is
-old enough to end. Any other answer is asked for once more. `reference` asks for a line of text and
-reads it with the published pattern, which misreads names in bold, in quotation marks or with a
-remark behind them. Without a usable name one is drawn: from the major characters and the
-environment, else from everybody, never the last speaker. Every turn of every rollout draws from a
-stream of its own, so a scene that is played again draws the same.
-
-A message is at most `heard_words` long to other ears, so that k contexts of 20 rounds stay within
-bounds; judges read up to `line_words` of it. In scripts without blanks twelve characters count as
-one word. Cuts are counted by speaker.
+The environment is asked afresh whenever its turn comes, and so is the predictor of the next speaker
+after every message. Without a usable name one is drawn, never the last speaker; every turn of every
+rollout draws from a stream of its own. A message is at most `heard_words` long to other ears, and
+judges read up to `line_words` of it. All readers take time in proportion to the text.
 """
 
 from __future__ import annotations

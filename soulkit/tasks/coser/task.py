@@ -1,15 +1,12 @@
 """CoSER: the characters of a scene from a book play it, and the actor is every one of them.
 
-How a scene is played stands in `scene.py`. Each character that may speak is a seat with a context
-of its own, and a trace where it spoke; its thoughts are told to nobody else. Who speaks next is
-asked of a model (`speakers.py`), and so is what happens around them.
+`scene.py` plays. Each character that may speak is a seat with a context of its own, and a trace
+where it spoke. A model says who speaks next, and what happens around them.
 
-`paper`: 20 rounds; four critics, one question each, list flaws with severities, and the value is
-made as in `flaws.py`. A dimension that nobody readable judged leaves the scene unscored. A scene in
-which no character could be heard scores the minimum without a critic. The reward of every character
-that spoke is the scene's value.
-
-What differs under `reference` stands in `reference.py`.
+`paper`: 20 rounds; four critics, one question each, list flaws with severities (judging.py). A
+dimension without a readable judge leaves the scene unscored. A scene in which no character could be
+heard scores the minimum without a critic. The reward of every character that spoke is the scene's
+value. `reference.py` holds what differs under `reference`.
 """
 
 from __future__ import annotations

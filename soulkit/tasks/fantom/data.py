@@ -1,32 +1,14 @@
-"""Rows of `fantom`: made conversations, or FANToM's original file.
+"""Rows of `fantom`: made conversations, or FANToM's `fantom_v1.json`.
 
-Made: a conversation is made as a list of moments (someone speaks, leaves, comes, or tells again
-what the others missed); who was there for which part follows, and with it the gold of every
-question. Each piece of information gives one set of questions: the fact, what absent and present
-people believe (free, with options, and one inside of another), and lists and yes-or-no questions on
-who can answer and who has the information. Yes-or-no questions are asked about everybody who lacks
-the information and about as many who have it, so that neither answer is the better guess. Sets
-follow one another, so that a hundred rows hold about seven whole ones.
+A conversation is made as a list of moments (someone speaks, leaves, comes, or tells again what the
+others missed); who was there for which part follows, and with it the gold of every question. Each
+piece of information gives one set of questions.
 
-    {"context": "Ada: I cooked paella.\\n...", "complete_question": "...", "question_type":
-     "tom:info_accessibility:list", "correct_answer": "['Ada', 'Ben']", "wrong_answer": "['Cleo']",
-     "missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "set_size": 7,
-     "set_beliefs": 1, "part_id": "0-0", "events": {"told": 7, "retold": []}}
+    {"context": "Ada: I cooked paella. ...", "question_type": "tom:info_accessibility:list",
+     "complete_question": "...", "correct_answer": "['Ada', 'Ben']", "wrong_answer": "['Cleo']",
+     "missed_info_accessibility": "inaccessible", "set_id": "0-0-1", "set_size": 7, ...}
 
-A set is asked about one piece of information at one accessibility. `set_size` counts its lettered
-beliefs, lists, and yes or no (what ALL asks for), `set_beliefs` its beliefs in free words that have
-a wrong answer beside the right one (what ALL* adds). Facts and the golds `no:long` are in no set.
-
-Imported:
-
-* `fantom_v1.json`: one record a set, with its question-answer pairs under `factQA`, `beliefQAs`,
-  `answerabilityQA_list` and so on. Each pair gives a row, a belief two (in free words, and with its
-  two answers as options in an order that follows from the words); the questions on who can answer
-  or has the information get what they are about in front of them. Rows say how large their set is.
-* `flattened_fantom.csv` with `Percept-FANToM.csv` beside it (PercepToM): questions and a part of
-  the conversations, but no answers. None of its records can be scored; each is listed, with why.
-
-FANToM's authors ask that it be used to evaluate and never to train; the notes of an import say so.
+`set_size` counts what ALL asks for, `set_beliefs` what ALL* adds; facts are in no set.
 """
 
 from __future__ import annotations

@@ -1,25 +1,13 @@
 """FANToM: who knows what in a conversation that people leave and join.
 
-Example row: {"context": "Ada: Excuse me, the phone.\\nBen: I cooked paella.", "question_type":
-"tom:info_accessibility:binary", "complete_question": "Does Ada know what Ben cooked? Answer yes or
-no.", "correct_answer": "no", "wrong_answer": "", "missed_info_accessibility": "inaccessible",
-"set_id": "0-0-0"}. The type says how an answer is read and scored: a letter, names, yes or no, or a
-sentence (its words against the gold's). It also hints at the gold, so the actor never sees it.
+{"context": "Ada: Excuse me, the phone. ...", "question_type": "tom:info_accessibility:binary",
+"complete_question": "Does Ada know what Ben cooked? Answer yes or no.", "correct_answer": "no",
+"missed_info_accessibility": "inaccessible", "set_id": "0-0-0"}
 
-The headline is the accuracy over all questions that are no sentences; the F1 of sentences is a
-metric of its own. Beyond single answers there are sets: the questions on one piece of information.
-ALL asks for every letter, list and yes or no of a set, ALL* for the free beliefs as well.
-`set_size` and `set_beliefs` of a row say how many there are.
-
-The symbolic coach says where to look, never what is so: "The draft does not fit the conversation.
-The information is given in utterance 7. Check whether the person asked about had come in by then
-and had not left." Whom the question is about, who was there and which answer is right stays unsaid:
-with two options, any of it would decide. Rows made here know the utterance (`events`: {"told": 7,
-"retold": [15]}); others get the same advice without a number.
-
-`--protocol reference` reads and scores as published, word for word: no row is refused for its gold,
-beliefs come with options only, and what an answer says is looked for in it as text: `yes` and `no`
-by how it begins and by words between blanks.
+The type says how an answer is read and scored: a letter, names, yes or no, or a sentence (the F1
+of its words). The headline is the accuracy over all questions that are no sentences. ALL asks for
+every letter, list and yes or no of a set, ALL* for the free beliefs as well. The symbolic coach
+says where to look ("utterance 7"), never who was there. `reference` reads and scores as published.
 """
 
 from __future__ import annotations

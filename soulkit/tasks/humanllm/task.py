@@ -1,15 +1,13 @@
 """HumanLLM: which of twenty things will this person buy next? Five letters, likeliest first.
 
-Example row: {"prompt_text": "A ferryman who reads at night. History 1: clip-on lamp, History 2:
-wool cap. Candidate 1: sea stories Candidate 2: ...", "candidates": ["sea stories", "garden rake",
-...], "answer_index": 0}. The list inside of the text is not used: candidates are shown once, with
-the letters that the answer is read by. What was bought earns 1/rank among the five, and nothing
-beyond them: blind picks of 20 earn 0.114. `reference` plays any list of candidates and reads one
-exact form of an answer.
+{"prompt_text": "A ferryman who reads at night. History 1: clip-on lamp, History 2: wool cap.
+Candidate 1: sea stories Candidate 2: ...", "candidates": ["sea stories", "garden rake", ...],
+"answer_index": 0}
 
-Made rows have invented customers who pursue one thing. The history is mostly of that pursuit, with
-a few everyday purchases between; of the things on offer exactly one belongs to it and was not
-bought yet, so a row is solvable from itself. The text has the layout of released rows.
+Candidates are shown once, with the letters that the answer is read by. What was bought earns 1/rank
+among the five: blind picks of 20 earn 0.114. `reference` plays any list of candidates and reads one
+exact form of an answer. Made customers pursue one thing; of the things on offer exactly one belongs
+to it and was not bought yet.
 """
 
 from __future__ import annotations

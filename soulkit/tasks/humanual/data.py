@@ -3,14 +3,10 @@
     {"persona": "...", "prompt": [{"role": "poster", "content": "...", "metadata": {...}}],
      "completion": "...", "user_id": "...", "post_id": "..."}
 
-A row needs who writes (persona), what they saw (prompt) and what they wrote (completion). Scraped
-records without a persona, and `reddit_post_dict_testset.json`, which holds posts and no replies,
-lack one or two of them: each of their records is listed as unusable, because a reply made up here
-would be no human's.
-
-Made rows: a persona tells what an invented person thinks of such things and how they write; both
-show in the completion, so that it can be predicted from the row, as far as a human's words ever
-can. PER_PERSON rows in a row are by the same person.
+A row needs who writes (persona), what they saw (prompt) and what they wrote (completion). Records
+that lack one of them are unusable: a reply made up here would be no human's. In made rows a persona
+tells what an invented person thinks and how they write; both show in the completion. PER_PERSON
+rows in a row are by the same person.
 """
 
 from __future__ import annotations

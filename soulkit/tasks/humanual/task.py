@@ -1,21 +1,14 @@
 """Humanual: what would this very person have written?
 
-A row shows a person and what they saw (a book, an e-mail, a post, an article), and keeps what they
-really wrote from the actor: {"persona": "...", "prompt": [{"role": "poster", "content": "..."}],
-"completion": "..."}. The actor writes one comment or reply in <response> tags; a judge compares it
-with the original on six sides of a person (judging.py).
+A row shows a person and what they saw, and keeps what they really wrote from the actor. The actor
+writes one reply in <response> tags; a judge compares it with the original on six sides of a person
+(judging.py). `paper`: the value is the mean of the six times the length factor. What is no answer
+scores the minimum without a judge. Coach and actor never see the original.
 
-`paper`: the value of every kind of episode is the mean of the six times the length factor. What is
-no answer (nothing, a cut reply, a refusal) scores the minimum without a judge. Coach and actor
-never see the original: feedback that quotes it leaks, and `echoes_original` says whether a reply
-repeats it.
-
-`reference`: the published scores, gate and feedback. Any reply is judged: one without the tag is
-taken whole, one that says nothing as "". Only the mean of the scores is clipped. Feedback stands in
-the system prompt with the original beside it, unchecked, and messages are joined without their
-speakers. A refined reply is scored by another question (points of the original that are covered,
-less a penalty; no length factor) to the `auditor`; naming a judge names that one as well, unless an
-auditor is named, too. Thinking is not taken out of a refined reply.
+`reference`: any reply is judged, one without the tag as a whole. Feedback stands in the system
+prompt with the original beside it, unchecked. A refined reply is scored by another question (points
+of the original that are covered, less a penalty) to the `auditor`; naming a judge names that one as
+well.
 """
 
 from __future__ import annotations

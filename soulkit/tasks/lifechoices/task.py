@@ -1,21 +1,13 @@
 """LifeChoices: what a character from a book decides, from what is remembered of their life.
 
-Example row: {"character_name": "Odile Marchetti", "book": "Nine Winters of Glass", "input_text":
-"Odile blows glass and signs nothing she did not make ...", "Multiple Choice Question": {"Scenario":
-"A count offers to sell her lamps under his name.", "Question": "What does Odile answer?",
-"Options": ["Yes", "No", "Half of them", "Next year"], "Correct Answer": "B"}}. The question may
-also be JSON in a string, or lie flat in columns of its own.
+{"character_name": "Odile Marchetti", "book": "Nine Winters of Glass", "input_text": "Odile blows
+glass ...", "Multiple Choice Question": {"Scenario": "A count offers ...", "Question": "What does
+Odile answer?", "Options": ["Yes", "No", "Half of them", "Next year"], "Correct Answer": "B"}}
 
-Memories are long: of `input_text` the last words stay, as many as its budget has. Training has a
-smaller budget than evaluation. The tag `memory` says whether a row was cut.
-
-`reference` plays every row and reads a reply with the published ladder of eight steps, the last of
-which takes the first of the characters A to D anywhere in it. `paper` wants the tag; a reply that
-is nothing but a letter, or breaks off inside the tag, is salvaged.
-
-Made rows have invented people whose remembered deeds show what drives them: one drive three times
-(`plain`), or another drive, a turning point, and then the one that counts now (`changed`). The four
-options are what four drives would do in one situation.
+Of `input_text` the last words stay, as many as its budget has; the tag `memory` says whether a row
+was cut. `reference` reads a reply with the published ladder of eight steps. In made rows remembered
+deeds show one drive three times (`plain`), or another drive, a turning point, and then the one that
+counts now (`changed`). The four options are what four drives would do in one situation.
 """
 
 from __future__ import annotations

@@ -1,26 +1,15 @@
 """Recorded conversations of MirrorBench: subsets, played messages, variety of words.
 
-`dataset` says the subset; a row without it is told by the pattern of its `conversation_id`:
-
-    clariq-448 → clariq     486f...b246::dolly-v2-12b → chatbot_arena
-    qulac-14   → qulac      a UUID                    → oasst1
-
-ClariQ took over the topics of Qulac with their numbers and added more, so rows of both with one
-`topic_id` are about one topic. In Chatbot Arena two models answer one question.
-
-Under `paper` every message that says something is played, except an assistant's last one, on which
-nothing follows. `reference` plays the first ten messages, blank ones included, and leaves out what
-is neither the user's nor the assistant's.
+A row without `dataset` is told by its `conversation_id`: clariq-448, qulac-14,
+486f...b246::dolly-v2-12b (chatbot_arena), or a UUID (oasst1). Under `paper` every message that says
+something is played, except an assistant's last one; `reference` plays the first ten messages.
 
     MATTR    moving-average type-token ratio, window 50        higher: more varied
     HD-D     share of types expected in a sample of 42         higher: more varied
     Yule's K repetition, times 10,000                          higher: more repeated
 
-These are taken over the user's messages joined by blanks, in o200k tokens. The z-score of a
-conversation is (value − mean) / standard deviation over the people of its subset in the whole data
-set, whichever rows of it are played; so `with_people` puts the people's numbers into every example
-when the rows are read. A z-score is None without the tokenizer, with fewer than two people, or
-where all of them are alike. A user who says nothing counts as 0, and has a z-score.
+They count the user's messages in o200k tokens. A z-score is (value − mean) / standard deviation
+over the people of the subset in the whole data set; None without tokenizer or two unlike people.
 """
 
 from __future__ import annotations

@@ -1,33 +1,13 @@
 """Rows of `mirrorbench`: made here, imported (MirrorBench, ClariQ, Qulac), or drafted from chats.
 
-Made: invented people who want one thing of an assistant, in all four subsets in turn, each in the
-shape of the real one: `clariq` has three questions back and ends with the user, `qulac` is one
-question and its answer, `chatbot_arena` and `oasst1` begin with the user and mostly end with the
-assistant. Every fifth row lacks `dataset`, so that its subset can be told by its id alone. The
-description names the aim and the voice of the messages, so a row can be played well from it.
-
     {"task_description": "A welder of 40 turns to an assistant about sourdough bread. ...",
      "turns": [{"role": "assistant", "content": "are you asking which flour to buy"}, ...],
      "dataset": "qulac", "conversation_id": "qulac-9000-1", "metadata": {...}, "index": 3}
 
-Imported:
-
-* MirrorBench `.jsonl` (or an array in `.json`): `task_description`, `turns`, `metadata`; the
-  examples of other users' words, which stand inside `metadata`, become a column of their own.
-* ClariQ with three questions (`initial_request`, `question1`, `answer1`, ...): request, then three
-  rounds; the conversation is numbered as MirrorBench numbers it.
-* ClariQ with one question (`initial_request`, `question`, `answer`): request, question, answer.
-* Qulac `.json`, which is one object of columns: the assistant asks, the user answers. Its texts
-  keep a backslash before every quotation mark; it is taken out.
-
-The originals say what a person is after (a *facet*) and not how they write, so the description that
-is put together here from the facet is about the aim alone. MirrorBench's own descriptions were
-written by a model that saw the conversation.
-
-Drafted (`soul data build`): the file holds recorded chats in any layout that `data/chats.py` reads,
-or conversations that the importer knows. Their words become the row's `turns` as they are. A model
-drafts the description from them: aim and manner, in other words than the person's, because an actor
-who copied it would be compared with its own source. The filter looks at both.
+Made: invented people who want one thing of an assistant, in all four subsets in turn. Every fifth
+row lacks `dataset`, so that its subset can be told by its id alone. ClariQ and Qulac say what a
+person is after and not how they write, so their descriptions are about the aim alone. Drafted: a
+model describes the person of a recorded chat, in other words than theirs; a filter looks at both.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """MirrorBench: write the user's side of a conversation that was really held.
 
-Whoever plays the user sees a description of the person alone; judges compare what they wrote with
-what the person wrote (judging.py), and word statistics stand beside.
-
     {"task_description": "They want ...", "turns": [{"role": "user", "content": "hi"}, ...],
      "dataset": "clariq", "conversation_id": "clariq-448", "metadata": {"topic_id": "271"}}
 
-`paper`: the assistant says word for word what it said then (option `assistant: replay`, the
-default), or a model that has the recorded conversation speaks for it (`assistant: live`). Where the
-assistant opens, it does so in the recorded words. A message in which the user says nothing stays in
-the conversation as such; a user who never says anything gets the minimum without a judge.
-
-What differs under `reference` stands in `reference.py`. One conversation may stand in two files
-under two descriptions, so its words are an entity of their own.
+The actor sees the description of the person alone; judges compare its messages with the person's
+(judging.py). `paper`: the assistant says word for word what it said then (`assistant: replay`), or
+a model that has the recorded conversation speaks for it (`assistant: live`). A user who never says
+anything gets the minimum without a judge. `reference.py` holds what differs under `reference`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """MMToM-QA, text only: which of two statements about a person at home is more likely.
 
-Example row: {"question": "The flat has ... Olga opens the oven, shuts it and heads for the shelf.
-Question: Suppose Olga wants the salmon. Which is likelier? (a) To her mind it lies on the shelf.
-(b) To her mind it does not lie there. Answer with a or b.", "answer": "a", "question_type": 1.1,
-"episode": 7}. Types that begin with 1 ask for a belief, those that begin with 2 for a goal.
-`reference` takes any gold, and one exact form of an answer.
+{"question": "The flat has ... Olga opens the oven, shuts it and heads for the shelf. Question:
+Suppose Olga wants the salmon. Which is likelier? (a) To her mind it lies on the shelf. (b) ...
+Answer with a or b.", "answer": "a", "question_type": 1.1, "episode": 7}
 
-Made rows: the reader sees everything, the person only what lies in containers that they opened.
-
-* 1.1 the person walks straight to where the thing is; 1.2 passes it by and walks to an empty place;
-  1.3 has looked into a place in vain and walks on: what do they believe?
-* 2.1 opens a container, leaves what is in it and walks to one that holds something else; 2.2 the
-  same, but walks to an empty place; 2.3 looks into two; 2.4 takes something in the end: what do
-  they want?
+Types that begin with 1 ask for a belief, those that begin with 2 for a goal. `reference` takes any
+gold, and one exact form of an answer. In made rows the reader sees everything, the person only what
+lies in containers that they opened; texts.yaml says what happens in each type.
 """
 
 from __future__ import annotations

@@ -5,12 +5,8 @@ Value = kept · conveyed · (0.8 + 0.2 · thrift), where kept is 1 unless the se
 conveyed the share of facts whose value is spoken, thrift 1 at the fewest turns and 0 at the most.
 The conversation ends when every fact is out (not before `min_turns`) or at `max_turns`.
 
-The visitor can be a script, so that the task runs on a laptop without a model or a key: it reads
-its brief from the system message and asks its next question. It is stateless: equal conversations
-get equal replies. `soul serve partner` puts it behind HTTP.
-
-Rows are small invented people with public facts and one secret. Every value belongs to one topic
-and occurs in no prompt, so that "conveyed" and "given away" can be read from the words alone.
+The visitor can be a script without state, which `soul serve partner` puts behind HTTP. Every value
+of a row belongs to one topic and occurs in no prompt, so the words alone show what was conveyed.
 """
 
 from __future__ import annotations

@@ -1,32 +1,13 @@
 """Rows of `sim_math` and `sim_doc`: made here, or imported from SimulatorArena's annotations.
 
-Made rows hold JSON text under `raw`, as released files do. `lesson_rows`: invented students, each
-stuck on one problem whose answer is computed; without target features, with answered ones, and with
-some that only ask (and one that says nothing, which a reader has to leave out) in turn.
-`document_rows`: invented writers who make an e-mail, a blog post or a story with an assistant; with
-all that a row can carry, without target features, and with the bare minimum in turn. The profile
-tells what the recorded messages show: how the person writes, how far they get alone.
+Made rows hold JSON text under `raw`, as released files do: {"raw": "{...}", "index": 4}.
+Annotations are `.json` lists; what else a row needs is looked for in files beside them:
 
-    {"raw": "{\\"problem\\": \\"A pen costs 3 coins ...\\", \\"correct_answer\\": \\"12\\",
-    \\"user_profile_text\\": \\"- School: grade 8 ...\\", \\"human_user_queries\\": [...],
-    \\"human_public_conversation\\": [...]}", "index": 4}
-
-Imported: both files are `.json` lists with `user_queries` and `ai_responses`. What else a row needs
-stands in files of the same repository, looked for beside the annotations under the names of the
-release (the profiles also in its folder `user_simulator_profiles/`):
-
-| what | file | gives |
-|---|---|---|
-| MATH | folder `MATH` with `train/` and `test/` | `problem`, `correct_answer` of redacted lessons |
-| knowledge | `knowledge_state.json` | how well the student knows each concept |
-| styles | `writing_style.json`, `interaction_style.json` | target features; the profile |
-| background | `document_creation_user_simulator_background.json` | notes, and facts said later |
-| preferences | `preferences.json` | what the writer wants of the document |
-
-Styles are not part of the repository; without them a row has no target features. The publisher
-removed the problems of the lessons for their copyright: without `MATH`, or a file restored with it,
-every lesson is a bad row. A lesson goes on with a second, similar problem; a row holds the first,
-`problem_1_turns` messages long.
+    MATH/train, MATH/test                                problem and answer of redacted lessons
+    knowledge_state.json                                 how well the student knows each concept
+    writing_style.json, interaction_style.json           target features; the profile
+    document_creation_user_simulator_background.json     notes, and facts said later
+    preferences.json                                     what the writer wants of the document
 """
 
 from __future__ import annotations

@@ -1,21 +1,14 @@
 """How a person of SimulatorArena is played: reading turns, the conversation, and scripts of it.
 
-The actor is the person and speaks first; the assistant is the partner. Each sees the other's words
-without tags, and the assistant's first message comes with the task around it. The person has eight
-messages at most. The conversation is over when the person says so or says nothing; an assistant
-that says nothing twice breaks it.
-
-A turn is asked for as `Query: …`, `Response: …` or `Message: …`, or as the phrase `terminate
-conversation`. What is said goes to the assistant without its tag; the phrase goes nowhere.
+The actor is the person and speaks first, eight times at most; the assistant is the partner. A turn
+is asked for as `Query: …`, `Response: …` or `Message: …`, or as the phrase `terminate conversation`
+on a line of its own. The assistant hears it without its tag, and never the phrase.
 
     "Thought: lost\\nMessage: how do i start"         → how do i start
     "Response: thanks!\\nterminate conversation"      → thanks!, and the conversation is over
     "please do not terminate conversation yet"       → said as it stands
 
-The phrase ends a conversation where it has a line for itself. Thinking is removed, a tag counts in
-any case and inside bold type, and first of all where a line begins with it.
-
-The scripts are for self-checks and canaries. The gold is what the recorded person wrote.
+A person that says nothing ends the conversation; an assistant silent twice breaks it.
 """
 
 from __future__ import annotations

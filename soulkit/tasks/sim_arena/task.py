@@ -1,22 +1,14 @@
 """SimulatorArena: a student with a problem, or a writer with a document in mind, talks to an AI.
 
 The actor plays the person, eight messages at most; the assistant is the partner. Judges compare
-what came of it with what the real person wrote: how they write, how they deal with the assistant,
-whether the features show that are recorded of them, and how good the document is that they got.
+what came of it with what the real person wrote:
 
     sim_math   (writing / 5 + interaction / 5 + features) / 3
     sim_doc    (document / 10 + writing / 5 + interaction / 5 + writing features
                 + interaction features) / 5
 
 `paper`: a row without recorded features has the mean of its other parts. The headline is the mean
-of all parts, each over the rows that have it; `tasks.yaml` declares them. A part that a judge owes
-leaves the episode unscored. What differs under `reference` stands in `reference.py`.
-
-The released layout keeps the whole row as JSON text under `raw`; `unpack` in `tasks.yaml` opens it.
-What the person really said stands there twice, alone and inside the conversation.
-
-    {"raw": "{\\"problem\\": \\"Find x ...\\", \\"human_user_queries\\": [\\"how do i start\\"],
-     \\"human_public_conversation\\": [{\\"role\\": \\"user\\", ...}, ...]}", "index": 3}
+of all parts, each over the rows that have it. A part that a judge owes leaves the episode unscored.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
 """Social-R1: what people in a short scene feel, want, believe or mean; lettered options.
 
-Example row: {"prompt_text": "Story: Ilka lets her little brother win at chess ... Question: What
-is she after? A. A quick end B. His good mood" (each on a line of its own), "answer_text": "B. His
-good mood"}. Story, question and options are one text, which may also stand under
-`conversations[0].messages[0].content` or `prompt`; the gold is `answer_letter`, or the letter that
-leads `answer_text`.
+{"prompt_text": "Story: Ilka lets her little brother win at chess ... Question: What is she after?
+A. A quick end B. His good mood" (each on a line of its own), "answer_text": "B. His good mood"}
 
 `paper` reads the options out of the text and refuses a row whose gold is none of them, or whose
 letter and text contradict each other. `reference` takes the first character of a gold without a
-letter (`In the box` → `I`) and counts any letter.
-
-The feedback of this task is a worked example, answer included, and off unless a run asks for it.
-
-Made rows: six kinds of scenes take turns: irony, white lies, hints, hidden feelings, careless
-remarks, false beliefs. What decides a scene is told in it (who was there, what somebody did a
-moment before), and `why` says which part that is; only the writer of a worked example reads `why`.
+letter and counts any letter. The feedback is a worked example, answer included, and off unless a
+run asks for it. Made rows: six kinds of scenes take turns; what decides a scene is told in it, and
+`why`, which only the writer of a worked example reads, says which part that is.
 """
 
 from __future__ import annotations

@@ -1,24 +1,14 @@
 """Rows of `sotopia`: made here, or imported from Sotopia's release.
 
-Made: a scene is a template with drawn things, sums and days, in which two people want things that
-do not quite go together; the people are drawn with a trade, a temper and a secret. Rows 2k and
-2k + 1 are one pair, played from either side.
-
     {"scenario": "Agent1 offers a used cello for 600, and Agent2 has come to look at it.",
      "agent1_name": "Ada Brandt", "agent1_goal": "Sell the cello today for at least 510, ...", ...,
      "eval_position": "agent1"}
 
-Imported: the release keeps four files side by side: scenarios with two goals, characters, pairs of
-characters with a scenario, and how people know each other. A row joins them. Given the folder, the
-14 hard scenarios are taken (70 pairs); given the file of pairs, all of them. Every pair is two
-rows, one for each side, which stand in one cluster.
-
-    Amara Hartley, 29 years old, wildlife biologist (she/her). … Secret, known to nobody else: …
-
-A profile is written here from the character's fields. A row says the level of the relationship in
-words and leaves out its story: neither side learns anything of the other's profile. Marks around
-hints in goals are taken off, what they mark stays; what a scenario says to the referee alone
-(`viewer="environment"`) is left out.
+Made: a template with drawn things, sums and days, in which two people want things that do not quite
+go together. Rows 2k and 2k + 1 are one pair, played from either side. Imported: a row joins the
+release's scenarios, characters, pairs and relationships. Given the folder, the 14 hard scenarios
+are taken (70 pairs); given the file of pairs, all of them. What a scenario says to the referee
+alone (`viewer="environment"`) is left out.
 """
 
 from __future__ import annotations

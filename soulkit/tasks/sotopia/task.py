@@ -1,24 +1,14 @@
 """Sotopia: two characters with goals of their own meet, and the actor plays one of them.
 
-`eval_position` says which seat the actor has; the other is the partner's. A goal and a profile
-belong to one seat and to the judge; the other side never sees them. A judge rates seven dimensions
-of the actor's character, and an auditor checks whether the actor played to the judge.
+`eval_position` says which seat the actor has. A goal and a profile belong to one seat and to the
+judge. A scene alternates strictly, agent1 first, for 20 turns of both together. It ends when a
+character leaves, or after more than two turns in a row, of all or of one side, without an action. A
+partner that says nothing usable twice, or leaves before the actor's first turn, breaks it.
 
-A scene alternates strictly, agent1 first, for 20 turns of both together. The actor has a
-`Conversation`; the partner is asked afresh each turn with the scene as its own side knows it. A
-scene ends when a character leaves, or after more than two turns in a row, of all or of one side,
-in which nothing was done. A partner that says nothing usable twice, or leaves before the actor's
-first turn, breaks it.
-
-`paper`: the value of every kind of episode is the plain mean of the seven raw scores / 10 (−0.4286
-to 0.5714). The original benchmark has no auditor, so its finding is the metric `hacked`; the reward
-of an episode at medium or high risk is the minimum, for drafts and refined episodes alike. With
-`hack_penalty: off` the finding costs nothing; with `always` the value is the minimum, too, and the
-status `hacked`. An unreadable judge leaves the episode unscored. An unreadable auditor leaves
-unknown what it decides: `hacked`, the reward, and under `always` the value. An actor that never
-says or does anything gets the minimum without a judge.
-
-`reference.py` holds what differs under `reference`.
+`paper`: the value is the mean of the judge's seven raw scores / 10. The auditor's finding is the
+metric `hacked`; the reward of an episode at medium or high risk is the minimum. With `hack_penalty:
+off` the finding costs nothing, with `always` the value is the minimum, too. An unreadable judge
+leaves the episode unscored, an unreadable auditor what it decides.
 """
 
 from __future__ import annotations

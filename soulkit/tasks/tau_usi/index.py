@@ -1,34 +1,14 @@
 """The user simulation index (USI): how like people simulated customers are, over all conversations.
 
-Features are numbers of one conversation, in four dimensions:
-
-    D1 conversation    politeness, short messages (three words at most), dashes of careful writing,
-                       bare acknowledgements, spread of length, repetition, falling out of the role
-    D2 information     share of the words in the first two turns, ids per turn, words per turn,
-                       words of the first turn
-    D3 clarification   uncertainty, certainty, and one kind of question a turn at most: pushing
-                       back before asking what is meant before asking for information
-    D4 reaction        emotion, accusation, change of plan
-
-Only what the customer says counts, without markup of tools and thinking. A rate is the share of
-turns with a hit. Twelve features need word lists; those are not shipped, since scores depend on the
-exact lists: they come from the user's copy (`people.py`), and without them such a feature is None,
-never 0.
-
-After the conversation the customer answers a survey. An answer counts where it is one of the
-options, letter by letter; each option has a place on the scale of its question, from 0 to 1.
-
     row      mean of each feature over the tasks that both sides have (shares in percent)
-    D        100 · mean over a dimension's features of 2·min(m, h) / (m + h), 1 where both are 0
-    ECE      Σ share of the tasks in a bin · |success of simulated − success of people|, in five
-             bins of difficulty (the pooled success of published simulators)
+    D1..D4   conversation, information, clarification, reaction: 100 · mean over a dimension's
+             features of 2·min(m, h) / (m + h), 1 where both are 0
+    ECE      Σ share of the tasks in a bin · |success of simulated − success of people|, five bins
     Eval     100 · (1 − mean |difference|) over the answers to the survey, each in [0, 1]
     USI      mean(D1, D2, D3, D4, [Eval,] 100·(1 − ECE)), averaged over the batches of people
 
-Pure arithmetic; `people.py` reads the files. Eval exists only with the model's answers to the
-survey about the people's own conversations; it is one number for all batches, as published. An
-answer that the model did not give is drawn from the question's places, from one stream for all
-(seed 42): the published code draws from NumPy's generator, so that its draws differ from these.
+Only what the customer says counts, without markup of tools and thinking. Features that need a word
+list are None without the user's copy (`people.py`). A missing answer is drawn (seed 42).
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """The user's own copies of what the index is measured with: people, word lists, difficulties.
 
-None of it is shipped. The data set of people (`cmu-lti/tau-usi` on the Hugging Face hub) stands
-behind terms that allow evaluation and research alone; word lists and difficulties belong to whoever
-published them. The options of the task name four JSON files (the word lists may be YAML):
+None of it is shipped. The options of the task name four JSON files (word lists may be YAML):
 
     human_file   {"retail_12": {"conversation": [{"role": "user", "content": "..."}, ...],
                   "reward": 1, "keep": true, "survey": {"efficiency": {"answer": "..."}}},
                   "retail_12_ann2": {...}}         up to three batches, by the ends of the ids
     lexicons     {"politeness_rate": "REGEX", "emotion_rate": ["word", "two words"], ...}
-                 all twelve of features.LISTED; looked for in lower case
-    difficulty   {"retail_12": 0.62}, or {"retail_12": {"success": 0.62, "samples": 93}}, of which
-                 fewer than ten samples say nothing
-    survey_file  {"retail_12_ann2": {"survey": {"efficiency": {"answer": "..."}}}}: what the model
-                 answers about the conversations of the people; without it the index has no Eval
+    difficulty   {"retail_12": 0.62}, or {"retail_12": {"success": 0.62, "samples": 93}}
+    survey_file  what the model answers about the conversations of the people; without it no Eval
 """
 
 from __future__ import annotations

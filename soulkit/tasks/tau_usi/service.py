@@ -1,28 +1,14 @@
 """The service that a customer calls: its agent, the agent's tool calls, the runtime.
 
-An agent writes calls of tools into its text:
+A message of the agent holds one call or none; what looks like a call and is none is a format error.
 
     <function=find_member><parameter=name>Ada Amsel</parameter></function>
 
-A message holds one call or none. What is no call and looks like one is a format error; the agent is
-told so in words and may mend it. A message without the mark is said to the customer. Values are
-texts, except where the tool's schema wants something else and the text is JSON for it.
-
-    POST /create  {"env_type": "tau", "params": "{\\"env_name\\": ..., \\"task_index\\": ...}"}
-                  → {"runtime_id": ..., "meta_info": "{instruction, wiki, tools_info}"}
-    POST /step    {"runtime_id": ..., "params": "{\\"name\\": ..., \\"arguments\\": {...}}"}
-                  → {"result": ...}
-    POST /reward  {"runtime_id": ...} → {"reward": ...}
-    POST /ping    {"runtime_id": ...} → {"exists": ...}
-
-A runtime holds the state of an episode, so a call that got no answer may have been carried out or
-not. It is never sent again to the same environment: a new one is created, the earlier calls are
-replayed in it, and each must answer as it did before. A server that cannot be reached is tried for
-`wait_s` seconds, counted once for all episodes, and then every call fails at once. A failure is a
-PartnerError: the episode is unscored, never 0.
-
-Answers are kept in the ledger under what led to them, so that a resumed episode asks the runtime
-for nothing it has answered, and a replay touches no network.
+A runtime (POST /create, /step, /reward, /ping) holds the state of an episode, so a call without an
+answer may have been carried out or not. It is never sent again to the same environment: a new one
+is created, the earlier calls are replayed in it, and each must answer as it did before. A server
+that cannot be reached is tried for `wait_s` seconds, counted once for all episodes. A failure is a
+PartnerError: the episode is unscored. Answers are kept in the ledger under what led to them.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
 """Tau-USI: the actor is a customer who wants something from a service, and a model is its agent.
 
-A runtime serves the domain (records, tools, rules, and at the end whether they are as they should
-be); rows of the made domain need none. The agent opens with a fixed greeting. In its turn it may
-call tools before it speaks; a customer has 80 turns and ends the conversation with ###STOP###. Then
-the customer fills in a survey as JSON, with one more try where that cannot be read; after that
-there are no answers.
+A runtime serves the domain; rows of the made domain need none. The agent opens with a fixed
+greeting and may call tools before it speaks; a customer has 80 turns and ends the conversation with
+###STOP###. Then the customer fills in a survey as JSON, with one more try.
 
 A row's value is whether the service succeeded with this customer: an outcome, and no measure of
-likeness, high or low. How like people the customers are is a number over the batch (`index.py`)
-and the headline. It needs people to compare with, word lists and difficulties: the user's own
-copies (`people.py`). Without them there is no index, and nothing else is called so: features that
-need no list are reported one by one.
-
-Both protocols play and score alike; docs/tasks.md says what differs from the published code. The
-data of people may be evaluated with and never trained on, so the task is evaluation-only. The
-scripted customer of the made desk is for self-checks.
+likeness. How like people the customers are is a number over the batch (`index.py`) and the
+headline; without the user's copies (`people.py`) there is no index. Both protocols play and score
+alike. The data of people is for evaluation only.
 """
 
 from __future__ import annotations

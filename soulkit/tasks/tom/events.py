@@ -1,24 +1,13 @@
 """What happens in a story, what everybody believes about it, and what a question asks.
 
-A story is a tuple of events, one per sentence, so that event i is sentence i + 1. The generator
-draws events and renders them; the readers turn sentences back into events; the tracker answers
-from events alone and never looks at text. Every event knows who observed it: people in a room see
-what happens there, everybody hears a public claim, a whisper is known to two.
+A story is a tuple of events, one per sentence. People in a room see what happens there, everybody
+hears a public claim, a whisper is known to two. Objects never change room, only container.
 
-Objects never change room, only container. A text does not always say in which room a container
-stands; then the room is where somebody moves the object, or where the group that arrived last is.
-
-The tracker keeps beliefs of orders 0 to 4 with two kinds of facts. A *joint observation* says that
-a group saw, together, where an object is; for every chain of distinct members of that group, nested
-beliefs become that container. A *told* fact changes one chain only. The answer to a chain is the
-latest fact that concerns it, so chains need no tables, and without talk the order of a chain cannot
-matter.
-
-Rules `tomi`: chains of up to two, talk carries nothing. Rules `hitom`: chains of up to four; a
-hearer trusts a speaker who left the room later than the hearer did (a hearer who was not there
-counts as having left first); a speaker thinks that everybody believes a public claim and that the
-listener believes a private one, and never believes the own words. Both are the clean semantics:
-artefacts of published label generators are not imitated.
+Beliefs of orders 0 to 4 have two kinds of facts: a *joint observation* (a group saw, together,
+where an object is) holds for every chain of distinct members of that group; a *told* fact changes
+one chain. The answer to a chain is the latest fact that concerns it. Rules `tomi`: chains of up to
+two, talk carries nothing. Rules `hitom`: chains of up to four; a hearer trusts a speaker who left
+the room later; a speaker thinks that everybody believes a public claim, and never believes it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 """Rows of our own stories: events first, then text, answers from the tracker alone.
 
-Story i of a task depends on (task, world, seed, i) and nothing else, so a shorter data set is a
-prefix of a longer one. Story types, questions, lengths and talk take turns by index, hence
-balance. Options are shuffled by the story's own stream: their order says nothing about the answer.
+Story i of a task depends on (task, world, seed, i) and nothing else. Types, questions, lengths and
+talk take turns by index. Options are shuffled by the story's own stream.
 
-A two-room plan (ToMi, ParaToMi): a mover and an absentee meet, an object is placed, and the
-move and the absentee's coming and going are shuffled; a third person and idle sentences distract.
-Labels such as `false_belief` name the plan; beliefs always come from the tracker.
-
-A chapter plan (Hi-ToM): five people, three rooms, one to three chapters in which people take turns
-to move the object and leave, then perhaps talk, truthfully or not.
-
-No published vocabulary is reused. Its classes are disjoint, so a word says what it is.
+A two-room plan (ToMi, ParaToMi): a mover and an absentee meet, an object is placed, and the move
+and the absentee's coming and going are shuffled; a third person and idle sentences distract. A
+chapter plan (Hi-ToM): five people, three rooms, one to three chapters in which people take turns to
+move the object and leave, then perhaps talk, truthfully or not.
 """
 
 from __future__ import annotations

@@ -1,28 +1,14 @@
 """ToMi, ParaToMi and Hi-ToM from their original files.
 
-* `.txt` blocks, with the `.trace` beside them when there is one (types come from the trace);
-* fixed ToMi, JSON lines;
+* `.txt` blocks, with the `.trace` beside them where there is one; fixed ToMi, JSON lines;
 * Percept-ToMi.csv, whose stories and candidates are list literals;
-* Hi-ToM_data.json, which has every question twice, in a CoTP and a VP half.
+* Hi-ToM_data.json, every question in a CoTP and a VP half; CoTP, which the tracker sides with, is
+  the default.
 
-ToMi rows keep the words of the file (`treasure_chest`). ParaToMi rows read like prose, with blanks
-for underscores, and offer the story's containers and rooms as candidates, in alphabetical order so
-that their order tells nothing. What is a container and what a room is decided by reading the
-sentences, not by a word list: "pantry" can be either.
-
-    1 Ada entered the attic.
-    2 The apple is in the box.
-    3 Where is the apple really?<TAB>box<TAB>1
-
-Numbers restart at 1 with every block, and a block ends with its question. Line i of the trace
-belongs to question i: events, question type and story type, separated by commas. A block that
-breaks one of these rules is a bad row with its line; the blocks around it stay good. Because one
-lost block would shift every later trace line, a trace line must fit its question, or the block is
-bad too.
-
-The halves of Hi-ToM differ in their prompt and, by mistake, in some golds. A check of both against
-a belief tracker sides with CoTP nearly always, so that half is the default. The VP stories open
-with an instruction line and a few stories end in stray asterisks; neither is part of the story.
+Line i of a trace belongs to question i: events, question type and story type. A block that breaks
+a rule, or whose trace line does not fit, is a bad row; the blocks around it stay good. ParaToMi
+rows offer the story's containers and rooms as candidates, in alphabetical order; what is which is
+decided by reading the sentences.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
 """Stories as text: sentences written from events, and read back into events.
 
-Writing: each style maps an event type to templates. The plain style has one template per type,
-built so that it can be read back; paraphrases have several, some with the container or the room
-as the subject.
+Each style maps an event type to templates; the plain style can be read back. Reading is exact: a
+story with one sentence that fits no form is no story (None). Whether "The pantry is in the den"
+places an object or a container is decided by position: it states a room when its subject was a
+container before.
 
-Reading is exact. A story with one sentence that fits no form is no story (None), because a guess
-would become a wrong answer that looks like a right one. Whether "The pantry is in the den" places
-an object or says where a container stands is decided by position, never by the word: it states a
-room when its subject was a container before.
-
-Paraphrases have no fixed words, so they are read by their shape: nouns and people of a sentence
-decide. A sentence without people tells where something is, a person with the object and a second
-noun moves it, a person with one noun arrives, leaves, or only has an opinion. Happenings are in the
-past tense and opinions in the present; that and the preposition decide the last case. A trace,
-where there is one, must agree event by event.
+Paraphrases are read by their shape. A sentence without people tells where something is, a person
+with the object and a second noun moves it, a person with one noun arrives, leaves, or has an
+opinion (in the present tense). A trace, where there is one, must agree event by event.
 """
 
 from __future__ import annotations

@@ -1,40 +1,13 @@
 """Rows of `userllm`: made here, imported (NQ-open, CommonsenseQA, PRISM), or drafted from chats.
 
-Made: invented wishes in all three subsets in turn: a quiz question that the assistant could not
-answer, a question from which it strays, and a message as in PRISM. Of those every second one is a
-first message, and of the others every second one comes after an answer that settles the wish, so
-that the conversation should end. Rows are written in the spellings that files have: choices as a
-list or as `{label, text}`, conversations as tagged lines, intents with and without the sentence
-that introduces them.
-
-Imported:
-
-* NQ-open `.jsonl` (`question`, `answer`): the question is what the user wants. The benchmark's rows
-  also hold a turn in which the assistant proposes something else, which NQ does not; it is written
-  here from a template, chosen by a hash of the question, and the row's provenance says so.
-* CommonsenseQA `.jsonl`, as on the Hugging Face Hub (`choices: {label, text}`) or as first released
-  (`question: {stem, choices}`): the question is what the user wants, and the choices are what a
-  user does not say. The conversation so far is the benchmark's: the user has asked with the choices
-  listed, and the assistant, in words of a template, was unsure. The letter of the answer is kept
-  for readers; nothing is scored by it.
-* PRISM's `conversations.jsonl` (a history with branches) or `utterances.jsonl` (one reply a
-  record): the reply that the person went on with is part of the conversation. The published files
-  do not say what a person was after. Records with an `intent` become rows; the others are named,
-  and `soul data build` has a model draft an intent for them.
-
     {"question": "who wrote the song", "answer": ["Ann Lee"]}
     → {"source": "natural_questions", "intent": "who wrote the song", "question": "who wrote the
        song", "assistant_suggestion_turn": "Have you ever thought about the planets? ...", ...}
 
-A conversation of PRISM gives up to three rows, of which `is_last_turn` says whether the person was
-done: `first` (nothing has been said yet), `second` (the assistant has answered once, and the person
-did go on) and `end` (the person wrote nothing more). The paper's rows are first and second turns;
-without `end` there would be no termination to score.
-
-Drafted, and then filtered: of recorded chats the intent of the whole conversation, in other words
-than the person's, since a row is scored by how little of the intent is echoed; of CommonsenseQA the
-intent of somebody who asks the quiz question, without its choices; of NQ-open the intent, and the
-turn in which the assistant proposes something else.
+What NQ-open and CommonsenseQA lack (the assistant's turn) comes from a template; provenance says
+so. PRISM records with an `intent` become rows, up to three a conversation: `first`, `second`, and
+`end` (the person wrote nothing more). Drafted, then filtered: the intent of a recorded chat in
+other words than the person's, of CommonsenseQA without its choices, of NQ-open with the turn.
 """
 
 from __future__ import annotations

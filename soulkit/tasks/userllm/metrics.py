@@ -1,28 +1,13 @@
 """How much a simulated user is like one: the numbers of UserLLM, per reply, per row and per batch.
 
-* Intent overlap: the share of the reply's words of content that stand in the intent. People say
-  what they want in words of their own and bit by bit, so *lower* is better.
-* Termination: whether the reply ends the conversation exactly when it should; over a batch
-  precision, recall and F1 of ending.
-* Role adherence: a user asks a quiz question and does not answer it. To name some of its choices is
-  to answer; to name all of them is to repeat the question.
-* First-turn diversity: 1 minus the mean pairwise Jaccard of the words of first messages.
-
-Under `reference` naming all choices is 0 and naming three or more of them 1; the rest of the
-published arithmetic stands in `reference.py`. Words are those of the `regex` package, found without
-it: `x²` is `x`, a combining mark is part of its word.
-
-The headline of a batch is the mean over the three sources. Of PRISM it is the mean of four parts,
-two of which exist only over many messages, because a user who says one bland thing to everybody
-has neither. `tasks.yaml` declares both means by their parts; here the parts are computed.
-
     first_turn_diversity  1 − mean pairwise Jaccard of first messages, of one rollout
     own_words             1 − share of a message's words of content that stand in the intent
     termination_f1        ending, of later messages, with "end" as the positive class
     human_share           1 − share judged machine-written
 
-A message that failed (nothing said, refused, cut) counts 0 in each of them, and as the wrong way of
-going on. A part leaves out what it cannot say anything about, such as the words of a bare ending.
+PRISM's headline is the mean of these four; a message that failed counts 0 in each. Role adherence:
+naming some of a quiz's choices is answering, naming all of them is repeating the question
+(`reference`: all 0, three or more 1). Words are those of the `regex` package, found without it.
 """
 
 from __future__ import annotations
