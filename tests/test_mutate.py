@@ -91,6 +91,16 @@ def test_the_named_thresholds_stand_once_each_and_can_be_changed(mutate: ModuleT
         assert mutate.guards(ROOT, mutant.path)
 
 
+def test_the_other_tests_of_a_folder_guard_its_modules_as_well(mutate: ModuleType) -> None:
+    nearer = mutate.guards(ROOT, Path("soulkit/models/api/prices.py"))
+    others = mutate.neighbours(ROOT, Path("soulkit/models/api/prices.py"), nearer)
+    assert "tests/models/api/test_endpoint.py" in others and not set(others) & set(nearer)
+    assert mutate.neighbours(ROOT, Path("soulkit/eval/run/runner.py"), []) == [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests" / "eval").glob("test_*.py"))
+    ]
+
+
 @pytest.mark.slow
 def test_a_seed_draws_the_same_wherever_files_lie(mutate: ModuleType, tmp_path: Path) -> None:
     home = tmp_path / "home"
