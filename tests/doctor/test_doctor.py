@@ -85,7 +85,7 @@ def line(printed: dict[str, Any], name: str) -> dict[str, Any]:
 def test_without_settings_it_tells_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = checkup(capsys)
     names = [one["name"] for one in printed["lines"]]
-    shown = ("soulkit", "Python", "core", "[train]", "cores", "memory", "open files", "ports",
+    shown = ("soulkit", "Python", "core", "[train]", "cores", "memory", "open files",
              "keys", "hub", "eval rows")  # fmt: skip
     assert [name for name in shown if name not in names] == []
     assert line(printed, "hub")["words"] == "not asked: HF_HUB_OFFLINE is set"
