@@ -31,7 +31,6 @@ from _coverage import peers
 from soulkit.metrics.comparisons import (
     PairedDifference,
     RewardGroup,
-    SuiteDifference,
     jackknife_difference,
     leave_one_out_gap,
     paired_difference,
@@ -178,9 +177,7 @@ def _difference(a: made.Draws, b: made.Draws, simulation: int) -> PairedDifferen
     )
 
 
-def _checked_ends(
-    paired: PairedDifference | SuiteDifference,
-) -> tuple[float | None, float | None]:
+def _checked_ends(paired: PairedDifference) -> tuple[float | None, float | None]:
     low, high, p = paired.ci_low, paired.ci_high, paired.p
     if low is not None and high is not None and p is not None:
         assert (p < 0.05) == (low > 0 or high < 0), "p and interval contradict each other"

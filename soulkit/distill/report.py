@@ -49,8 +49,8 @@ from soulkit.eval.comparison.gates import (
     ComparisonGate,
     GateResult,
     gate_result,
+    paired_gate,
     parse_gate,
-    unseen_interval,
 )
 from soulkit.eval.results.summary import (
     VALUE,
@@ -119,13 +119,8 @@ def _result(gate: RetentionGate, of: GateInputs) -> GateResult:
     paired = of.differences.get(gate.target, {}).get(gate.metric)
     if paired is None:
         return gate_result(gate, None, None, None, "no such difference was measured")
-    why = f"{gate.metric or 'headline'}, {paired.n_shared} episodes"
-    low, high = paired.ci_low, paired.ci_high
-    if paired.difference is not None and paired.method == "no-spread" and paired.n_clusters > 1:
-        why = f"{gate.metric or 'headline'}: no spread in {paired.n_clusters} clusters"
-        if (span := of.spans.get(gate.target, {}).get(gate.metric)) is not None:
-            low, high = unseen_interval(paired.difference, paired.n_clusters, span)
-    return gate_result(gate, paired.difference, low, high, why)
+    span = of.spans.get(gate.target, {}).get(gate.metric)
+    return paired_gate(gate, paired, gate.metric or "headline", span)
 
 
 def _kept(gate: RetentionGate, kept: Retention) -> GateResult:

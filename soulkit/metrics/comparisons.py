@@ -10,8 +10,9 @@ belongs to the same statistic and is not adjusted for other tests: p is below 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,24 +63,12 @@ class PairedDifference:
     """The part of `variance` that stands for changes that were not seen (`agresti-min-t`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteDifference:
-    """The plain mean of several tasks' differences, and in how many tasks B was better."""
+class Signs(NamedTuple):
+    """In how many tasks B was better, whatever the intervals."""
 
-    difference: float | None
-    ci_low: float | None
-    ci_high: float | None
-    p: float | None
     better: int
-    """Tasks with a difference above zero, whatever its interval."""
     worse: int
     equal: int
-    n_clusters: int
-    variance: float | None
-    """Includes `unseen`."""
-    df: float | None
-    method: str
-    unseen: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +209,8 @@ def suite_difference(
     *,
     scale: Interval | None = None,
     confidence: float = CONFIDENCE,
-) -> SuiteDifference:
-    """The mean of the parts' differences, every task the same weight, with signs counted.
+) -> PairedDifference:
+    """The mean of the parts' differences, every task the same weight.
 
     V = (Σ V_k + max U_k) / K², t at Welch & Satterthwaite's degrees of freedom. V_k is a part's
     variance without its `unseen` part U_k. Only the largest U_k counts: the changes that were not
@@ -243,20 +232,39 @@ def suite_difference(
         )
     low, high = _cut(outcome, scale)
     lacking = "nothing-scored" if mean is None else "undefined" if added is None else "no-spread"
-    return SuiteDifference(
+    return PairedDifference(
+        mean_a=mean_of_all(p.mean_a for p in parts),
+        mean_b=mean_of_all(p.mean_b for p in parts),
         difference=mean,
         ci_low=low,
         ci_high=high,
         p=_p_value(outcome, confidence),
-        better=sum(d > _SPECK for d in differences),
-        worse=sum(d < -_SPECK for d in differences),
-        equal=sum(abs(d) <= _SPECK for d in differences),
+        n_shared=sum(p.n_shared for p in parts),
+        n_only_a=sum(p.n_only_a for p in parts),
+        n_only_b=sum(p.n_only_b for p in parts),
         n_clusters=sum(p.n_clusters for p in parts),
         variance=variance,
         df=df,
         method=lacking if low is None else "strata-t",
         unseen=unseen,
     )
+
+
+def signs_of(parts: Iterable[PairedDifference]) -> Signs:
+    """How many differences are above zero, below and equal to it."""
+    differences = [p.difference for p in parts if p.difference is not None]
+    return Signs(
+        better=sum(d > _SPECK for d in differences),
+        worse=sum(d < -_SPECK for d in differences),
+        equal=sum(abs(d) <= _SPECK for d in differences),
+    )
+
+
+def mean_of_all(values: Iterable[float | None]) -> float | None:
+    """The mean; None where one is missing."""
+    numbers = list(values)
+    there = [value for value in numbers if value is not None]
+    return _mean(there) if len(there) == len(numbers) else None
 
 
 def _p_value(outcome: Estimate, confidence: float) -> float | None:

@@ -35,7 +35,7 @@ from soulkit.eval.comparison.contrasts import (
     suite_differences,
     unknown_metric,
 )
-from soulkit.eval.comparison.gates import ComparisonGate, GateResult, gate_result, unseen_interval
+from soulkit.eval.comparison.gates import ComparisonGate, GateResult, gate_result, paired_gate
 from soulkit.eval.results.recorded import recorded_cells, recorded_tasks, summary_steps
 from soulkit.eval.results.summary import DEV, records_by_task
 from soulkit.eval.run.resume import SharedControls, shared_controls
@@ -386,17 +386,9 @@ class _Pairs:
         return gate_result(gate, whole.difference, whole.ci_low, whole.ci_high, why)
 
     def _task_gate(self, gate: ComparisonGate, made: Contrast) -> GateResult:
-        over = f" over {', '.join(made.over)}" if made.over else ""
-        paired, name = made.paired, self.pairs[gate.target].shown(made.metric)
-        why = f"{name}{over}, {paired.n_shared} episodes"
-        why += " of one cluster" if paired.n_clusters == 1 else ""
-        low, high = paired.ci_low, paired.ci_high
-        if low is None and paired.difference is not None and paired.n_clusters > 1:
-            span = self.span(gate.target, made.metric)
-            why = f"{name}: no spread in {paired.n_clusters} clusters"
-            if span is not None and paired.method == "no-spread":
-                low, high = unseen_interval(paired.difference, paired.n_clusters, span)
-        return gate_result(gate, paired.difference, low, high, why)
+        name = self.pairs[gate.target].shown(made.metric)
+        name += f" over {', '.join(made.over)}" if made.over else ""
+        return paired_gate(gate, made.paired, name, self.span(gate.target, made.metric))
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import DataError, did_you_mean
@@ -19,7 +18,9 @@ from soulkit.eval.results.summary import DEV, Cell, cluster_of, headline_name, m
 from soulkit.metrics.comparisons import (
     PairedDifference,
     jackknife_difference,
+    mean_of_all,
     paired_difference,
+    signs_of,
     suite_difference,
 )
 from soulkit.metrics.intervals import Interval
@@ -335,7 +336,8 @@ def _jackknifed(
     parts = list(kept.get(name, {}).values())
     clusters = [_clusters(part, batches) for part in parts]
     if parts and len(NOTHING.union(*clusters)) == sum(map(len, clusters)):
-        return _of_strata([_jackknifed(part, batches, kept, scale) for part in parts], scale)
+        strata = [_jackknifed(part, batches, kept, scale) for part in parts]
+        return suite_difference(strata, scale=scale)
     a, b = (batch.within(_clusters(name, batches)) for batch in batches)
     paired = jackknife_difference(
         partial(a.value_over, name, kept), partial(b.value_over, name, kept), a.n_parts,
@@ -346,18 +348,6 @@ def _jackknifed(
 
 def _clusters(name: str, batches: Sequence[LeaveOneOut]) -> Clusters:
     return NOTHING.union(*(batch.of_metric(name).clusters for batch in batches))
-
-
-def _of_strata(parts: Sequence[PairedDifference], scale: Interval | None) -> PairedDifference:
-    """The mean of the parts' differences."""
-    mean = suite_difference(parts, scale=scale)
-    sides = [[part.mean_a for part in parts], [part.mean_b for part in parts]]
-    a, b = (fmean(m for m in side if m is not None) for side in sides)
-    return PairedDifference(
-        mean_a=a, mean_b=b, difference=mean.difference, ci_low=mean.ci_low, ci_high=mean.ci_high,
-        p=mean.p, n_shared=0, n_only_a=0, n_only_b=0, n_clusters=mean.n_clusters,
-        variance=mean.variance, df=mean.df, method=mean.method, unseen=mean.unseen,
-    )  # fmt: skip
 
 
 ALL_MEMBERS = "all"
@@ -404,7 +394,7 @@ def suite_differences(
         made.append(group)
 
     def width(member: str) -> float | None:
-        return _mean_of([span(name) for name in suite.tasks_of(member)])
+        return mean_of_all([span(name) for name in suite.tasks_of(member)])
 
     for axis, names in suite.axes.items():
         made.append(_mean_difference("axis", axis, {n: parts[n] for n in names}, width))
@@ -416,31 +406,17 @@ def _mean_difference(
 ) -> MeanDifference:
     there = {n: p for n, p in parts.items() if p is not None and p.difference is not None}
     missing = tuple(n for n in parts if n not in there)
-    whole = not missing
-    reach = _mean_of([width(n) for n in parts]) if whole else None
-    outcome = suite_difference(
-        list(there.values()), scale=None if reach is None else (0.0, reach)
-    )  # fmt: skip
-    paired = PairedDifference(
-        mean_a=_mean_of([p.mean_a for p in there.values()]) if whole else None,
-        mean_b=_mean_of([p.mean_b for p in there.values()]) if whole else None,
-        difference=outcome.difference if whole else None,
-        ci_low=outcome.ci_low if whole else None,
-        ci_high=outcome.ci_high if whole else None,
-        p=outcome.p if whole else None,
-        n_shared=sum(p.n_shared for p in there.values()),
-        n_only_a=sum(p.n_only_a for p in there.values()),
-        n_only_b=sum(p.n_only_b for p in there.values()),
-        n_clusters=outcome.n_clusters,
-        variance=outcome.variance if whole else None,
-        df=outcome.df if whole else None,
-        method=outcome.method if whole else "nothing-scored",
-        unseen=outcome.unseen if whole else 0.0,
-    )
+    reach = None if missing else mean_of_all([width(n) for n in parts])
+    paired = suite_difference(list(there.values()), scale=None if reach is None else (0.0, reach))
+    if missing:
+        paired = replace(
+            paired, mean_a=None, mean_b=None, difference=None, ci_low=None, ci_high=None, p=None,
+            variance=None, df=None, method="nothing-scored", unseen=0.0,
+        )  # fmt: skip
     worst, best = _mean_bounds(list(there.values()), [width(n) for n in missing])
     return MeanDifference(
         name=name, level=level, members=len(parts), missing=missing, paired=paired,
-        better=outcome.better, worse=outcome.worse, equal=outcome.equal, worst=worst, best=best,
+        worst=worst, best=best, **signs_of(there.values())._asdict(),
     )  # fmt: skip
 
 
@@ -453,8 +429,3 @@ def _mean_bounds(
         return None, None
     count, total = len(there) + len(widths), math.fsum(p.difference or 0.0 for p in there)
     return (total - math.fsum(reach)) / count, (total + math.fsum(reach)) / count
-
-
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return math.fsum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from soulkit.errors import ConfigError
+from soulkit.metrics.comparisons import PairedDifference
 
 Outcome = Literal["pass", "fail", "undecided"]
 _FORM = re.compile(r"\s*(.+?)\s*(>=|<=|>|<)\s*([-+\u2212]?[0-9.]+(?:[eE][-+]?\d+)?)\s*")
@@ -93,6 +94,21 @@ def gate_result(
     return GateResult(
         gate=gate, outcome=outcome, difference=difference, low=low, high=high, why=why
     )
+
+
+def paired_gate(
+    gate: ComparisonGate, paired: PairedDifference, name: str, span: float | None
+) -> GateResult:
+    """The same of a paired difference in the metric `name`, whose scale is `span` wide: one without
+    spread has the interval of what was not seen."""
+    why = f"{name}, {paired.n_shared} episodes"
+    why += " of one cluster" if paired.n_clusters == 1 else ""
+    low, high = paired.ci_low, paired.ci_high
+    if low is None and paired.difference is not None and paired.n_clusters > 1:
+        why = f"{name}: no spread in {paired.n_clusters} clusters"
+        if span is not None and paired.method == "no-spread":
+            low, high = unseen_interval(paired.difference, paired.n_clusters, span)
+    return gate_result(gate, paired.difference, low, high, why)
 
 
 def _outcome(gate: ComparisonGate, low: float, high: float) -> Outcome:
