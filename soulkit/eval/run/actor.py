@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from soulkit.models.local.sampler import LocalModel
     from soulkit.models.players.settings import RoleSettings
     from soulkit.models.vllm.manager import ServerNeed
+    from soulkit.play.settings import PlayConfig
 
 Reader = Sampler | Codec
 """Whatever knows how long prompts are."""
@@ -59,24 +60,25 @@ def eval_engine(config: EvalConfig, run: Run | None) -> SamplingEngine | None:
         if engine.kind == "vllm" and not (engine.attached or engine.version):
             raise no_vllm(python, attachable=True)
     starts = engine is not None and engine.kind == "vllm" and not engine.attached
+    refuse_idle_flags(config, starts=starts, attached=engine is not None and engine.attached)
+    return engine
+
+
+def refuse_idle_flags(config: PlayConfig, *, starts: bool, attached: bool) -> None:
+    """ConfigError for flags of vLLM that nothing reads: whether a server `starts`, and whether some
+    are `attached`."""
     if config.vllm_arg and not (starts or config.checkpoints("vllm")):
         raise ConfigError(
             f"--vllm-arg {next(iter(config.vllm_arg))}=… is given, and no vLLM server is started.",
             "A setting that nothing reads would be recorded as if it had been followed.",
             "Give --engine vllm, name a player as vllm:PATH, or leave the flag out.",
         )
-    if config.verify_weights and not (engine is not None and engine.attached):
-        raise unattached()
-    return engine
-
-
-def unattached() -> ConfigError:
-    """The error of --verify-weights where no server is attached."""
-    return ConfigError(
-        "--verify-weights is given, and no server is attached.",
-        "It compares servers that somebody else started with the model's folder.",
-        "Name the servers with --engine vllm@URL, or leave it out.",
-    )
+    if config.verify_weights and not attached:
+        raise ConfigError(
+            "--verify-weights is given, and no server is attached.",
+            "It compares servers that somebody else started with the model's folder.",
+            "Name the servers with --engine vllm@URL, or leave it out.",
+        )
 
 
 def on_vllm(engine: SamplingEngine | None) -> bool:

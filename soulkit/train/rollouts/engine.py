@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from soulkit.errors import ConfigError
-from soulkit.eval.run.actor import unattached
+from soulkit.eval.run.actor import refuse_idle_flags
 from soulkit.eval.run.resume import begun_engine, check_engine
 from soulkit.models.base import ChatModel, Sampler
 from soulkit.models.ledger.ledger import Ledger
@@ -63,14 +63,8 @@ def refuse_engine(config: TrainConfig) -> None:
     """ConfigError for a training that vLLM cannot sample for, and for flags that nothing reads."""
     if config.engine_choice.kind == "vllm":
         _refuse_unserved(config)
-    if config.verify_weights and not config.engine_choice.attached:
-        raise unattached()
-    if config.vllm_arg and not (starts_server(config) or config.checkpoints("vllm")):
-        raise ConfigError(
-            f"--vllm-arg {next(iter(config.vllm_arg))}=… is given, and no vLLM server is started.",
-            "A setting that nothing reads would be recorded as if it had been followed.",
-            "Give --engine vllm, name a player as vllm:PATH, or leave the flag out.",
-        )
+    attached = config.engine_choice.attached
+    refuse_idle_flags(config, starts=starts_server(config), attached=attached)
 
 
 def _refuse_unserved(config: TrainConfig) -> None:
