@@ -16,7 +16,7 @@ from typing import Any
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.errors import ConfigError
 from soulkit.eval.planning import local_players, sampler, voice_of
-from soulkit.models.local.memory import (
+from soulkit.models.local.machine import (
     Footprint,
     Machine,
     context_of,
