@@ -24,10 +24,9 @@ from soulkit.data.files import RawRow
 from soulkit.data.literals import literal_list, structure
 from soulkit.data.rows import content_hash
 from soulkit.errors import RowError
-from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import spoken, tagged_letter, tagged_text
 from soulkit.tasks.kit.base import READABLE
-from soulkit.tasks.kit.choice import ChoiceTask, opening, read_state
+from soulkit.tasks.kit.choice import LetteredTask, opening, read_state
 from soulkit.tasks.kit.coaching import first_safe_lesson
 from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need
 from soulkit.tasks.kit.made_rows import Row
@@ -44,8 +43,10 @@ _REPLIES = ("raw_prompt", "chosen", "rejected")
 _NAMED = re.compile(r"[*`\"'\s]*(?:reply|response)\s+\(?([AB])\)?[.*`\"'\s]*", re.IGNORECASE)
 
 
-class AlignX(ChoiceTask):
+class AlignX(LetteredTask):
     """One class for the five splits; they differ in their rows."""
+
+    letters, question_column = "AB", "raw_prompt"
 
     # -- rows ---------------------------------------------------------------------------------
 
@@ -122,12 +123,9 @@ class AlignX(ChoiceTask):
     def parse(self, text: str) -> tuple[str, str]:
         letter, status = tagged_letter(text, "paper")
         if letter:
-            return (letter, status) if letter in ("A", "B") else ("", "malformed")
+            return (letter, status) if letter in self.letters else ("", "malformed")
         named = _NAMED.fullmatch(tagged_text(text, "paper") or "")
         return (named.group(1).upper(), "salvaged") if named else ("", status)
-
-    def grade(self, example: Example, answer: str) -> float:
-        return float(answer == self.gold_letter(example))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         """`picked_a`: how often the first reply is picked, whatever it says."""
@@ -136,21 +134,12 @@ class AlignX(ChoiceTask):
     def gold_letter(self, example: Example) -> str:
         return "B" if example.fields["flip"] else "A"
 
-    def gold_text(self, example: Example) -> str:
-        return str(example.fields["chosen"])
-
-    def gold_completion(self, example: Example) -> str:
-        return f"<answer>{self.gold_letter(example)}</answer>"
-
     def wrong_completion(self, example: Example) -> str | None:
         """The other letter, even where the replies differ in their punctuation only."""
         return "<answer>A</answer>" if example.fields["flip"] else "<answer>B</answer>"
 
-    def leak_view(self, example: Example) -> LeakView:
-        replies = (str(example.fields["response_a"]), str(example.fields["response_b"]))
-        return LeakView(
-            str(example.fields["raw_prompt"]), replies, self.gold_text(example), ("A", "B")
-        )
+    def options(self, example: Example) -> dict[str, str]:
+        return {"A": str(example.fields["response_a"]), "B": str(example.fields["response_b"])}
 
     # -- feedback and summary -----------------------------------------------------------------
 
@@ -167,9 +156,6 @@ class AlignX(ChoiceTask):
             ((begun, *kinds, TEXTS["order"]), (begun, TEXTS["order"]), (begun,)),
             self.leak_view(example),
         )
-
-    def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
-        return self.within_budget(super().coach_view(example, episode, score))[0]
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """`row_accuracy`: the mean over rows of their accuracy over both orders (the headline).

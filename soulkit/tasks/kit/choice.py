@@ -155,15 +155,20 @@ class ChoiceTask(Task):
 
 
 LETTERS = ("A", "B", "C", "D")
-_TAGGED = re.compile(r"<answer>\s*([A-D])\s*</answer>", re.IGNORECASE)
+ANY_LETTER = re.compile(r"<answer>\s*([A-Z])\s*</answer>", re.IGNORECASE)
 _ABSENT = ("", "nan", "NaN")  # `Nan` is a name
 
 
 class LetteredTask(ChoiceTask):
-    """One of the letters A to D in the answer tag."""
+    """One of `letters` in the answer tag."""
 
+    letters = "ABCD"
+    published = re.compile(r"<answer>\s*([A-D])\s*</answer>", re.IGNORECASE)
+    """How a reply is read under `reference`."""
     question_column = "question"
     """What a blind reader of feedback is told that the options are about."""
+    gold_column = ""
+    """The text of the gold, for rows whose options do not hold it."""
     hears_thinking = False
     """Under `reference`: whether an answer inside of thinking counts."""
 
@@ -178,26 +183,31 @@ class LetteredTask(ChoiceTask):
 
     def parse(self, text: str) -> tuple[str, str]:
         if self.protocol == "reference":
-            match = _TAGGED.search(text if self.hears_thinking else spoken(text, "reference"))
+            match = self.published.search(
+                text if self.hears_thinking else spoken(text, "reference")
+            )
             return (match.group(1).upper(), "ok") if match else ("", "no_tag")
         letter, status = tagged_letter(text, "paper")
-        if not letter or letter in LETTERS:
-            return letter, status
-        return "", "malformed"
+        return (letter, status) if not letter or letter in self.letters else ("", "malformed")
 
     def grade(self, example: Example, answer: str) -> float:
         return float(bool(answer) and answer == self.gold_letter(example))
 
     def gold_text(self, example: Example) -> str:
-        return self.options(example).get(self.gold_letter(example), "")
+        letter = self.gold_letter(example)
+        text = str(example.fields.get(self.gold_column) or letter) if self.gold_column else ""
+        return self.options(example).get(letter, text)
 
     def gold_completion(self, example: Example) -> str:
         return f"<answer>{self.gold_letter(example)}</answer>"
 
     def leak_view(self, example: Example) -> LeakView:
-        options = self.options(example)
-        question = str(example.fields.get(self.question_column) or "")
-        return LeakView(question, tuple(options.values()), self.gold_text(example), tuple(options))
+        options, gold = self.options(example), self.gold_text(example)
+        return LeakView(self.question(example), tuple(options.values()), gold, tuple(options))
+
+    def question(self, example: Example) -> str:
+        """What the options are about."""
+        return str(example.fields.get(self.question_column) or "")
 
     def coach_view(self, example: Example, episode: Episode, score: Score) -> dict[str, Any]:
         """Long fields are cut for a model coach as they are for the actor."""
@@ -209,9 +219,9 @@ class LetteredTask(ChoiceTask):
         lessons = ((text,) for text in self.lessons(example, score))
         return first_safe_lesson(lessons, self.leak_view(example))
 
-    @abstractmethod
     def lessons(self, example: Example, score: Score | None) -> Iterable[str]:
         """What could be said about a draft (None: before one), best first."""
+        return ()
 
 
 def read_options(mapping: Any, listed: Any) -> dict[str, str]:

@@ -19,7 +19,6 @@ from typing import Any
 
 from soulkit.data.literals import item_text, literal_list, structure
 from soulkit.errors import RowError
-from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import plain, spoken
 from soulkit.tasks.kit.choice import (
     CLOSE,
@@ -80,11 +79,8 @@ class LifeChoices(LetteredTask):
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["correct_answer"])
 
-    def leak_view(self, example: Example) -> LeakView:
-        fields, options = example.fields, self.options(example)
-        question = f"{fields['scenario']}\n{fields['question']}"
-        gold = self.gold_text(example)
-        return LeakView(question, tuple(options.values()), gold, tuple(options))
+    def question(self, example: Example) -> str:
+        return f"{example.fields['scenario']}\n{example.fields['question']}"
 
     def parse(self, text: str) -> tuple[str, str]:
         letter, status = super().parse(text)

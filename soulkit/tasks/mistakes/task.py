@@ -22,7 +22,6 @@ from typing import Any
 
 from soulkit.data.files import BadRow, RawRow, read_rows
 from soulkit.errors import DataError, RowError
-from soulkit.judge.leaks import LeakView
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import READABLE
 from soulkit.tasks.kit.choice import (
@@ -43,6 +42,8 @@ TEXTS = Texts(__file__)
 
 
 class Mistakes(WorkedTask):
+    question_column, gold_column = "QuestionText", "TargetAnswer"
+
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         target = str(fields.get("TargetOption") or "").strip().upper()
         right = led_letter(str(fields.get("CorrectAnswer") or ""), "ABCD")
@@ -66,16 +67,6 @@ class Mistakes(WorkedTask):
 
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["TargetOption"])
-
-    def gold_text(self, example: Example) -> str:
-        letter = self.gold_letter(example)
-        text = str(example.fields.get("TargetAnswer") or letter)
-        return self.options(example).get(letter, text)
-
-    def leak_view(self, example: Example) -> LeakView:
-        options, gold = self.options(example), self.gold_text(example)
-        question = str(example.fields["QuestionText"])
-        return LeakView(question, tuple(options.values()), gold, tuple(options))
 
     def measures(self, example: Example, answer: str) -> dict[str, float | None]:
         right = example.fields.get("CorrectAnswer")

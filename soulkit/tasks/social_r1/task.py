@@ -22,8 +22,8 @@ from typing import Any
 from soulkit.data.literals import first_message, structure
 from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import tagged_letter
 from soulkit.tasks.kit.choice import (
+    ANY_LETTER,
     CLOSE,
     WorkedTask,
     bad_gold,
@@ -52,6 +52,9 @@ class PromptParts:
 
 
 class SocialR1(WorkedTask):
+    letters, published = string.ascii_uppercase, ANY_LETTER
+    gold_column = "answer_text"
+
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         text = prompt_of(fields, reference=self.protocol == "reference")
         if not text.strip():
@@ -82,19 +85,11 @@ class SocialR1(WorkedTask):
     def gold_letter(self, example: Example) -> str:
         return str(example.fields["answer_letter"])
 
-    def gold_text(self, example: Example) -> str:
-        letter = self.gold_letter(example)
-        text = str(example.fields.get("answer_text") or letter)
-        return self.options(example).get(letter, text)
-
     def leak_view(self, example: Example) -> LeakView:
         parts = split_prompt(str(example.fields["prompt_text"]))
         options = parts.options or {self.gold_letter(example): self.gold_text(example)}
         gold = self.gold_text(example)
         return LeakView(parts.question, tuple(options.values()), gold, tuple(options))
-
-    def parse(self, text: str) -> tuple[str, str]:
-        return tagged_letter(text, self.protocol)
 
     def worked_example(self, example: Example) -> str:
         why = example.fields.get("why") or f"What fits the scene: {self.gold_text(example)}"

@@ -14,6 +14,7 @@ is and offers fifteen lettered options; its gold is an option's text, so options
 from __future__ import annotations
 
 import random
+import string
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,9 @@ from typing import Any
 from soulkit.data.literals import parse_candidates, parse_choices, parse_story
 from soulkit.errors import RowError
 from soulkit.judge.leaks import LeakView
-from soulkit.judge.verdict import has_word, named_options, plain, tagged_letter, tagged_text
+from soulkit.judge.verdict import has_word, named_options, plain, tagged_text
 from soulkit.runs.records import drafts
-from soulkit.tasks.kit.choice import ChoiceTask
+from soulkit.tasks.kit.choice import ANY_LETTER, ChoiceTask, LetteredTask
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.tom.events import read_question
 from soulkit.tasks.tom.explain import explain
@@ -109,7 +110,10 @@ def _check_gold(cands: Sequence[str], gold: str) -> None:
         raise RowError(what, "No answer that picks a candidate could be right.")
 
 
-class HiToM(ChoiceTask):
+class HiToM(LetteredTask):
+    letters, published = string.ascii_uppercase, ANY_LETTER
+    coach_view = ChoiceTask.coach_view
+
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         gold = str(fields["correct_answer"]).strip()
         if self.protocol == "paper" and gold not in self._options(fields).values():
@@ -117,35 +121,26 @@ class HiToM(ChoiceTask):
             raise RowError(what, "Hi-ToM's gold is the text of an option.")
         return fields
 
+    def options(self, example: Example) -> dict[str, str]:
+        return self._options(example.fields)
+
     def _options(self, fields: Mapping[str, Any]) -> dict[str, str]:
         parsed = parse_choices(str(fields["choices"]), self.protocol)
         return {letter: text.strip() for letter, text in parsed.items()}
 
-    def parse(self, text: str) -> tuple[str, str]:
-        return tagged_letter(text, self.protocol)
-
     def grade(self, example: Example, answer: str) -> float:
-        gold = str(example.fields["correct_answer"]).strip()
-        return float(self._options(example.fields).get(answer) == gold)
+        return float(self.options(example).get(answer) == self.gold_text(example))
 
     def gold_text(self, example: Example) -> str:
-        return str(example.fields["correct_answer"])
+        return str(example.fields["correct_answer"]).strip()
 
     def gold_letter(self, example: Example) -> str:
-        gold = self.gold_text(example).strip()
-        return next(k for k, text in self._options(example.fields).items() if text == gold)
-
-    def gold_completion(self, example: Example) -> str:
-        return f"<answer>{self.gold_letter(example)}</answer>"
+        gold = self.gold_text(example)
+        return next(letter for letter, text in self.options(example).items() if text == gold)
 
     def explain(self, example: Example, episode: Episode | None, score: Score | None) -> str | None:
-        answer = self._options(example.fields).get(score.words) if score else None
+        answer = self.options(example).get(score.words) if score else None
         return explain("hitom", example.fields, answer, terse=score is None)
-
-    def leak_view(self, example: Example) -> LeakView:
-        options = self._options(example.fields)
-        question, gold = str(example.fields["question"]), self.gold_text(example).strip()
-        return LeakView(question, tuple(options.values()), gold, tuple(options))
 
     def summarise(self, records: Sequence[Record]) -> dict[str, BatchMetric]:
         """Joint accuracy: a story counts at order k only if all its orders up to k are right.
