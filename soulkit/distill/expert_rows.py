@@ -226,11 +226,9 @@ def _found(
 def _places(source: str | None, run: Path) -> Iterator[str | None]:
     """Where a run's rows may lie: below this folder, then below those above the run."""
     yield source
-    if source is None or source.startswith(MADE) or Path(source).is_absolute():
-        return
-    for above in run.resolve().parents:
-        if (above / source).exists():
-            yield str(above / source)
+    if source is not None and not Path(source).is_absolute():
+        yield from (str(above / source) for above in run.resolve().parents
+                    if (above / source).exists())  # fmt: skip
 
 
 def _unread(expert: Expert, run: Path, source: str | None, error: UserError) -> DataError:

@@ -14,7 +14,12 @@ import yaml
 
 from soulkit.data.files import write_rows
 from soulkit.distill.config import DistillConfig
-from soulkit.distill.expert_rows import note_rows, rows_and_players_words, with_rows_and_players
+from soulkit.distill.expert_rows import (
+    _places,
+    note_rows,
+    rows_and_players_words,
+    with_rows_and_players,
+)
 from soulkit.distill.experts import Expert, find_experts
 from soulkit.distill.generalist import generalist_config
 from soulkit.distill.measure import measured_tasks, measurements
@@ -197,6 +202,13 @@ def test_a_relative_file_is_found_from_another_folder(
     _changed(home)
     with pytest.raises(DataError, match="gives 13 of the 24 rows"):
         with_rows_and_players(config, find_experts(config))
+
+
+def test_pulled_rows_and_absolute_paths_lie_in_one_place(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("")
+    run, file = tmp_path / "run", str(tmp_path / "rows.jsonl")
+    assert list(_places(None, run)) == [None] and list(_places(file, run)) == [file]
+    assert list(_places("rows.jsonl", run)) == ["rows.jsonl", file]
 
 
 def _gone(home: Path) -> None:
