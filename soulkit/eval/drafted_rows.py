@@ -51,6 +51,7 @@ from soulkit.types import Call, Role
 COMMAND = "data build"
 OUTCOMES = "outcomes.jsonl"
 STAGES: tuple[Role, ...] = ("drafter", "filter")
+ACTS = {"drafter": "drafts what a row lacks", "filter": "says which drafts may become rows"}
 _REASON = 300
 """Characters of a reason that is kept for readers."""
 
@@ -120,7 +121,11 @@ class Build:
         """Read the file; ConfigError or DataError for what cannot be done."""
         for role in STAGES:
             if getattr(config, role) is None:
-                raise _nobody(role)
+                raise ConfigError(
+                    f"--{role} is required: nobody {ACTS[role]}.",
+                    "One model drafts, another filters; rows that nobody looked at are not built.",
+                    f"Name one with --{role} WHO: {FORMS.replace('actor, ', '')}.",
+                )
         drafts = drafts_from(task, Path(config.source), config.options)
         digest = hashlib.sha256(Path(config.source).read_bytes()).hexdigest()
         settled = config.model_copy(update={"sha256": digest, "prompts": dict(drafts.prompts)})
@@ -182,15 +187,6 @@ def _words(sketch: Sketch, role: str) -> int:
     return len(sketch.draft.prompt.split()) + (USUAL["drafter"] if role == "filter" else 0)
 
 
-def _nobody(role: Role) -> ConfigError:
-    act = "drafts what a row lacks" if role == "drafter" else "says which drafts may become rows"
-    return ConfigError(
-        f"--{role} is required: nobody {act}.",
-        "One model drafts, another filters; rows that nobody looked at are not built.",
-        f"Name one with --{role} WHO: {FORMS.replace('actor, ', '')}.",
-    )
-
-
 # -- asking --------------------------------------------------------------------------------------
 
 
@@ -216,7 +212,10 @@ def build_drafted_rows(
         player_servers(config, run.path, ledger, reporter=reporter) as serve,
     ):
         asked = asyncio.run(_ask(build, run, ledger, serve, reporter))
-        _write_outcomes(run.path / OUTCOMES, asked.outcomes)
+        (run.path / OUTCOMES).unlink(missing_ok=True)
+        with JsonlWriter(run.path / OUTCOMES) as file:
+            for outcome in asked.outcomes:
+                file.write(asdict(outcome))
         rows = tuple(asked.rows[: config.rows])
         report = _report(build, asked.outcomes, len(rows), ledger.totals())
         run.write_summary(report)
@@ -312,13 +311,6 @@ def _outcome(
 
 
 # -- the report ----------------------------------------------------------------------------------
-
-
-def _write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
-    path.unlink(missing_ok=True)
-    with JsonlWriter(path) as file:
-        for outcome in outcomes:
-            file.write(asdict(outcome))
 
 
 def _report(

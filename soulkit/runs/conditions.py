@@ -7,9 +7,8 @@
                        "tasks":   {task: {"rows": {id: hash}, "players": …, "sampling": …}},
                        "material": {model, machine …}}  of a training: what a resume must find again
 
-config.yaml says what was asked for, this file what it came to: the address behind a name, the
-content of a script, the rows behind a path. `summary.json` repeats it with every set of rows as
-their number and one hash, so that two summaries tell whether rows were the same.
+config.yaml says what was asked for, this file what it came to: the address behind a name, the rows
+behind a path. `summary.json` repeats it with every set of rows as their number and one hash.
 """
 
 from __future__ import annotations
@@ -225,7 +224,9 @@ def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:
     settings = read_config(folder) if (folder / CONFIG).is_file() else {}
     noted = read_environment(folder) if (folder / ENVIRONMENT).is_file() else {}
     conditions = Conditions.read(folder) or Conditions(players={}, tasks={})
-    known = conditions.as_dict()
+    known, material = conditions.as_dict(), conditions.material or MaterialFacts()
+    base = {"weights": material.model.get("weights"), "adapter_weights": material.adapter}
+    base = {name: digest for name, digest in base.items() if digest}
     origin: dict[str, Any] = {
         "command": str(noted.get("command", "")),
         "dates": {
@@ -237,20 +238,13 @@ def provenance_of(folder: Path, summary: Facts) -> dict[str, Any]:
         "protocol": summary.get("protocol") or settings.get("protocol", ""),
         "prompts": summary.get("prompts", {}),
         "actor": {**{name: settings[name] for name in _ACTOR if settings.get(name) is not None},
-                  **_base(conditions.material), **known.get("actor", {})},
+                  **base, **known.get("actor", {})},
         **{name: known.get(name, {})
            for name in ("engine", "teacher", "players", "panel", "servers")},
-        "tasks": _counted(known["tasks"], conditions.material),
+        "tasks": _counted(known["tasks"], material),
         "batches": _batches(read_object(folder / BATCHES)),
     }  # fmt: skip
     return {name: value for name, value in origin.items() if value not in ("", {}, None, [])}
-
-
-def _base(material: MaterialFacts | None) -> dict[str, str]:
-    if material is None:
-        return {}
-    found = {"weights": material.model.get("weights"), "adapter_weights": material.adapter}
-    return {name: digest for name, digest in found.items() if digest}
 
 
 def _batches(book: Facts) -> list[dict[str, Any]]:
@@ -259,15 +253,14 @@ def _batches(book: Facts) -> list[dict[str, Any]]:
     return [{name: one.get(name) for name in names} for one in book.get("batches", ())]
 
 
-def _counted(tasks: Facts, material: MaterialFacts | None) -> dict[str, Any]:
+def _counted(tasks: Facts, material: MaterialFacts) -> dict[str, Any]:
     """The tasks with their rows as one number and one hash, and the conversations likewise."""
     counted: dict[str, Any] = {}
     for name, entry in tasks.items():
         rows = {kind: {"n": len(set(map(row_id, entry[kind]))), "sha256": rows_hash(entry[kind])}
                 for kind in ("rows", "dev_rows") if kind in entry}  # fmt: skip
         counted[name] = {**entry, **rows}
-    sources = {"rows": material.corpora, "dev_rows": material.validation} if material else {}
-    for kind, several in sources.items():
+    for kind, several in (("rows", material.corpora), ("dev_rows", material.validation)):
         for name, one in several.items():
             counted.setdefault(name, {})[kind] = {"n": one.rows, "sha256": one.sha256}
     return counted

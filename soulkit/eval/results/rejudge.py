@@ -261,7 +261,7 @@ def _replay_ledger(plan: RejudgePlan) -> Iterator[Ledger]:
 async def _collect_questions(plan: RejudgePlan, ledger: Ledger, survey: Survey) -> None:
     players = _SurveyPlayers(**_player_arguments(plan, ledger, UnrecordedModel), survey=survey)
     players.serve = from_ledger(ledger)
-    cast = _cast(plan, players, UnrecordedModel(str(plan.recorded.settings.get("model", ""))))
+    cast = _cast(plan, players, _unrecorded_actor(plan))
     for record in plan.recorded.records:
         _, miss = await score_again(plan.recorded, record, cast)
         await asyncio.sleep(0)  # other opinions of the same question are noted as well
@@ -368,7 +368,8 @@ async def _ask(
     plan: RejudgePlan, run: Run, ledger: Ledger, serve: Serve, reporter: Reporter
 ) -> tuple[list[Record], list[ControlRecord]]:
     recorded = plan.recorded
-    actor = _actor(plan)
+    judges_itself = any(who.kind == "actor" for _, who in judging_players(plan.config))
+    actor = recorded.actor() if judges_itself else _unrecorded_actor(plan)
     terms = _player_arguments(plan, ledger, recorded.load)
     note = partial(note_start, run.path)
     players = Players(**terms, serve=serve, note=note, reporter=reporter)
@@ -406,12 +407,8 @@ async def _judged(
     )
 
 
-def _actor(plan: RejudgePlan) -> ChatModel:
-    """The model under test, loaded or reached only where it judges itself."""
-    recorded = plan.recorded
-    if any(who.kind == "actor" for _, who in judging_players(plan.config)):
-        return recorded.actor()
-    return UnrecordedModel(str(recorded.settings.get("model", "")))
+def _unrecorded_actor(plan: RejudgePlan) -> ChatModel:
+    return UnrecordedModel(str(plan.recorded.settings.get("model", "")))
 
 
 def _conditions(plan: RejudgePlan, players: Players) -> Conditions:

@@ -343,8 +343,10 @@ def _write(
     aside = folder.resolve().with_name(f".{folder.resolve().name}.half")
     if aside.exists():  # of a command that was killed here
         shutil.rmtree(aside)
-    command, settings = f"{PREFIX}{recorded.command}", _new_settings(recorded)
-    run = Run.open(aside, command, settings, sealed=recorded.sealed)
+    settings = dict(recorded.settings)
+    if recorded.ledger is not None and "ledger_file" in settings:  # an evaluation's: replayed
+        settings |= {"ledger": "replay", "ledger_file": str(recorded.ledger.resolve())}
+    run = Run.open(aside, f"{PREFIX}{recorded.command}", settings, sealed=recorded.sealed)
     write_conditions(run, rescored_conditions(recorded.path, recorded.rows))
     copy_prompts(recorded.path / PROMPTS, run.path)
     done = write_rescored(recorded, run, records, controls, misses=misses, shown=folder)
@@ -395,14 +397,6 @@ def _write_records(path: Path, records: Sequence[Record] | Sequence[ControlRecor
     finally:
         writer.close()
     half.replace(path)
-
-
-def _new_settings(recorded: RecordedRun) -> dict[str, Any]:
-    """The old ones; an evaluation's become those of a replay of the old ledger."""
-    settings = dict(recorded.settings)
-    if recorded.ledger is not None and "ledger_file" in settings:
-        settings |= {"ledger": "replay", "ledger_file": str(recorded.ledger.resolve())}
-    return settings
 
 
 def _old_summary(recorded: RecordedRun) -> Summary:
