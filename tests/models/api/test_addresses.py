@@ -239,7 +239,7 @@ def server(*statuses: int) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             """Quiet."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=http.serve_forever, daemon=True)
+    thread = Thread(target=http.serve_forever, args=(0.001,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{http.server_port}/v1", got

@@ -151,7 +151,7 @@ def test_a_server_is_asked_once_whether_it_follows_a_schema(
 ) -> None:
     caplog.set_level(logging.INFO)
     with says('{"yes": 1}', spell=lambda text: [*ids(text), END]) as server:
-        server.answer = lambda body: [*ids('{"yes": 1}'), END]
+        server.says = lambda body: [*ids('{"yes": 1}'), END]
         one = model(server)
         assert asyncio.run(one.holds_forms())
         assert server.requests[0]["structured_outputs"] == {"json": {"enum": [SCHEMA_WORD]}}

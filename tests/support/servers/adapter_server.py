@@ -11,27 +11,24 @@ what was loaded at first.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from soulkit.train.model.policy import Policy
 from soulkit.train.rollouts.push import LogprobProbe
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 
 _ONE = threading.Lock()
 """Servers of one test may share their policy, whose weights are exchanged for each answer."""
 Weights = dict[str, torch.Tensor]
 
 
-class AdapterServer(Loopback):
+class AdapterServer(JsonServer):
     """Serves until it is left. `adapters`: those that are loaded, by name."""
 
     def __init__(self, policy: Policy, *, deaf: bool = False, stale: bool = False) -> None:
@@ -41,10 +38,12 @@ class AdapterServer(Loopback):
         self.unread: list[str] = []
         """Folders that were gone while their adapter was loaded."""
         self._folders: dict[str, Path] = {}
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
+        super().__init__()
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
-        """Status and body of the reply to a POST."""
+    def answer(self, asked: Asked) -> Reply:
+        if asked.method == "GET":
+            return Reply()
+        path, body = asked.target, asked.body
         with _ONE:
             self.unread += [name for name, at in self._folders.items() if not at.is_dir()]
             if path == "/v1/load_lora_adapter":
@@ -53,30 +52,30 @@ class AdapterServer(Loopback):
                 return self._unload(body["lora_name"])
             return self._read(body["model"], body["prompt"])
 
-    def _load(self, name: str, folder: Path) -> tuple[int, dict[str, Any] | str]:
+    def _load(self, name: str, folder: Path) -> Reply:
         self.events.append(("load", name))
         if name in self.adapters or folder in self._folders.values():
-            return 400, {"error": {"message": "has been loaded already"}}
+            return Reply(400, {"error": {"message": "has been loaded already"}})
         first = next(iter(self.adapters.values()), None)
         weights = load_file(folder / "adapter_model.safetensors")
         self.adapters[name] = first if self.stale and first is not None else weights
         self._folders[name] = folder
-        return 200, "Success"
+        return Reply(200, "Success")
 
-    def _unload(self, name: str) -> tuple[int, dict[str, Any] | str]:
+    def _unload(self, name: str) -> Reply:
         self.events.append(("unload", name))
         if name not in self.adapters:
-            return 404, {"error": {"message": "cannot be found"}}
+            return Reply(404, {"error": {"message": "cannot be found"}})
         del self.adapters[name], self._folders[name]
-        return 200, "Success"
+        return Reply(200, "Success")
 
-    def _read(self, name: str, prompt: Sequence[int]) -> tuple[int, dict[str, Any] | str]:
+    def _read(self, name: str, prompt: Sequence[int]) -> Reply:
         self.events.append(("read", name))
         with _weights(self.policy, {} if self.deaf else self.adapters[name]):
             (logprobs,) = LogprobProbe(self.policy, (tuple(prompt),)).logprobs()
         places = zip(prompt[1:], logprobs, strict=True)
         values = [None, *({str(i): {"logprob": value, "rank": 1}} for i, value in places)]
-        return 200, {"choices": [{"index": 0, "text": "", "prompt_logprobs": values}]}
+        return Reply(200, {"choices": [{"index": 0, "text": "", "prompt_logprobs": values}]})
 
 
 @contextmanager
@@ -91,26 +90,3 @@ def _weights(policy: Policy, weights: Weights) -> Iterator[None]:
     finally:
         for name, parameter in policy.trained:
             parameter.data = before[name]
-
-
-def _handler(server: AdapterServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._send(200, {})
-
-        def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
-            self._send(*server.answer(self.path, json.loads(self.rfile.read(length))))
-
-        def _send(self, status: int, body: dict[str, Any] | str) -> None:
-            data = (body if isinstance(body, str) else json.dumps(body)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    return Handler

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.parser import BytesParser
 from email.policy import HTTP
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 from tests.support.servers.openai_server import Answer, Fault, completion, echo, is_probe
 
 Json = dict[str, Any]
@@ -72,7 +71,7 @@ class Ending:
     code: str = ""
 
 
-class BatchServer(Loopback):
+class BatchServer(JsonServer):
     """Files, batches, models and live completions under `/v1`."""
 
     def __init__(
@@ -89,7 +88,7 @@ class BatchServer(Loopback):
         """`service` says of the index-th request of a kind (`POST /files`, `GET /batches/ID` …)
         `refuse` (503 before anything is done), `unknown` (404), `hang up` (after it is done) or
         `stall` (after it is done, until somebody sets `go_on`)."""
-        self.answer, self.states, self.ends = answer, states, ends
+        self.says, self.states, self.ends = answer, states, ends
         self.line_fault, self.service, self.live_fault, self.key = lines, service, live, key
         self.files: dict[str, bytes] = {}
         self.batches: list[Batch] = []
@@ -102,7 +101,7 @@ class BatchServer(Loopback):
         """Headers (names in lower case) and query of all requests."""
         self.lock = threading.RLock()
         self.stalled, self.go_on = threading.Event(), threading.Event()
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
+        super().__init__()
 
     @property
     def base_url(self) -> str:
@@ -114,6 +113,29 @@ class BatchServer(Loopback):
             if time.monotonic() > end:
                 raise TimeoutError(f"requests so far: {dict(self.requests)}")
             time.sleep(0.005)
+
+    def answer(self, asked: Asked) -> Reply | None:
+        path, _, query = asked.target.partition("?")
+        self.heads.append({**asked.headers, "?": query})
+        request = re.sub(
+            "/(batch|file)_[0-9]+", "/ID", f"{asked.method} {path.removeprefix('/v1')}"
+        )
+        with self.lock:
+            index = self.requests[request]
+            self.requests[request] += 1
+            what = self.service(request, index)
+            if what == "refuse" or not asked.has_key(self.key or ""):
+                error = {"message": "not now", "type": "x", "code": None}
+                reply = Reply(503 if asked.has_key(self.key or "") else 401, {"error": error})
+            elif what == "unknown":
+                reply = Reply(404, {"error": {"message": f"no path {path}"}})
+            else:
+                kind = asked.headers.get("content-type", "")
+                reply = Reply(*self.handle(asked.method, path, asked.raw, kind))
+        if what == "stall":
+            self.stalled.set()
+            self.go_on.wait()
+        return None if what in ("hang up", "stall") else reply
 
     # -- the service -------------------------------------------------------------------------------
 
@@ -144,7 +166,7 @@ class BatchServer(Loopback):
         if fault is not None:
             return fault.status, json.loads(fault.raw or b"{}")
         self.live.append(body)
-        return 200, completion(body, self.answer(body))
+        return 200, completion(body, self.says(body))
 
     def upload(self, raw: bytes, content_type: str) -> tuple[int, Any]:
         head = f"Content-Type: {content_type}\r\n\r\n".encode()
@@ -211,7 +233,7 @@ class BatchServer(Loopback):
             bad.append({"custom_id": line["custom_id"], "response": response, "error": None})
             return
         self.paid[line["custom_id"]] += 1
-        body = completion(line["body"], self.answer(line["body"]))
+        body = completion(line["body"], self.says(line["body"]))
         response = {"status_code": 200, "request_id": "r", "body": body}
         good.append({"custom_id": line["custom_id"], "response": response, "error": None})
 
@@ -219,52 +241,3 @@ class BatchServer(Loopback):
         name = f"file_{len(self.files)}"
         self.files[name] = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         return name
-
-
-def _handler(server: BatchServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1
-
-        def do_GET(self) -> None:
-            self.respond("GET")
-
-        def do_POST(self) -> None:
-            self.respond("POST")
-
-        def respond(self, method: str) -> None:
-            raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            path, _, query = self.path.partition("?")
-            head = {name.lower(): value for name, value in self.headers.items()}
-            server.heads.append({**head, "?": query})
-            request = re.sub("/(batch|file)_[0-9]+", "/ID", f"{method} {path.removeprefix('/v1')}")
-            with server.lock:
-                index = server.requests[request]
-                server.requests[request] += 1
-                what = server.service(request, index)
-                bad_key = server.key and self.headers["Authorization"] != f"Bearer {server.key}"
-                if what == "refuse" or bad_key:
-                    status = 401 if bad_key else 503
-                    reply: Any = {"error": {"message": "not now", "type": "x", "code": None}}
-                elif what == "unknown":
-                    status, reply = 404, {"error": {"message": f"no path {path}"}}
-                else:
-                    kind = self.headers.get("Content-Type", "")
-                    status, reply = server.handle(method, path, raw, kind)
-            if what == "stall":
-                server.stalled.set()
-                server.go_on.wait()
-            if what in ("hang up", "stall"):
-                self.close_connection = True
-                return
-            content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet: tests read what the server keeps."""
-
-    return Handler

@@ -17,12 +17,10 @@ import json
 import math
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 
 Body = dict[str, Any]
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -43,7 +41,7 @@ class Fault:
     """Whether the whole server ends with it."""
 
 
-class IdsServer(Loopback):
+class IdsServer(JsonServer):
     """Serves in threads of its own until it is left, or dies."""
 
     def __init__(
@@ -54,14 +52,14 @@ class IdsServer(Loopback):
         self.health = 200
         self.open_questions = threading.Event()
         """Set, it lets go of the questions for its health that were left open."""
-        self.answer, self.script, self.raw, self.spell = answer, script or {}, raw, spell
+        self.says, self.script, self.raw, self.spell = answer, script or {}, raw, spell
         self.key = key
         self.arrived = threading.Semaphore(0)
         """Released for every completion that has arrived."""
         self.looks = threading.Semaphore(0)
         """Released for every question about its health."""
         self._lock = threading.Lock()
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
+        super().__init__()
 
     def __exit__(self, *error: object) -> None:
         self.open_questions.set()
@@ -70,7 +68,7 @@ class IdsServer(Loopback):
     def completion(self, body: Body) -> Body:
         """The reply to one request."""
         schema = (body.get("structured_outputs") or {}).get("json")
-        ids = self.answer(body)
+        ids = self.says(body)
         if schema is not None and self.spell is not None:
             ids = self.spell(json.dumps(schema["enum"][0])) + ids
         ids, finish = _cut(ids, body)
@@ -90,58 +88,35 @@ class IdsServer(Loopback):
             self.arrived.release()
             return self.script.get(len(self.requests) - 1)
 
-    def end(self) -> None:
-        """Refuse connections from now on."""
-        self._http.shutdown()
-        self._http.server_close()
+    def answer(self, asked: Asked) -> Reply | None:
+        if asked.method == "GET":
+            return self._looked(asked.target)
+        if not asked.has_key(self.key):
+            return _refusal(401, "Unauthorized")
+        fault = self.arrive(asked.body) or Fault()
+        if fault.wait is not None:
+            fault.wait.wait()
+        if fault.dies:
+            self.stop()
+        if fault.hang_up or fault.dies:
+            return None
+        if fault.status != 200:
+            return _refusal(fault.status, fault.message)
+        reply = self.completion(asked.body)
+        reply["choices"][0] |= dict(fault.choice or {})
+        return Reply(200, reply)
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        server = self
+    def _looked(self, path: str) -> Reply:
+        self.looks.release()
+        if self.health == 0:
+            self.open_questions.wait()
+        if path == "/text":
+            return Reply(200, "Success: done.")
+        return Reply(self.health or 200, {"status": "ok"})
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
 
-            def log_message(self, *_: Any) -> None:
-                """Says nothing."""
-
-            def do_GET(self) -> None:
-                server.looks.release()
-                if server.health == 0:
-                    server.open_questions.wait()
-                if self.path == "/text":
-                    return self._send(200, b"Success: done.")
-                self._send(server.health or 200, b'{"status": "ok"}')
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
-                    return self._refuse(401, "Unauthorized")
-                fault = server.arrive(body) or Fault()
-                if fault.wait is not None:
-                    fault.wait.wait()
-                if fault.dies:
-                    server.end()
-                if fault.hang_up or fault.dies:
-                    self.close_connection = True
-                    return None
-                if fault.status != 200:
-                    return self._refuse(fault.status, fault.message)
-                reply = server.completion(body)
-                reply["choices"][0] |= dict(fault.choice or {})
-                self._send(200, json.dumps(reply).encode())
-
-            def _refuse(self, status: int, message: str) -> None:
-                error = {"error": {"message": message, "type": "x", "code": status}}
-                self._send(status, json.dumps(error).encode())
-
-            def _send(self, status: int, content: bytes) -> None:
-                with suppress(OSError):  # who asked may have gone
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-        return Handler
+def _refusal(status: int, message: str) -> Reply:
+    return Reply(status, {"error": {"message": message, "type": "x", "code": status}})
 
 
 def logprob(token: int, temperature: float) -> float:

@@ -12,14 +12,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 from tests.support.servers.openai_server import Body, completion, is_probe
 
-Reply = tuple[int, Any]
 PATHS = {
     "anthropic": "/v1",
     "gemini": "/v1beta/openai",
@@ -30,11 +28,11 @@ PATHS = {
 AZURE_VERSION = "2024-10-21"
 
 
-class ProviderServer(Loopback):
+class ProviderServer(JsonServer):
     """One provider. `model` is all that it has."""
 
     def __init__(self, provider: str, key: str, answer: Callable[[Body], str], model: str = "m"):
-        self.provider, self.key, self.answer, self.model = provider, key, answer, model
+        self.provider, self.key, self.says, self.model = provider, key, answer, model
         self.requests: list[Body] = []
         """Bodies of what was answered."""
         self.refused: list[str] = []
@@ -43,25 +41,27 @@ class ProviderServer(Loopback):
         """Of every request, names in lower case."""
         self.credit = True
         self._lock = threading.Lock()
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
+        super().__init__()
 
     @property
     def base_url(self) -> str:
         version = f"?api-version={AZURE_VERSION}" if self.provider == "azure" else ""
         return f"{self.url}{PATHS[self.provider]}{version}"
 
-    def reply(self, target: str, body: Body, headers: Mapping[str, str]) -> Reply:
-        """Status and body of the answer to a request for `target`."""
+    def answer(self, asked: Asked) -> Reply:
+        if asked.method == "GET":
+            return Reply(404, _error("no list of models", 404))
+        body, headers = asked.body, asked.headers
         with self._lock:
             self.headers.append(dict(headers))
-        error = self._wrong_path(target) or self._unpaid(headers) or self._wrong_model(body)
+        error = self._wrong_path(asked.target) or self._unpaid(headers) or self._wrong_model(body)
         error = error or getattr(self, f"_{self.provider}")(body)
         with self._lock:
             if error is not None:
-                self.refused.append(json.dumps(error[1]))
+                self.refused.append(json.dumps(error.content))
                 return error
             self.requests.append(body)
-        return 200, completion(body, "yes" if is_probe(body) else self.answer(body))
+        return Reply(200, completion(body, "yes" if is_probe(body) else self.says(body)))
 
     def _wrong_path(self, target: str) -> Reply | None:
         parts = urlsplit(target)
@@ -70,18 +70,18 @@ class ProviderServer(Loopback):
         if right and (self.provider != "azure" or version == AZURE_VERSION):
             return None
         if self.provider == "openrouter":
-            return 200, "<!DOCTYPE html><html>a page for people</html>"
-        return 404, _error("Resource not found", "404")
+            return Reply(200, "<!DOCTYPE html><html>a page for people</html>")
+        return Reply(404, _error("Resource not found", "404"))
 
     def _unpaid(self, headers: Mapping[str, str]) -> Reply | None:
         sent = headers.get("api-key") if self.provider == "azure" else headers.get("authorization")
         if sent != (self.key if self.provider == "azure" else f"Bearer {self.key}"):
             if self.provider == "gemini":
                 message = "API key not valid. Please pass a valid API key."
-                return 400, [_error(message, 400, status="INVALID_ARGUMENT")]
-            return 401, _error("Authentication fails", "invalid_request_error")
+                return Reply(400, [_error(message, 400, status="INVALID_ARGUMENT")])
+            return Reply(401, _error("Authentication fails", "invalid_request_error"))
         if not self.credit:
-            return 402, _error("Insufficient Balance", "invalid_request_error")
+            return Reply(402, _error("Insufficient Balance", "invalid_request_error"))
         return None
 
     def _wrong_model(self, body: Body) -> Reply | None:
@@ -89,10 +89,12 @@ class ProviderServer(Loopback):
             return None
         name = body["model"]
         replies: dict[str, Reply] = {
-            "anthropic": (404, _error(f"model: {name}", "not_found_error")),
-            "gemini": (404, [_error(f"models/{name} is not found for API version v1main", 404)]),
-            "deepseek": (400, _error("Model Not Exist", "invalid_request_error")),
-            "openrouter": (400, _error(f"{name} is not a valid model ID", 400)),
+            "anthropic": Reply(404, _error(f"model: {name}", "not_found_error")),
+            "gemini": Reply(
+                404, [_error(f"models/{name} is not found for API version v1main", 404)]
+            ),
+            "deepseek": Reply(400, _error("Model Not Exist", "invalid_request_error")),
+            "openrouter": Reply(400, _error(f"{name} is not a valid model ID", 400)),
         }
         return replies[self.provider]
 
@@ -102,59 +104,33 @@ class ProviderServer(Loopback):
         """A form, a seed and an effort are ignored without a word; two ways to sample are not."""
         if "temperature" in body and "top_p" in body:
             message = "`temperature` and `top_p` cannot both be specified for this model."
-            return 400, _error(message, "invalid_request_error")
+            return Reply(400, _error(message, "invalid_request_error"))
         return None
 
     def _gemini(self, body: Body) -> Reply | None:
         if "seed" in body:
             message = 'Invalid JSON payload received. Unknown name "seed": Cannot find field.'
-            return 400, [_error(message, 400, status="INVALID_ARGUMENT")]
+            return Reply(400, [_error(message, 400, status="INVALID_ARGUMENT")])
         return None
 
     def _deepseek(self, body: Body) -> Reply | None:
         if (body.get("response_format") or {}).get("type") == "json_schema":
             message = "This response_format type is unavailable now"
-            return 400, _error(message, "invalid_request_error")
+            return Reply(400, _error(message, "invalid_request_error"))
         return None
 
     def _openrouter(self, body: Body) -> Reply | None:
         """Refuses nothing itself; a failing provider behind it is reported with status 200."""
         if len(self.requests) == 2 and not self.refused:
-            return 200, {"error": {"code": 502, "message": "Provider returned error"}}
+            return Reply(200, {"error": {"code": 502, "message": "Provider returned error"}})
         return None
 
     def _azure(self, body: Body) -> Reply | None:
         if "max_tokens" in body and not is_probe(body):
             message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-            return 400, _error(message, "unsupported_parameter", param="max_tokens")
+            return Reply(400, _error(message, "unsupported_parameter", param="max_tokens"))
         return None
 
 
 def _error(message: str, code: str | int, **more: Any) -> dict[str, Any]:
     return {"error": {"message": message, "code": code, **more}}
-
-
-def _handler(owner: ProviderServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1
-
-        def do_POST(self) -> None:
-            raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            names = {name.lower(): value for name, value in self.headers.items()}
-            self._send(*owner.reply(self.path, json.loads(raw), names))
-
-        def do_GET(self) -> None:
-            self._send(404, _error("no list of models", 404))
-
-        def _send(self, status: int, reply: Any) -> None:
-            content = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet: tests read `requests` instead of a log."""
-
-    return Handler

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 
 Body = dict[str, Any]
 
 
-class Proxy(Loopback):
+class Proxy(JsonServer):
     """Serves until it is left; `target` is the address of the server behind it."""
 
     def __init__(self, target: str, key: str = "") -> None:
@@ -33,7 +31,7 @@ class Proxy(Loopback):
         self.alter: Callable[[Body], Body] = lambda reply: reply
         self.sampled: list[str] = []
         """Names of the adapters that were asked for replies, request by request."""
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
+        super().__init__()
 
     @property
     def adapters(self) -> list[str]:
@@ -62,10 +60,13 @@ class Proxy(Loopback):
         key = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return {"Content-Type": "application/json", **key}
 
-    def _pass_on(
-        self, method: str, path: str, headers: Any, body: Body | None
-    ) -> tuple[int, bytes]:
-        kept = {name: headers[name] for name in ("Authorization", "Content-Type") if headers[name]}
+    def answer(self, asked: Asked) -> Reply:
+        return Reply(*self._pass_on(asked))
+
+    def _pass_on(self, asked: Asked) -> tuple[int, bytes]:
+        method, path, body = asked.method, asked.target, asked.body if asked.raw else None
+        names = ("authorization", "content-type")
+        kept = {name: asked.headers[name] for name in names if asked.headers.get(name)}
         name = str((body or {}).get("model", ""))
         samples = path == "/v1/completions" and "prompt_logprobs" not in (body or {})
         if body is None or not samples or not name.startswith("soulkit-"):
@@ -75,29 +76,3 @@ class Proxy(Loopback):
         if status != 200:
             return status, content
         return status, json.dumps(self.alter(json.loads(content))).encode()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._answer("GET", None)
-
-            def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-                self._answer("POST", json.loads(raw))
-
-            def _answer(self, method: str, body: Body | None) -> None:
-                status, content = owner._pass_on(method, self.path, self.headers, body)
-                with suppress(OSError):
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Quiet."""
-
-        return Handler

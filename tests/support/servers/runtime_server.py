@@ -13,18 +13,15 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from soulkit.tasks.tau_usi.desk import Desk, desk
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 
-Reply = tuple[int, dict[str, Any]]
-GONE: Reply = (404, {"detail": "no such runtime"})
+GONE = Reply(404, {"detail": "no such runtime"})
 
 
-class DeskRuntime(Loopback):
+class DeskRuntime(JsonServer):
     """Serves POST in threads of its own until it is left."""
 
     def __init__(
@@ -35,13 +32,13 @@ class DeskRuntime(Loopback):
         self.desks: dict[str, Desk] = {}
         self._faults, self._counts = dict(faults or {}), Counter[str]()
         self._lock = threading.Lock()
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", port), self._handler()))
+        super().__init__(port)
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.requests]
 
-    def answer(self, path: str, body: dict[str, Any]) -> Reply | None:
-        """The reply, None for a connection that is closed without one."""
+    def answer(self, asked: Asked) -> Reply | None:
+        path, body = asked.target, asked.body
         with self._lock:
             self.requests.append((path, body))
             fault = self._faults.get((path, self._counts[path]))
@@ -49,7 +46,7 @@ class DeskRuntime(Loopback):
             if fault == "hang up":
                 return None
             if isinstance(fault, int):
-                return fault, {"detail": "scripted fault"}
+                return Reply(fault, {"detail": "scripted fault"})
             if fault == "forget":
                 self.desks.pop(body["runtime_id"], None)
             reply = self._served(path, body)
@@ -61,35 +58,15 @@ class DeskRuntime(Loopback):
             number = json.loads(body["params"])["task_index"]
             name = f"desk-{len(self.desks)}-{self._counts[path]}"
             self.desks[name] = desk(number)
-            return 200, {"runtime_id": name, "meta_info": json.dumps(self.desks[name].meta())}
+            return Reply(
+                200, {"runtime_id": name, "meta_info": json.dumps(self.desks[name].meta())}
+            )
         place = self.desks.get(body["runtime_id"])
         if path == "/ping":
-            return 200, {"exists": place is not None}
+            return Reply(200, {"exists": place is not None})
         if place is None:
             return GONE
         if path == "/reward":
-            return 200, {"reward": place.reward()}
+            return Reply(200, {"reward": place.reward()})
         call = json.loads(body["params"])
-        return 200, {"result": place.step(call["name"], call["arguments"])}
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-                reply = owner.answer(self.path, json.loads(raw))
-                if reply is None:
-                    self.close_connection = True
-                    return
-                content = json.dumps(reply[1]).encode()
-                self.send_response(reply[0])
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                with suppress(ConnectionError):
-                    self.wfile.write(content)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Quiet: tests read `requests` instead of a log."""
-
-        return Handler
+        return Reply(200, {"result": place.step(call["name"], call["arguments"])})

@@ -22,7 +22,8 @@ from typing import Any
 if __name__ == "__main__":  # as the process that `interpreter` starts
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.support.servers.toy_vllm import Body, Reply, Toy, ToyVllm
+from tests.support.servers.loopback import Reply
+from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
 LOADING = threading.Lock()
 """Models of one process are loaded one after the other: loading patches classes for a while."""
@@ -102,7 +103,7 @@ class TinyVllm(TalkingVllm):
         from peft import PeftModel
 
         reply = super()._load(body)
-        if reply[0] == 200 and not self.toy.idle_adapters:
+        if reply.status == 200 and not self.toy.idle_adapters:
             with LOADING:
                 loaded = PeftModel.from_pretrained(copy.deepcopy(self.base), body["lora_path"])
             self.models[body["lora_name"]] = loaded.eval()

@@ -22,15 +22,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 
 Body = dict[str, Any]
-Reply = tuple[int, Body]
-NOT_FOUND: Reply = (404, {"detail": "Not Found"})
+NOT_FOUND = Reply(404, {"detail": "Not Found"})
 
 
 @dataclass(kw_only=True)
@@ -67,7 +65,7 @@ class Toy:
     """Completions that end in a broken connection, before any other."""
 
 
-class ToyVllm(Loopback):
+class ToyVllm(JsonServer):
     """Serves in threads of its own until it is left, or dies."""
 
     def __init__(self, toy: Toy | None = None, port: int = 0) -> None:
@@ -82,8 +80,7 @@ class ToyVllm(Loopback):
         self.dead, self.awake = threading.Event(), threading.Event()
         self.awake.set()
         self._lock = threading.Lock()
-        self._sockets: set[socket.socket] = set()
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", port), self._handler()))
+        super().__init__(port)
 
     def __exit__(self, *_: object) -> None:
         self.awake.set()
@@ -96,10 +93,9 @@ class ToyVllm(Loopback):
             if self.dead.is_set():
                 return
             self.dead.set()
-        self._http.shutdown()
-        self._http.server_close()
+        self.stop()
         self.awake.set()
-        for connection in list(self._sockets):
+        for connection in list(self.connections):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -112,18 +108,25 @@ class ToyVllm(Loopback):
 
     # -- replies -----------------------------------------------------------------------------------
 
-    def reply(self, path: str, body: Body | None) -> Reply | None:
-        """What a request is answered with; None for a connection that breaks."""
+    def answer(self, asked: Asked) -> Reply | None:
+        self.awake.wait()
+        if asked.target.startswith("/v1") and not asked.has_key(self.toy.key):
+            return error(401, "Unauthorized")
+        body = asked.body if asked.method == "POST" else None
+        reply = None if self.dead.is_set() else self._reply(asked.target, body)
+        return None if self.dead.is_set() else reply
+
+    def _reply(self, path: str, body: Body | None) -> Reply | None:
         if path == "/health":
-            return 200, {}
+            return Reply(200, {})
         if path == "/version":
-            return 200, {"version": "0.32.0"}
+            return Reply(200, {"version": "0.32.0"})
         if body is None:
             return self._got(path)
         with self._lock:
             self.requests.append((path, body))
         if path == "/tokenize" and self.toy.tokens is not None:
-            return 200, {"tokens": self.toy.tokens}
+            return Reply(200, {"tokens": self.toy.tokens})
         if path == "/v1/completions":
             return self._completion_in_turn(body)
         if path.endswith("_lora_adapter") and "adapters" not in self.toy.without:
@@ -132,7 +135,7 @@ class ToyVllm(Loopback):
 
     def _got(self, path: str) -> Reply:
         if path == "/v1/load_lora_adapter" and "adapters" not in self.toy.without:
-            return 405, {"detail": "Method Not Allowed"}
+            return Reply(405, {"detail": "Method Not Allowed"})
         if path != "/v1/models":
             return NOT_FOUND
         base = self.toy.served
@@ -140,10 +143,11 @@ class ToyVllm(Loopback):
             (base, self.toy.root, None, self.toy.max_context)
         ]
         models += [(name, place, base, None) for name, (place, _) in self.adapters.items()]
-        return 200, {"object": "list", "data": [
+        listed = [
             {"id": name, "root": root, "parent": parent, "max_model_len": limit, "owned_by": "vllm"}
             for name, root, parent, limit in models
-        ]}  # fmt: skip
+        ]
+        return Reply(200, {"object": "list", "data": listed})
 
     def _load(self, body: Body) -> Reply:
         name, place = body["lora_name"], Path(body["lora_path"])
@@ -161,12 +165,12 @@ class ToyVllm(Loopback):
         if rank > self.toy.max_rank:
             return error(400, f"LoRA rank {rank} is greater than max_lora_rank")
         self.adapters[name] = (str(place), _weights(place))
-        return 200, {}
+        return Reply(200, {})
 
     def _unload(self, body: Body) -> Reply:
         if self.adapters.pop(body["lora_name"], None) is None:
             return error(404, f"The lora adapter '{body['lora_name']}' cannot be found.")
-        return 200, {}
+        return Reply(200, {})
 
     def _completion_in_turn(self, body: Body) -> Reply | None:
         with self._lock:
@@ -197,7 +201,9 @@ class ToyVllm(Loopback):
         if name in self.adapters and not self.toy.idle_adapters:
             weights += self.adapters[name][1]
         choice = self._choice(weights, prompt, body)
-        return 200, {"model": name, "choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
+        return Reply(
+            200, {"model": name, "choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
+        )
 
     def _choice(self, weights: str, prompt: list[int], body: Body) -> Body:
         draw = random.Random(f"{weights} {prompt} {body.get('seed')}")
@@ -232,57 +238,11 @@ class ToyVllm(Loopback):
         whole = math.log(sum(map(math.exp, logits)))
         return [logit - whole for logit in logits]
 
-    # -- sockets -----------------------------------------------------------------------------------
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self) -> None:
-                super().setup()
-                owner._sockets.add(self.connection)
-
-            def finish(self) -> None:
-                owner._sockets.discard(self.connection)
-                with suppress(OSError):
-                    super().finish()
-
-            def do_GET(self) -> None:
-                self._answer(None)
-
-            def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-                self._answer(json.loads(raw))
-
-            def _answer(self, body: Body | None) -> None:
-                owner.awake.wait()
-                given = self.headers.get("Authorization", "")
-                guarded = owner.toy.key and self.path.startswith("/v1")
-                if guarded and given != f"Bearer {owner.toy.key}":
-                    reply: Reply | None = error(401, "Unauthorized")
-                else:
-                    reply = None if owner.dead.is_set() else owner.reply(self.path, body)
-                if reply is None or owner.dead.is_set():
-                    self.close_connection = True
-                    return
-                content = json.dumps(reply[1]).encode()
-                with suppress(OSError):
-                    self.send_response(reply[0])
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Quiet: tests read `requests` instead of a log."""
-
-        return Handler
-
 
 def error(status: int, message: str) -> Reply:
     """A refusal as vLLM writes it."""
-    return status, {"error": {"message": message, "type": "BadRequestError", "code": status}}
+    problem = {"message": message, "type": "BadRequestError", "code": status}
+    return Reply(status, {"error": problem})
 
 
 def _weights(place: str | Path) -> str:

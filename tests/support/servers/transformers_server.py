@@ -14,11 +14,10 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.support.servers.loopback import Loopback
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 
 FIELDS = frozenset((
     "messages", "model", "audio", "frequency_penalty", "function_call", "functions", "logit_bias",
@@ -32,7 +31,7 @@ FIELDS = frozenset((
 PATHS = ("/health", "/load_model", "/reset", "/v1/chat/completions", "/v1/models")
 
 
-class TransformersServer(Loopback):
+class TransformersServer(JsonServer):
     """Serves the model in `folder`; with `hidden` nothing but chat requests, as behind a proxy."""
 
     def __init__(self, folder: Path, *, hidden: bool = False) -> None:
@@ -44,27 +43,30 @@ class TransformersServer(Loopback):
         self.requests: list[dict[str, Any]] = []
         self.refused: list[dict[str, Any]] = []
         self._turn = threading.Lock()
-        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
+        super().__init__()
 
     @property
     def base_url(self) -> str:
         return f"{self.url}/v1"
 
-    def look(self, path: str) -> tuple[int, Any]:
-        """Status and body of a GET."""
-        if path == "/openapi.json" and not self.hidden:
-            return 200, {"info": {"title": "FastAPI"}, "paths": {name: {} for name in PATHS}}
-        return (500, "Internal Server Error") if path == "/v1/models" else (404, {})
+    def answer(self, asked: Asked) -> Reply:
+        if asked.method == "POST":
+            return self._chat(asked.body)
+        if asked.target == "/openapi.json" and not self.hidden:
+            paths: dict[str, Any] = {name: {} for name in PATHS}
+            return Reply(200, {"info": {"title": "FastAPI"}, "paths": paths})
+        if asked.target == "/v1/models":
+            return Reply(500, '"Internal Server Error"', last=True)
+        return Reply(404)
 
-    def reply(self, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and body of the answer to a chat request."""
+    def _chat(self, body: dict[str, Any]) -> Reply:
         with self._turn:
             unexpected = set(body) - FIELDS
             if unexpected:
                 self.refused.append(body)
-                return 422, {"detail": f"Unexpected fields in the request: {unexpected}"}
+                return Reply(422, {"detail": f"Unexpected fields in the request: {unexpected}"})
             self.requests.append(body)
-            return 200, self._generate(body)
+            return Reply(200, self._generate(body))
 
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         import torch
@@ -93,34 +95,3 @@ class TransformersServer(Loopback):
                   "finish_reason": end}  # fmt: skip
         usage = {"prompt_tokens": size, "completion_tokens": count, "total_tokens": size + count}
         return {"object": "chat.completion", "choices": [choice], "usage": usage}
-
-
-def _handler(owner: TransformersServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1
-        broken = False
-
-        def do_GET(self) -> None:
-            if self.broken:
-                self.close_connection = True
-                return
-            status, body = owner.look(self.path)
-            self.broken = status == 500
-            self._send(status, body)
-
-        def do_POST(self) -> None:
-            raw = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            self._send(*owner.reply(json.loads(raw)))
-
-        def _send(self, status: int, body: Any) -> None:
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet: tests read what was asked."""
-
-    return Handler

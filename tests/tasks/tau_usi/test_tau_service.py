@@ -25,6 +25,7 @@ from soulkit.tasks.tau_usi.service import (
 )
 from soulkit.types import Call
 from tests.support.desk import call
+from tests.support.servers.loopback import Asked, Reply
 from tests.support.servers.runtime_server import DeskRuntime
 
 CALL = Call(role="environment", example_id="e")
@@ -217,8 +218,8 @@ def test_where_nobody_ever_answered_nobody_is_waited_for() -> None:
 def test_a_reward_is_a_number_or_the_episode_is_broken(reward: Any, number: float | None) -> None:
     with DeskRuntime() as runtime:
         usual = runtime.answer
-        runtime.answer = lambda path, body: (  # type: ignore[method-assign]
-            (200, {"reward": reward}) if path == "/reward" else usual(path, body)
+        runtime.answer = lambda asked: (  # type: ignore[method-assign]
+            Reply(200, {"reward": reward}) if asked.target == "/reward" else usual(asked)
         )
         if number is None:
             with pytest.raises(PartnerError, match="no reward"):
@@ -231,10 +232,10 @@ def test_an_environment_that_answers_otherwise_is_not_the_one_that_was_lost() ->
     with DeskRuntime({("/step", 1): "forget"}) as runtime:
         first = runtime.answer
 
-        def changing(path: str, body: dict[str, Any]) -> Any:
-            reply = first(path, body)
-            if path == "/step" and runtime.paths().count("/create") == 2 and reply is not None:
-                return 200, {"result": "somebody else"}
+        def changing(asked: Asked) -> Reply | None:
+            reply, again = first(asked), runtime.paths().count("/create") == 2
+            if asked.target == "/step" and again and reply is not None:
+                return Reply(200, {"result": "somebody else"})
             return reply
 
         runtime.answer = changing  # type: ignore[method-assign]
