@@ -11,12 +11,10 @@ import errno
 import io
 import os
 import pty
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +34,7 @@ from soulkit.report.tables import report_parts
 from soulkit.reporting import SILENT, Reporter
 from soulkit.runs.folder import Run
 from soulkit.train.state.metrics import Learned, StepLine
-from tests.support.evaluation import FAST, oracle, paid, soul, summary, three_lines
-from tests.support.resuming import episodes, fork_context, stop_after
-from tests.support.servers.openai_server import ScriptedServer
+from tests.support.evaluation import soul, three_lines
 
 HEAVY = ("torch", "transformers", "openai", "datasets", "pyarrow", "numpy", "pandas", "pydantic")
 
@@ -349,59 +345,6 @@ def test_a_terminal_that_closes_ends_the_command_in_order(tmp_path: Path) -> Non
 
 
 # --- evaluations ----------------------------------------------------------------------------------
-
-
-def played(out: Path) -> list[dict[str, Any]]:
-    """The run's records in the order of their keys, without how long they took and what of."""
-    return sorted(episodes(out), key=lambda record: str(record["key"]))
-
-
-def figures(out: Path) -> dict[str, Any]:
-    values = summary(out)
-    values["provenance"].pop("dates")
-    return {k: v for k, v in values.items() if k not in ("seconds", "costs")}
-
-
-def stopped_runs(
-    command: Callable[[Path], list[str]], folder: Path, wanted: int, most: int
-) -> list[Path]:
-    """Runs of one command that were stopped by SIGTERM `wanted` times in all, then finished; at
-    most `most` changes of a run's files are between a start and its stop."""
-    context, rng, stops = fork_context(), random.Random("evaluation"), 0
-    finished: list[Path] = []
-    while stops < wanted:
-        out = folder / f"run_{len(finished)}"
-        while stops < wanted:
-            files = [out / "episodes.jsonl", out / "ledger.sqlite-wal", out / "ledger.sqlite"]
-            code = stop_after(context, command(out), files, rng.randint(1, most))
-            assert code in (0, 143)
-            if code == 0:  # it came too late
-                break
-            stops += 1
-        assert soul(*command(out)) == 0
-        finished.append(out)
-    return finished
-
-
-@pytest.mark.slow
-def test_stops_of_an_evaluation_over_http_lose_nothing(tmp_path: Path) -> None:
-    n, whole = 60, tmp_path / "whole"
-    with ScriptedServer(answer=oracle("tomi", n), delay_s=0.01) as server:
-
-        def command(out: Path) -> list[str]:
-            model = ("--model", "m", "--base-url", server.base_url, "--out", out)
-            words = ("eval", "api", *model, "--task", "tomi", "--data", f"synth:{n}",
-                     "--concurrency", 2, *FAST)  # fmt: skip
-            return [str(word) for word in words]
-
-        assert soul(*command(whole)) == 0
-        runs = stopped_runs(command, tmp_path, 6, most=20)
-        calls = len(server.requests)
-    for out in runs:
-        assert played(out) == played(whole) and figures(out) == figures(whole)
-        assert len(paid(out)) == n
-    # Nothing that was answered is asked again: only what was under way at a stop.
-    assert calls <= n * (1 + len(runs)) + 6 * 2
 
 
 def test_a_place_that_cannot_be_written_is_three_lines(tmp_path: Path, capsys) -> None:

@@ -205,19 +205,6 @@ def test_a_folder_that_belongs_to_another_run(tiny: Path, tmp_path: Path, capsys
     assert "it is a file" in api_refused(capsys, *data, "--out", tmp_path / "mine/thesis.tex")[0]
 
 
-def test_a_changed_configuration_names_the_keys(tmp_path: Path, capsys) -> None:
-    out = tmp_path / "run"
-    with ScriptedServer(answer=oracle("tomi", 3)) as server:
-        assert api(server.base_url, out, n=3) == 0
-        before = len(server.requests)
-        capsys.readouterr()
-        assert api(server.base_url, out, "--temperature", 0.5, "--limit", 2, n=3) == 2
-        assert len(server.requests) == before
-    what, _, fix = three_lines(capsys.readouterr().err)
-    assert "limit: null -> 2; temperature: null -> 0.5" in what
-    assert "--out" in fix
-
-
 def test_the_real_command_shows_no_traceback(tmp_path: Path) -> None:
     process = start("eval", "api", "--model", "m", "--task", "tomi", "--data", tmp_path / "no.csv")
     shown, err = process.communicate(timeout=600)

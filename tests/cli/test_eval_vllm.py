@@ -24,14 +24,12 @@ from tests.support.evaluation import (
     examples,
     records,
     soul,
-    start,
     summary,
     three_lines,
     value,
 )
 from tests.support.judged import TASKS, write_rows
-from tests.support.servers.tiny_vllm import TalkingVllm, TinyVllm, interpreter
-from tests.support.servers.toy_vllm import Toy
+from tests.support.servers.tiny_vllm import TinyVllm, interpreter
 
 N = 4
 
@@ -105,22 +103,6 @@ def no_python(tmp_path: Path) -> str:
     path.write_text("#!/bin/sh\nexit 0\n")
     path.chmod(0o755)
     return str(path)
-
-
-@pytest.mark.slow
-def test_more_requests_than_files_are_lowered_in_one_line(tiny: Path, tmp_path: Path) -> None:
-    """Without it the server counts as gone, and the run ends."""
-    out = tmp_path / "run"
-    with TalkingVllm(tiny, Toy(delay_s=1.0)) as server:
-        process = start("eval", "local", "--model", tiny, "--task", "tomi", "--data", "synth:80",
-                        "--max-tokens", 5, "--max-unscored", 1, "--engine", f"vllm@{server.url}",
-                        "--batch-size", 512, "--out", out, open_files=100)  # fmt: skip
-        shown = process.communicate()[1]
-    assert process.returncode == 0, shown
-    assert summary(out)["n"] == 80
-    lowered = [line for line in shown.splitlines() if "concurrency is lowered from 512" in line]
-    assert len(lowered) == 1 and "may open 100 files at once" in lowered[0]
-    assert f"to {server.most_at_once}:" in lowered[0] and server.most_at_once < 36
 
 
 def test_attached_servers_give_the_table_of_the_process_itself(

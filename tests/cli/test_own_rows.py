@@ -234,18 +234,6 @@ def cells_in(run: Path, task: str) -> dict[str, Any]:
     return cells
 
 
-def test_a_mean_score_of_own_rows_stands_under_the_name_of_their_file(
-    reactions_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = reactions_run("own", "mine.jsonl")
-    assert cells_in(run, "twinvoice")["value"]["origin"] == "mine.jsonl"
-    for view in (["report"], ["report", "--format", "csv"], ["report", "--format", "latex"],
-                 ["runs"]):  # fmt: skip
-        capsys.readouterr()
-        assert soul(*view, run.parent if view == ["runs"] else run) == 0
-        assert "accuracy of mine.jsonl" in " ".join(capsys.readouterr().out.split()), view
-
-
 def test_a_mean_score_of_own_rows_is_not_averaged_with_published_ones(
     reactions_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

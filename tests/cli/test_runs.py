@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 from soulkit.eval.results.summary import Cell, Summary
 from soulkit.eval.run.run_lock import LOCK, is_locked, run_lock
 from soulkit.report.listing import list_runs
-from soulkit.report.load import load_runs, run_progress
+from soulkit.report.load import load_runs
 from soulkit.runs.folder import Run
 from soulkit.tasks.kit.registry import load_registry
 from tests.support.evaluation import FAST, api, oracle, records, soul, start, three_lines, value
@@ -99,22 +98,6 @@ def test_a_run_at_work_is_listed_as_running_and_a_killed_one_as_unfinished(
     assert f"unfinished: {done} of {PLAYED} episodes" in " ".join(table.split())
 
 
-def test_a_killed_run_is_reported_from_its_episodes(
-    stopped: tuple[Path, list[str]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = stopped[0] / "run"
-    done = len(records(out))
-    text, _ = streams_of(capfd, "report", out)
-    assert f"unfinished: {done} of {PLAYED} episodes" in text
-    assert re.search(rf"tomi +accuracy +1\.000 .*\({done}/{done}[,)]", text)
-    report = json.loads(streams_of(capfd, "report", out, "--json")[0])["runs"]["run"]
-    assert report["finished"] is False and report["progress"]["total"] == PLAYED
-    assert report["tasks"]["tomi"]["value"]["n_scored"] == done
-    page, _ = streams_of(capfd, "report", out, "--format", "md")
-    assert f"This run is unfinished: {done} of {PLAYED} episodes." in page
-    assert load_runs([out], episodes=False)[0].progress == run_progress(out, "eval api")
-
-
 def test_its_means_are_those_of_a_finished_run_of_the_same_episodes(
     stopped: tuple[Path, list[str]], server: ScriptedServer, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -148,17 +131,6 @@ def test_a_run_that_was_killed_before_its_first_episode_is_a_run(
     assert f"unfinished: 0 of {PLAYED} episodes" in streams_of(capfd, "report", out)[0]
     assert listed(tmp_path, capfd)[0]["progress"]["done"] == 0
     streams_of(capfd, "show", out, code=2)
-
-
-def test_an_episode_that_was_played_again_counts_once(
-    stopped: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(stopped[0] / "run", out)
-    lines = (out / "episodes.jsonl").read_bytes().splitlines(keepends=True)
-    spaced = json.dumps(json.loads(lines[0]), indent=None, separators=(" ,", " : ")).encode()
-    (out / "episodes.jsonl").write_bytes(b"".join([*lines, lines[0], spaced, b"\n", lines[1][:50]]))
-    assert run_progress(out, "eval api").done == len({json.loads(x)["key"] for x in lines})
 
 
 def test_an_unfinished_training_counts_its_steps(

@@ -19,11 +19,12 @@ from pathlib import Path
 import pytest
 
 from soulkit.data.files import write_rows
-from soulkit.errors import ConfigError, DataError, ProviderError, RunError
+from soulkit.errors import ConfigError, DataError, PartnerError, ProviderError, RunError
 from soulkit.eval.config import EvalConfig, load_work
 from soulkit.eval.run import run_lock, runner
 from soulkit.eval.run.resume import ResumeState, draft_keys, resume_text
 from soulkit.eval.run.run_lock import find_resumable
+from soulkit.eval.run.session import FailureStreak
 from soulkit.models.base import Cast, Player
 from soulkit.play.plan import Work
 from soulkit.runs.folder import Run
@@ -195,6 +196,14 @@ def test_a_streak_of_failures_ends_the_run(tmp_path: Path) -> None:
     assert scores == [1.0] * 5 + [None] * 20
     _, totals = play(run, work, settings)
     assert totals["n_scored"] == len(ids)
+
+
+def test_a_streak_is_twice_the_concurrency_long_and_ends_with_a_success() -> None:
+    streak = FailureStreak(15, "rows")
+    for failed in [*[True] * 29, False, *[True] * 29]:
+        streak.add(failed, "gone")
+    with pytest.raises(PartnerError, match="30 rows in a row failed, the last with: gone"):
+        streak.add(True, "gone", PartnerError)
 
 
 def load(run: Run) -> list[Record]:

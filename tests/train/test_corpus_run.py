@@ -25,13 +25,13 @@ from soulkit.train.setup.rows import gather_corpus
 from soulkit.train.sft.encode import LessonEncoder
 from soulkit.train.sft.run import encode_lessons, encoder_for, unmeasured_conversations
 from soulkit.train.sft.steps import Validation
-from soulkit.train.state.checkpoint import Position, read_position
+from soulkit.train.state.checkpoint import Position
 from soulkit.train.state.loop import merit
 from soulkit.train.state.metrics import StepLine
 from tests.support.evaluation import replaced
 from tests.support.people import chats_file, person_chat, write_rows
 from tests.support.resuming import assert_same, fork_context, stop_after
-from tests.support.training import lines_of, soul
+from tests.support.training import soul
 
 OPTIONS = ("--side", "human", "--batch", 6, "--set", "deterministic=true", "--threads", 1)
 
@@ -295,20 +295,6 @@ def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
     assert soul(*command(files, out)) == 0
     return out
-
-
-@pytest.mark.slow
-def test_a_run_without_its_last_steps_goes_on_to_the_bit(
-    tmp_path: Path, files: Path, whole: Path
-) -> None:
-    out = tmp_path / "run"
-    assert soul(*command(files, out, "--keep-last", 9)) == 0
-    for path in sorted((out / "checkpoints").iterdir())[1:]:
-        shutil.rmtree(path)
-    assert read_position(out / "checkpoints" / "step_000002").stream is not None
-    shutil.rmtree(out / "model")
-    assert soul(*command(files, out, "--keep-last", 9)) == 0
-    assert lines_of(out) == lines_of(whole)
 
 
 @pytest.mark.slow

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -237,52 +231,3 @@ def test_a_share_of_none_is_remarked_on(facts: Path) -> None:
 
 
 # --- a whole run, killed --------------------------------------------------------------------------
-
-RUN = ("--full", "--side", "assistant", "--objective", "mixsd", "--mix-samples", "16",
-       "--steps", "2", "--batch", "4", "--seed", "3", "--set", "mix_tokens=80",
-       "--set", "batch_size=20")  # fmt: skip
-
-
-def start(folder: Path, facts: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "soulkit.cli.app", "train", "sft", "--model", str(folder)]
-    return subprocess.Popen(
-        [*command, "--data", str(facts), "--data", str(facts.with_name("plain.jsonl")),
-         "--out", str(out), *RUN],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    _, said_there = process.communicate(timeout=600)
-    assert process.returncode == 0, said_there
-    return said_there
-
-
-@pytest.mark.slow
-def test_kill_9_while_writing_and_the_run_ends_alike(
-    tmp_path: Path, folder: Path, facts: Path
-) -> None:
-    rows = write_rows(tmp_path / "facts.jsonl", ROWS)
-    # Nothing is written of a source without facts; the run and its card name it all the same.
-    write_rows(tmp_path / "plain.jsonl", [{"messages": row["messages"]} for row in ROWS])
-    words = finish(start(folder, rows, tmp_path / "whole"))
-    assert "texts about 7 facts" in words
-    assert "| plain | 7 |" in (tmp_path / "whole" / "model" / "README.md").read_text()
-    process, path = start(folder, rows, tmp_path / "killed"), tmp_path / "killed" / WRITTEN
-    while not path.exists() or path.read_bytes().count(b"\n") < 20:
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    lines = len(read_jsonl(path))
-    assert 20 <= lines < 112
-    finish(start(folder, rows, tmp_path / "killed"))
-    summary = json.loads((tmp_path / "killed" / "summary.json").read_text())
-    assert summary["written"]["facts"] == 7
-    card = (tmp_path / "killed" / "model" / "README.md").read_text()
-    assert re.search(r"\| facts \| 7 \| `[0-9a-f]{8,}` \| assistant \| 1 \|", card)
-    texts = f"{summary['written']['texts']:,} about 7 facts"
-    assert texts in card
-    for name in (WRITTEN, "lessons/source0.jsonl", "model/model.safetensors"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

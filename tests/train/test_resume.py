@@ -14,13 +14,10 @@ weights, checkpoints and summary (tests/support/resuming.py).
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -91,24 +88,6 @@ def kill_at(context: Any, arguments: list[str], out: Path, lines: int, delay: fl
     return alive and not (out / "summary.json").exists()
 
 
-def kill_when(arguments: list[str], due: Callable[[], bool]) -> None:
-    """Start the installed command as a user does and end it with −9 once `due` says so."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "soulkit.cli.app", *arguments], env=env,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    end = time.monotonic() + 600
-    try:
-        while not due():
-            assert process.poll() is None, process.stderr and process.stderr.read().decode()
-            assert time.monotonic() < end
-            time.sleep(0.0005)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-
-
 @pytest.fixture(scope="module")
 def whole(warm: Path, tmp_path_factory: pytest.TempPathFactory, url: str) -> Callable[[str], Path]:
     """The untouched run of a name, made when it is first asked for."""
@@ -157,43 +136,11 @@ def test_a_killed_run_goes_on_to_the_bit(
     assert_same(out, untouched)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["trained.safetensors", "position.json"])
-def test_a_checkpoint_that_was_being_written_is_not_used(
-    tmp_path: Path, warm: Path, whole: Callable[[str], Path], url: str, file: str
-) -> None:
-    out, untouched = tmp_path / "run", whole("ditto")
-    command = everything(warm / "model", out, url)
-    points = out / "checkpoints"
-    kill_when(command, lambda: any(points.glob(f".step_*2.part/{file}")))
-    assert not (out / "summary.json").exists()
-    assert soul(*command) == 0
-    assert_same(out, untouched)
-    assert not list(points.glob(".*"))
-    assert len(json.loads((out / "environment.json").read_text())["resumed"]) == 1
-
-
 @pytest.fixture(scope="module")
 def untouched(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("untouched") / "run"
     assert soul(*ditto(warm / "model", out)) == 0
     return out
-
-
-@pytest.mark.slow
-def test_a_run_without_its_last_step_goes_on_to_the_bit(
-    tmp_path: Path, warm: Path, untouched: Path
-) -> None:
-    """What a kill leaves, made by hand: the newest checkpoint gone, files longer than the rest."""
-    out = tmp_path / "run"
-    shutil.copytree(untouched, out)
-    shutil.rmtree(out / "checkpoints" / f"step_{STEPS:06d}")
-    with (out / "metrics.jsonl").open("a") as stream:
-        stream.write('{"step": 4, "torn')
-    (out / "checkpoints" / f".step_{STEPS:06d}.part").mkdir()
-    assert soul(*ditto(warm / "model", out)) == 0
-    assert_same(out, untouched)
-    assert (out / "metrics.jsonl.cut").exists()  # the tail is kept aside, not thrown away
 
 
 def test_supervised_runs_go_on_to_the_bit(tmp_path: Path) -> None:
@@ -230,35 +177,6 @@ def test_a_run_killed_after_its_last_checkpoint_is_tidied_up(
     assert soul(*ditto(warm / "model", out)) == 0
     assert_same(out, untouched)
     assert not [*points.glob(".*"), *out.glob(".*.part")]
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    tmp_path: Path, warm: Path, untouched: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(untouched, out)
-    newest = out / "checkpoints" / f"step_{STEPS:06d}"
-    data = bytearray((newest / "trained.safetensors").read_bytes())
-    data[-1] ^= 1
-    (newest / "trained.safetensors").write_bytes(data)
-    assert soul(*ditto(warm / "model", out)) == 0
-    remarks = [line for line in capsys.readouterr().err.splitlines() if "is damaged" in line]
-    assert len(remarks) == 1 and "step_000005 is damaged (trained.safetensors" in remarks[0]
-    assert "going on from step_000004" in remarks[0]
-    assert_same(out, untouched)
-
-
-def test_a_run_without_a_whole_checkpoint_is_not_begun_again(
-    tmp_path: Path, warm: Path, untouched: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(untouched, out)
-    for path in checkpoints(out / "checkpoints"):
-        (path / "optimizer.safetensors").write_bytes(b"")
-    assert soul(*ditto(warm / "model", out)) == 2
-    assert "checkpoints in" in capsys.readouterr().err
-    assert lines_of(out) == lines_of(untouched)
 
 
 @pytest.mark.slow
@@ -341,19 +259,6 @@ def test_ten_stops_of_a_training_lose_nothing(
         assert [r.episode.transcript for r in newest_dev(out)] == [
             r.episode.transcript for r in newest_dev(untouched)
         ]
-
-
-@pytest.mark.slow
-def test_a_supervised_training_is_stopped_between_steps(tmp_path: Path, forked: Any) -> None:
-    def command(out: Path) -> list[object]:
-        return changed(sft(out, out), "--steps", "12", "--checkpoint-every", "50")
-
-    untouched = tmp_path / "untouched"
-    assert soul(*command(untouched)) == 0
-    stopped = Stopped(forked, "lessons", tmp_path)
-    stopped.run(command, 3, most=5)
-    for out in stopped.finished:
-        assert_same(out, untouched)
 
 
 # --- a stop at a certain place, within this process -----------------------------------------------

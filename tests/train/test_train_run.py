@@ -305,37 +305,6 @@ def test_dialogues_are_trained_with_a_partner_over_http(tmp_path: Path, warm: Pa
 
 
 @pytest.mark.slow
-def test_a_partner_that_fails_now_and_then_costs_those_rollouts_alone(
-    tmp_path: Path, warm: Path
-) -> None:
-    def broken(index: int, body: dict[str, Any]) -> Fault | None:
-        return Fault.status_error(400, "the visitor is ill") if index % 17 == 5 else None
-
-    out = tmp_path / "keeper"
-    answer = lambda body: visitor_line(body["messages"])  # noqa: E731
-    with ScriptedServer(answer=answer, script=broken) as server:
-        done = soul("train", "ditto", "--model", warm / "model", *KEEPER, "--partner",
-                    f"endpoint:visitor@{server.base_url}", "--out", out)  # fmt: skip
-    assert done == 0
-    lines = read_jsonl(out / "metrics.jsonl")
-    assert len(lines) == 2
-    assert sum(line["rollouts/unscored"] for line in lines) > 0
-    records = load_records(out / "episodes.jsonl")
-    lost = [r for r in records if not r.score.scored]
-    assert {r.score.reason for r in lost} == {"partner_error"}
-    assert all(r.received is None for r in lost)  # nothing to say about what was not seen
-    for line in lines:
-        scored = [r for r in records if r.step == line["step"] and r.score.scored]
-        tokens = {
-            kind: sum(len(t.completion.token_ids) for r in scored if r.kind == kind
-                      for t in r.episode.traces[0].turns)
-            for kind in ("draft", "refined")
-        }  # fmt: skip
-        assert line.get("trained/draft", 0) == tokens["draft"]
-        assert line.get("trained/copy", 0) == tokens["refined"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("who", ["partner", "coach"])
 def test_a_server_that_only_fails_ends_the_run_and_keeps_its_weights(
     tmp_path: Path, warm: Path, who: str, capsys: pytest.CaptureFixture[str]
