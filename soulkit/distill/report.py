@@ -69,7 +69,6 @@ from soulkit.tasks.kit.spec import Metric
 from soulkit.train.state.metrics import read_step_lines
 
 KEPT, MEAN, REGRESSIONS = "retention", "mean", "regressions"
-RetentionGate = ComparisonGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ class GateInputs:
     """Task → metric → width of its scale, where there is one."""
 
 
-def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGate, ...]:
+def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[ComparisonGate, ...]:
     """The gates that were written; ConfigError for one about what is not measured."""
     gates = tuple(parse_gate(text) for text in texts)
     targets = [*tasks, MEAN, KEPT, REGRESSIONS]
@@ -102,12 +101,12 @@ def parse_gates(texts: Sequence[str], tasks: Sequence[str]) -> tuple[RetentionGa
     return gates
 
 
-def gate_results(gates: Sequence[RetentionGate], of: GateInputs) -> tuple[GateResult, ...]:
+def gate_results(gates: Sequence[ComparisonGate], of: GateInputs) -> tuple[GateResult, ...]:
     """What becomes of each."""
     return tuple(_result(gate, of) for gate in gates)
 
 
-def _result(gate: RetentionGate, of: GateInputs) -> GateResult:
+def _result(gate: ComparisonGate, of: GateInputs) -> GateResult:
     if gate.target == REGRESSIONS:
         number = float(len(of.regressions))
         return gate_result(gate, number, number, number, ", ".join(of.regressions))
@@ -123,12 +122,12 @@ def _result(gate: RetentionGate, of: GateInputs) -> GateResult:
     return paired_gate(gate, paired, gate.metric or "headline", span)
 
 
-def _kept(gate: RetentionGate, kept: Retention) -> GateResult:
+def _kept(gate: ComparisonGate, kept: Retention) -> GateResult:
     why = kept.why or f"{kept.n_shared} rows"
     return gate_result(gate, kept.ratio, kept.ci_low, kept.ci_high, why)
 
 
-def _every_task(gate: RetentionGate, kept: Mapping[str, Retention]) -> GateResult:
+def _every_task(gate: ComparisonGate, kept: Mapping[str, Retention]) -> GateResult:
     """The worst of them: what fails before what is undecided before what passes."""
     order = {"fail": 0, "undecided": 1, "pass": 2}
     results = [(task, _kept(gate, one)) for task, one in kept.items()]
@@ -243,7 +242,7 @@ def is_regression(paired: PairedDifference, *, less_is_better: bool = False) -> 
 
 def distilled(
     config: DistillConfig, experts: Sequence[Expert], out: Path,
-    gates: Sequence[RetentionGate] = (),
+    gates: Sequence[ComparisonGate] = (),
 ) -> Distillation:  # fmt: skip
     """What the runs in `out` come to; RunError where a measurement is missing."""
     for part in measurements(config, experts, out):
@@ -423,17 +422,13 @@ def write_distillation(run: Run, result: Distillation) -> None:
         command=COMMAND, model=result.base,
         protocol=next((part.protocol for part in parts if part.protocol), ""),
         seconds=sum(part.seconds or 0.0 for part in parts), cost=cost, unpriced_calls=unpriced,
-        n=sum(_of(one, "n") for one in result.tasks),
-        n_scored=sum(_of(one, "n_scored") for one in result.tasks),
+        n=sum(one.cells["generalist"].n for one in result.tasks),
+        n_scored=sum(one.cells["generalist"].n_scored for one in result.tasks),
         tasks={one.task: _cells(one) for one in result.tasks},
     )  # fmt: skip
     run.write_summary(
         with_provenance(run.path, {**summary.to_json(), MEMBER: distillation_values(result)})
     )
-
-
-def _of(result: TaskResult, name: str) -> int:
-    return int(getattr(result.cells["generalist"], name))
 
 
 def _cells(result: TaskResult) -> dict[str, Cell]:

@@ -34,7 +34,6 @@ from soulkit.distill.measure import (
 )
 from soulkit.distill.report import (
     Distillation,
-    RetentionGate,
     distilled,
     parse_gates,
     write_distillation,
@@ -49,6 +48,7 @@ from soulkit.distill.sample import (
 )
 from soulkit.distill.select import read_selection, select_samples, written_selection
 from soulkit.errors import ConfigError
+from soulkit.eval.comparison.gates import ComparisonGate
 from soulkit.eval.config import EvalConfig
 from soulkit.eval.planning import evaluation_plan
 from soulkit.eval.run.run_lock import run_lock
@@ -130,7 +130,7 @@ def unread_words(config: DistillConfig) -> str:
 
 def checked_gates(
     config: DistillConfig, experts: Sequence[Expert]
-) -> tuple[RetentionGate, ...]:  # fmt: skip
+) -> tuple[ComparisonGate, ...]:  # fmt: skip
     """The gates of `config`; ConfigError for one about what is not measured."""
     tasks = measured_tasks(config, experts)
     return parse_gates(config.gate, [*tasks, ABILITY] if config.retention else tasks)
@@ -157,7 +157,7 @@ def _train(config: DistillConfig, experts: Sequence[Expert], out: Path, reporter
 
 
 def _report(
-    config: DistillConfig, experts: Sequence[Expert], run: Run, gates: Sequence[RetentionGate],
+    config: DistillConfig, experts: Sequence[Expert], run: Run, gates: Sequence[ComparisonGate],
     reporter: Reporter,
 ) -> Distillation:  # fmt: skip
     if not measured_tasks(config, experts) and not config.retention:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from soulkit.data.contamination import Words, folded_words, row_matches, same_words
+from soulkit.data.corpora.lessons import message_json
 from soulkit.data.rows import share_of
 from soulkit.distill.config import SELECTED, SELECTION, STAGES, DistillConfig, stages_after
 from soulkit.distill.experts import Expert
@@ -211,15 +212,6 @@ class Message:
     segment: Segment
     trained: bool
 
-    def as_json(self) -> dict[str, Any]:
-        segment = self.segment
-        ids = {"token_ids": list(segment.token_ids)} if segment.token_ids else {}
-        context = segment.role == "assistant" and not self.trained
-        return {
-            "role": segment.role, "content": segment.text, **ids,
-            **({"trained": False} if context else {}),
-        }  # fmt: skip
-
 
 def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
     """The rows of selected.jsonl that one episode makes."""
@@ -228,7 +220,7 @@ def lesson_lines(record: Record, expert: Expert) -> Iterator[dict[str, Any]]:
             exact = any(message.segment.token_ids for message in messages)
             tokenizer = {"tokenizer": expert.tokenizer_print} if exact else {}
             yield {
-                "messages": [message.as_json() for message in messages],
+                "messages": [message_json(one.segment, trained=one.trained) for one in messages],
                 "data_source": record.task, **tokenizer, "task": record.task,
                 "example_id": record.example_id, "rollout": record.rollout, "seat": trace.seat,
                 "value": record.score.value, "reward": record.score.reward,

@@ -320,7 +320,7 @@ def _plan_task(load: Load, work: Work) -> TaskPlan:
     parts: Sequence[tuple[Control | None, Example]] = load.controls
     parts = parts or [(None, example) for example in work.examples]
     by_seat = {example.id: words_by_seat(task, example) for _, example in parts}
-    words = {name: _mean_words(seats) for name, seats in by_seat.items()}
+    words = {name: round(sum(seats) / max(len(seats), 1)) for name, seats in by_seat.items()}
     loads = []
     for player in players:
         asks = [_ask(task, control, row, words[row.id], player) for control, row in parts]
@@ -405,12 +405,14 @@ def _player_load(
 ) -> PlayerLoad:  # fmt: skip
     others = {v.role: v for v in players}
     repetitions = _repeats(task, player)
+    longest = sum(others[role].limit for role in SPEAKERS if role in others)
     calls = about = prompts = most = 0.0
     for ask in asks:
         times, usual = ask.calls * repetitions, ask.usual_calls * repetitions
         calls, about = calls + times, about + usual
-        prompts += usual * _prompt(ask.opening, ask.usual_turns, player, _each(ask, others))
-        most += times * _prompt(ask.opening, ask.turns, player, _longest(others))
+        each = sum(others[role].reply * n for role, n in ask.lines.items() if role in others)
+        prompts += usual * _prompt(ask.opening, ask.usual_turns, player, each)
+        most += times * _prompt(ask.opening, ask.turns, player, longest)
     tries = QUESTION_ATTEMPTS if player.role in PANELS else 1
     about, prompts, calls, most = (round(plays * n) for n in (about, prompts, calls, most))
     return _priced(player, int(about), int(prompts), int(calls), int(most), tries)
@@ -449,24 +451,10 @@ def _prompt(opening: float, turns: int, player: PlayerTerms, each: float) -> flo
     return opening + (turns - 1) / 2 * each
 
 
-def _each(ask: Ask, others: Mapping[str, PlayerTerms]) -> float:
-    """Tokens that an episode grows by with each turn of the actor, on all sides."""
-    return sum(others[role].reply * n for role, n in ask.lines.items() if role in others)
-
-
-def _longest(others: Mapping[str, PlayerTerms]) -> float:
-    """The same at most."""
-    return sum(others[role].limit for role in SPEAKERS if role in others)
-
-
 def _cost(player: PlayerTerms, prompt: float, reply: float) -> float | None:
     if player.prices is None:
         return None
     return (player.prices[0] * prompt + player.prices[1] * reply) / 1e6
-
-
-def _mean_words(by_seat: Sequence[int]) -> int:
-    return round(sum(by_seat) / max(len(by_seat), 1))
 
 
 # -- money -----------------------------------------------------------------------------------------

@@ -292,6 +292,13 @@ class _Part:
     token_ids: tuple[int, ...] = ()
 
 
+def message_json(segment: Segment, *, trained: bool) -> dict[str, Any]:
+    """A message of a row of conversations; the exact ids stay where there are some."""
+    exact = {"token_ids": list(segment.token_ids)} if segment.token_ids else {}
+    context = {"trained": False} if segment.role == "assistant" and not trained else {}
+    return {"role": segment.role, "content": segment.text, **exact, **context}
+
+
 def lesson_from(conversation: ChatRow, shape: LessonShape, source: str, key: str) -> Lesson:
     """The lesson of one conversation; BadRecord where nothing can be learned from it."""
     if conversation.evaluation_only:

@@ -168,8 +168,9 @@ class LessonEncoder:
             if len(self._continues) >= MOST_SHAPES:
                 self._continues.clear()
             earlier = [i for i in range(last) if trained[i]]
+            spliced = [s.token_ids for s in segments]
             self._continues[shape] = all(
-                self._pieces(segments[:i])[0] == pieces[: 1 + _spliced(segments[:i])]
+                self._pieces(segments[:i])[0] == pieces[: 1 + sum(map(bool, spliced[:i]))]
                 for i in earlier[:: -(-len(earlier) // MOST_COMPARED) or 1]
             )
         return self._continues[shape]
@@ -212,10 +213,6 @@ class LessonEncoder:
 
     def _prompt(self, context: Sequence[Segment]) -> Sequence[int]:
         return self.renderer.prompt_ids(context) if context else self._opening
-
-
-def _spliced(segments: Sequence[Segment]) -> int:
-    return sum(bool(s.token_ids) for s in segments)
 
 
 def _rules(segments: Sequence[Segment]) -> int:

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.corpora.lessons import Lesson
+from soulkit.data.corpora.lessons import Lesson, message_json
 from soulkit.data.corpora.settings import SourceSettings
 from soulkit.data.corpora.stream import LessonRows, LessonStream
 from soulkit.errors import ContextOverflow, DataError
@@ -277,11 +277,12 @@ def _learned_row(
     written.texts += 1
     written.tokens += len(record["token_ids"])
     written.by_expert += record["expert_tokens"]
+    context = [message_json(segment, trained=False) for segment in prompt.naive]
     reply = {
         "role": "assistant", "content": record["text"], "token_ids": record["token_ids"]
     }  # fmt: skip
     return {
-        "messages": [*map(_message, prompt.naive), reply],
+        "messages": [*context, reply],
         "data_source": prompt.lesson.source,
         "tokenizer": record["tokenizer"],
         "place": prompt.place,
@@ -291,12 +292,6 @@ def _learned_row(
 def lesson_file(run: Path, source: int) -> Path:
     """Where those texts stand that are learned of the source in this place."""
     return run / LESSONS / f"source{source}.jsonl"
-
-
-def _message(segment: Segment) -> dict[str, Any]:
-    exact = {"token_ids": list(segment.token_ids)} if segment.token_ids else {}
-    untrained = {"trained": False} if segment.role == "assistant" else {}
-    return {"role": segment.role, "content": segment.text, **exact, **untrained}
 
 
 def _progress(done: int, before: int, total: int, seconds: float) -> str:
