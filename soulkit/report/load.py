@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.errors import DataError, RunError
+from soulkit.errors import RunError
 from soulkit.eval.results.batch_statistics import summary_terms
 from soulkit.eval.results.summary import Cells, Summary, summarise, summary_line
 from soulkit.eval.run.resume import control_counts
@@ -16,7 +16,7 @@ from soulkit.eval.run.run_lock import CLOCK
 from soulkit.models.ledger.view import LedgerView
 from soulkit.runs.conditions import Conditions, provenance_of
 from soulkit.runs.folder import is_run, read_config, read_environment
-from soulkit.runs.jsonl import has_lines, lines_in
+from soulkit.runs.jsonl import MEND_LINE, damaged, has_lines, lines_in
 from soulkit.runs.records import KEY, load_controls, load_records, scored_keys, stream_records
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.registry import load_registry
@@ -107,11 +107,7 @@ def _distinct(lines: Iterable[bytes], path: Path) -> set[bytes]:
         elif key := _parsed_key(line):
             keys.add(key)
         elif line.endswith(b"\n") and line.strip():
-            raise DataError(
-                f"{path}:{number} is no record.",
-                "The file was changed by hand or by another program.",
-                "Mend or delete that line, or start a new run.",
-            )
+            raise damaged(f"{path}:{number} is no record.", MEND_LINE)
     return keys
 
 

@@ -42,6 +42,7 @@ DISTILLATION_SCHEMA = "soulkit/distillation@1"
 DOCTOR_SCHEMA = "soulkit/doctor@1"
 """Of what `soul doctor --json` prints."""
 
+MEND_LINE = "Mend or delete that line, or start a new run."
 PACK_FROM = 32_000_000
 """Bytes from which a file of lines is packed; what is smaller stays plain."""
 
@@ -85,11 +86,7 @@ def _packed_lines(packed: Path) -> Iterator[bytes]:
         with gzip.open(packed, "rb") as stream:
             yield from stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(
-            f"'{packed}' cannot be unpacked ({error}).",
-            "The file was cut, damaged in copying, or written by another program.",
-            "Restore the file from where it was copied, or start a new run.",
-        ) from error
+        raise damaged(f"'{packed}' cannot be unpacked ({error}).") from error
 
 
 def pack_lines(path: Path, least: int = PACK_FROM) -> bool:
@@ -220,12 +217,7 @@ def placed_values(path: Path, parse: Callable[[bytes], T | None]) -> Iterator[tu
         if value is not None:
             yield start, value
         elif line.endswith(b"\n") and line.strip():
-            raise DataError(
-                f"{path}:{number} is not a JSON object.",
-                "The file was changed by hand or by another program; lines after it may be "
-                "wrong as well.",
-                "Mend or delete that line, or start a new run.",
-            )
+            raise damaged(f"{path}:{number} is not a JSON object.", MEND_LINE)
 
 
 def parsed_object(line: bytes) -> dict[str, Any] | None:
@@ -360,12 +352,16 @@ def read_value(kind: type[T], value: object, what: str) -> T:
     try:
         made: T = form_of(kind).validate_python(value)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise DataError(
-            f"{what} cannot be read ({first_problem(error)}).",
-            "The file was edited, damaged, or written by another version of soulkit.",
-            "Restore the file, or give the run's own command again.",
-        ) from error
+        raise damaged(f"{what} cannot be read ({first_problem(error)}).") from error
     return made
+
+
+def damaged(
+    what: str, way_out: str = "Restore the file from where it was copied, or start a new run."
+) -> DataError:
+    """The error of a file that is not as soulkit wrote it."""
+    why = "The file was edited, damaged, or written by another version of soulkit."
+    return DataError(what, why, way_out)
 
 
 def first_problem(error: ValidationError, whole: str = "the object") -> str:

@@ -22,6 +22,7 @@ from soulkit.runs.jsonl import (
     EPISODES_SCHEMA,
     SCHEMA,
     JsonlWriter,
+    damaged,
     first_problem,
     form_of,
     has_lines,
@@ -264,9 +265,8 @@ def _of_line(
 
 
 def _unreadable(path: Path, number: int, what: str, why: str) -> DataError:
-    return DataError(
+    return damaged(
         f"Object {number} of '{path}' is no record of {what} ({why}).",
-        "The file was edited, damaged, or written by another version of soulkit.",
         "Restore the file, or remove that line and run the same command again to replay it.",
     )
 
