@@ -74,6 +74,12 @@ def test_full_reward_where_a_score_is_yes_or_no() -> None:
     assert [s.key for s in passing_samples(samples, YES_NO)] == ["0/a/1/draft"]
 
 
+def test_rules_have_the_defaults_of_the_settings() -> None:
+    rules, fields = SelectionRules(high=1.0, low=0.0, binary=True), DistillConfig.model_fields
+    for name in ("min_reward", "keep_top", "quota", "near"):
+        assert getattr(rules, name) == fields[name].default, name
+
+
 def test_graded_rewards_must_rise_above_their_prompt() -> None:
     samples = [
         one("hard", 0, 0.1), one("hard", 1, 0.3),

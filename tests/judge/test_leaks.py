@@ -44,6 +44,13 @@ def test_the_gold_text_leaks(text: str) -> None:
     assert leak(text) == "gold_text"
 
 
+@pytest.mark.parametrize(("colour", "kind"), [("red", "answerable"), ("very red", "")])
+def test_single_words_point_at_names_of_three_words_at_most(colour: str, kind: str) -> None:
+    options = tuple(f"the {one} box" for one in (colour, "blue", "green"))
+    view = LeakView("Where is the hat?", options, options[0])
+    assert leak("Look at the red one.", view) == kind
+
+
 @pytest.mark.parametrize(
     "text",
     ["Take B.", "option b", "The answer is B", "(b)", "<answer>B</answer>", "B) fits", "It is *B*",
