@@ -29,31 +29,28 @@ MESSAGE_ROLES = ("user", "assistant", "system")
 ChatMessage = dict[str, str]
 
 
-def conversation(value: Any, column: str, source: str = "") -> list[ChatMessage]:
+def conversation(value: Any, column: str) -> list[ChatMessage]:
     """`value` as messages; RowError unless it is a list of them in which the user says something.
 
     A message may be blank, and one role may speak twice in a row: both occur in recorded chats.
     """
     items = structure(value)
     if not isinstance(items, list | tuple) or not items:
-        raise _no_conversation(column, source, f"It holds {type(items).__name__} {items!r:.60}.")
-    messages = [_message(item, number, column, source) for number, item in enumerate(items, 1)]
+        raise _no_conversation(column, f"It holds {type(items).__name__} {items!r:.60}.")
+    messages: list[ChatMessage] = []
+    for number, item in enumerate(items, 1):
+        fields = item if isinstance(item, Mapping) else {}
+        role, content = str(fields.get("role", "")).strip().lower(), fields.get("content")
+        if role not in MESSAGE_ROLES or not isinstance(content, str):
+            raise _no_conversation(column, f"Message {number} is {item!r:.60}.")
+        messages.append({"role": role, "content": content})
     if not any(m["role"] == "user" and m["content"].strip() for m in messages):
-        raise _no_conversation(column, source, "Its user says nothing.")
+        raise _no_conversation(column, "Its user says nothing.")
     return messages
 
 
-def _message(item: Any, number: int, column: str, source: str) -> ChatMessage:
-    fields = item if isinstance(item, Mapping) else {}
-    role, content = str(fields.get("role", "")).strip().lower(), fields.get("content")
-    if role not in MESSAGE_ROLES or not isinstance(content, str):
-        why = f"Message {number} is {item!r:.60}."
-        raise _no_conversation(column, source, why)
-    return {"role": role, "content": content}
-
-
-def _no_conversation(column: str, source: str, why: str) -> RowError:
-    what = f"{source or 'row'}: '{column}' should hold a conversation."
+def _no_conversation(column: str, why: str) -> RowError:
+    what = f"row: '{column}' should hold a conversation."
     return RowError(what, f"{why} Each message has role and content.")
 
 

@@ -40,7 +40,6 @@ _COUNTERS = 1 << 24
 
 Words = tuple[str, ...]
 Phrases = NDArray[np.int64]
-"""The hashes of a text's phrases, each once, in rising order."""
 
 
 def check_threshold(threshold: float, meaning: str) -> None:
@@ -184,13 +183,11 @@ class Passage:
     """What the seats may read of one row."""
 
     source: str
-    """`file:number`, unique within a file."""
     task: str
     words: Words
     core: Words
     """The words outside entity columns; all words where nothing else is left."""
     entities: frozenset[tuple[str, str]]
-    """(kind, value as words)."""
     recorded: tuple[tuple[Words, ...], ...] = ()
     """What was recorded, not written for the row: a history or an answer, each as its texts."""
 
@@ -200,7 +197,6 @@ class RowMatch:
     """A training row with the evaluation row that is most like it."""
 
     kind: str
-    """`exact` or `near`."""
     train: str
     evaluation: str
     similarity: float
@@ -214,7 +210,6 @@ class SharedEntity:
     kind: str
     value: str
     train: tuple[str, ...]
-    """Sources of the training rows that name it."""
     evaluation: tuple[str, ...]
 
 
@@ -226,7 +221,6 @@ class Overlap:
     evaluation_rows: int
     threshold: float
     kinds: tuple[str, ...]
-    """Every kind that was looked for: `exact`, `near` and the entities of the tasks."""
     matches: tuple[RowMatch, ...]
     """One for each training row that has any."""
     reached: Mapping[str, int]
@@ -344,7 +338,6 @@ class RowTexts:
     """The texts of one row that its seats may read, with their capital letters."""
 
     source: str
-    """`file:number`."""
     cluster: str
     texts: tuple[str, ...]
     telling: tuple[str, ...] = ()
@@ -358,11 +351,9 @@ class RenamedRows:
 
     rows: int
     clusters: int
-    """How many clusters these rows stand in."""
     distinct: int
     """How many different rows are left when names do not count."""
     example: tuple[str, str]
-    """The sources of two rows that are equal up to names."""
 
 
 def find_renamed(rows: Sequence[RowTexts]) -> RenamedRows | None:

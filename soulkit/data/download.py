@@ -62,7 +62,6 @@ class Remote:
 
     repo: str
     revision: str
-    """The commit, 40 hexadecimal digits."""
     path: str
     bytes: int
     sha256: str | None = None

@@ -316,7 +316,6 @@ _READERS: dict[str, Callable[[Path], Iterator[SourcedRow]]] = {
     ".tsv": _read_csv,
 }
 ROW_SUFFIXES = tuple(_READERS)
-"""What the name of a row file may end in."""
 
 
 # -- flattening ----------------------------------------------------------------------------------
@@ -522,7 +521,6 @@ _WRITERS: dict[str, Writer] = {
 
 
 DATA_FOLDER = "SOULKIT_DATA"
-"""The environment variable that names the folder with the released files."""
 DEFAULT_FOLDER = "data"
 
 

@@ -38,7 +38,6 @@ RELEASES: Mapping[ReleaseSplit, str] = {
     "train": "sunweiwei/sim-rl-data",
     "eval": "sunweiwei/sim-eval-data",
 }
-"""Where the files lie that tasks.yaml names."""
 CORPORA: Mapping[str, str] = {
     "mid-training": "cmu-lti/osim-mid-training",
     "post-training": "cmu-lti/osim-post-training",
@@ -196,7 +195,6 @@ class _Job:
     remote: Remote
     target: Path
     have: Digests | None
-    """What is on disk under the final name."""
 
     @property
     def done(self) -> bool:

@@ -231,7 +231,6 @@ class LeakView:
     options: tuple[str, ...] = ()
     gold: str = ""
     letters: tuple[str, ...] = ()
-    """The letter of each option, for tasks whose options have letters."""
     private: tuple[str, ...] = ()
     """Texts of other seats: the partner's goal, background, secret."""
     private_by_seat: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
@@ -240,7 +239,6 @@ class LeakView:
     rubric: tuple[str, ...] = ()
     """Words and phrases that only a judge's rubric uses."""
     reference: str = ""
-    """What a human said in the actor's place."""
     reference_parts: tuple[str, ...] = ()
     """Its messages, where it has several: one of them, said whole, is a small share of all."""
     public: str = ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from soulkit.judge.panel import Opinion, ask_several, pair_orders, pooled
+from soulkit.judge.panel import Opinion, ask_several, pair_orders, pooled, verdicts_of
 from soulkit.judge.structured import JudgeQuestion, VerdictShape, question
 from soulkit.models.base import Cast
 from soulkit.types import Episode, Verdict
@@ -39,7 +39,6 @@ class Ballot:
     judge: str
     sample: int
     first: bool
-    """Whether the episode stood first, as A."""
     verdict: Literal["A", "B", "Tie"]
 
     @property
@@ -81,36 +80,33 @@ def pair_questions(
     cast: Cast,
     episode: Episode,
     prompt: Callable[[bool], str],
-    purpose: str = PURPOSE,
     samples: int = 1,
 ) -> list[JudgeQuestion[Preference]]:
     """The question in each order, for whoever asks others beside it (`ask_several`).
 
-    Each takes so many opinions as the task declares for `purpose` (or for the order alone:
+    Each takes so many opinions as the task declares for `pairwise` (or for the order alone:
     `pairwise_first`, `pairwise_second`); without a declaration, `samples`.
     """
-    times = cast.panel.questions.get(purpose, samples)
+    times = cast.panel.questions.get(PURPOSE, samples)
     return [
-        replace(question(_ordered(purpose, first), prompt(first), Preference), samples=times)
-        for first in pair_orders(episode, cast.panel.orders, purpose)
+        replace(question(_ordered(first), prompt(first), Preference), samples=times)
+        for first in pair_orders(episode, cast.panel.orders, PURPOSE)
     ]
 
 
-def pair_outcome(
-    cast: Cast, replies: Mapping[str, Sequence[Opinion[Any]]], purpose: str = PURPOSE
-) -> PairOutcome:
+def pair_outcome(cast: Cast, replies: Mapping[str, Sequence[Opinion[Any]]]) -> PairOutcome:
     """What the opinions on `pair_questions` come to; other purposes in `replies` are left alone.
 
     Raises ValueError when there are none, or none readable in some order.
     """
-    orders = [first for first in (True, False) if _ordered(purpose, first) in replies]
-    panels = [replies[_ordered(purpose, first)] for first in orders]
+    orders = [first for first in (True, False) if _ordered(first) in replies]
+    panels = [replies[_ordered(first)] for first in orders]
     means = [
         pooled(panel, partial(_side, first), cast.panel.combine)
         for first, panel in zip(orders, panels, strict=True)
     ]
     if not means:
-        raise ValueError(f"nobody was asked for {purpose}")
+        raise ValueError(f"nobody was asked for {PURPOSE}")
     by_order = [
         [_ballot(opinion, first) for opinion in panel if opinion.answer is not None]
         for first, panel in zip(orders, panels, strict=True)
@@ -119,7 +115,7 @@ def pair_outcome(
         value=sum(means) / len(means),
         flips=_flips(by_order),
         ballots=tuple(ballot for ballots in by_order for ballot in ballots),
-        verdicts=tuple(opinion.verdict() for panel in panels for opinion in panel),
+        verdicts=verdicts_of(*panels),
     )
 
 
@@ -131,8 +127,8 @@ def purposes_asked(purposes: Collection[str], orders: Literal["both", "seeded"])
     return tuple(name for name in purposes if name not in second)
 
 
-def _ordered(purpose: str, first: bool) -> str:
-    return f"{purpose}{_FIRST if first else _SECOND}"
+def _ordered(first: bool) -> str:
+    return f"{PURPOSE}{_FIRST if first else _SECOND}"
 
 
 def _side(first: bool, preference: Preference) -> float:

@@ -25,7 +25,6 @@ from soulkit.text import sanitise
 from soulkit.types import Line, Record
 
 PREFERENCE = "preference"
-"""The dimension of a pair."""
 SIDES = ("A", "B", "Tie")
 CANNOT_TELL = "?"
 COLUMNS = ("sheet", "task", "example", "rollout", "dimension", "label", "rater")
@@ -64,7 +63,6 @@ class RatingCard:
     keys: tuple[str, ...]
     """The records it shows, in the order of the key; none for an attention check."""
     setting: str
-    """What the actor first saw."""
     sides: tuple[tuple[Line, ...], ...]
     seats: tuple[str, ...]
     """Who of the speakers is to be rated."""

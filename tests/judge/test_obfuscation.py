@@ -231,9 +231,9 @@ def made_lessons(name: str, n: int) -> Iterator[tuple[str, LeakView]]:
     task = load_registry().task(name)
     for example in examples(name, n):
         view = task.leak_view(example) or LeakView()
-        if isinstance(task, LetteredTask):
-            yield from ((text, view) for text in task.lessons(example, None))
-        else:
+        lessons = list(task.lessons(example, None)) if isinstance(task, LetteredTask) else []
+        yield from ((text, view) for text in lessons)
+        if not lessons:
             text = task.rehearse(example, random.Random(example.id))
             yield from [(text, view)] if text else []
 

@@ -49,11 +49,8 @@ class Duplicate:
     """A row that says what an earlier one says."""
 
     row: str
-    """`file:row`."""
     first: str
-    """The row that stays."""
     kind: str
-    """`exact` or `near`."""
     similarity: float
 
 
@@ -151,7 +148,6 @@ class ChatLeaks:
     chats: int = 0
     evaluation_rows: int = 0
     short: int = 0
-    """Evaluation rows with too few words to be looked for."""
     matches: list[RowMatch] = field(default_factory=list)
     """For each conversation that gives something away, the row that it gives away most of."""
     evaluations: set[str] = field(default_factory=set)

@@ -36,7 +36,6 @@ from soulkit.data.files import (
 from soulkit.errors import DataError
 
 WHOLE_FILE_LIMIT = 64 << 20
-"""Bytes of such a file, at most."""
 
 
 def is_scattered(columns: Collection[str]) -> bool:
@@ -95,7 +94,6 @@ class Stretch:
     first: int
     """Rows (in .jsonl: lines) of the file before it."""
     rows: int
-    """Rows (lines) in it."""
     at: int
     """.jsonl: byte offset; Parquet: row group; else 0."""
     size: int
@@ -114,7 +112,6 @@ class FileIndex:
     """Places that its stretches cover: rows, or lines."""
     bundles: tuple[tuple[Stretch, ...], ...]
     checksum: str
-    """Changes when the file does."""
     data_sources: frozenset[str]
     """Every `data_source` in it, where they were looked for."""
 

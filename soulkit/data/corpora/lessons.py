@@ -63,7 +63,6 @@ class ChatRow:
     fact: str
     tokenizer: str
     evaluation_only: bool
-    """Whether the row says that nobody may train on it."""
 
 
 def conversation_of(row: Any, place: str) -> ChatRow:
@@ -241,7 +240,6 @@ class Lesson:
     trained: tuple[bool, ...]
     """Per segment: whether its words are a target. True under `assistant` alone, at least once."""
     source: str
-    """The name of its source in this run."""
     key: str
     """`file:row`, for whoever wants to look at it."""
     fact: str = ""
@@ -272,7 +270,6 @@ class LessonShape:
     """How conversations become lessons."""
 
     side: str
-    """`human`, `assistant`, or the name of a speaker."""
     strip_system: bool = False
     turns: int | None = None
     """So many messages stay, from the end; None: all."""

@@ -161,7 +161,6 @@ def _shards(folder: Path, part: CorpusPart) -> list[Path]:
 
 HUMAN, ASSISTANT = "human", "assistant"
 SIDES = (HUMAN, ASSISTANT)
-"""Sides that are no speaker's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,6 @@ class CorpusRule:
     """What the table says of one data set."""
 
     side: str
-    """`human` or `assistant`."""
     turns: int | None = None
     """So many messages stay of a longer conversation."""
 

@@ -95,7 +95,6 @@ def _drawn(salt: str, block: int, rows: int, quota: int) -> frozenset[int]:
 
 
 SPEAKERS = 12
-"""Names that an error lists."""
 LONG_TO_READ = 1 << 30
 """Bytes of a source whose reading is announced."""
 LeftOut = Callable[[str, str], None]

@@ -24,7 +24,6 @@ from soulkit.errors import ConfigError, DataError
 from soulkit.reporting import SILENT, Reporter
 
 WINDOW = 10_000
-"""Rows that are shuffled together."""
 WINDOW_BYTES = 128 << 20
 """Of all windows of a stream together, about."""
 LARGEST_WINDOW = 32 << 20

@@ -132,7 +132,6 @@ class Task(ABC):
     pair_calls = 0
     """How many of a judge's calls on an episode ask about a pair, both orders together."""
     templates: Sequence[str] = ()
-    """The prompts that a score depends on."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None

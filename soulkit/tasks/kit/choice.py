@@ -284,7 +284,6 @@ UNREAD_OPENINGS = {
     "truncated": "The draft ran out of room before it answered; reason in fewer words.",
     "refusal": "The draft declined; picking among given options is all that is asked.",
 }
-"""What is said first about a draft that could not be read."""
 
 
 def opening(state: str, right: str, wrong: str, unread: Mapping[str, str] = UNREAD_OPENINGS) -> str:

@@ -56,7 +56,6 @@ class LoadedExamples:
     examples: tuple[Example, ...]
     bad: tuple[BadRow, ...] = ()
     duplicates: int = 0
-    """Rows that say the same as an earlier one."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """`data_source` of another task → its rows."""
 

@@ -131,7 +131,6 @@ MADE = "synth:"
 """What stands before the number of rows to make, in the place of a file name."""
 _WHOLE = re.compile(r"-?\d+")
 DEFAULT_ROWS = 100
-"""How many are made where nobody says."""
 
 
 def make_rows(
@@ -180,7 +179,6 @@ def made_rows(task: Task, source: str, seed: int, split: Split) -> list[RawRow]:
 
 S = TypeVar("S", bound=VerdictShape)
 NO_FAULT = "none"
-"""The fault of a draft that has none."""
 
 
 class Review(VerdictShape):
@@ -201,15 +199,11 @@ class Sketch:
     key: str
     """Names its calls; equal records have equal keys."""
     source: str
-    """`file:line`."""
     draft: JudgeQuestion[Any]
-    """What the drafter is asked."""
     review: Callable[[Any], JudgeQuestion[Any]]
     """What the filter is asked about a draft; its answer is a Review."""
     rows: Callable[[Any], Sequence[Row]]
-    """The rows of a draft that was kept."""
     count: int = 1
-    """How many they are."""
     published: bool = False
     """Whether the record is one of a published data set. Rows of any other say of which file they
     were made (`origin`)."""
@@ -221,7 +215,6 @@ class Drafts:
 
     sketches: tuple[Sketch, ...]
     prompts: Mapping[str, str]
-    """Template name → hash, for every template that is used."""
     bad: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -106,12 +106,10 @@ class RowCheck:
     columns: Mapping[str, int]
     """Column of the file → rows that have it."""
     ignored: tuple[str, ...]
-    """Columns of the file that the task does not know."""
     tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     words: Mapping[str, WordCounts] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
     equal_up_to_names: RenamedRows | None = None
-    """Rows of different clusters that are equal up to names."""
     bad: tuple[BadRow, ...] = ()
 
 
@@ -267,7 +265,6 @@ class AuditRemark:
 
     source: str
     what: str
-    """`leak`, `contradiction` or `twin_options`."""
     detail: str
 
 
@@ -277,7 +274,6 @@ class RowAudit:
 
     task: str
     rows: int
-    """Different usable rows."""
     duplicates: int
     words: Mapping[str, WordCounts]
     """Words per field, of the whole `prompt` and of the `gold answer`."""
@@ -290,7 +286,6 @@ class RowAudit:
     position: Bias | None
     """Of the favourite; `p` is adjusted for having picked it."""
     longest: Bias | None
-    """The gold is longer than every other option."""
     gold_in_prompt: int
     """Rows whose prompt has the gold's words outside the list of options. Where answers are quoted
     from a text, that is as it should be."""

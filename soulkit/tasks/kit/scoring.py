@@ -26,9 +26,7 @@ from soulkit.tasks.kit.user_code import finite_or_none
 from soulkit.types import BatchMetric, Completion, Episode, Record, Score
 
 READABLE = ("ok", "salvaged")
-"""Statuses of an answer that is graded."""
 _UNREAD = ("empty", "no_tag", "malformed")
-"""Statuses of a reply that holds no answer."""
 CUT_TURNS = "turns/cut"
 """Metric of a dialogue: the share of the actor's turns that ran into their limit."""
 
@@ -318,9 +316,9 @@ def _row_value(plays: Sequence[Sequence[Record]]) -> float | None:
     return sum(means) / len(means) if means else None
 
 
-def row_mean(records: Sequence[Record], scale: tuple[float, float] = SHARE) -> BatchMetric:
+def row_mean(records: Sequence[Record]) -> BatchMetric:
     """The mean over rows, however many forms a row is asked in."""
-    return mean_of(list(row_values(records).values()), ROWS, scale)
+    return mean_of(list(row_values(records).values()), ROWS)
 
 
 def macro(records: Sequence[Record], tag: str) -> BatchMetric | None:

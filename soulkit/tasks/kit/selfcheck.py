@@ -241,7 +241,6 @@ ALIKE = (
     "like a fixed sentence in the prompt; name a model that coaches by default (players: coach)"
 )
 _CLOSE = 1e-9
-"""A maximum that was computed may miss its number by this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +248,6 @@ class Finding:
     """A row that the check names, and why."""
 
     source: str
-    """Where the row stands: `file:number`."""
     example: str
     played: str
     """The scripted answer, empty where there is none."""
@@ -263,7 +261,6 @@ class SelfCheck:
     task: str
     protocol: str
     data: str
-    """Where the rows came from."""
     rows: int
     """Different rows that were played."""
     gold_fails: tuple[Finding, ...] = ()
@@ -274,7 +271,6 @@ class SelfCheck:
     no_gold: tuple[Finding, ...] = ()
     no_wrong: tuple[Finding, ...] = ()
     unscored: tuple[Finding, ...] = ()
-    """Rows whose score needs a model."""
     breaks: tuple[Finding, ...] = ()
     """What a run would stop at: a prompt that cannot be rendered, feedback that raises. One for
     each way in which it breaks."""
@@ -286,7 +282,6 @@ class SelfCheck:
     feedback_drafts: int = 0
     """Wrong drafts that the task's rules have feedback on, one of each row at most."""
     feedback_texts: int = 0
-    """Different texts among this feedback."""
     bad: tuple[BadRow, ...] = ()
     rows_only: bool = False
     """The task has no scorer: its rows were read, and nothing was played."""
@@ -343,7 +338,6 @@ def with_unused_prompts(checks: Sequence[SelfCheck], registry: Registry) -> list
     return warned
 
 
-_CheckOutcome = tuple[str, Finding | None]
 Played = tuple[Episode | None, Score | None, str]
 
 
@@ -418,39 +412,35 @@ async def _findings(
             continue  # whatever it scored would be about the broken prompt
         gold = await scripted_play(task, example, task.gold, perfect=True)
         wrong = await scripted_play(task, example, task.wrong, perfect=False)
-        for kind, finding in (_gold(task, example, gold), _wrong(task, example, wrong)):
-            if finding is not None:
-                findings.setdefault(kind, []).append(finding)
+        for outcome, verdict in ((gold, _gold), (wrong, _wrong)):
+            kind, why = verdict(task, *outcome)
+            if kind:
+                findings.setdefault(kind, []).append(_finding(example, outcome[0], why))
         await rehearsed.beside(example, wrong)
     return findings
 
 
-def _gold(task: Task, example: Example, outcome: Played) -> _CheckOutcome:
-    played, score, why = outcome
+def _gold(task: Task, played: Episode | None, score: Score | None, why: str) -> tuple[str, str]:
+    """(kind of finding, why); both empty where there is nothing to find."""
     if why:
-        return "gold_fails", _finding(example, played, why)
+        return "gold_fails", why
     if played is None:
-        return "no_gold", _finding(example, None, "the task has no scripted gold for it")
+        return "no_gold", "the task has no scripted gold for it"
     if score is None or score.value is None:
-        needs = f"{score.reason}: {score.words}" if score else "its score needs a model"
-        return "unscored", _finding(example, played, needs)
-    if score.value < task.spec.metric.high - _CLOSE:
-        return "gold_fails", _finding(example, played, _scored(task, score))
-    return "", None
+        return "unscored", f"{score.reason}: {score.words}" if score else "its score needs a model"
+    fails = score.value < task.spec.metric.high - _CLOSE
+    return ("gold_fails", _scored(task, score)) if fails else ("", "")
 
 
-def _wrong(task: Task, example: Example, outcome: Played) -> _CheckOutcome:
-    played, score, why = outcome
+def _wrong(task: Task, played: Episode | None, score: Score | None, why: str) -> tuple[str, str]:
     if why or played is None:
-        reason = why or "the task has no scripted wrong answer for it"
-        return "no_wrong", _finding(example, played, reason)
+        return "no_wrong", why or "the task has no scripted wrong answer for it"
     if score is None or score.value is None:
-        return "", None  # the gold of the same row says that it needs a model
+        return "", ""  # the gold of the same row says that it needs a model
     if score.status not in READABLE:
-        return "wrong_unread", _finding(example, played, _scored(task, score))
-    if score.value >= task.spec.metric.high - _CLOSE:
-        return "wrong_passes", _finding(example, played, _scored(task, score))
-    return "", None
+        return "wrong_unread", _scored(task, score)
+    passes = score.value >= task.spec.metric.high - _CLOSE
+    return ("wrong_passes", _scored(task, score)) if passes else ("", "")
 
 
 async def scripted_play(

@@ -129,7 +129,6 @@ COMMAND_FLAGS = ("--out", "--rows", "--seed", "--tasks", "--trust", "--json", "-
                  "--filter", "--max-cost")  # fmt: skip
 """Options of the commands that call hooks, for a suggestion where an option is misspelt."""
 TASK_KEYWORD = "task"
-"""The keyword that a function gets the name of the task by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,6 @@ KIT = frozenset({"tasks", "judge", "metrics", "data", "text.py", "types.py", "er
 """Parts of soulkit that a task is made of: pure, but for the models that they are handed."""
 LIBRARIES = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 LONGEST = 400
-"""Characters of an error's own words that are kept."""
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()
