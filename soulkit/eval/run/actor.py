@@ -57,9 +57,9 @@ def eval_engine(config: EvalConfig, run: Run | None) -> SamplingEngine | None:
             config.engine_choice, python=python, device=config.device,
             begun="" if run is None else begun_engine(run).get("kind", ""),
         )  # fmt: skip
-        if engine.kind == "vllm" and not (engine.attached or engine.version):
+        if engine.starts and not engine.version:
             raise no_vllm(python, attachable=True)
-    starts = engine is not None and engine.kind == "vllm" and not engine.attached
+    starts = engine is not None and engine.starts
     refuse_idle_flags(config, starts=starts, attached=engine is not None and engine.attached)
     return engine
 
@@ -154,8 +154,7 @@ def checkpoint_model(model: str, config: EvalConfig, adapter: str | None = None)
 
 def starts_servers(config: EvalConfig) -> bool:
     """Whether a server of vLLM is asked for that is started for the actor."""
-    choice = config.engine_choice
-    return config.kind == "local" and choice.kind == "vllm" and not choice.attached
+    return config.kind == "local" and config.engine_choice.starts
 
 
 @dataclass

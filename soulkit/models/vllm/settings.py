@@ -56,6 +56,11 @@ class SamplingEngine:
         """Whether servers are asked that somebody else has started."""
         return bool(self.urls)
 
+    @property
+    def starts(self) -> bool:
+        """Whether soulkit starts a server for the model."""
+        return self.kind == "vllm" and not self.urls
+
     def record(self) -> dict[str, Any]:
         """What a run keeps of it: neither addresses nor reasons."""
         version = {"version": self.version} if self.version else {}

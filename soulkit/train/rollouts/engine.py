@@ -53,18 +53,12 @@ SHARED_GPU = 0.4
 LOCAL = "use --engine local"
 
 
-def starts_server(config: TrainConfig) -> bool:
-    """Whether a vLLM server is asked for that is started for what is trained."""
-    choice = config.engine_choice
-    return choice.kind == "vllm" and not choice.attached
-
-
 def refuse_engine(config: TrainConfig) -> None:
     """ConfigError for a training that vLLM cannot sample for, and for flags that nothing reads."""
     if config.engine_choice.kind == "vllm":
         _refuse_unserved(config)
-    attached = config.engine_choice.attached
-    refuse_idle_flags(config, starts=starts_server(config), attached=attached)
+    choice = config.engine_choice
+    refuse_idle_flags(config, starts=choice.starts, attached=choice.attached)
 
 
 def _refuse_unserved(config: TrainConfig) -> None:
@@ -224,7 +218,7 @@ def training_engine(
         check_served(policy, base)
         terms = replace(terms, dtype=policy.computed)
     if terms.device == _name_of(policy.device):
-        config = with_memory(config, own_actor=choice.kind == "vllm" and not choice.attached)
+        config = with_memory(config, own_actor=choice.starts)
     servers = shared or VllmServers(
         run.path,
         terms,

@@ -296,8 +296,7 @@ def missing_requirements(config: TrainConfig) -> list[MissingRequirement]:
         for gap in missing_model(config.teacher_model or config.model, adapter)
     ]
     model += missing_checkpoints(config)
-    choice = config.engine_choice
-    engine = missing_engine(config, actor=choice.kind == "vllm" and not choice.attached)
+    engine = missing_engine(config, actor=config.engine_choice.starts)
     taught = teacher if config.method == "opd" else []
     return [*missing_keys(config), *model, *taught, *engine]
 
