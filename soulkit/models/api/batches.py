@@ -197,14 +197,8 @@ SAY_S = 30.0
 
 
 class Batches:
-    """All batches of a run, in the folder of the run.
-
-    Args:
-        folder: of the run.
-        poll_s: seconds between two looks at a batch.
-        silence_s: seconds after which a service that does not answer is given up.
-        reporter: gets a line about each batch now and then.
-    """
+    """All batches of the run in `folder`. `poll_s` are seconds between two looks at a batch; a
+    service that does not answer for `silence_s` is given up."""
 
     def __init__(
         self, folder: Path, *, poll_s: float = 30.0, silence_s: float = SILENCE_S,

@@ -85,36 +85,17 @@ class _Session:
 class Endpoint:
     """A `ChatModel` that asks an OpenAI-compatible server.
 
-    Args:
-        model: the model's name as the server knows it.
-        base_url: up to and including `/v1`; None is OpenAI's own service.
-        api_key_env: NAME of the environment variable that holds the key. It may be unset for a
-            server on this machine, and for a ledger in mode `replay`.
-        timeout_s: seconds that one attempt may take as a whole.
-        max_attempts: requests per call at most. A repetition without a refused parameter, and one
-            after a 429 that states a wait, do not count.
-        concurrency: requests in flight at most.
-        backoff_s: seconds before the second attempt at most, doubled for each one after it; 0 in
-            tests.
-        max_wait_s: longest pause between two attempts, also where a 5xx asks for more.
-        rate_limit_wait_s: seconds that one call waits for 429s that state a wait, in all.
-        requests_per_minute, tokens_per_minute: what all calls may take together. Tokens are
-            prompt and reply; beforehand a prompt is estimated and a reply taken at its limit, at
-            most RESERVED.
-        down_after_s: seconds that calls wait for a server that does not answer any of them.
-        price_in, price_out: US dollars per million prompt and completion tokens, both or neither.
-        prices: where the price is looked up when it is not given.
-        budget: what the run may cost, shared by its endpoints.
-        ledger: where replies are kept and looked up.
-        headers: header → NAME of the environment variable with its value (addresses.py).
-        api_version: of Azure's deployments.
-        protocol: of the server.
-        preflight: with whom it is asked who answers before its first call; None: it is not.
+    `base_url` goes up to `/v1`; None is OpenAI's own service. `api_key_env` and the values of
+    `headers` are NAMES of environment variables (addresses.py); the key may be unset for a server
+    on this machine, and in a replay. `max_attempts` counts neither a repetition without a refused
+    parameter nor one after a 429 that states a wait; `rate_limit_wait_s` is what one call waits for
+    those in all, `max_wait_s` the longest pause between two attempts, `down_after_s` how long calls
+    wait for a server that answers none. Of tokens per minute a prompt is estimated beforehand and a
+    reply taken at its limit, at most RESERVED. Prices are US dollars per million tokens, both or
+    neither, else looked up in `prices`. Before its first call `preflight` asks who answers.
 
-    Raises:
-        ConfigError: one price is given without the other, or there is a budget and no price is
-            known.
-        ModelLoadError: the base URL cannot be used, or the key is missing.
+    Raises ConfigError for one price without the other and for a budget without a price;
+    ModelLoadError for an address that is of no use, and a key that is missing.
     """
 
     def __init__(

@@ -45,14 +45,9 @@ class Decision(Enum):
 class Breaker:
     """The state of one server, shared by all calls to it. Times are seconds of one clock.
 
-    Args:
-        down_after_s: seconds from opening after which waiting calls give up; NEVER_ANSWERED_S at
-            most while the server has not answered anything yet.
-        after: failures in a row that open it.
-        pause_s: seconds before the first probe.
-        max_pause_s: no pause is longer.
-        jitter: draws of [0, 1).
-        wall: tells the date and time, for messages.
+    `after` failures in a row open it; after `down_after_s` (NEVER_ANSWERED_S at most while the
+    server has answered nothing yet) waiting calls give up. Probes come after `pause_s`, then after
+    pauses that double up to `max_pause_s`. `jitter` draws from [0, 1); `wall` tells the date.
     """
 
     def __init__(
@@ -294,14 +289,8 @@ class ServerDown(Exception):
 
 
 class CallGate:
-    """The calls of one event loop to one endpoint: `enter`, ask the server, `leave`.
-
-    Args:
-        name: what the server is called in messages.
-        traffic: shared with the gates of other event loops.
-        concurrency: calls inside at most.
-        clock: seconds; monotonic.
-    """
+    """The calls of one event loop to one endpoint: `enter`, ask the server, `leave`. `traffic` is
+    shared with the gates of other event loops; `concurrency` calls are inside at most."""
 
     def __init__(
         self,
@@ -469,15 +458,8 @@ class BudgetSpent(UserError):
 
 
 class Budget:
-    """US dollars that may be spent, and those that were.
-
-    Args:
-        max_cost: the limit, above 0.
-        spent: what the run cost before: the total of its ledger.
-
-    Raises:
-        ConfigError: the limit is not above 0.
-    """
+    """US dollars that may be spent, and those that were: `spent` is what the run cost before, the
+    total of its ledger. ConfigError unless `max_cost` is above 0."""
 
     def __init__(self, max_cost: float, spent: float = 0.0) -> None:
         if not max_cost > 0:

@@ -127,14 +127,10 @@ def request_key(request: Request, model: str, call: Call) -> str:
 class Ledger:
     """A file of paid calls, shared by every endpoint of a run; safe across threads and processes.
 
-    Args:
-        path: the SQLite file, created with its folder in mode `record`; None only in mode `off`.
-        mode: `record`, `replay` or `off`.
-        mends: whether replies that were of no use are asked for again when the run is taken up; a
-            training run is not mended, since it has to come out the same.
-
-    Raises:
-        RunError: the file is missing (replay), is no ledger, or cannot be opened.
+    `path` is created with its folder in mode `record`, and None only in mode `off`. A ledger that
+    `mends` asks again for replies that were of no use when a run is resumed; a training run is not
+    mended, since it has to come out the same. RunError for a file that is missing (replay), is no
+    ledger, or cannot be opened.
     """
 
     def __init__(

@@ -76,17 +76,11 @@ class _Question:
 class VllmModel(CodecModel):
     """A `Sampler` whose replies come from vLLM servers.
 
-    Args:
-        fleet: the servers; None where no call is left that a ledger does not answer.
-        codec: of the model that they serve.
-        name: what the model is called here.
-        served: what the servers call it, or the adapter on it.
-        abilities: what the servers can do.
-        policy_version: hash of the adapter, stamped on completions.
-        ledger: where a player's replies are kept and looked up; None for an actor.
-        ledger_name: MODEL of `vllm:MODEL` in the ledger; `name` if empty.
-        push: brings the weights of a trainer there; None: nobody trains them.
-        weights_basis: how it is known which weights attached servers compute with.
+    `fleet` is None where no call is left that the ledger does not answer. `served` is what the
+    servers call the model, or the adapter on it; `policy_version` the hash of that adapter, stamped
+    on completions. A player's replies are kept in `ledger` under `vllm:LEDGER_NAME` (else `name`);
+    an actor has none. `push` brings the weights of a trainer there; None: nobody trains them.
+    `weights_basis` says how it is known which weights attached servers compute with.
     """
 
     def __init__(
