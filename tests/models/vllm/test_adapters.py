@@ -67,11 +67,16 @@ def _place(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An adapter in a folder whose name is no message."""
+    return adapter(tmp_path / "max_lora_rank 8")
+
+
 # -- pushing and unloading -------------------------------------------------------------------------
 
 
-def test_an_adapter_is_on_every_server_and_gone_from_all_of_them(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
+def test_an_adapter_is_on_every_server_and_gone_from_all_of_them(folder: Path) -> None:
     with ToyVllm() as one, ToyVllm() as other:
         servers = fleet(one, other)
         served = run(lambda: serve_adapter(servers, "base", folder, PROMPT))
@@ -81,14 +86,12 @@ def test_an_adapter_is_on_every_server_and_gone_from_all_of_them(tmp_path: Path)
         assert one.adapters == other.adapters == {}
 
 
-def test_names_are_never_the_same_twice(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
+def test_names_are_never_the_same_twice(folder: Path) -> None:
     names = {unique_name(folder) for _ in range(20)}
     assert len(names) == 20 and len({name[:20] for name in names}) == 1
 
 
-def test_a_name_that_is_there_already_is_not_used_again(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
+def test_a_name_that_is_there_already_is_not_used_again(folder: Path) -> None:
     with ToyVllm() as server:
         servers = fleet(server)
         run(lambda: push_adapter(servers, folder, "policy"))
@@ -97,48 +100,50 @@ def test_a_name_that_is_there_already_is_not_used_again(tmp_path: Path) -> None:
         assert set(server.adapters) == {"policy"}
 
 
-def test_a_server_that_refuses_leaves_the_others_clean(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a", rank=32)
-    with ToyVllm() as one, ToyVllm(Toy(max_rank=16)) as other:
+NO_ADAPTERS = frozenset({"adapters"})
+REFUSED: dict[str, tuple[Toy, dict[str, Any] | None, tuple[str, str, str]]] = {
+    "rank": (Toy(max_rank=16), {"r": 32}, ("", "rank 32", "--max-lora-rank")),
+    "started without": (
+        Toy(without=NO_ADAPTERS), {"r": 8},
+        ("takes no adapters while it runs", "", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ),
+    "no file": (Toy(), None, ("max_lora_rank 8", "", "same path")),
+    "another model": (
+        Toy(), {"r": 8, "width": 32}, ("does not fit", "size of tensor", "trained on this model"),
+    ),
+    "only listed": (Toy(idle_adapters=True), {"r": 8}, ("nothing changed", "", "")),
+    "no log-probs": (
+        Toy(without=frozenset({"prompt_logprobs"})), {"r": 8},
+        ("does not tell the log-probs", "", ""),
+    ),
+    **{says: (Toy(refuses=says), {"r": 8}, ("", says.partition("{}")[2], way)) for says, way in (
+        ("Error while deserializing header: incomplete metadata, file not fully covered", "whole"),
+        ("LoRA rank 64 is greater than max_lora_rank 16.", "--max-lora-rank"),
+        ("LoRA is not enabled. Use --enable-lora to enable LoRA.", "--enable-lora"),
+        ("Call to add_lora method failed: list index out of range", "server's log"),
+        ("{} holds DoRA weights, which are not supported", "server's log"),
+    )},
+}  # fmt: skip
+"""Name → the second server, the adapter's config, words of the three lines."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_adapter_is_on_no_server_and_the_way_out_is_named(
+    case: str, folder: Path
+) -> None:
+    toy, config, words = REFUSED[case]
+    file = folder / "adapter_config.json"
+    file.unlink() if config is None else file.write_text(json.dumps(config))
+    with ToyVllm(toy if toy.idle_adapters else Toy()) as one, ToyVllm(toy) as other:
         with pytest.raises(AdapterNotServed) as caught:
             run(lambda: serve_adapter(fleet(one, other), "base", folder, PROMPT))
         assert one.adapters == other.adapters == {}
-    what, why, way_out = caught.value.lines()
-    assert other.url in what and "rank 32" in why and "--max-lora-rank" in way_out
+    lines = caught.value.lines()
+    assert all(word in line for word, line in zip(words, lines, strict=True)), lines
+    assert "--max-lora-rank" not in lines[2] or words[2].startswith(("--", "VLLM"))
 
 
-def test_what_a_server_lacks_for_adapters_is_said_with_the_way_out(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
-    toy = Toy(without=frozenset({"adapters"}))
-    with ToyVllm(toy) as server, pytest.raises(AdapterNotServed) as caught:
-        run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
-    what, _, way_out = caught.value.lines()
-    assert "takes no adapters while it runs" in what
-    assert "--enable-lora" in way_out and "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in way_out
-
-
-def test_a_folder_that_a_server_cannot_read_is_named(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
-    (folder / "adapter_config.json").rename(tmp_path / "away.json")
-    with ToyVllm() as server, pytest.raises(AdapterNotServed) as caught:
-        run(lambda: push_adapter(fleet(server), folder, "policy"))
-    assert str(folder) in caught.value.what and "same path" in caught.value.way_out
-
-
-def test_an_adapter_of_another_model_is_no_matter_of_how_the_server_was_started(
-    tmp_path: Path,
-) -> None:
-    folder = adapter(tmp_path / "a")
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 8, "width": 32}))
-    with ToyVllm() as server, pytest.raises(AdapterNotServed) as caught:
-        run(lambda: push_adapter(fleet(server), folder, "policy"))
-    what, why, way_out = caught.value.lines()
-    assert str(folder) in what and "does not fit" in what and "size of tensor" in why
-    assert "trained on this model" in way_out and "--enable-lora" not in way_out
-
-
-def test_a_name_goes_only_when_nothing_is_under_way_for_it(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
+def test_a_name_goes_only_when_nothing_is_under_way_for_it(folder: Path) -> None:
     with ToyVllm(Toy(delay_s=0.05)) as server:
         servers = fleet(server)
 
@@ -155,8 +160,7 @@ def test_a_name_goes_only_when_nothing_is_under_way_for_it(tmp_path: Path) -> No
         assert [path for path, _ in server.requests][-1] == "/v1/unload_lora_adapter"
 
 
-def test_ctrl_c_while_it_arrives_leaves_the_servers_clean(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
+def test_ctrl_c_while_it_arrives_leaves_the_servers_clean(folder: Path) -> None:
     with ToyVllm(Toy(delay_s=0.2)) as server:
         servers = fleet(server)
 
@@ -183,8 +187,9 @@ def test_unloading_from_servers_that_have_gone_is_no_trouble(tmp_path: Path) -> 
         assert servers.urls == ()
 
 
-def test_a_folder_that_the_servers_have_already_is_asked_for_under_its_name(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
+def test_a_folder_that_the_servers_have_already_is_asked_for_under_its_name(
+    folder: Path, tmp_path: Path
+) -> None:
     toy = Toy(without=frozenset({"adapters"}), shelf={"house": str(folder.resolve())})
     with ToyVllm(toy) as server:
         servers = fleet(server)
@@ -207,14 +212,6 @@ def test_a_context_that_is_no_number_of_tokens_is_not_known(limit: object) -> No
 # -- proof -----------------------------------------------------------------------------------------
 
 
-def test_an_adapter_that_is_only_listed_is_found_out_and_taken_away(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
-    with ToyVllm(Toy(idle_adapters=True)) as server:
-        with pytest.raises(AdapterNotServed, match="nothing changed"):
-            run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
-        assert server.adapters == {}
-
-
 def test_an_adapter_of_zeros_moves_nothing_and_may(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "a", b=bytes(8))
     with ToyVllm(Toy(idle_adapters=True)) as server:
@@ -222,22 +219,13 @@ def test_an_adapter_of_zeros_moves_nothing_and_may(tmp_path: Path) -> None:
         assert set(server.adapters) == {served.name}
 
 
-def test_servers_that_read_other_weights_under_one_path_are_refused(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
+def test_servers_that_read_other_weights_under_one_path_are_refused(folder: Path) -> None:
     with ToyVllm() as one, ToyVllm() as other:
         servers = fleet(one, other)
         run(lambda: push_adapter(servers, folder, "policy"))
         other.adapters["policy"] = (str(folder), "of another host")
         with pytest.raises(AdapterNotServed, match="do not compute the same"):
             run(lambda: prove_adapter(servers, "base", "policy", folder, PROMPT))
-
-
-def test_a_server_without_log_probs_of_prompts_proves_nothing(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "a")
-    with ToyVllm(Toy(without=frozenset({"prompt_logprobs"}))) as server:
-        with pytest.raises(AdapterNotServed, match="does not tell the log-probs"):
-            run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
-        assert server.adapters == {}
 
 
 def test_log_probs_of_a_prompt_tell_pushed_weights_apart(tmp_path: Path) -> None:
@@ -294,8 +282,7 @@ def test_whether_an_adapter_changes_anything(tmp_path: Path, b: bytes, any_of_th
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, struct.pack("<Q", 2) + b"[]"])
-def test_weights_that_cannot_be_read_are_named(tmp_path: Path, content: bytes) -> None:
-    folder = adapter(tmp_path / "a")
+def test_weights_that_cannot_be_read_are_named(folder: Path, content: bytes) -> None:
     (folder / "adapter_model.safetensors").write_bytes(content)
     with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
         any_weight(folder)
@@ -312,24 +299,6 @@ def test_a_damaged_adapter_is_told_before_a_server_is_asked(tmp_path: Path) -> N
             _, _, way_out = caught.value.lines()
             assert "whole folder" in way_out and "rank" not in way_out.lower(), size
         assert server.requests == []
-
-
-@pytest.mark.parametrize("says, way", [
-    ("Error while deserializing header: incomplete metadata, file not fully covered", "whole"),
-    ("LoRA rank 64 is greater than max_lora_rank 16.", "--max-lora-rank"),
-    ("LoRA is not enabled. Use --enable-lora to enable LoRA.", "--enable-lora"),
-    ("Call to add_lora method failed: list index out of range", "server's log"),
-    ("{} holds DoRA weights, which are not supported", "server's log"),
-])  # fmt: skip
-def test_the_way_out_of_a_refused_adapter_follows_what_the_server_says(
-    tmp_path: Path, says: str, way: str
-) -> None:
-    folder = adapter(tmp_path / "max_lora_rank 8")  # a name is no message
-    with ToyVllm(Toy(refuses=says)) as server, pytest.raises(AdapterNotServed) as caught:
-        run(lambda: serve_adapter(fleet(server), "base", folder, PROMPT))
-    _, why, way_out = caught.value.lines()
-    assert says.format(folder) in why and way in way_out
-    assert ("rank" in way_out) == way.startswith("--")
 
 
 def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
