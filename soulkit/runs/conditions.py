@@ -180,7 +180,7 @@ class Conditions:
                 f"'{folder}' was written by an earlier version of soulkit: it has {older} instead "
                 f"of {CONDITIONS}.",
                 "This version does not read the older file.",
-                "Start the run again, or use the version that wrote it.",
+                "Start the run again in another folder, or use the version that wrote it.",
             )
         return None
 
