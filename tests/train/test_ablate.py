@@ -289,7 +289,7 @@ def test_a_mixture_is_told_as_one(
     page = write_ablation(comparison, tmp_path / "page").read_text()
     apart = "grpo against grpo:limit=12, not measured the same way, so without a difference"
     for line in (
-        f"{apart}: tomi: training rows 24 against 12.",
+        f"{apart}: tomi: training rows 24 against 12, 12 in both.",
         "grpo against grpo:temperature=0.5: tomi: temperature 1.0 against 0.5.",
     ):
         assert line in page and line in ablation.method_notes(comparison)
