@@ -11,6 +11,7 @@ import pytest
 from soulkit.eval.comparison.comparability import differences, read_measured, shared_rows
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import write_json
+from soulkit.types import Episode, Record, Score
 
 JUDGE = {"kind": "endpoint", "model": "j", "address": "http://127.0.0.1:1/v1",
          "sampling": {"temperature": 0.0}}  # fmt: skip
@@ -246,6 +247,20 @@ def test_rows_of_trainings_are_told_by_content_order_and_prompts(case: str, tmp_
     other = changed(TRAINING, ((*ESSAY, member), value))
     assert differing(tmp_path / "other", TRAINING, other)[0] == [words]
     assert differing(tmp_path / "same", TRAINING, TRAINING) == ([], [])
+
+
+def test_an_evaluation_of_some_rows_is_unfinished_and_a_training_is_not(tmp_path: Path) -> None:
+    played = Record(
+        key="0/a/0/draft", task="essay", example_id="a", rollout=0, kind="draft",
+        score=Score(value=1.0, reward=1.0), episode=Episode(example_id="a", task="essay"),
+    )  # fmt: skip
+    for name, parts, lines in (
+        ("evaluation", EVALUATION, ["A is unfinished: 1 of 2 rows were played"]),
+        ("training", TRAINING, []),
+    ):
+        folder = run(tmp_path / name, parts)
+        sides = read_measured(folder, [played]), read_measured(folder, [])
+        assert differences(*sides, ["essay"]).remarks == [("essay", line) for line in lines]
 
 
 def test_an_evaluation_is_never_compared_with_a_training(tmp_path: Path) -> None:

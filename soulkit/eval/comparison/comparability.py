@@ -480,7 +480,7 @@ def _budgets(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
 
 def _unfinished(sides: Mapping[str, MeasuredRun], task: str) -> list[str]:
     counts = {name: (len(side.shown(task).ids), len(side.rows(task)))
-              for name, side in sides.items()}  # fmt: skip
+              for name, side in sides.items() if not side.trained}  # fmt: skip
     return [
         f"{name} is unfinished: {played} of {rows} rows were played"
         for name, (played, rows) in counts.items()
