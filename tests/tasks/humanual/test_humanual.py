@@ -12,16 +12,11 @@ import pytest
 
 from soulkit.errors import DataError
 from soulkit.judge.leaks import check_leak
-from soulkit.models.local.chat_template import Renderer
-from soulkit.models.local.tiny import build_tiny
-from soulkit.runs.jsonl import read_jsonl
-from soulkit.runs.records import load_records
 from soulkit.tasks.humanual import judging
 from soulkit.tasks.humanual.judging import AXES, two_sided_factor
 from soulkit.tasks.humanual.task import field_text, read_comment
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.tasks.kit.rewards import canary_texts
-from soulkit.train.objectives.sequences import copied_spans, emitted_spans
 from soulkit.types import Example, Feedback, Score
 from tests.support.evaluation import examples, soul, summary
 from tests.support.humanual import (
@@ -382,57 +377,6 @@ def test_the_suite_is_the_mean_of_six_domains(
     assert "humanual mean (6 of 6) 0.500" in shown and "18/18" in shown
     means = [summary(tmp_path / "run")["tasks"][f"humanual_{d}"]["value"]["mean"] for d in DOMAINS]
     assert means == pytest.approx(list(scores.values()))
-
-
-@pytest.mark.slow
-def test_three_steps_of_ditto_train_what_the_actor_wrote_and_nothing_else(tmp_path: Path) -> None:
-    task, out = task_of("humanual_email"), tmp_path / "run"
-    played = synth_examples("humanual_email", 24, seed=1)
-    texts = [segment.text for one in played for segment in task.preview(one)]
-    model = build_tiny(tmp_path / "tiny", texts, max_context=4000)
-    with ScriptedServer(answer=by_shared_words) as judge, ScriptedServer(answer=advice) as coach:
-        done = soul(
-            "train", "ditto", "--model", model, "--task", "humanual_email",
-            "--data", "humanual_email=synth:24", "--judge", f"endpoint:j@{judge.base_url}",
-            "--coach", f"endpoint:c@{coach.base_url}", "--steps", 3, "--prompts", 2,
-            "--group-size", 3, "--max-tokens", 40, "--lora-r", 4, "--lr", 1e-3, "--out", out,
-        )  # fmt: skip
-    assert done == 0
-    records, lines = load_records(out / "episodes.jsonl"), read_jsonl(out / "metrics.jsonl")
-    assert len(lines) == 3 and all(line["rollouts/unscored"] == 0 for line in lines)
-    for line in lines:
-        batch = [r for r in records if r.step == line["step"]]
-        assert line.get("trained/draft", 0) == emitted(batch, "draft")
-        refined = emitted(batch, "refined")
-        assert line.get("trained/copy", 0) == line.get("trained/refined", 0) == refined
-    again = [r for r in records if r.kind == "refined"]
-    assert again and all(r.score.protocol == "paper" for r in records)
-    same_but_for_the_prompt(model, again, [r for r in records if r.kind == "draft"])
-
-
-def advice(body: Body) -> str:
-    return "Think of what this person wants, and write it as briefly as they would."
-
-
-def emitted(records: list[Any], kind: str) -> int:
-    traces = [trace for r in records if r.kind == kind for trace in r.episode.traces]
-    return sum(len(turn.completion.token_ids) for trace in traces for turn in trace.turns)
-
-
-def same_but_for_the_prompt(model: Path, refined: list[Any], drafts: list[Any]) -> None:
-    """A copy is what the refined reply emitted, under the very prompt of its draft."""
-    from transformers import AutoTokenizer
-
-    renderer = Renderer(AutoTokenizer.from_pretrained(model))
-    prompts = {(r.example_id, r.step, r.rollout): r.episode.traces[0] for r in drafts}
-    for record in refined:
-        trace = record.episode.traces[0]
-        (copy,), (whole,) = copied_spans(trace, renderer), emitted_spans(trace)
-        ids = trace.turns[0].completion.token_ids
-        assert copy.ids[-len(ids) :] == whole.ids[-len(ids) :] == ids
-        assert sum(copy.trained) == sum(whole.trained) == len(ids)
-        draft = prompts[record.example_id, record.step, record.rollout].turns[0].completion
-        assert copy.ids[: -len(ids)] == draft.prompt_ids != whole.ids[: -len(ids)]
 
 
 REPAIRED = {

@@ -150,7 +150,7 @@ def default_coach(name: str) -> Any:
 @pytest.mark.parametrize("name", COACHED_BY_RULES)
 def test_rules_that_hardly_answer_to_the_draft_are_no_default_coach(name: str) -> None:
     task = task_of(name)
-    rows = 20 if task.spec.players.judge else 100  # a judge's model coaches whatever rules say
+    rows = 10 if task.spec.players.judge else 50  # a judge's model coaches whatever rules say
     report = check_task(task, examples_to_inspect(task, f"synth:{rows}"))
     assert report.feedback_drafts >= report.feedback_texts > 0
     if report.feedback_texts < LEAST_DISTINCT * report.feedback_drafts:

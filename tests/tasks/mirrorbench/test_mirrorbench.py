@@ -18,7 +18,6 @@ from soulkit.errors import ConfigError
 from soulkit.judge.leaks import LeakView
 from soulkit.models.local.tiny import build_tiny
 from soulkit.play.engine import FeedbackPolicy
-from soulkit.runs.jsonl import read_jsonl
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.loading import load_examples
 from soulkit.tasks.mirrorbench import judging
@@ -397,43 +396,3 @@ def test_every_real_conversation_is_played_to_its_end(
         assert [line.seat for line in lines] == [turn["role"] for turn in real]
         answers_given = [line.text for line in lines if line.seat == "assistant"]
         assert answers_given == [t["content"] for t in real if t["role"] == "assistant"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("assistant", ["replay", "live"])
-def test_three_steps_of_ditto_train_what_the_user_wrote_and_nothing_else(
-    tmp_path: Path, model: Path, files: dict[str, Path], assistant: str
-) -> None:
-    out = tmp_path / "run"
-
-    def say(body: Body) -> str:
-        if body["model"] == "partner":
-            return "It depends."
-        if body["model"] == "coach":
-            return "Write shorter."
-        return answers(len(prompt_of(body)) % 10 / 10)(body)
-
-    with ScriptedServer(answer=say) as server:
-        who = f"@{server.base_url}"
-        done = soul(
-            "train", "ditto", "--model", model, "--task", "mirrorbench", "--data", files["made"],
-            "--judge", f"endpoint:judge{who}", "--partner", f"endpoint:partner{who}",
-            "--coach", f"endpoint:coach{who}", "--assistant", assistant, "--steps", 3,
-            "--prompts", 2, "--group-size", 3, "--max-tokens", 10, "--lora-r", 4, "--lr", 1e-3,
-            "--out", out,
-        )  # fmt: skip
-    assert done == 0
-    records, lines = load_records(out / "episodes.jsonl"), read_jsonl(out / "metrics.jsonl")
-    assert len(lines) == 3 and all(line["rollouts/unscored"] == 0 for line in lines)
-    assert any(r.kind == "refined" and len(r.episode.traces[0].turns) > 1 for r in records)
-    for line in lines:
-        batch = [r for r in records if r.step == line["step"]]
-        tokens = {kind: emitted(batch, kind) for kind in ("draft", "refined")}
-        assert line["trained/draft"] == tokens["draft"] > 0
-        assert line["trained/refined"] == line["trained/copy"] == tokens["refined"] > 0
-
-
-def emitted(records: list[Record], kind: str) -> int:
-    turns = [turn for r in records if r.kind == kind for trace in r.episode.traces
-             for turn in trace.turns]  # fmt: skip
-    return sum(len(turn.completion.token_ids) for turn in turns)

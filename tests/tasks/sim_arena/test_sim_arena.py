@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ from hypothesis import strategies as st
 from soulkit.data.files import read_rows
 from soulkit.judge.leaks import check_leak
 from soulkit.models.base import Panel
-from soulkit.models.local.sampler import LocalModel
 from soulkit.play.engine import FeedbackPolicy
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.sim_arena.play import read_utterance
 from soulkit.tasks.sim_arena.task import FINAL_DOCUMENT
-from soulkit.train.objectives.sequences import copied_spans, emitted_spans
-from soulkit.types import Feedback, Record, Score, Trace
+from soulkit.types import Feedback, Record, Score
 from tests.support.arena import (
     FEATURE,
     LESSON,
@@ -629,51 +627,3 @@ def restored(folder: Path) -> Path:
 
 
 # -- training --------------------------------------------------------------------------------------
-
-
-def removed(long: Sequence[int], short: Sequence[int]) -> tuple[int, ...]:
-    """The one run of ids that `short` lacks; fails when they differ otherwise."""
-    gap = len(long) - len(short)
-    place = next((i for i, (a, b) in enumerate(zip(long, short, strict=False)) if a != b), None)
-    start = len(short) if place is None else place
-    assert gap > 0 and (*long[:start], *long[start + gap :]) == tuple(short)
-    return tuple(long[start : start + gap])
-
-
-def trained_ids(trace: Trace) -> list[int]:
-    return [i for span in emitted_spans(trace)
-            for i, trained in zip(span.ids, span.trained, strict=True) if trained]  # fmt: skip
-
-
-def of_kind(plays: Sequence[Record], kind: str) -> list[Record]:
-    return [play for play in plays if play.kind == kind and play.score.scored]
-
-
-@pytest.mark.slow
-def test_three_steps_of_training_train_what_was_said(tmp_path: Path) -> None:
-    warm, out = tmp_path / "warm", tmp_path / "run"
-    rows = ("--task", "sim_math", "--data", "sim_math=synth:6")
-    assert soul("train", "sft", "--full", "--model", "tiny", *rows, "--steps", 15, "--batch", 6,
-                "--lr", 4e-3, "--out", warm, "--json") == 0  # fmt: skip
-    judge = lambda body: verdicts(writing=1 + len(str(body["messages"])) % 5)(body)  # noqa: E731
-    with ScriptedServer(answer=everybody(student(2), judge)) as server:
-        who = [o for role in ("judge", "partner", "coach")
-               for o in (f"--{role}", f"endpoint:{role}@{server.base_url}")]  # fmt: skip
-        assert soul("train", "ditto", "--model", warm / "model", *rows, *who, "--steps", 3,
-                    "--prompts", 2, "--group-size", 2, "--max-tokens", 24, "--lora-r", 4,
-                    "--out", out, "--json") == 0  # fmt: skip
-    plays, renderer = records(out), LocalModel.load(warm / "model").renderer()
-    assert {play.step for play in plays} == {0, 1, 2}
-    assert of_kind(plays, "draft") and of_kind(plays, "refined")
-    for play in [*of_kind(plays, "draft"), *of_kind(plays, "refined")]:
-        (trace,) = play.episode.traces
-        assert trace.seat == "student"
-        emitted = [i for turn in trace.turns for i in turn.completion.token_ids]
-        assert trained_ids(trace) == emitted
-    for play in of_kind(plays, "refined"):
-        (trace,) = play.episode.traces
-        pairs = zip(emitted_spans(trace), copied_spans(trace, renderer), strict=True)
-        for refined, copy in pairs:
-            hint = removed(refined.ids, copy.ids)
-            assert copy.trained == refined.trained[len(hint) :] and copy.sampler == refined.sampler
-        assert play.given is not None and play.given.author == "coach"
