@@ -21,8 +21,8 @@ import pytest
 import soulkit as sk
 from soulkit.data.files import write_rows
 from soulkit.errors import ConfigError, RunError
+from tests.support.chats import chats_file
 from tests.support.evaluation import ROOT
-from tests.support.people import chats_file
 from tests.support.road import synth
 from tests.support.servers.openai_server import ScriptedServer
 

@@ -26,8 +26,8 @@ from tests.support.chats import chat
 from tests.support.chats import jsonl as write_chats
 from tests.support.evaluation import soul
 from tests.support.prism import write_conversations
+from tests.support.servers.answers import answer
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.servers.verdicts import answer
 
 ROOT = Path(__file__).parents[1]
 CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"

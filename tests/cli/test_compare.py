@@ -24,8 +24,8 @@ from soulkit.runs.records import load_records
 from tests.support import judged
 from tests.support.evaluation import api, oracle, soul, three_lines
 from tests.support.road import synth
+from tests.support.servers.answers import answer
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
-from tests.support.servers.verdicts import answer
 
 ROWS = 6
 

@@ -43,7 +43,7 @@ from tests.support.evaluation import (
 )
 from tests.support.evaluation import visitor as visiting
 from tests.support.road import synth
-from tests.support.servers.anybody import Anybody
+from tests.support.servers.answers import Anybody
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.sotopia import LINE, ROW, judged, table
 

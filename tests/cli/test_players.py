@@ -19,8 +19,8 @@ from soulkit.runs.records import load_records
 from soulkit.tasks.secret_keeper.task import visitor_line
 from soulkit.text import dollars
 from tests.support.evaluation import api, keeper, oracle, soul, summary, three_lines, visitor
+from tests.support.servers.answers import answer
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.servers.verdicts import answer
 from tests.support.training import random_model
 
 

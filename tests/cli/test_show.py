@@ -16,8 +16,8 @@ from soulkit.report.transcript import fold
 from soulkit.runs.records import RecordWriter, load_records
 from soulkit.types import Feedback
 from tests.support.evaluation import Body, api, oracle, records, soul, three_lines
+from tests.support.servers.answers import answer
 from tests.support.servers.openai_server import Fault, ScriptedServer
-from tests.support.servers.verdicts import answer
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 DITTO = RECORDED / "ditto"

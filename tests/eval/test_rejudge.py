@@ -30,9 +30,9 @@ from soulkit.types import Completion, Episode, Record, Score, record_key
 from tests.support.evaluation import Body, records, soul, summary, three_lines, value
 from tests.support.letters import released
 from tests.support.road import episode_of, synth
+from tests.support.servers.answers import answer
 from tests.support.servers.detector_server import DetectorServer
 from tests.support.servers.openai_server import Fault, ScriptedServer
-from tests.support.servers.verdicts import answer
 
 JUDGE = builtin_file().parent / "soulkit" / "tasks" / "sotopia" / "prompts" / "judge.md"
 EPISODES = 30

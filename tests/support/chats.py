@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,3 +54,29 @@ def lines(made: Lesson) -> list[str]:
         f"{s.role}{'*' if learned else ''} {s.text}"
         for s, learned in zip(made.segments, made.trained, strict=True)
     ]
+
+
+# -- a person with a taste and an assistant -------------------------------------------------------
+
+PEOPLE = ("ann", "bob", "cleo", "dan", "eve", "finn")
+TASTES = ("tea", "soup", "trains", "rain", "bread", "jazz", "maps", "chess")
+
+
+def person_chat(number: int, seed: int = 0) -> Row:
+    """Two or three turns of a person; every fifth chat ends with a long one."""
+    rng = random.Random(f"{seed}/{number}")
+    name, taste, other = rng.choice(PEOPLE), rng.choice(TASTES), rng.choice(TASTES)
+    lines = [
+        ("system", f"You are {name}, who likes {taste}."),
+        ("user", f"hi i am {name} and i like {taste}"),
+        ("assistant", f"hello {name} , what about {other} ?"),
+        ("user", f"{other} is fine but {taste} is better , number {number}"),
+    ]
+    if number % 5 == 0:
+        lines += [("assistant", "i see ."), ("user", "bye " * (1 + number % 40))]
+    return {"messages": [{"role": role, "content": text} for role, text in lines]}
+
+
+def chats_file(path: Path, count: int, seed: int = 0) -> Path:
+    """`count` chats, others for every seed."""
+    return jsonl(path, (person_chat(number, seed) for number in range(count)))

@@ -50,7 +50,6 @@ SCENE: dict[str, Any] = {
     ],
     "tag": "ood",
 }  # fmt: skip
-PERFECT = {"reasoning": "Nothing is amiss.", "flaws": []}
 
 
 def coser(protocol: str = "paper") -> Coser:

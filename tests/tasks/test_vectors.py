@@ -1,11 +1,8 @@
-"""Conformance: how thinking is taken out of a completion, and how long texts are cut.
-
-Conformance: how the published scores read stories, candidates and choices out of strings.
-"""
+"""Conformance of readers that tasks share: thinking, long texts, and stories out of strings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from soulkit.data.literals import parse_candidates, parse_choices, parse_story
@@ -14,9 +11,37 @@ from soulkit.metrics.text import token_f1
 from soulkit.tasks.fantom.task import name_list
 from soulkit.tasks.kit.prompting import first_words, last_words
 from soulkit.tasks.social_r1.task import leading_letter
-from tests.support.reference import split_think, turns_within
 from tests.support.vectors import Vector, assert_matches, conformance
 from tests.tasks.humanllm.reference import reformat_history
+
+# -- published readers that no command runs --------------------------------------------------------
+
+
+def split_think(text: str) -> tuple[str, str]:
+    """(the thoughts of closed blocks, `seed` blocks first; what is left), both stripped."""
+    blocks = [body for kind in ("seed:think", "think") for body in _bodies(text, kind)]
+    return "\n".join(body.strip() for body in blocks).strip(), remove_think(text)
+
+
+def _bodies(text: str, kind: str) -> Iterator[str]:
+    """What stands between each opening mark of a kind and the next closing one."""
+    opening, closing = f"<{kind}>", f"</{kind}>"
+    start = text.find(opening)
+    while start >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
+        yield text[start + len(opening) : end]
+        start = text.find(opening, end + len(closing))
+
+
+def turns_within(turns: Iterable[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Messages with at most `count` words each; a message without content says nothing."""
+    return [{**turn, "content": _cut(turn.get("content", ""), count)} for turn in turns]
+
+
+def _cut(content: Any, count: int) -> Any:
+    return first_words(content, count) if isinstance(content, str) else content
+
+
+# -- thinking and long texts ---------------------------------------------------------------------
 
 Input = Mapping[str, Any]
 

@@ -28,8 +28,8 @@ from soulkit.train.sft.steps import Validation
 from soulkit.train.state.checkpoint import Position
 from soulkit.train.state.loop import merit
 from soulkit.train.state.metrics import StepLine
+from tests.support.chats import chats_file, jsonl, person_chat
 from tests.support.evaluation import replaced
-from tests.support.people import chats_file, person_chat, write_rows
 from tests.support.resuming import assert_same, fork_context, stop_after
 from tests.support.training import soul
 
@@ -216,7 +216,7 @@ def test_mistakes_cost_three_lines(
 def test_conversations_that_stand_in_both_are_measured_and_not_learned(
     tmp_path: Path, files: Path
 ) -> None:
-    mixed = write_rows(
+    mixed = jsonl(
         tmp_path / "mixed.jsonl", [person_chat(3), *(person_chat(n, 2) for n in range(9))]
     )
     corpus = gather_corpus(config(files, validation=[str(mixed)]))

@@ -13,7 +13,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.objectives.sequences import copied_spans, emitted_spans
 from soulkit.types import Record
 from tests.support.road import synth_examples
-from tests.support.servers.anybody import Anybody
+from tests.support.servers.answers import Anybody
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import lines_of, soul
 

@@ -27,8 +27,8 @@ from soulkit.runs.records import load_records
 from soulkit.train.config import TrainConfig
 from soulkit.train.state.metrics import read_step_lines
 from soulkit.version import __version__
+from tests.support.chats import chats_file, person_chat
 from tests.support.evaluation import replaced
-from tests.support.people import chats_file, person_chat
 from tests.support.servers.hub_server import HubServer, commit_of
 from tests.support.training import policy_of, random_model, soul
 

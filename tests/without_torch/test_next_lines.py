@@ -22,8 +22,8 @@ import pytest
 
 from tests.support.judged import TASKS, essay, first_message, judge, write_rows
 from tests.support.plain_install import Done, run_line
+from tests.support.servers.answers import answer
 from tests.support.servers.openai_server import ScriptedServer
-from tests.support.servers.verdicts import answer
 
 ROOT = Path(__file__).parents[2]
 NO_TORCH = Path(__file__).parent

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tests.support.servers.answers import formed
 from tests.support.servers.openai_server import completion, echo, is_probe
 
 Body = dict[str, Any]
@@ -234,39 +235,6 @@ class _Connection(asyncio.Protocol):
 
 def _error(message: str, kind: str) -> bytes:
     return json.dumps({"error": {"message": message, "type": kind}}).encode()
-
-
-# -- answers to any schema -------------------------------------------------------------------------
-
-
-def instance_of(schema: dict[str, Any], root: dict[str, Any] | None = None) -> Any:
-    """A value of a JSON Schema as pydantic writes them: the middle of a scale, the first choice."""
-    root = schema if root is None else root
-    if "$ref" in schema:
-        return instance_of(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
-    if "const" in schema or "enum" in schema:
-        return schema.get("const", schema.get("enum", [None])[0])
-    if "anyOf" in schema:
-        return instance_of(schema["anyOf"][0], root)
-    return _of_type(schema, root)
-
-
-def _of_type(schema: dict[str, Any], root: dict[str, Any]) -> Any:
-    kind = schema.get("type", "object")
-    if kind == "object":
-        return {k: instance_of(v, root) for k, v in schema.get("properties", {}).items()}
-    if kind == "array":
-        return [instance_of(schema["items"], root) for _ in range(schema.get("minItems", 1))]
-    if kind in ("integer", "number"):
-        low, high = schema.get("minimum", 0), schema.get("maximum", 10)
-        return (low + high) // 2 if kind == "integer" else (low + high) / 2
-    return {"boolean": True, "null": None}.get(kind, "As it should be.")
-
-
-def formed(body: Body, otherwise: str) -> str:
-    """An instance of the schema that is asked for, else the given text."""
-    form = body.get("response_format", {}).get("json_schema")
-    return json.dumps(instance_of(form["schema"])) if form else otherwise
 
 
 def main() -> None:

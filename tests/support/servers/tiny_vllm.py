@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 if __name__ == "__main__":  # as the process that `interpreter` starts
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from tests.support.servers.answers import instance_of
 from tests.support.servers.loopback import Reply
 from tests.support.servers.toy_vllm import Body, Toy, ToyVllm
 
@@ -62,29 +62,13 @@ class TalkingVllm(ToyVllm):
             choice = super()._choice(weights, prompt, body)
             notes = {"token_logprobs": [-1.0] * len(choice.get("token_ids", ()))}
             return {**choice, "logprobs": {**(choice["logprobs"] or {}), **notes}}
-        text = json.dumps(instance(form["json"]))
+        text = json.dumps(instance_of(form["json"]))
         ids = self.words.encode(text, add_special_tokens=False).ids
         return {
             "text": text, "finish_reason": "stop", "prompt_token_ids": prompt,
             "token_ids": [*ids, *body["stop_token_ids"][:1]],
             "logprobs": {"token_logprobs": [-0.5] * (len(ids) + 1)},
         }  # fmt: skip
-
-
-def instance(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
-    """Something that follows a JSON schema."""
-    root = root or schema
-    if "$ref" in schema:
-        return instance(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    if "const" in schema or "enum" in schema:
-        return schema["const"] if "const" in schema else schema["enum"][0]
-    kind = schema.get("type")
-    if kind == "object":
-        return {name: instance(part, root) for name, part in schema.get("properties", {}).items()}
-    if kind == "array":
-        return [instance(schema["items"], root)] * schema.get("minItems", 0)
-    values = {"integer": 3, "number": 3.0, "boolean": True, "string": "so it seems"}
-    return values.get(str(kind))
 
 
 class TinyVllm(TalkingVllm):

@@ -44,8 +44,8 @@ from tests.support.arena import (
 )
 from tests.support.evaluation import records, soul, summary
 from tests.support.road import run, synth_examples
+from tests.support.servers.answers import answer as by_schema
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
-from tests.support.servers.verdicts import answer as by_schema
 from tests.support.table import asked_of, in_turn
 
 PROTOCOLS = ("paper", "reference")

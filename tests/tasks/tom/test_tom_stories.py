@@ -62,8 +62,7 @@ from soulkit.tasks.tom.sentences import (
     rules_of,
 )
 from tests.support.evaluation import ROOT
-from tests.support.stories import WORD, last_joint_event, lexicon, read_story
-from tests.support.story_strategies import chapters, two_room
+from tests.tasks.tom.stories import WORD, chapters, last_joint_event, lexicon, read_story, two_room
 
 FALSE_BELIEF: tuple[Event, ...] = (
     Enter(("Otto",), "loft"),

@@ -5,13 +5,23 @@ The words are small in number and complete: a test draws rows of every task and 
 
 from __future__ import annotations
 
+import random
 import re
 import string
 from collections.abc import Iterator
 
-from soulkit.tasks.tom.events import Beliefs
+from hypothesis import strategies as st
+
+from soulkit.tasks.tom.events import Beliefs, Event
 from soulkit.tasks.tom.explain import TEXTS
-from soulkit.tasks.tom.generate import WAITING, World, world_of
+from soulkit.tasks.tom.generate import (
+    STORY_TYPES,
+    WAITING,
+    World,
+    chapter_plan,
+    two_room_plan,
+    world_of,
+)
 from soulkit.tasks.tom.sentences import (
     ATTITUDES,
     FIRST,
@@ -72,3 +82,21 @@ def last_joint_event(beliefs: Beliefs, chain: tuple[str, ...], obj: str) -> int 
     """Index of the last event at which all of the chain saw together where the object is."""
     seen = (f.event for f in reversed(beliefs.facts) if f.group and f.concerns(chain, obj))
     return next(seen, None)
+
+
+# -- random stories, straight from the plans -------------------------------------------------------
+
+seeds = st.integers(0, 2**32)
+
+
+@st.composite
+def two_room(draw: st.DrawFn) -> tuple[Event, ...]:
+    rng = random.Random(draw(seeds))
+    return two_room_plan(rng, world_of("large"), draw(st.sampled_from(STORY_TYPES))).events
+
+
+@st.composite
+def chapters(draw: st.DrawFn, talk: bool | None = None) -> tuple[Event, ...]:
+    rng = random.Random(draw(seeds))
+    with_talk = draw(st.booleans()) if talk is None else talk
+    return chapter_plan(rng, draw(st.integers(1, 3)), with_talk).events
