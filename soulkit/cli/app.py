@@ -8,9 +8,8 @@ that needs it. Exit codes: 0 done, 1 internal error or a silent model, 2 somethi
     SIGINT ─────────────────────────▶ KeyboardInterrupt, or in an event loop: the command's main
     SIGTERM, SIGHUP ──▶ remembered ─▶ task is cancelled and ends what it must not leave half done
 
-A cluster, a container or a closing terminal sends SIGTERM or SIGHUP and grants seconds before it
-kills. What was ignored before the start stays ignored: `nohup` means SIGHUP, a shell that starts a
-command in the background means SIGINT. The library has no handlers.
+What was ignored before the start stays ignored: `nohup` means SIGHUP, a shell that starts a command
+in the background means SIGINT. The library has no handlers.
 
 To add a command: a row in COMMANDS, and `soulkit/cli/<name>.py` with `app` (a `typer.Typer`, for a
 group), `command` (a function) or `make_command` (makes the command from settings). A module of

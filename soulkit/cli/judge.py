@@ -246,8 +246,12 @@ def _print_correction(task: str, report: Mapping[str, Any]) -> None:
         errors = plain_table("dimension", ">judge − people [95% CI]", ">lambda", ">labelled",
                            ">clusters")  # fmt: skip
         for name, cell in report["dimensions"].items():
-            means.add_row(safe(name), *_means(cell))
-            errors.add_row(safe(name), *_errors(cell))
+            measured = map(_estimate, (cell["labelled"], cell["corrected"]))
+            means.add_row(safe(name), number(cell["judged"]["value"]), *measured)
+            errors.add_row(
+                safe(name), _estimate(cell["bias"]), f"{cell['lambda']:.2f}",
+                str(cell["labelled"]["n"]), f"{cell['labelled_clusters']} of {cell['clusters']}",
+            )  # fmt: skip
         for made in (means, errors):  # in one, a line has no room for eleven numbers
             made.columns[0].overflow = "fold"
             out.print(made)
@@ -262,16 +266,6 @@ def _print_correction(task: str, report: Mapping[str, Any]) -> None:
     if pairs and pairs["first_preferred"] is not None:
         share = 100 * pairs["first_preferred"]
         out.print(f"{pairs['n']} pairs; the first side shown was preferred in {share:.0f} %")
-
-
-def _means(cell: Mapping[str, Any]) -> list[str]:
-    measured = map(_estimate, (cell["labelled"], cell["corrected"]))
-    return [number(cell["judged"]["value"]), *measured]
-
-
-def _errors(cell: Mapping[str, Any]) -> list[str]:
-    counts = (str(cell["labelled"]["n"]), f"{cell['labelled_clusters']} of {cell['clusters']}")
-    return [_estimate(cell["bias"]), f"{cell['lambda']:.2f}", *counts]
 
 
 def _agreements(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

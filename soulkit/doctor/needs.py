@@ -185,7 +185,8 @@ def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
     for remark in left_out_lines(config.suite, left_out(config, work)) if config.playable else ():
         needs.lines.append(line(PART, "left out", "note", remark))
     if config.ledger != "replay":  # which asks nobody
-        needs.parts.append(TrialPart(config=config, work=_first_rows(work)))
+        first = (replace(part, examples=part.examples[:1]) for part in work if part.examples)
+        needs.parts.append(TrialPart(config=config, work=tuple(first)))
 
 
 def _work_lines(work: Sequence[Work]) -> Iterator[CheckLine]:
@@ -199,10 +200,6 @@ def _work_lines(work: Sequence[Work]) -> Iterator[CheckLine]:
             first = part.bad[0]
             words = f"{len(part.bad)} bad rows are left out; the first is {first.source}"
             yield line(PART, part.task.name, "note", f"{words}: {first.why}")
-
-
-def _first_rows(work: Sequence[Work]) -> tuple[Work, ...]:
-    return tuple(replace(part, examples=part.examples[:1]) for part in work if part.examples)
 
 
 def gap_lines(gaps: Sequence[MissingRequirement]) -> Iterator[CheckLine]:

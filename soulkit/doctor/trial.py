@@ -239,8 +239,12 @@ class _TaskTrying:
         cast = cast_of(config, self.players, Player(actor, sampling), config.seed).in_task(
             task.name
         )
-        there = {role: _present(getattr(cast, role)) for role in ("judges", "auditors")}
-        return replace(cast, judges=there["judges"], auditors=there["auditors"])
+        # A judge who is away would leave the others' verdicts without use.
+        judges, auditors = (
+            tuple(one for one in panel if not isinstance(one.model, AbsentModel))
+            for panel in (cast.judges, cast.auditors)
+        )
+        return replace(cast, judges=judges, auditors=auditors)
 
     # -- the questions -----------------------------------------------------------------------------
 
@@ -365,11 +369,6 @@ def short_verdict(fields: Mapping[str, Any], depth: int = DEPTH) -> Iterator[str
             yield f"{len(inner)} {name}"
         elif isinstance(inner, int | float) or (isinstance(inner, str) and len(inner) <= SHORT):
             yield f"{name} {inner}"
-
-
-def _present(players: Sequence[Player]) -> tuple[Player, ...]:
-    """Those who can be asked: a judge who is away would leave the others' verdicts without use."""
-    return tuple(one for one in players if not isinstance(one.model, AbsentModel))
 
 
 def _actor_sampling(config: PlayConfig, task: Task) -> Sampling:

@@ -6,10 +6,8 @@ cluster (the rollouts of one example) are not independent: means of units have t
 mean, a slope that of the jackknife over clusters, and what has no formula for clusters (alpha,
 kappa, correlations) a percentile interval from drawn clusters, which is too narrow for few of them.
 
-Krippendorff's alpha, the weighted kappa and the intraclass correlation are written here: the
-libraries that have them are under a licence that does not fit, unkept, or far larger than what they
-would be used for. Ranks and correlations are three lines each and computed a thousand times for one
-interval: the libraries' take two to three times as long on a few hundred rows.
+The libraries that have alpha, kappa and the intraclass correlation are under a licence that does
+not fit, unkept, or far larger than what they would be used for.
 
 Notation: m_u values of unit u, n the number of pairable values (those of units with m_u > 1).
 """

@@ -201,10 +201,6 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
         return
     yield from _suite_headline(summary)
     cells = {task: (headline_name(metrics), metrics) for task, metrics in summary.tasks.items()}
-    if isinstance(summary, TrainSummary) and summary.best_dev is not None and not any(
-        name == DEV for name, _ in cells.values()
-    ):  # as earlier versions recorded it  # fmt: skip
-        yield Headline(label=f"dev (step {summary.best_step})", cell=Cell(mean=summary.best_dev))
     valid = summary.validation if isinstance(summary, TrainSummary) else None
     for source, loss in (valid.last if valid else {}).items():
         n = valid.lessons.get(source, 0) if valid else 0

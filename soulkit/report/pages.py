@@ -415,8 +415,8 @@ class ReportView:
             return tables.report_parts(self.runs, details=self.details)
         if self.details:
             inner = tables.report_parts(self.runs, details=True)
-            return [*_heads(self.runs), *grid_parts(grid), *inner]
-        return [*_heads(self.runs), *grid_parts(grid), *_trainings(self.runs)]
+            return [*map(tables.run_head, self.runs), *grid_parts(grid), *inner]
+        return [*map(tables.run_head, self.runs), *grid_parts(grid), *_trainings(self.runs)]
 
     def text(self) -> str:
         """The same as plain text."""
@@ -427,7 +427,7 @@ class ReportView:
         if grid is None:
             return tables.markdown(self.runs, details=self.details)
         inner = [tables.markdown(self.runs, details=True)] if self.details else []
-        for run in () if self.details else _n_trained(self.runs):
+        for run in () if self.details else _trained(self.runs):
             inner += [f"## {md_text(run.name)}\n", grid_markdown(tables.steps_grid(run))]
         return "\n".join(["# Results\n", grid_markdown(grid), *inner])
 
@@ -461,12 +461,7 @@ class ReportView:
         return {"playable": self.playable, "details": self.details}
 
 
-def _heads(runs: Sequence[RunData]) -> list[RenderableType]:
-    """The head of each run: what it is, by whom, at what cost."""
-    return [tables.run_head(run) for run in runs]
-
-
-def _n_trained(runs: Sequence[RunData]) -> list[RunData]:
+def _trained(runs: Sequence[RunData]) -> list[RunData]:
     return [run for run in runs if run.steps]
 
 
@@ -475,7 +470,7 @@ def _trainings(runs: Sequence[RunData]) -> list[RenderableType]:
     from rich.text import Text
 
     shown: list[RenderableType] = []
-    for run in _n_trained(runs):
+    for run in _trained(runs):
         if len(runs) > 1:
             shown.append(Text("\n" + one_line(run.name), style="bold"))
         shown += grid_parts(tables.steps_grid(run))

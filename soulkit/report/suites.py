@@ -259,14 +259,10 @@ def _absent(suite: Suite, runs: Sequence[RunData], registry: Registry) -> dict[s
     """The tasks of the suite that no run has, and why."""
     reasons = {t: why for run in runs if run.summary for t, why in run.summary.left_out.items()}
     played = {task for run in runs for task in run.tasks}
-    return {
-        task: reasons.get(task, _why(task, registry)) for task in suite.tasks if task not in played
-    }
-
-
-def _why(task: str, registry: Registry) -> str:
-    spec = registry.specs.get(task)
-    return "this version cannot play it" if spec and spec.rows_only else "not played"
+    for name, spec in registry.specs.items():
+        if spec.rows_only:
+            reasons.setdefault(name, "this version cannot play it")
+    return {t: reasons.get(t, "not played") for t in suite.tasks if t not in played}
 
 
 def _absent_notes(absent: Mapping[str, str]) -> list[str]:

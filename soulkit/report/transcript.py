@@ -398,7 +398,9 @@ def _verdict(verdict: Verdict, full: bool) -> Iterator[PageBlock]:
 def _dimension(name: str, value: Any, full: bool) -> Text:
     """`goal 7: because …`: the grade first, then the words for it."""
     parts = value if isinstance(value, Mapping) else {name: value}
-    words = {k: v for k, v in parts.items() if isinstance(v, str) and _is_prose(k, v)}
+    # A field of reasons; a label has a word or two.
+    words = {k: v for k, v in parts.items()
+             if isinstance(v, str) and (k == "reasoning" or len(v.split()) > 3)}  # fmt: skip
     grades = {k: v for k, v in parts.items() if k not in words}
     grade = _plain_value(next(iter(grades.values())) if len(grades) == 1 else grades)
     made = _text(f"{one_line(name)} {grade}".strip())
@@ -406,11 +408,6 @@ def _dimension(name: str, value: Any, full: bool) -> Text:
         text = fold(" ".join(words.values()), 0 if full else WORDS_OF_REASONING)
         made.append(f": {one_line(text)}", "dim")
     return made
-
-
-def _is_prose(name: str, text: str) -> bool:
-    """Whether a field of a verdict gives reasons; a label has a word or two."""
-    return name == "reasoning" or len(text.split()) > 3
 
 
 def _feedback(feedback: Feedback, full: bool) -> Iterator[PageBlock]:
