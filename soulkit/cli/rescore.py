@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from soulkit.eval.results.recorded import RecordedRun
     from soulkit.eval.results.rejudge import RejudgePlan
     from soulkit.eval.results.rescore import Change, Rescored
+    from soulkit.models.players.settings import RoleSettings
 
 
 class Missing(StrEnum):
@@ -72,7 +73,6 @@ def command(
     prompt or another judge is put to the recorded episodes; the same command takes up its folder.
     """
     from soulkit.cli.console import print_json, warn_unsealed
-    from soulkit.eval.results.rejudge import judges_named
     from soulkit.eval.results.rescore import rescore
     from soulkit.eval.run.provenance import in_start_folder
 
@@ -80,7 +80,7 @@ def command(
              "--dry-run": dry_run, "--endpoints": endpoints}  # fmt: skip
     if not ask and any(named.values()):
         raise _needs_ask(next(name for name, value in named.items() if value))
-    judges = judges_named(judge, str(endpoints) if endpoints else None) if judge else ()
+    judges = _judges(judge, endpoints)
     run, here = run.resolve(), Path.cwd()
     out, prompts = (path.resolve() if path else None for path in (folder, prompts))
     with in_start_folder(run):
@@ -104,6 +104,12 @@ def command(
     else:
         _print(done, here)
         _say_next(_seen_from(here, run), _seen_from(here, Path(done.path)))
+
+
+def _judges(texts: list[str] | None, endpoints: Path | None) -> tuple[RoleSettings, ...]:
+    from soulkit.eval.results.rejudge import judges_named
+
+    return judges_named(texts, str(endpoints) if endpoints else None) if texts else ()
 
 
 def _asked(renewal: RejudgePlan, *, dry_run: bool, as_json: bool) -> Rescored | None:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from soulkit.errors import RunError, UserError
 from soulkit.eval.results.cells import named_with_origin, suite_lines
-from soulkit.eval.results.summary import DEV, Cell, Summary, headline_name, headline_shown
+from soulkit.eval.results.summary import (
+    DEV,
+    Cell,
+    Summary,
+    headline_name,
+    headline_shown,
+    summary_line,
+)
 from soulkit.eval.run.run_lock import is_locked
 from soulkit.metrics.intervals import number
 from soulkit.report.grid import plain_table
@@ -25,7 +32,6 @@ from soulkit.report.load import (
     RunProgress,
     command_in,
     paid_so_far,
-    read_summary,
     run_progress,
 )
 from soulkit.report.suites import scales_of
@@ -149,7 +155,7 @@ def _listed(path: Path, folder: Path) -> ListedFolder:
 
 
 def _read(path: Path, name: str) -> ListedFolder:
-    line = read_summary(path / "summary.json") or {}
+    line = summary_line(path)
     settings = read_config(path) if is_run(path) else {}
     command = command_in(path) or str(line.get("command", ""))
     running = is_locked(path)
@@ -201,6 +207,10 @@ def _headlines(summary: Summary | None) -> Iterator[Headline]:
         return
     yield from _suite_headline(summary)
     cells = {task: (headline_name(metrics), metrics) for task, metrics in summary.tasks.items()}
+    if isinstance(summary, TrainSummary) and summary.best_dev is not None and not any(
+        name == DEV for name, _ in cells.values()
+    ):  # as earlier versions recorded it  # fmt: skip
+        yield Headline(label=f"dev (step {summary.best_step})", cell=Cell(mean=summary.best_dev))
     valid = summary.validation if isinstance(summary, TrainSummary) else None
     for source, loss in (valid.last if valid else {}).items():
         n = valid.lessons.get(source, 0) if valid else 0

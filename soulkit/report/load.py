@@ -276,8 +276,7 @@ def find_runs(path: Path) -> list[Path]:
 
 def folder_notes(paths: Sequence[Path]) -> list[str]:
     """What folders say beside the numbers of their runs; RunError for a damaged summary."""
-    lines = [read_summary(path / "summary.json") or {} for path in paths]
-    notes = [line.get(NOTES) for line in lines]
+    notes = [summary_line(path).get(NOTES) for path in paths]
     return [str(note) for part in notes if isinstance(part, list) for note in part]
 
 
@@ -307,30 +306,25 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, name: str, episodes: bool, light: bool) -> RunData:
-    line = read_summary(path / "summary.json")
+    line = summary_line(path)
     lines = read_step_lines(path / "metrics.jsonl")
     log = path / "episodes.jsonl"
-    command = str((line or {}).get("command") or command_in(path))
+    command = str(line.get("command") or command_in(path))
     training = bool(lines) or command.startswith("train")
     kind: type[Summary] = TrainSummary if training else Summary
-    so_far = None if training or line is not None else summary_so_far(path, command)
+    so_far = None if training or line else summary_so_far(path, command)
     return RunData(
         name=name,
         path=path,
         kind="train" if training else "eval",
-        summary=so_far if line is None else kind.from_json(line),
-        progress=run_progress(path, command) if line is None else None,
+        summary=kind.from_json(line) if line else so_far,
+        progress=run_progress(path, command) if not line else None,
         steps=_steps(lines),
         evals=_by_step(lines, lambda line: line.dev),
         valid=_by_step(lines, lambda line: line.valid),
         records=tuple(load_records(log, light=light)) if episodes and has_lines(log) else (),
-        provenance=provenance_of(path, line or {}),
+        provenance=provenance_of(path, line),
     )
-
-
-def read_summary(path: Path) -> dict[str, Any] | None:
-    """What the `summary.json` at `path` says, None without one; RunError for a damaged one."""
-    return summary_line(path.parent) if path.is_file() else None
 
 
 def _steps(lines: Sequence[StepLine]) -> tuple[StepLine, ...]:
