@@ -39,8 +39,6 @@ FILES: list[tuple[str, str, int, int, int | None, str]] = [
     ("coser", "coser/example_test_set.json", 3, 0, 2, ""),
     ("hitom", "hitom/Hi-ToM_data.json", 600, 0, 120, ""),
     ("hitom", "hitom/sample_cotp_200.jsonl", 200, 0, None, ""),
-    ("humanual_opinion", "humanual/reddit_post_dict_testset.json", 0, 79, 0,
-     "no completion, and no persona"),
     ("mirrorbench", "mirrorbench/chatbot_arena_mirror.jsonl", 195, 0, 195, ""),
     ("mirrorbench", "mirrorbench/clariq_mirror.jsonl", 200, 0, 54, ""),
     ("mirrorbench", "clariq/multi_turn_human_generated_data.tsv", 498, 1, 61, "is blank"),

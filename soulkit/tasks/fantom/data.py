@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from soulkit.data.files import BadRow, RawRow, read_rows
+from soulkit.data.files import BadRow, RawRow
 from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, need
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.kit.prompting import Texts
@@ -286,18 +286,13 @@ def _access(talk: Talk, piece: Piece) -> str:
 LICENCE = "MIT; its authors restrict FANToM to evaluation"
 _SINGLE = ("answerabilityQA_list", "infoAccessibilityQA_list")
 _SEVERAL = ("beliefQAs", "answerabilityQAs_binary", "infoAccessibilityQAs_binary")
-_PERCEPTS = "Percept-FANToM.csv"
-_UNGIVEN = "no gold answer is published with this file"
 
 
 def import_fantom(path: Path) -> Imported:
-    """Rows of `fantom_v1.json`; of `flattened_fantom.csv` only why there are none."""
-    raw, bad = read_rows(path)
-    if raw and all("question_type" in row.fields and "set_id" in row.fields for row in raw):
-        return _without_gold(path, raw, bad)
+    """Rows of `fantom_v1.json`; the tables of PercepToM hold no answers."""
     return import_records(
         path, _rows_of_set, fields=("set_id", "factQA"), origin="FANToM", licence=LICENCE,
-        way_out="Give fantom_v1.json of the FANToM release.", read=lambda _: (raw, bad),
+        way_out="Give fantom_v1.json of the FANToM release; files derived from it hold no answers.",
         notes=lambda rows, bad: [f"Licence: {LICENCE}."],
     )  # fmt: skip
 
@@ -378,36 +373,3 @@ def _lettered(question: str, kind: str, gold: str, wrong: str) -> Row:
         "complete_question": f"{question}\n{lines}",
         "correct_answer": options.index(gold),
     }
-
-
-# -- the derived tables --------------------------------------------------------------------------
-
-
-def _without_gold(path: Path, raw: list[RawRow], bad: list[BadRow]) -> Imported:
-    parts = percept_conversations(path.parent / _PERCEPTS)
-    reasons = [BadRow(row.source, _why_not(row, parts)) for row in raw]
-    kinds = Counter(str(row.fields["question_type"]) for row in raw)
-    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    placed = sum(reason.why == _UNGIVEN for reason in reasons)
-    notes = (
-        f"{path.name} has questions and no answers: {counted}. Nothing of it can be scored; "
-        f"{placed} of {len(raw)} have a conversation in {_PERCEPTS}.",
-        "The answers are in fantom_v1.json of the FANToM release.",
-    )
-    return Imported(rows=(), bad=(*bad, *reasons), notes=notes)
-
-
-def _why_not(row: RawRow, parts: Mapping[str, str]) -> str:
-    part = str(row.fields["set_id"]).rpartition("-")[0]
-    return _UNGIVEN if part in parts else f"{_UNGIVEN}, nor the conversation '{part}'"
-
-
-def percept_conversations(path: Path) -> dict[str, str]:
-    """Part → its utterances, one a line, from `Percept-FANToM.csv`; empty without the file."""
-    if not path.is_file():
-        return {}
-    lines: dict[str, list[str]] = {}
-    for row in read_rows(path)[0]:
-        part, utterance = need(row, "part_id", "utterance")
-        lines.setdefault(part, []).append(utterance)
-    return {part: "\n".join(utterances) for part, utterances in lines.items()}

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from soulkit.data.files import BadRow, RawRow, parse_row_json, read_bytes
+from soulkit.data.files import BadRow, RawRow
 from soulkit.data.literals import structure
 from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need
 from soulkit.tasks.kit.prompting import Texts
@@ -32,13 +32,10 @@ _FIELDS = ("prompt", "completion")
 
 
 def import_humanual(path: Path) -> Imported:
-    """Rows of a processed file, or the posts of the post file as records that are no rows."""
-    posts = _posts(path)
-    if posts is not None:
-        return posts
+    """Rows of a processed file; the post file holds no replies."""
     return import_records(
         path, _imported_row, fields=_FIELDS, licence=LICENCE, notes=_notes,
-        way_out="Give rows with persona, prompt and completion.",
+        way_out="Give rows with persona, prompt and completion; posts without replies are none.",
     )  # fmt: skip
 
 
@@ -65,26 +62,6 @@ def _prompt(value: Any) -> str:
 def _is_message(value: Any) -> bool:
     content = value.get("content") if isinstance(value, Mapping) else None
     return isinstance(content, str) and bool(content.strip())
-
-
-def _posts(path: Path) -> Imported | None:
-    """Every post of the post file as a record that is no row; None for any other file."""
-    if path.suffix.lower() != ".json":
-        return None
-    try:
-        value = parse_row_json(read_bytes(path).decode("utf-8-sig"))
-    except ValueError:
-        return None  # the reader of rows says what is wrong with it
-    posts = isinstance(value, Mapping) and value and all(map(_is_post, value.values()))
-    if not posts:
-        return None
-    why = "it is a post without anybody's reply: there is no completion, and no persona"
-    bad = tuple(BadRow(f"{path.name}: {key}", why) for key in value)
-    return Imported(rows=(), bad=bad)
-
-
-def _is_post(value: Any) -> bool:
-    return isinstance(value, Mapping) and "post" in value and "completion" not in value
 
 
 def _notes(rows: Sequence[Row], bad: Sequence[BadRow]) -> tuple[str, ...]:

@@ -122,14 +122,12 @@ REAL = [
     ("twinvoice", "twinvoice/dimension_3_choices.jsonl"),
     ("tombench", "tombench/False Belief Task.jsonl"), ("mistakes", "mistakes/train.csv"),
     ("socsci210", "socsci210/test_1pct.sample_200.jsonl"),
-    ("fantom", "fantom/flattened_fantom.csv"),
     ("alignx_pair", "alignx/P-Soups_student_phd.sample_150.jsonl"),
     ("mirrorbench", "clariq/dev.tsv"),
     ("mirrorbench", "clariq/multi_turn_human_generated_data.tsv"),
     ("mirrorbench", "qulac/qulac_sample_200.json"),
     ("sim_math", "simulatorarena/math_tutoring_annotations_redacted_for_benchmarking.json"),
     ("sim_doc", "simulatorarena/document_creation_annotations_for_benchmarking.json"),
-    ("humanual_opinion", "humanual/reddit_post_dict_testset.json"),
 ]  # fmt: skip
 
 
