@@ -148,7 +148,9 @@ def _made_row(domain: str, seed: int, index: int) -> dict[str, Any]:
     written = person.habit.write(first.format(**topic.words), second.format(**topic.words))
     return {
         "persona": person.text,
-        "prompt": json.dumps(_messages(topic), ensure_ascii=False),
+        "prompt": json.dumps(
+            [{"role": role, "content": text} for role, text in topic.seen], ensure_ascii=False
+        ),
         "completion": written,
         "id": f"made-{domain}-{seed}-{index}",
         "dataset": domain_of(domain).dataset,
@@ -167,7 +169,3 @@ def _person(rng: random.Random, domain: str) -> _Person:
         f"a person who {stance.trait}. {habit.description}"
     )
     return _Person(text, stance, habit)
-
-
-def _messages(topic: _Topic) -> list[dict[str, str]]:
-    return [{"role": role, "content": text} for role, text in topic.seen]

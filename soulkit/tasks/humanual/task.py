@@ -333,7 +333,7 @@ class HumanualReference(Humanual):
         opinions = await panel.opinions(
             cast, question("coverage", prompt, Coverage, role="auditor"), episode
         )
-        value = clip_share(panel.pooled(opinions, _covered, cast.panel.combine))
+        value = clip_share(panel.pooled(opinions, lambda said: said.score, cast.panel.combine))
         shared = lexical_f1(reply_text, self.gold_text(example))
         return self._scored(
             "judge_coverage", {"likeness": value, "lexical_f1": shared}, status, opinions
@@ -359,7 +359,3 @@ class HumanualReference(Humanual):
 
     def leak_view(self, example: Example) -> LeakView | None:
         return None
-
-
-def _covered(verdict: Coverage) -> float:
-    return verdict.score

@@ -51,7 +51,10 @@ class LifeChoices(LetteredTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         nested = structure(fields.get(NESTED))
         inner = nested if isinstance(nested, Mapping) else {}
-        parts = {name: _first(inner, names, fields.get(name)) for name, names in _PARTS.items()}
+        parts = {
+            name: next((inner[n] for n in names if inner.get(n) is not None), fields.get(name))
+            for name, names in _PARTS.items()
+        }
         options = _options(parts["options"])
         gold = str(parts["correct_answer"] or "")
         texts = {name: str(parts[name] or "").strip() for name in ("scenario", "question")}
@@ -98,10 +101,6 @@ class LifeChoices(LetteredTask):
         first = TEXTS["turn"] if example.fields.get("kind") == "changed" else TEXTS["habit"]
         yield from (f"{lead} {text}".strip() for text in (first, TEXTS["habit"], TEXTS["short"]))
         yield CLOSE
-
-
-def _first(inner: Mapping[str, Any], names: Sequence[str], flat: Any) -> Any:
-    return next((inner[n] for n in names if inner.get(n) is not None), flat)
 
 
 def _options(value: Any) -> tuple[str, ...]:

@@ -142,7 +142,9 @@ def _questions(
     conversation = fenced(pair.simulated, "conversation")
     if part == "rnr":
         return [question("rnr", prompts.render("judge_rnr", conversation=conversation), Rubric)]
-    return [_critique(prompts.render("judge_critique", conversation=conversation))]
+    prompt = prompts.render("judge_critique", conversation=conversation)
+    return [JudgeQuestion(purpose=CRITIQUE, prompt=prompt, read=_read_critique,
+                          dump=lambda text: {"critique": text})]  # fmt: skip
 
 
 def similarity_question(
@@ -163,12 +165,6 @@ def _preference(prompts: PromptFolder, pair: Pair, first: bool) -> str:
         "judge_pairwise", task_description=pair.description,
         a=fenced(user_a, "conversation"), b=fenced(user_b, "conversation"),
     )  # fmt: skip
-
-
-def _critique(prompt: str) -> JudgeQuestion[str]:
-    return JudgeQuestion(
-        purpose=CRITIQUE, prompt=prompt, read=_read_critique, dump=lambda text: {"critique": text}
-    )
 
 
 def _read_critique(text: str) -> str:

@@ -193,7 +193,8 @@ def import_tau(path: Path) -> Imported:
         raise _tasks_of_tau_bench(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
-        entries = _lines(text) if path.suffix == ".jsonl" else json.loads(text)
+        lines = [line for line in text.splitlines() if line.strip()]
+        entries = list(map(json.loads, lines)) if path.suffix == ".jsonl" else json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise _of_other_shape(path, " ".join(str(error).split())[:200]) from error
     if _are_tasks(entries):
@@ -212,10 +213,6 @@ def import_tau(path: Path) -> Imported:
         made.setdefault(name, {**row, EVALUATION_ONLY: True})
     notes = ("the rows are marked evaluation-only, as the terms of the file have it",)
     return Imported(rows=tuple(made.values()), bad=tuple(bad), notes=notes)
-
-
-def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _are_tasks(entries: Any) -> bool:

@@ -140,7 +140,11 @@ def _trust_reason(case: _Case, fact: Fact) -> str:
 
 def _talk_without_effect(case: _Case, fact: Fact) -> list[str]:
     chain = case.question.chain
-    about = {i for i, e in enumerate(case.story.events) if _talks_of(e, case.question.obj)}
+    about = {
+        i
+        for i, event in enumerate(case.story.events)
+        if isinstance(event, PublicClaim | PrivateTell) and event.obj == case.question.obj
+    }
     if len(chain) > 2:
         return [_fact("too_deep")] if about else []
     doubts = [
@@ -190,10 +194,6 @@ def _mistake(case: _Case, answer: str | None) -> str:
         return "took_start"
     held = any(o == obj and is_at(c) for _, o, c in beliefs.places)
     return "other_moment" if held else "never"
-
-
-def _talks_of(event: object, obj: str) -> bool:
-    return isinstance(event, PublicClaim | PrivateTell) and event.obj == obj
 
 
 def _moves(case: _Case) -> list[int]:

@@ -337,7 +337,7 @@ def import_hitom(path: Path, *, half: Half = "cotp") -> Imported:
     made: list[tuple[Row, str]] = []
 
     def row(record: RawRow, _: int) -> list[Row]:
-        made.append((_hitom_row(record), _half(record)))
+        made.append((_hitom_row(record), str(record.fields.get("prompting_type", "")).lower()))
         return [row for row, name in made[-1:] if half == "all" or name in (half, "")]
 
     return import_records(
@@ -345,10 +345,6 @@ def import_hitom(path: Path, *, half: Half = "cotp") -> Imported:
         way_out="Give Hi-ToM_data.json of the Hi-ToM release.",
         notes=lambda rows, _: _hitom_notes(made, half, len(rows)),
     )  # fmt: skip
-
-
-def _half(raw: RawRow) -> str:
-    return str(raw.fields.get("prompting_type", "")).lower()
 
 
 def _hitom_row(raw: RawRow) -> dict[str, Any]:

@@ -97,17 +97,14 @@ class ParaToMi(PlaceTask):
     def prepare(self, fields: dict[str, Any]) -> dict[str, Any]:
         prepared = {**super().prepare(fields), "story": parse_story(fields["story"])}
         if self.protocol == "paper":
-            _check_gold(prepared["cands"], str(fields["correct_answer"]))
+            cands, gold = prepared["cands"], str(fields["correct_answer"])
+            if cands and plain(gold) not in map(plain, cands):
+                what = f"The gold answer '{gold:.40}' is none of the row's candidates."
+                raise RowError(what, "No answer that picks a candidate could be right.")
         question = read_question(str(fields["question"]))
         if prepared.get("order") is None and question is not None:
             prepared["order"] = question.order
         return prepared
-
-
-def _check_gold(cands: Sequence[str], gold: str) -> None:
-    if cands and plain(gold) not in map(plain, cands):
-        what = f"The gold answer '{gold:.40}' is none of the row's candidates."
-        raise RowError(what, "No answer that picks a candidate could be right.")
 
 
 class HiToM(LetteredTask):
