@@ -41,12 +41,7 @@ from soulkit.tasks.coser.scene import (
 from soulkit.tasks.coser.task import Coser, Opinions
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.coaching import fenced_remarks
-from soulkit.tasks.kit.dialogue import (
-    LEAST_TOKENS,
-    Conversation,
-    episode_tokens_left,
-    with_reply_limit,
-)
+from soulkit.tasks.kit.dialogue import Conversation, within_episode
 from soulkit.tasks.kit.prompting import first_words
 from soulkit.types import (
     Completion,
@@ -84,19 +79,8 @@ class PublishedScene(PublishedBook, BookScene):
     taken: int = field(default=0, init=False)
     """So many lines stand at the predictor's table."""
 
-    def actor(self, seat: str) -> Player:
-        """The actor with what is left of the character's part as the limit of its reply."""
-        return with_reply_limit(self.cast.actor, self._room(seat))
-
-    def _room(self, seat: str) -> int:
-        table = self.stage.tables[seat]
-        return episode_tokens_left(self.cast.actor, table.turns, table.context)
-
-    async def character(self, seat: str, index: int) -> bool:
-        if self._room(seat) < LEAST_TOKENS:
-            self.silence = "length"
-            return False
-        return await super().character(seat, index)
+    def actor(self, seat: str) -> Player | None:
+        return within_episode(self.stage.tables[seat], self.cast.actor)
 
     def words_left(self, reply: Completion) -> str:
         return remove_think(reply.text, remove_unclosed=True)

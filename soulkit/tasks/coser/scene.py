@@ -494,14 +494,18 @@ class BookScene(SceneBook):
     async def character(self, seat: str, index: int) -> bool:
         """The actor's turn as one of the characters; one without a word ends the scene."""
         call = self.rollout.call("actor", self.example, index, seat=seat)
-        reply = await self.stage.speak(seat, self.actor(seat), call)
+        actor = self.actor(seat)
+        if actor is None:
+            self.silence = "length"
+            return False
+        reply = await self.stage.speak(seat, actor, call)
         if not self.words_left(reply):
             return False
         self.record(seat, self.audible_text(seat, reply.text), self._memory(reply))
         return True
 
-    def actor(self, seat: str) -> Player:
-        """Who speaks for a character, as this turn is sampled."""
+    def actor(self, seat: str) -> Player | None:
+        """Who speaks for a character in this turn; None: no tokens are left."""
         return self.cast.actor
 
     def words_left(self, reply: Completion) -> str:

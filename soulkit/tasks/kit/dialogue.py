@@ -383,6 +383,12 @@ def with_reply_limit(player: Player, room: int) -> Player:
     return replace(player, sampling=replace(player.sampling, max_tokens=limit))
 
 
+def within_episode(talk: Conversation, player: Player) -> Player | None:
+    """The player, whose reply may have what is left of the episode; None: next to nothing."""
+    room = episode_tokens_left(player, talk.turns, talk.context)
+    return None if room < LEAST_TOKENS else with_reply_limit(player, room)
+
+
 def tokens_since(player: Player, turns: Sequence[Turn], context: Sequence[Segment]) -> int:
     """Tokens of `context` beyond the prompt of the first turn; 0 before it.
 

@@ -25,11 +25,9 @@ from soulkit.judge.verdict import fence
 from soulkit.models.base import Cast
 from soulkit.tasks.kit.base import Control, Rollout
 from soulkit.tasks.kit.dialogue import (
-    LEAST_TOKENS,
     Conversation,
-    episode_tokens_left,
     others_view,
-    with_reply_limit,
+    within_episode,
 )
 from soulkit.tasks.kit.prompting import first_words
 from soulkit.tasks.mirrorbench import judging
@@ -99,11 +97,10 @@ class MirrorBenchReference(MirrorBench):
     async def speak(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation
     ) -> str:
-        room = episode_tokens_left(cast.actor, talk.turns, talk.context)
-        if room < LEAST_TOKENS:
+        actor = within_episode(talk, cast.actor)
+        if actor is None:
             return "length"
-        call = rollout.call("actor", example, len(talk.turns))
-        reply = await talk.speak(with_reply_limit(cast.actor, room), call)
+        reply = await talk.speak(actor, rollout.call("actor", example, len(talk.turns)))
         if not reply.text.strip():
             return "empty"
         self.record(talk, reply)

@@ -21,10 +21,8 @@ from soulkit.models.base import Cast, Panel
 from soulkit.runs.records import drafts
 from soulkit.tasks.kit.base import Rollout
 from soulkit.tasks.kit.dialogue import (
-    LEAST_TOKENS,
     Conversation,
-    episode_tokens_left,
-    with_reply_limit,
+    within_episode,
 )
 from soulkit.tasks.kit.scoring import mean_of
 from soulkit.tasks.sim_arena import judging
@@ -69,10 +67,9 @@ class PublishedPerson(SimArena):
     async def speak(
         self, example: Example, cast: Cast, rollout: Rollout, talk: Conversation, index: int
     ) -> str:
-        room = episode_tokens_left(cast.actor, talk.turns, talk.context)
-        if room < LEAST_TOKENS:
+        actor = within_episode(talk, cast.actor)
+        if actor is None:
             return NO_ROOM
-        actor = with_reply_limit(cast.actor, room)
         reply = await talk.speak(actor, rollout.call("actor", example, index))
         return self.take_turn(talk, reply.text)
 

@@ -14,7 +14,7 @@ from typing import Any
 from soulkit.judge.coach import RISKS
 from soulkit.judge.leaks import LeakView
 from soulkit.models.base import Player
-from soulkit.tasks.kit.dialogue import LEAST_TOKENS, episode_tokens_left, with_reply_limit
+from soulkit.tasks.kit.dialogue import within_episode
 from soulkit.tasks.kit.prompting import first_words
 from soulkit.tasks.sotopia.actions import MAX_WORDS, NONE, Action, parse_line
 from soulkit.tasks.sotopia.judging import LooseRatings, audited_lines, average, reference_reward
@@ -31,18 +31,8 @@ class ReferenceScene(Scene):
     between them included; where fewer than LEAST_TOKENS are left, nothing more is sampled.
     """
 
-    def actor(self) -> Player:
-        """The actor with what is left of the episode as the limit of its reply."""
-        return with_reply_limit(self.cast.actor, self._room())
-
-    def _room(self) -> int:
-        return episode_tokens_left(self.cast.actor, self.talk.turns, self.talk.context)
-
-    async def _act(self, seat: str, index: int) -> Action | None:
-        if self._room() < LEAST_TOKENS:
-            self.silence = "length"
-            return None
-        return await super()._act(seat, index)
+    def actor(self) -> Player | None:
+        return within_episode(self.talk, self.cast.actor)
 
     async def _answer(self, seat: str, index: int) -> Action | None:
         partner, context = self.cast.player("partner"), self._partner_context(seat)

@@ -94,15 +94,18 @@ class Scene:
                 return "stale"
         return "max_turns"
 
-    def actor(self) -> Player:
-        """Who speaks for the actor's seat, as this turn is sampled."""
+    def actor(self) -> Player | None:
+        """Who speaks for the actor's seat in this turn; None: no tokens are left."""
         return self.cast.actor
 
     async def _act(self, seat: str, index: int) -> Action | None:
         """The actor's turn; None when it fell silent and that ends the scene."""
         call = self.rollout.call("actor", self.example, index)
-        context = tuple(self.talk.context)
-        reply = await self.talk.speak(self.actor(), call)
+        context, actor = tuple(self.talk.context), self.actor()
+        if actor is None:
+            self.silence = "length"
+            return None
+        reply = await self.talk.speak(actor, call)
         action = self._read(seat, reply.text, context)
         if action is None:
             return None
