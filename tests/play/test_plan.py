@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from soulkit.judge.structured import QUESTION_ATTEMPTS
-from soulkit.models.local.machine import Speed, device_speed, footprint
+from soulkit.models.local.machine import Machine, Speed, device_speed, footprint
 from soulkit.play.plan import (
     AGAIN,
+    SECONDS_PER_CALL,
+    SECONDS_PER_TOKEN,
     USUAL,
     Load,
     Plan,
     PlayerTerms,
     Work,
     plan_loads,
+    question_load,
 )
 from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.config import TrainConfig
@@ -305,6 +308,32 @@ def test_dev_scores_and_canaries_are_planned(model: Path) -> None:
     assert dev.episodes == 2 * len(material.dev) and dev.calls["actor"] == 10 * dev.episodes
     assert canaries.episodes == 3 * len(canaries_of(material.pool))
     assert canaries.calls == {"judge": 2 * canaries.episodes, "auditor": 2 * canaries.episodes}
+
+
+def test_dev_scores_and_general_ability_of_a_supervised_run_take_time_and_no_memory(
+    model: Path,
+) -> None:
+    def machine(**other: object) -> Machine:
+        flags = {"method": "sft", "model": str(model), "tasks": {"tomi": 1.0}, "steps": 4,
+                 "data": {"tomi": "synth:20"}}  # fmt: skip
+        config = TrainConfig.load(env={}, flags={**flags, **other})
+        planned = training_plan(load_training_data(config)).machine
+        assert planned is not None
+        return planned
+
+    bare, dev, both = machine(), machine(eval_every=1), machine(eval_every=1, retention=True)
+    assert bare.seconds < dev.seconds < both.seconds
+    assert bare.memory == dev.memory == both.memory
+
+
+def test_questions_take_the_time_of_any_served_call() -> None:
+    terms = PlayerTerms(role="judge", name="j", limit=100, prices=(1.0, 1.0))
+    asked = question_load(terms, [30, 60])
+    assert (asked.calls, asked.usual_calls, asked.prompt_tokens) == (2, 2, 120)
+    assert asked.seconds == pytest.approx(2 * SECONDS_PER_CALL + 200 * SECONDS_PER_TOKEN)
+    assert asked.cost == pytest.approx((120 + 200) / 1e6)
+    assert asked.cost_limit == pytest.approx((2 * 120 + 2 * AGAIN + 2 * 200) / 1e6)
+    assert question_load(replace(terms, served=False), [30]).seconds == 0
 
 
 def test_one_row_is_as_long_as_the_mean_of_many(model: Path) -> None:
