@@ -71,24 +71,16 @@ def played(name: str, protocol: str, stop: str, text: str = "") -> list[Record]:
         return list(run(cast, Engine(cast).run(jobs, lambda record: None)))
 
 
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
 @pytest.mark.parametrize("name", PLAYABLE)
-def test_a_silent_actor_at_its_limit_is_truncated(name: str, protocol: str) -> None:
-    records = played(name, protocol, "length")
-    assert {record.score.status for record in records} == {"truncated"}
-    if protocol == "paper":  # the published code has some silent actors judged
-        assert {record.score.value for record in records} == {task_of(name).spec.metric.low}
-
-
-@pytest.mark.parametrize("name", PLAYABLE)
-def test_thinking_that_used_up_the_limit_is_truncated(name: str) -> None:
-    assert {r.score.status for r in played(name, "paper", "length", THINKING)} == {"truncated"}
-
-
-@pytest.mark.parametrize("name", PLAYABLE)
-def test_a_silent_actor_for_another_reason_is_empty(name: str) -> None:
-    records = played(name, "paper", "stop")
-    assert {record.score.status for record in records} == {"empty"}
+def test_a_silent_actor_is_truncated_at_its_limit_and_else_empty(name: str) -> None:
+    silence = played(name, "paper", "length")
+    assert {record.score.value for record in silence} == {task_of(name).spec.metric.low}
+    for records, status in (
+        (silence, "truncated"), (played(name, "reference", "length"), "truncated"),
+        (played(name, "paper", "length", THINKING), "truncated"),
+        (played(name, "paper", "stop"), "empty"),
+    ):  # fmt: skip
+        assert {record.score.status for record in records} == {status}
 
 
 # -- tasks of one's own, and the exit code ---------------------------------------------------------

@@ -148,6 +148,7 @@ def test_it_is_evaluated_alone_and_in_a_suite(game: Site) -> None:
     assert "game" in out + err and game.imported() == set()
 
 
+@pytest.mark.slow
 def test_a_built_in_name_wins_and_says_so_when_it_is_used(site: Site) -> None:
     site.package("my_lab.tomi", "tomi")
     site.offer(tomi="my_lab.tomi")
@@ -161,6 +162,7 @@ def test_a_built_in_name_wins_and_says_so_when_it_is_used(site: Site) -> None:
     assert "installed: tomi (my-lab)" in out and err == "" and site.imported() == set()
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_file_wins_too(game: Site) -> None:
     folder = game.runs / "own"
     assert game.soul("tasks", "new", "game", "--out", folder)[0] == 0
@@ -220,8 +222,8 @@ def test_a_broken_package_is_refused_by_its_distribution(break_it: Any, site: Si
 
 @pytest.mark.parametrize(("file", "command"), [
     ("task.py", ("tasks", "check", "game", "--data", "synth:2")),
-    ("rows.py", ("data", "synth", "game", "-n", 2)),
-    ("importer.py", ("data", "import", "game", "x.json")),
+    pytest.param("rows.py", ("data", "synth", "game", "-n", 2), marks=pytest.mark.slow),
+    pytest.param("importer.py", ("data", "import", "game", "x.json"), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_module_that_breaks_is_refused_by_its_distribution(
     file: str, command: tuple[object, ...], game: Site

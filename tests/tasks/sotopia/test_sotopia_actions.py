@@ -225,8 +225,13 @@ QUOTING = {
 }
 
 
-@pytest.mark.parametrize("form", [TOP, TOP.replace('"', "'"), f"{TOP[:-1]},}}", TOP[:-1], HIGH])
-@pytest.mark.parametrize("way", QUOTING)
+SPELT = (TOP.replace('"', "'"), f"{TOP[:-1]},}}", TOP[:-1], HIGH)
+
+
+@pytest.mark.parametrize(
+    ("way", "form"),
+    [*((way, TOP) for way in QUOTING), *(("as it stands", form) for form in SPELT)],
+)
 def test_an_actor_that_spoils_its_verdict_gets_the_minimum(way: str, form: str) -> None:
     def rate(body: Body) -> str:
         return QUOTING[way](speech(body))
