@@ -244,22 +244,6 @@ def test_a_narrow_terminal_keeps_the_means_whole(tmp_path: Path) -> None:
     assert tables.scored_text(runs[0].tasks["hitom"]["value"]) in terminal_text(runs, 80)
 
 
-def test_a_narrow_terminal_keeps_the_names(tmp_path: Path) -> None:
-    """What a mean rests on may be longer than everything else: it folds, names stay."""
-    (run,) = load_runs([story(tmp_path) / "after"], episodes=False)
-    assert run.summary is not None
-    cell = Cell(mean=-6.5, ci_low=-8.169, ci_high=-4.359, n=100, n_scored=100, n_clusters=5,
-                method="wilson", events=1, worst=-7.0, best=-6.0, beside=True)  # fmt: skip
-    names = ("financial_and_material_benefits", "social_rules")
-    tasks = {"sotopia": {"value": cell, **dict.fromkeys(names, cell)}}
-    wide = replace(run, summary=replace(run.summary, tasks=tasks))
-    shown = terminal_text([wide], 80)
-    assert "social_rules" in shown and "sotopia" in shown and "events" in shown
-    assert (
-        "\u22126.500 [\u22128.169, \u22124.359]" in shown and "\u22127.000 to \u22126.000" in shown
-    )
-
-
 @pytest.mark.parametrize("details", [False, True])
 def test_a_run_is_whole_at_sixty_columns(details: bool, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [record(i, 0.0) for i in range(10)], "eval")

@@ -131,29 +131,6 @@ def test_who_fails_or_is_cancelled_leaves_and_nobody_waits_for_them(folder: Path
     assert model.batches == [(("ba", 0, 0), ("be", 0, 0)), (("be", 0, 1),)]
 
 
-def test_a_cancelled_call_is_not_waited_for(folder: Path) -> None:
-    model = watched(folder)
-
-    async def impatient(participant: Participant) -> None:
-        with participant:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(say(model, "ba", 0), 0.02)
-            await asyncio.sleep(0.05)
-
-    async def late(participant: Participant) -> None:
-        with participant:
-            await asyncio.sleep(0.04)
-            await say(model, "be", 0)
-
-    async def run() -> None:
-        await asyncio.gather(
-            impatient(participants([model], 1)[0]), late(participants([model], 1)[0])
-        )
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-    assert model.batches == [(("be", 0, 0),)]
-
-
 def test_two_samplers_share_one_table(folder: Path) -> None:
     """Each waits at another model: with a table for each they would wait for ever."""
     actor, coach = watched(folder), watched(folder)
