@@ -156,6 +156,11 @@ def join_and(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def with_stop(text: str, ends: tuple[str, ...] = (".", "!", "?")) -> str:
+    """`text` with a full stop, unless it has one of `ends`."""
+    return text if text.endswith(ends) else f"{text}."
+
+
 def counted(number: int, noun: str) -> str:
     """`1 row`, `3 rows`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -14,7 +14,6 @@ read as it is and as it looks (obfuscation.py).
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from soulkit.judge.obfuscation import (
     spelled_names,
 )
 from soulkit.judge.verdict import UNSPACED, named_options, plain, tagged_letter
+from soulkit.metrics.intervals import upper_tail
 from soulkit.models.base import Player
 from soulkit.types import Call, Feedback, Segment
 
@@ -377,11 +377,7 @@ def _pointed_at(text: str, view: LeakView) -> frozenset[str]:
 
 def above_chance(hits: int, reads: int, chance: float) -> bool:
     """Whether `hits` of `reads` is more than guessing gives (one-sided binomial test)."""
-    tail = sum(
-        math.comb(reads, k) * chance**k * (1 - chance) ** (reads - k)
-        for k in range(hits, reads + 1)
-    )
-    return tail < SIGNIFICANCE
+    return upper_tail(hits, reads, chance) < SIGNIFICANCE
 
 
 def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:

@@ -256,6 +256,20 @@ def wilson(share: float, trials: float, quantile: float) -> Interval:
     return low, high
 
 
+def upper_tail(hits: int, n: int, chance: float) -> float:
+    """P(at least `hits` of `n`) for a binomial; in logarithms, so that thousands of rows fit."""
+    if hits <= 0 or chance >= 1:
+        return 1.0
+    if chance <= 0:
+        return 0.0
+    logs = [
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+        + k * math.log(chance) + (n - k) * math.log1p(-chance)
+        for k in range(hits, n + 1)
+    ]  # fmt: skip
+    return min(1.0, sum(math.exp(value) for value in logs))
+
+
 def bounds(values: Sequence[float | None], scale: Interval) -> Interval:
     """Where the mean over all n would lie if what is missing scored the lowest or the highest.
 

@@ -23,6 +23,7 @@ from soulkit.data.rows import HUMAN, content_hash
 from soulkit.errors import DataError
 from soulkit.judge.leaks import LeakView
 from soulkit.judge.verdict import named_options, plain
+from soulkit.metrics.intervals import upper_tail
 from soulkit.tasks.kit.base import Task
 from soulkit.tasks.kit.importing import chats_for_rows, explaining_originals
 from soulkit.tasks.kit.loading import (
@@ -360,20 +361,6 @@ def _length_bias(views: Sequence[LeakView]) -> Bias | None:
 def bias(hits: int, rows: int, chance: float) -> Bias:
     """`hits` of `rows` against a chance in [0, 1], with the one-sided binomial probability."""
     return Bias(rows, hits, chance, upper_tail(hits, rows, chance))
-
-
-def upper_tail(hits: int, n: int, chance: float) -> float:
-    """P(at least `hits` of `n`) for a binomial; in logarithms, so that thousands of rows fit."""
-    if hits <= 0 or chance >= 1:
-        return 1.0
-    if chance <= 0:
-        return 0.0
-    logs = [
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-        + k * math.log(chance) + (n - k) * math.log1p(-chance)
-        for k in range(hits, n + 1)
-    ]  # fmt: skip
-    return min(1.0, sum(math.exp(value) for value in logs))
 
 
 # -- what the prompt gives away ------------------------------------------------------------------

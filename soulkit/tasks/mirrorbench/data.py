@@ -56,6 +56,7 @@ from soulkit.tasks.kit.made_rows import (
 )
 from soulkit.tasks.kit.prompting import PromptFolder, Texts
 from soulkit.tasks.mirrorbench.conversations import subset_of
+from soulkit.text import with_stop
 from soulkit.types import Line
 
 TEXTS = Texts(__file__)
@@ -327,8 +328,7 @@ def _columns(record: RawRow, *names: str) -> Row:
 
 
 def _sentence(text: str) -> str:
-    stripped = " ".join(text.split())
-    return stripped if stripped.endswith((".", "?", "!", '"')) else f"{stripped}."
+    return with_stop(" ".join(text.split()), (".", "?", "!", '"'))
 
 
 def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from soulkit.data.files import BadRow, RawRow, check_file, read_rows
 from soulkit.tasks.kit.importing import BadRecord, Imported, Row, import_records, need, wrong_shape
 from soulkit.tasks.kit.made_rows import draw_slots
 from soulkit.tasks.kit.prompting import Texts
+from soulkit.text import with_stop
 
 TEXTS = Texts(__file__)
 
@@ -209,13 +210,9 @@ def profile_text(person: Mapping[str, Any]) -> str:
         ("Moral values", "moral_values"), ("Holds dear", "schwartz_personal_values"),
         ("Type", "mbti"), ("Secret, known to nobody else", "secret"),
     )  # fmt: skip
-    lines = [f"{label}: {_sentence(text_of(field))}" for label, field in labelled if text_of(field)]
+    lines = [f"{label}: {with_stop(text_of(field))}" for label, field in labelled if text_of(field)]
     opening = ", ".join([name, *filter(None, facts)])
     return " ".join([f"{opening}{manner}.", *lines])
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _notes(

@@ -30,6 +30,7 @@ from soulkit.tasks.kit.coaching import (
 )
 from soulkit.tasks.kit.prompting import Texts
 from soulkit.tasks.sotopia.actions import KINDS_WITH_TEXT, LEAVE, NONE, SPEAK, Action
+from soulkit.text import with_stop
 from soulkit.types import Kind, Score
 
 
@@ -206,8 +207,7 @@ def _goal_missed(acts: Sequence[Action], goal: str) -> Iterator[str]:
 
 
 def _brief(goal: str) -> str:
-    line = " ".join(goal.split())
-    return line if line.endswith((".", "!", "?")) else f"{line}."
+    return with_stop(" ".join(goal.split()))
 
 
 # -- scripts -------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from soulkit.tasks.kit.importing import BadRecord, Imported, import_records, nee
 from soulkit.tasks.kit.made_rows import Row
 from soulkit.tasks.tom.events import ContainerRoom, Enter, Move, Place, Story, read_question
 from soulkit.tasks.tom.sentences import read_paraphrase, read_sentences, story_lines
+from soulkit.text import with_stop
 
 _NUMBERED_SENTENCE = re.compile(r"(\d+)[.)]?\s+(\S.*)")
 
@@ -243,7 +244,9 @@ def _tomi(
 ) -> Row:  # fmt: skip
     story = _read_story(sentences, question, nouns)
     row: Row = {
-        "story": "\n".join(f"{i} {_stopped(s)}" for i, s in enumerate(sentences, 1)),
+        "story": "\n".join(
+            f"{i} {with_stop(s.strip(), ('.',))}" for i, s in enumerate(sentences, 1)
+        ),
         "question": question.strip(),
         "answer": answer.strip(),
     }
@@ -313,11 +316,6 @@ def _containers(story: Story) -> set[str]:
 
 def _prose(text: str) -> str:
     return " ".join(text.replace("_", " ").split())
-
-
-def _stopped(sentence: str) -> str:
-    sentence = sentence.strip()
-    return sentence if sentence.endswith(".") else f"{sentence}."
 
 
 def _order(kind: str) -> int | None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from soulkit.data.files import RawRow
+from soulkit.metrics.intervals import upper_tail
 from soulkit.tasks.kit.loading import LoadedExamples, RowsOnly, to_examples
 from soulkit.tasks.kit.row_checks import (
     WordCounts,
     audit_rows,
     bias,
-    upper_tail,
     without_options,
     word_counts,
 )
