@@ -377,7 +377,8 @@ def _pointed_at(text: str, view: LeakView) -> frozenset[str]:
 
 def above_chance(hits: int, reads: int, chance: float) -> bool:
     """Whether `hits` of `reads` is more than guessing gives (one-sided binomial test)."""
-    return upper_tail(hits, reads, chance) < SIGNIFICANCE
+    tail = upper_tail(hits, reads, chance)
+    return tail < SIGNIFICANCE
 
 
 def check_leak(feedback: Feedback, view: LeakView | None) -> Feedback:
