@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import socket
-import threading
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from soulkit.api_keys import remember
@@ -21,7 +17,7 @@ from soulkit.models.api.addresses import Access, open_access
 from soulkit.models.api.batch_service import BatchService, NoBatchService, ServiceSilent, make_sdk
 from soulkit.models.api.probing import offered_models
 from soulkit.models.api.transport import ClientPool, make_client
-from tests.support.servers.batch_server import BatchServer, Ending
+from tests.support.servers.batch_server import BatchServer
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 SECRET = "sk-test-0123456789abcdef0123456789"
@@ -35,39 +31,6 @@ def line(index: int) -> dict[str, Any]:
 
 def file_of(count: int) -> bytes:
     return b"".join(json.dumps(line(i)).encode() + b"\n" for i in range(count))
-
-
-def test_the_packages_own_client_is_served_as_by_a_provider() -> None:
-    """The server that the other tests rely on is one to the people who wrote the client."""
-    with BatchServer(answer=lambda body: "B", ends=lambda batch: Ending("expired", 2)) as server:
-        client = openai.OpenAI(api_key="unused", base_url=server.base_url, max_retries=0)
-        with client:
-            file = client.files.create(file=("x.jsonl", io.BytesIO(file_of(3))), purpose="batch")
-            assert (file.filename, file.purpose, file.bytes) == (
-                "x.jsonl",
-                "batch",
-                len(file_of(3)),
-            )
-            batch = client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h",
-                metadata=MARK,
-            )  # fmt: skip
-            states = []
-            while (batch := client.batches.retrieve(batch.id)).status != "expired":
-                states.append(batch.status)
-            assert states == ["validating", "in_progress", "finalizing"]
-            assert [one.id for one in client.batches.list()] == [batch.id]
-            assert batch.request_counts is not None and batch.request_counts.total == 3
-            assert batch.output_file_id and batch.error_file_id
-            output = client.files.content(batch.output_file_id).text.splitlines()
-            assert [json.loads(one)["custom_id"] for one in output] == ["c0", "c1"]
-            rest = json.loads(client.files.content(batch.error_file_id).text)
-            assert rest["error"]["code"] == "batch_expired" and rest["response"] is None
-            other = client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-            )
-            assert client.batches.cancel(other.id).status == "cancelled"
-            assert [model.id for model in client.models.list()] == ["scripted", "another"]
 
 
 def test_a_batch_is_found_by_its_mark_alone(tmp_path: Path) -> None:
@@ -87,23 +50,21 @@ def test_a_batch_is_found_by_its_mark_alone(tmp_path: Path) -> None:
         asyncio.run(scene(server))
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(404, UserError), (405, NoBatchService), (401, ModelLoadError), (400, UserError),
-     (503, ServiceSilent), (429, ServiceSilent)],
-)  # fmt: skip
-def test_what_a_service_refuses_is_told_apart(status: int, kind: type[Exception]) -> None:
-    async def scene(url: str) -> None:
+def answering(reply: tuple[int, Any], act: Callable[[BatchService], Awaitable[None]]) -> None:
+    """Run `act` with the service of a server that answers everything with `reply`."""
+
+    async def acting(url: str) -> None:
         service = BatchService(Access(url, {"Authorization": f"Bearer {SECRET}"}, "A_KEY"))
-        with pytest.raises(kind, match="because of") as caught:
-            await service.look("batch_0")
-        assert type(caught.value) is kind and SECRET not in str(caught.value)
+        await act(service)
         await service.close()
 
-    fault = Fault.status_error(status, f"because of {SECRET}")
-    with BatchServer(service=lambda request, index: "") as server:
-        server.handle = lambda *_: (fault.status, json.loads(fault.raw or b""))  # type: ignore[method-assign]
-        asyncio.run(scene(server.base_url))
+    with BatchServer() as server:
+        server.handle = lambda *_: reply  # type: ignore[method-assign]
+        asyncio.run(acting(server.base_url))
+
+
+def quoted(status: int, **more: str) -> tuple[int, Any]:
+    return status, {"error": {"message": f"because of {SECRET}", **more}}
 
 
 JUNK: dict[str, Any] = {
@@ -111,70 +72,74 @@ JUNK: dict[str, Any] = {
     "null": None, "a text": "in progress", "an error": {"error": {"message": "try later"}},
     "no status": {"id": "batch_0"}, "half of it": b'{"id": "batch_0", "sta', "depth": b"[" * 90_000,
 }  # fmt: skip
+PAGE = b"<html>sorry</html>"
+NO_ID = [None, "", 7, "a\nb", "x" * 10_000]
+REFUSED: dict[str, tuple[tuple[int, Any], str, type[Exception], str]] = {
+    **{f"HTTP {status}": (quoted(status), "look", kind, "because of") for status, kind in (
+        (400, UserError), (401, ModelLoadError), (404, UserError), (405, NoBatchService),
+        (429, ServiceSilent), (503, ServiceSilent),
+    )},
+    **{f"not shown, {status}": (quoted(status), "look search", UserError, "refused to show")
+       for status in (400, 403, 405)},
+    **{f"a proxy's page, {status}": ((status, PAGE), "look fetch", ServiceSilent, str(status))
+       for status in (400, 403, 404, 405)},
+    **{code: (quoted(429, code=code), "look create", UserError, f"no credit left(?s:.*){code}")
+       for code in ("billing_hard_limit_reached", "insufficient_quota")},
+    **{f"junk: {name}": ((200, junk), "look search" if name != "no status" else "look",
+                         ServiceSilent, "") for name, junk in JUNK.items()},
+    **{f"no batch made: {name}": ((200, junk), "create", NoBatchService, "no batch service at")
+       for name, junk in JUNK.items() if name != "no status"},
+    **{f"no id: {odd!r:.9}": ((200, {"id": odd, "status": "validating"}), "upload create",
+                              NoBatchService, "without the id") for odd in NO_ID},
+}  # fmt: skip
+"""Name → what the server answers, what it is asked, the error, its words."""
 
 
-@pytest.mark.parametrize("what", JUNK)
-def test_an_unreadable_answer_about_a_batch_that_exists_is_asked_for_again(what: str) -> None:
-    async def scene(url: str) -> None:
-        service = BatchService(open_access(url, "NO_KEY"))
-        with pytest.raises(ServiceSilent):
-            await service.look("batch_0")
-        if what != "no status":
-            with pytest.raises(ServiceSilent):
-                await service.search(MARK, 0.0)
-        with pytest.raises(NoBatchService, match="There is no batch service at"):
-            await service.create("file_0", MARK)
-        await service.close()
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_service_refuses_or_does_not_answer(name: str, tmp_path: Path) -> None:
+    """The live road is named where there is no batch yet, never for what a batch brings."""
+    reply, asked, kind, words = REFUSED[name]
+    (tmp_path / "x.jsonl").write_bytes(file_of(1))
 
-    with BatchServer() as server:
-        server.handle = lambda *_: (200, JUNK[what])  # type: ignore[method-assign]
-        asyncio.run(scene(server.base_url))
+    async def act(service: BatchService) -> None:
+        acts: dict[str, Callable[[], Awaitable[Any]]] = {
+            "look": lambda: service.look("batch_0"),
+            "search": lambda: service.search(MARK, 0.0),
+            "fetch": lambda: service.fetch("file_1", tmp_path / "replies"),
+            "create": lambda: service.create("file_0", MARK),
+            "upload": lambda: service.upload(tmp_path / "x.jsonl", "x.jsonl"),
+        }
+        for one in asked.split():
+            with pytest.raises(kind, match=words or None) as caught:
+                await acts[one]()
+            error = caught.value
+            text = "\n".join(error.lines()) if isinstance(error, UserError) else str(error)
+            assert SECRET not in text
+            assert "no credit" not in words or "A_KEY" in text
+            assert words != "refused to show" or ("--batch" not in text and "paid for" in text)
 
-
-@pytest.mark.parametrize("status", [400, 403, 404, 405])
-def test_an_error_page_of_a_proxy_says_nothing_about_a_batch(status: int, tmp_path: Path) -> None:
-    async def scene(url: str) -> None:
-        service = BatchService(open_access(url, "NO_KEY"))
-        for asked in (service.look("batch_0"), service.fetch("file_1", tmp_path / "replies")):
-            with pytest.raises(ServiceSilent, match=str(status)):
-                await asked
-        await service.close()
-
-    with BatchServer() as server:
-        server.handle = lambda *_: (status, b"<html>sorry</html>")  # type: ignore[method-assign]
-        asyncio.run(scene(server.base_url))
+    answering(reply, act)
 
 
-@pytest.mark.parametrize("code", ["billing_hard_limit_reached", "insufficient_quota"])
-def test_a_billing_limit_is_said_at_once(code: str) -> None:
-    fault = Fault.status_error(429, "You reached it.", code=code)
+@pytest.mark.parametrize(
+    "odd",
+    [{"request_counts": [1]}, {"request_counts": {"total": "x"}}, {"expires_at": "soon"},
+     {"errors": "none"}, {"errors": {"data": [1]}}],
+)  # fmt: skip
+def test_a_report_with_odd_fields_is_one_all_the_same(odd: dict[str, Any]) -> None:
+    async def act(service: BatchService) -> None:
+        report = await service.look("batch_0")
+        assert (report.total, report.completed, report.expires_at, report.ended) == (0, 0, 0, False)
+        assert report.status == "in progress batch: done"
 
-    async def scene(url: str) -> None:
-        service = BatchService(Access(url, {}, "A_KEY"))
-        for asked in (service.look("batch_0"), service.create("file_0", MARK)):
-            with pytest.raises(UserError, match="no credit left") as caught:
-                await asked
-            assert code in caught.value.what and "A_KEY" in caught.value.lines()[2]
-        await service.close()
-
-    with BatchServer() as server:
-        server.handle = lambda *_: (429, json.loads(fault.raw or b""))  # type: ignore[method-assign]
-        asyncio.run(scene(server.base_url))
+    answering((200, {"id": "b", "status": "in\nprogress\nbatch: done", **odd}), act)
 
 
-@pytest.mark.parametrize("status", [400, 403, 405])
-def test_nobody_is_told_to_pay_live_for_what_a_batch_brings(status: int) -> None:
-    async def scene(url: str) -> None:
-        service = BatchService(open_access(url, "NO_KEY"))
-        for asked in (service.look("batch_0"), service.search(MARK, 0.0)):
-            with pytest.raises(UserError, match="refused to show") as caught:
-                await asked
-            assert "--batch" not in str(caught.value) and "paid for" in caught.value.why
-        await service.close()
+def test_a_list_that_begins_again_for_ever_ends() -> None:
+    async def act(service: BatchService) -> None:
+        assert await service.search(MARK, 0.0) is None
 
-    with BatchServer() as server:
-        server.handle = lambda *_: (status, {"error": {"message": "no"}})  # type: ignore[method-assign]
-        asyncio.run(scene(server.base_url))
+    answering((200, {"object": "list", "data": [{"id": "a"}, {"id": "b"}], "has_more": True}), act)
 
 
 def offered(access: Access, timeout_s: float = 5.0) -> list[str]:
@@ -188,118 +153,25 @@ def offered(access: Access, timeout_s: float = 5.0) -> list[str]:
     return asyncio.run(scene())
 
 
-def heads(server: BatchServer, access: Access) -> dict[str, str]:
-    """What a server hears beside a request of the package."""
+def test_a_server_hears_the_headers_of_its_access_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package takes more from the environment, and Azure wants its key elsewhere."""
 
-    async def scene() -> None:
+    async def listing(access: Access) -> None:
         async with make_sdk(access, 5.0) as sdk:
             await sdk.models.list()
 
-    asyncio.run(scene())
-    return server.heads[-1]
-
-
-ODD: list[dict[str, Any]] = [
-    {"request_counts": [1]}, {"request_counts": {"total": "x"}}, {"expires_at": "soon"},
-    {"errors": "none"}, {"errors": {"data": [1]}},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_a_report_with_odd_fields_is_one_all_the_same(odd: dict[str, Any]) -> None:
-    status = "in\nprogress\nbatch: done"
-
-    async def scene(url: str) -> None:
-        service = BatchService(open_access(url, "NO_KEY"))
-        report = await service.look("batch_0")
-        assert (report.total, report.completed, report.expires_at, report.ended) == (0, 0, 0, False)
-        assert report.status == "in progress batch: done"
-        await service.close()
-
     with BatchServer() as server:
-        server.handle = lambda *_: (200, {"id": "b", "status": status, **odd})  # type: ignore[method-assign]
-        asyncio.run(scene(server.base_url))
-
-
-@pytest.mark.parametrize("odd", [None, "", 7, "a\nb", "x" * 10_000])
-def test_an_answer_without_an_id_is_none(odd: object, tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_bytes(file_of(1))
-
-    async def scene(url: str) -> None:
-        service = BatchService(open_access(url, "NO_KEY"))
-        with pytest.raises(NoBatchService, match="without the id"):
-            await service.upload(tmp_path / "x.jsonl", "x.jsonl")
-        with pytest.raises(NoBatchService, match="without the id"):
-            await service.create("file_0", MARK)
-        await service.close()
-
-    with BatchServer() as server:
-        server.handle = lambda *_: (200, {"id": odd, "status": "validating"})  # type: ignore[method-assign]
-        asyncio.run(scene(server.base_url))
-
-
-def test_a_list_that_begins_again_for_ever_ends(tmp_path: Path) -> None:
-    async def scene(server: BatchServer) -> None:
-        service = BatchService(open_access(server.base_url, "NO_KEY"))
-        assert await service.search(MARK, 0.0) is None
-        assert server.requests["GET /batches"] == 2
-        await service.close()
-
-    page = {"object": "list", "data": [{"id": "a"}, {"id": "b"}], "has_more": True}
-    with BatchServer() as server:
-        server.handle = lambda *_: (200, page)  # type: ignore[method-assign]
-        asyncio.run(scene(server))
-
-
-def test_a_list_of_models_that_never_ends_is_none() -> None:
-    """Each read in time, and no end of them."""
-
-    def drip() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-            with suppress(OSError):
-                while not over.wait(0.02):
-                    connection.sendall(b" ")
-
-    over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
-        access = open_access(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "NO_KEY")
-        assert offered(access, 0.3) == []
-        over.set()
-        thread.join(60)
-
-
-def test_headers_that_the_package_has_of_the_environment_go_nowhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: team-secret\nAuthorization: Bearer other")
-    with BatchServer() as server:
-        access = Access(server.base_url, {"Authorization": f"Bearer {SECRET}"}, "A_KEY")
-        sent = heads(server, access)
-    assert "x-team" not in sent and sent["authorization"] == f"Bearer {SECRET}"
-
-
-def test_an_organisation_in_the_environment_is_nobodys_business(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-of-somebody")
-    with BatchServer() as server:
-        access = Access(server.base_url, {"Authorization": f"Bearer {SECRET}"}, "A_KEY")
-        sent = heads(server, access)
-    assert sent["authorization"] == f"Bearer {SECRET}"
-    assert not [value for value in sent.values() if "of-somebody" in value]
-
-
-def test_azure_hears_its_key_and_its_version() -> None:
-    with BatchServer() as server:
-        sent = heads(server, Access(server.base_url, {"api-key": SECRET}, "A_KEY", "2024-10-21"))
-    assert sent["api-key"] == SECRET and "authorization" not in sent
-    assert sent["?"] == "api-version=2024-10-21"
+        asyncio.run(listing(Access(server.base_url, {"api-key": SECRET}, "A_KEY", "2024-10-21")))
+        monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: of-somebody\nAuthorization: Bearer x")
+        monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
+        monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-of-somebody")
+        key = {"Authorization": f"Bearer {SECRET}"}
+        asyncio.run(listing(Access(server.base_url, key, "A_KEY")))
+        azure, plain = server.heads
+    assert plain["authorization"] == f"Bearer {SECRET}"
+    assert not [value for value in plain.values() if "of-somebody" in value]
+    assert azure["api-key"] == SECRET and "authorization" not in azure
+    assert azure["?"] == "api-version=2024-10-21"
 
 
 def test_a_key_that_a_reply_quotes_is_not_kept(tmp_path: Path) -> None:

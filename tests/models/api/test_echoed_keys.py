@@ -132,6 +132,7 @@ def test_an_error_is_told_without_the_key(form: str, caplog: pytest.LogCaptureFi
         ask(Endpoint(model="m", base_url=server.base_url, api_key_env="OTHER_KEY", backoff_s=0.0,
                      max_attempts=2))  # fmt: skip
     messages = caught.value.detail + caplog.text
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
     assert (
         not holds_key(messages)
         and OTHER[:8] not in messages

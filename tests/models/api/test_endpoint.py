@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,7 +18,7 @@ from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.config import CallSettings
 from soulkit.types import Call, Completion, Sampling, Segment
-from tests.support.servers.openai_server import Fault, ScriptedServer, completion
+from tests.support.servers.openai_server import Fault, ScriptedServer
 
 ROOT = Path(__file__).parents[3]
 KEY = "sk-test-0123456789abcdef"
@@ -39,11 +34,8 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def endpoint(server: ScriptedServer, **settings: Any) -> Endpoint:
     base: dict[str, Any] = {
-        "model": "m",
-        "base_url": server.base_url,
-        "backoff_s": 0.0,
-        "max_attempts": 3,
-    }
+        "model": "m", "base_url": server.base_url, "backoff_s": 0.0, "max_attempts": 3
+    }  # fmt: skip
     return Endpoint(**(base | settings))
 
 
@@ -69,15 +61,9 @@ def test_plain_reply_and_what_was_sent() -> None:
     assert (got.usage.calls, got.usage.prompt_tokens, got.usage.completion_tokens) == (1, 2, 4)
     assert got.usage.cost == pytest.approx(42e-6)
     assert got.usage.seconds > 0
-    assert server.requests == [
-        {
-            "model": "m",
-            "messages": [{"role": "user", "content": "hello there"}],
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "max_tokens": 8192,
-        }
-    ]
+    messages = [{"role": "user", "content": "hello there"}]
+    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 8192}
+    assert server.requests == [{"model": "m", "messages": messages, **settings}]
 
 
 def test_all_parameters_travel() -> None:
@@ -200,28 +186,18 @@ def test_refusing_everything_ends() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault.status_error(408),
-        Fault.status_error(409),
-        Fault.status_error(500),
-        Fault(status=502, raw=b"<html>bad gateway</html>"),
-        Fault(status=503, raw=b""),
-        Fault.rate_limited("0"),
-        Fault.truncated_json(),
-        Fault.cut_midway(),
-        Fault.cut_midway(0),
-        Fault.closed(),
-        Fault.slow(1.0),
-        Fault(raw=b""),
-        Fault.reply([]),
-        Fault.reply({"choices": []}),
-        Fault.reply({"choices": [{"index": 0}]}),
+        Fault.status_error(408), Fault.status_error(409), Fault.status_error(500),
+        Fault(status=502, raw=b"<html>bad gateway</html>"), Fault(status=503, raw=b""),
+        Fault.rate_limited("0"), Fault.truncated_json(), Fault.cut_midway(), Fault.cut_midway(0),
+        Fault.closed(), Fault.slow(0.5), Fault(raw=b""), Fault.reply([]),
+        Fault.reply({"choices": []}), Fault.reply({"choices": [{"index": 0}]}),
         Fault.reply({"error": {"message": "upstream", "code": 502}}),
     ],
     ids=lambda fault: repr(fault)[:70],
-)
+)  # fmt: skip
 def test_passing_faults_are_retried(fault: Fault) -> None:
     with ScriptedServer(script={0: fault, 1: fault}) as server:
-        model = endpoint(server, timeout_s=0.4 if fault.delay_s else 10.0)
+        model = endpoint(server, timeout_s=0.2 if fault.delay_s else 10.0)
         assert ask(model).text == "You said: hello there"
     assert len(server.requests) == 3
 
@@ -272,41 +248,15 @@ def test_context_overflow(fault: Fault) -> None:
 
 
 def test_retry_after_is_honoured_and_capped() -> None:
-    with ScriptedServer(script={0: Fault.rate_limited("0.4")}) as server:
+    with ScriptedServer(script={0: Fault.rate_limited("0.2")}) as server:
         started = time.perf_counter()
         ask(endpoint(server))
-        assert time.perf_counter() - started >= 0.4
+        assert time.perf_counter() - started >= 0.2
     busy = Fault.status_error(503, headers={"Retry-After": "3600"})
     with ScriptedServer(script={0: busy}) as server:
         started = time.perf_counter()
         ask(endpoint(server, max_wait_s=0.1))
         assert 0.1 <= time.perf_counter() - started < 10
-
-
-def test_total_time_of_an_attempt_is_bounded() -> None:
-    """A server that keeps dripping bytes never trips a per-read time-out."""
-    stop = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def drip() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-                while not stop.wait(0.05):
-                    try:
-                        connection.sendall(b" ")
-                    except OSError:
-                        return
-
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        model = Endpoint(model="m", base_url=url, timeout_s=0.5, max_attempts=1)
-        with pytest.raises(ProviderError, match=r"within 0\.5 s"):
-            ask(model)
-        stop.set()
-        thread.join(5)
 
 
 def test_thinking_replies() -> None:
@@ -350,7 +300,7 @@ def test_concurrency_is_bounded() -> None:
         await asyncio.gather(*(model.complete(HELLO, Sampling(), call) for call in calls))
         await model.close()
 
-    with ScriptedServer(delay_s=0.05) as server:
+    with ScriptedServer(delay_s=0.02) as server:
         asyncio.run(many(endpoint(server, concurrency=4)))
     assert len(server.requests) == 20
     assert server.max_in_flight == 4
@@ -363,36 +313,6 @@ def test_several_event_loops_in_turn() -> None:
             got = asyncio.run(model.complete(HELLO, Sampling(), CALL))
             assert got.text == "You said: hello there"
         assert len(model._sessions.values()) == 1
-
-
-def test_server_that_dies() -> None:
-    with ScriptedServer(dies_after=2) as server:
-        model = endpoint(server)
-        ask(model), ask(model)
-        with pytest.raises(ProviderError, match=r"connection (refused|broke)"):
-            ask(model)
-    assert len(server.requests) == 2
-
-
-def test_who_has_read_the_last_reply_finds_nobody_listening() -> None:
-    with ScriptedServer(dies_after=1) as server:
-        url = urlsplit(server.base_url)
-        assert url.hostname is not None and url.port is not None
-        connection = HTTPConnection(url.hostname, url.port)
-        connection.request("POST", "/v1/chat/completions", b'{"messages": []}')
-        assert json.loads(connection.getresponse().read())["choices"]
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((url.hostname, url.port)).close()
-        connection.close()
-
-
-def test_a_server_process_ends_after_its_last_reply() -> None:
-    command = [sys.executable, "-m", "tests.support.servers.openai_server", "--dies-after", "1"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        model = Endpoint(model="m", base_url=process.stdout.readline().strip(), max_attempts=1)
-        assert ask(model).text == "You said: hello there"
-        assert process.wait(timeout=600) == 0
 
 
 def test_no_key_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,19 +342,6 @@ def test_the_key_is_sent_and_never_shown(key: str, tmp_path: Path) -> None:
         assert key.encode() not in b"".join(p.read_bytes() for p in tmp_path.iterdir())
 
 
-def test_the_key_is_masked_in_errors(key: str) -> None:
-    with ScriptedServer(require_key="another") as server, pytest.raises(ProviderError) as caught:
-        ask(endpoint(server))
-    assert "HTTP 401" in str(caught.value)
-    assert key not in repr(caught.value)
-    assert caught.value.__cause__ is None and caught.value.__context__ is None
-    # Cut where the key would stand: no half key may be left.
-    fault = Fault.status_error(403, "x" * 180 + f" {key}", kind="t")
-    with ScriptedServer(script={0: fault}) as server, pytest.raises(ProviderError) as caught:
-        ask(endpoint(server))
-    assert key[:8] not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "ftp://x/v1", "http://", "http://[x", "http://h:99999/v1"]
 )
@@ -454,18 +361,10 @@ def test_urls_and_keys_with_secrets_or_dirt(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"timeout_s": 0.0},
-        {"max_attempts": 0},
-        {"concurrency": 0},
-        {"backoff_s": -1.0},
-        {"rate_limit_wait_s": -1.0},
-        {"requests_per_minute": 0.0},
-        {"tokens_per_minute": float("nan")},
-        {"down_after_s": float("nan")},
-        {"max_cost": 0.0},
-    ],
-)
+    [{"timeout_s": 0.0}, {"max_attempts": 0}, {"concurrency": 0}, {"backoff_s": -1.0},
+     {"rate_limit_wait_s": -1.0}, {"requests_per_minute": 0.0}, {"tokens_per_minute": float("nan")},
+     {"down_after_s": float("nan")}, {"max_cost": 0.0}],
+)  # fmt: skip
 def test_numbers_out_of_range(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         CallSettings.load(env={}, flags=settings)
@@ -483,10 +382,3 @@ def test_importing_does_not_load_the_sdk() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
-
-
-def test_scripted_replies_are_json() -> None:
-    body = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2}
-    reply = json.loads(json.dumps(completion(body, "one two three")))
-    assert reply["choices"][0]["message"]["content"] == "one two"
-    assert reply["choices"][0]["finish_reason"] == "length"

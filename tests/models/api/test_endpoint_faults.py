@@ -124,20 +124,10 @@ def test_with_faults() -> None:
     assert max(server.requests_of_key.values()) <= ATTEMPTS
 
 
-def test_judges_that_are_torn_more_often_than_not() -> None:
-    with FaultyServer(FaultPlan(seed=1, malformed=0.6), answer) as server:
-        records = played(server, 40)
-    reasons = check(records, 40)
-    assert set(reasons) == {"judge_error"}
-    assert 5 < reasons["judge_error"] < 35
-    words = {record.score.words for record in records if not record.score.scored}
-    assert all("asked 2 times" in text for text in words)
-
-
 def test_several_opinions_outlive_a_torn_one() -> None:
     with FaultyServer(FaultPlan(seed=1, malformed=0.4), answer) as server:
-        records = played(server, 30, Panel(samples=4))
-    reasons = check(records, 30)
+        records = played(server, 16, Panel(samples=4))
+    reasons = check(records, 16)
     assert reasons["judge_error"] < 5
     problems = [v.problem for r in records for v in r.score.verdicts if not v.said]
     assert problems and all(problems), "unreadable opinions are on record with their reason"

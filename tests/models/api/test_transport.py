@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
+import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,10 @@ import pytest
 
 from soulkit.errors import ModelLoadError, ProviderError
 from soulkit.models.api import endpoint
+from soulkit.models.api.addresses import open_access
 from soulkit.models.api.endpoint import Endpoint
+from soulkit.models.api.probing import offered_models
+from soulkit.models.api.transport import ClientPool, make_client
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer, completion
@@ -41,6 +48,43 @@ def failure_text(fault: Fault) -> tuple[str, int]:
         with pytest.raises(ProviderError) as caught:
             ask(server.base_url)
         return str(caught.value), len(server.requests)
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """The address of a server whose reply does not end, a byte at a time."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not over.wait(0.02):
+                    connection.sendall(b" ")
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        over.set()
+        thread.join(60)
+
+
+def test_the_time_of_an_attempt_and_of_a_list_of_models_is_bounded() -> None:
+    """Each read is in time, and there is no end of them."""
+    with dripping() as url, pytest.raises(ProviderError, match=r"within 0\.2 s"):
+        ask(url, timeout_s=0.2, max_attempts=1)
+
+    async def offered(url: str) -> list[str]:
+        pool = ClientPool(lambda n: make_client(url, 0.2, n), 1)
+        try:
+            return await offered_models(open_access(url, "NO_KEY"), pool, 0.2)
+        finally:
+            await pool.close()
+
+    with dripping() as url:
+        assert asyncio.run(offered(url)) == []
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
