@@ -114,7 +114,9 @@ LONGEST = ("train", "cli", "eval", "models", "distill", "report")
 """The folders that take longest, in order: they come first, so that all processes end together."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not hasattr(config, "workerinput"):  # one process: the order that was asked for
+        return
     tests = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
