@@ -29,7 +29,7 @@ from soulkit.data.files import write_rows
 from soulkit.extras import install_line
 from soulkit.models.local.tiny import build_tiny
 from soulkit.tasks.kit.registry import load_registry
-from tests.support.evaluation import FAST, ROOT, api, examples, oracle, soul, start, three_lines
+from tests.support.evaluation import FAST, ROOT, examples, oracle, soul, start, three_lines
 from tests.support.judged import TASKS
 from tests.support.road import synth
 from tests.support.servers.openai_server import ScriptedServer
@@ -71,11 +71,6 @@ def test_unknown_names(capsys) -> None:
     assert "nothing.yaml" in api_refused(capsys, "--task", "x", "--tasks", "nothing.yaml")[0]
     assert "protocol" in api_refused(capsys, "--task", "tomi", "--protocol", "papre")[0]
     assert "no model (--model)" in refused(capsys, "api", "--task", "tomi")[0]
-
-
-def test_unknown_options_are_usage_errors(capsys) -> None:
-    assert soul("eval", "api", "--modle", "m") == 2
-    assert "--model" in capsys.readouterr().err
 
 
 def test_files_that_are_not_there_or_not_files(tmp_path: Path, capsys) -> None:
@@ -188,21 +183,6 @@ def test_keys_and_addresses(tmp_path: Path, capsys, monkeypatch) -> None:
 
 
 # --- run folders ----------------------------------------------------------------------------------
-
-
-@pytest.mark.torch
-def test_a_folder_that_belongs_to_another_run(tiny: Path, tmp_path: Path, capsys) -> None:
-    out = tmp_path / "run"
-    with ScriptedServer(answer=oracle("tomi", 3)) as server:
-        assert api(server.base_url, out, n=3) == 0
-    what, _, fix = local_refused(capsys, tiny, "--out", out)
-    assert "belongs to another run: 'soul eval api', not 'soul eval local'" in what
-    assert "--out" in fix
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("x")
-    data = ("--task", "tomi", "--data", "synth:3")
-    assert "not empty" in api_refused(capsys, *data, "--out", tmp_path / "mine")[0]
-    assert "it is a file" in api_refused(capsys, *data, "--out", tmp_path / "mine/thesis.tex")[0]
 
 
 def test_the_real_command_shows_no_traceback(tmp_path: Path) -> None:

@@ -73,17 +73,6 @@ def texts(out: Path) -> dict[str, str]:
     return {r.key: r.episode.transcript[-1].text for r in records(out)}
 
 
-def test_repeats_are_different_samples_of_one_prompt(tiny: Path, tmp_path: Path) -> None:
-    assert local(tiny, tmp_path / "a", "--repeats", 4, n=3) == 0
-    by_example: dict[str, set[str]] = {}
-    for key, text in texts(tmp_path / "a").items():
-        by_example.setdefault(key.split("/")[1], set()).add(text)
-    assert [len(replies) for replies in by_example.values()] == [4, 4, 4]
-    assert value(tmp_path / "a")["n"] == 12
-    assert local(tiny, tmp_path / "b", "--seed", 1, "--repeats", 4, n=3) == 0
-    assert not set(texts(tmp_path / "a").values()) & set(texts(tmp_path / "b").values())
-
-
 def test_a_run_cut_short_ends_as_if_it_had_not_been(tiny: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert local(tiny, whole) == 0

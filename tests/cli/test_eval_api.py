@@ -228,24 +228,6 @@ def test_json_is_alone_on_stdout_and_the_key_in_no_file(tmp_path: Path, capsys, 
     assert [p.name for p in files if SECRET.encode() in p.read_bytes()] == []
 
 
-def test_a_key_given_as_the_name_is_refused_unseen(tmp_path: Path, capsys) -> None:
-    with ScriptedServer() as server:
-        assert api(server.base_url, tmp_path / "run", "--api-key-env", SECRET) == 2
-    shown = capsys.readouterr()
-    assert SECRET not in shown.err
-    three_lines(shown.err)
-    assert not (tmp_path / "run").exists()
-
-
-def test_cost_comes_from_the_ledger(tmp_path: Path) -> None:
-    out, prices = tmp_path / "run", ("--price-in", 1, "--price-out", 10)
-    with ScriptedServer(answer=oracle("tomi", 6)) as server:
-        assert api(server.base_url, out, *prices) == 0
-        words = sum(len(last_message(body).split()) for body in server.requests)
-    replies = sum(len(r.episode.transcript[0].text.split()) for r in records(out))
-    assert summary(out)["cost"] == pytest.approx((words + 10 * replies) / 1e6)
-
-
 def test_repeats_are_calls_of_their_own(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with ScriptedServer(answer=oracle("tomi", 6)) as server:
