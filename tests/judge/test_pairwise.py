@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +10,11 @@ import pytest
 
 from soulkit.errors import UnreadableVerdict
 from soulkit.judge.pairwise import PairOutcome, judge_pair
-from soulkit.models.base import Cast, Panel
+from soulkit.models.base import Panel
 from soulkit.types import Episode
-from tests.support.road import player
-from tests.support.servers.openai_server import ScriptedServer
+from tests.support.road import run
+from tests.support.servers.openai_server import Body
+from tests.support.table import said, table
 
 EPISODE = Episode(example_id="e1", task="t", rollout=2)
 
@@ -33,21 +33,12 @@ def asked(
 ) -> PairOutcome:
     """What judges with these answers make of the pair."""
 
-    async def run() -> PairOutcome:
-        servers = [ScriptedServer(answer=answer) for answer in answers]
-        for server in servers:
-            server.__enter__()
-        players = tuple(player(s.base_url, f"j{i}", seed=0) for i, s in enumerate(servers))
-        try:
-            cast = Cast(actor=players[0], judges=players, panel=Panel(**panel))
-            return await judge_pair(cast, episode, prompt)
-        finally:
-            for each in players:
-                await each.model.close()
-            for server in servers:
-                server.stop()
+    def judge(body: Body) -> str:
+        return said(answers[int(body["model"].removeprefix("judge-"))], body)
 
-    return asyncio.run(run())
+    with table(judge=judge, judges=len(answers), panel=Panel(**panel)) as (cast, _):
+        outcome: PairOutcome = run(cast, judge_pair(cast, episode, prompt))
+        return outcome
 
 
 def fair(body: Any) -> str:
@@ -75,7 +66,7 @@ def test_a_tie_is_half_a_point_and_no_flip():
 def test_an_ensemble_is_averaged_and_its_flips_are_a_share():
     outcome = asked(fair, says("A"))
     assert outcome.value == 0.75 and outcome.position_flip == 0.5
-    assert {b.judge for b in outcome.ballots} == {"j0", "j1"}
+    assert {b.judge for b in outcome.ballots} == {"judge-0", "judge-1"}
 
 
 def test_a_vote_takes_the_commonest_of_each_order():

@@ -5,7 +5,6 @@ A further question to each judge about its own answer.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -26,8 +25,8 @@ from soulkit.judge.structured import (
 )
 from soulkit.models.base import Cast, Panel
 from soulkit.types import Episode, Line, Trace
-from tests.support.road import NO_ONE, player
-from tests.support.servers.openai_server import ScriptedServer
+from tests.support.road import NO_ONE, run
+from tests.support.table import table
 
 Body = dict[str, Any]
 Replies = dict[str, list[Opinion[Any]]]
@@ -70,20 +69,9 @@ def several(
     words: str = TALK, may_miss: Sequence[str] = (), auditor: bool = False, **panel: Any,
 ) -> tuple[Replies, list[Body]]:  # fmt: skip
     """The replies of one judge, and what it was sent."""
-
-    async def run(server: ScriptedServer) -> Replies:
-        judge = player(server.base_url, "j", seed=0)
-        other = player(server.base_url, "auditor", seed=0)
-        auditors = (other,) if auditor else ()
-        cast = Cast(actor=judge, judges=(judge,), auditors=auditors, panel=Panel(**panel))
-        try:
-            return await ask_several(cast, to_ask, episode(words), may_miss)
-        finally:
-            await judge.model.close()
-            await other.model.close()
-
-    with ScriptedServer(answer=answer) as server:
-        return asyncio.run(run(server)), server.requests
+    players = {"judge": answer, "auditor": answer if auditor else None}
+    with table(panel=Panel(**panel), **players) as (cast, requests):
+        return run(cast, ask_several(cast, to_ask, episode(words), may_miss)), requests
 
 
 def test_every_question_has_its_own_samples_in_the_order_of_the_questions():
@@ -91,7 +79,7 @@ def test_every_question_has_its_own_samples_in_the_order_of_the_questions():
     assert list(replies) == ["audit", "score"]
     assert [o.judge for o in replies["audit"]] == ["auditor"]
     assert [(o.judge, o.sample, o.answer) for o in replies["score"]] == [
-        ("j", sample, Rating(score=3)) for sample in range(3)
+        ("judge-0", sample, Rating(score=3)) for sample in range(3)
     ]
     assert len(requests) == 4
 
@@ -108,11 +96,12 @@ def test_all_are_asked_at_once():
 
 
 def test_the_first_missing_question_leaves_no_score_after_all_were_heard():
-    with ScriptedServer(answer=blind_to("Audit")) as server:
-        judge = player(server.base_url, "j", seed=0)
-        with pytest.raises(UnreadableVerdict, match="no complete JSON object"):
-            asyncio.run(ask_several(Cast(actor=judge, judges=(judge,)), [AUDIT, RATE], episode()))
-    asked_for = [prompt_of(body) for body in server.requests]
+    with (
+        table(judge=blind_to("Audit")) as (cast, requests),
+        pytest.raises(UnreadableVerdict, match="no complete JSON object"),
+    ):
+        run(cast, ask_several(cast, [AUDIT, RATE], episode()))
+    asked_for = [prompt_of(body) for body in requests]
     assert sorted(asked_for) == ["Audit it.", "Audit it.", "Rate it."]
 
 
@@ -137,15 +126,8 @@ def test_nobody_talks_itself_out_of_a_question_that_may_be_missing():
 
 
 def test_somebody_who_is_not_there_is_an_error_however_little_it_matters():
-    async def run() -> None:
-        actor = player("http://127.0.0.1:9", "a", seed=0)
-        try:
-            await ask_several(Cast(actor=actor), [RATE], episode(), may_miss=["score"])
-        finally:
-            await actor.model.close()
-
     with pytest.raises(ConfigError):
-        asyncio.run(run())
+        run(NO_ONE, ask_several(NO_ONE, [RATE], episode(), may_miss=["score"]))
 
 
 @pytest.mark.parametrize(("questions", "may_miss"), [([RATE, RATE], []), ([RATE], ["audit"])])
@@ -164,18 +146,10 @@ def test_a_pair_is_asked_beside_other_questions(declared):
             return readable(body)
         return json.dumps({"reasoning": "", "verdict": "A" if "one" in prompt_of(body) else "Tie"})
 
-    async def run(server: ScriptedServer) -> tuple[Replies, Any]:
-        judge = player(server.base_url, "j", seed=0)
-        cast = Cast(actor=judge, judges=(judge,), panel=Panel(questions=declared))
+    with table(judge=answer, panel=Panel(questions=declared)) as (cast, _):
         pair = pair_questions(cast, episode(), prompt, samples=1 if "pairwise" in declared else 3)
-        try:
-            replies = await ask_several(cast, [RATE, *pair], episode())
-        finally:
-            await judge.model.close()
-        return replies, pair_outcome(cast, replies)
-
-    with ScriptedServer(answer=answer) as server:
-        replies, outcome = asyncio.run(run(server))
+        replies = run(cast, ask_several(cast, [RATE, *pair], episode()))
+        outcome = pair_outcome(cast, replies)
     assert {name: len(of) for name, of in replies.items()} == {
         "score": 1, "pairwise_first": 3, "pairwise_second": declared.get("pairwise", 3),
     }  # fmt: skip
@@ -201,17 +175,15 @@ def then(critique: str) -> JudgeQuestion[str]:
     return label_question("then", f"You thought: {critique}", ("YES", "NO"))
 
 
-async def asked(cast: Cast) -> list[Opinion[str]]:
-    try:
+def followed(answer: Callable[[Body], str]) -> list[Opinion[str]]:
+    """What two judges with two samples each say to a further question."""
+
+    async def both(cast: Cast) -> list[Opinion[str]]:
         return await follow_up(cast, await opinions(cast, FIRST, EPISODE), then, EPISODE)
-    finally:
-        for judge in cast.judges:
-            await judge.model.close()
 
-
-def table(base_url: str, samples: int = 2) -> Cast:
-    judges = tuple(player(base_url, name) for name in ("a", "b"))
-    return Cast(actor=NO_ONE.actor, judges=judges, panel=Panel(samples=samples))
+    with table(judge=answer, judges=2, panel=Panel(samples=2)) as (cast, _):
+        later: list[Opinion[str]] = run(cast, both(cast))
+        return later
 
 
 def test_each_judge_is_asked_about_what_it_said_itself_under_the_same_sample() -> None:
@@ -221,10 +193,10 @@ def test_each_judge_is_asked_about_what_it_said_itself_under_the_same_sample() -
             return f"{body['model']} sees it"
         return "YES" if f"{body['model']} sees it" in prompt else "NO"
 
-    with ScriptedServer(answer=answer) as server:
-        later = asyncio.run(asked(table(server.base_url)))
+    later = followed(answer)
     assert [(o.judge, o.sample, o.answer) for o in later] == [
-        ("a", 0, "YES"), ("a", 1, "YES"), ("b", 0, "YES"), ("b", 1, "YES"),
+        ("judge-0", 0, "YES"), ("judge-0", 1, "YES"),
+        ("judge-1", 0, "YES"), ("judge-1", 1, "YES"),
     ]  # fmt: skip
 
 
@@ -233,21 +205,20 @@ def test_what_could_not_be_read_has_nothing_to_follow() -> None:
 
     def answer(body: Body) -> str:
         if body["messages"][0]["content"] == "Think.":
-            return next(replies) if body["model"] == "a" else "b"
+            return next(replies) if body["model"] == "judge-0" else "b"
         return "YES"
 
-    with ScriptedServer(answer=answer) as server:
-        later = asyncio.run(asked(table(server.base_url)))
-    assert [o.judge for o in later] == ["a", "b", "b"]
+    judges = [opinion.judge for opinion in followed(answer)]
+    assert judges == ["judge-0", "judge-1", "judge-1"]
 
 
 def test_a_judge_without_any_readable_decision_is_missing() -> None:
     def answer(body: Body) -> str:
         first = body["messages"][0]["content"] == "Think."
-        return "so" if first else "YES" if body["model"] == "b" else "perhaps"
+        return "so" if first else "YES" if body["model"] == "judge-1" else "perhaps"
 
-    with ScriptedServer(answer=answer) as server, pytest.raises(UnreadableVerdict, match="a: "):
-        asyncio.run(asked(table(server.base_url)))
+    with pytest.raises(UnreadableVerdict, match="judge-0: "):
+        followed(answer)
 
 
 # -- numbers and words of several opinions --------------------------------------------------------
