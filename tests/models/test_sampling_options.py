@@ -79,10 +79,10 @@ def test_a_player_may_be_sampled_with_cuts() -> None:
     assert not {"top_k", "min_p"} & RoleSettings(model="m").model_dump().keys()
 
 
-def asked(model: Endpoint, sampling: Sampling) -> Completion:
+def ask(model: Endpoint, sampling: Sampling, call: Call = CALL) -> Completion:
     async def once() -> Completion:
         try:
-            return await model.complete((Segment("user", "hello"),), sampling, CALL)
+            return await model.complete((Segment("user", "hello"),), sampling, call)
         finally:
             await model.close()
 
@@ -92,7 +92,7 @@ def asked(model: Endpoint, sampling: Sampling) -> Completion:
 @pytest.mark.parametrize("owner", ["", "vllm", "llamacpp"])
 def test_a_server_is_sent_the_cuts(owner: str) -> None:
     with ScriptedServer(owner=owner) as server:
-        reply = asked(Endpoint(model="scripted", base_url=server.base_url), CUT)
+        reply = ask(Endpoint(model="scripted", base_url=server.base_url), CUT)
     body = server.requests[-1]
     assert (body["top_k"], body["min_p"]) == (40, 0.05)
     assert not reply.dropped
@@ -106,7 +106,7 @@ def test_transformers_serve_takes_cuts_within_its_generation_config(
     from tests.support.servers.transformers_server import TransformersServer
 
     with TransformersServer(build_tiny(tmp_path / "tiny", ["yes", "no"])) as server:
-        reply = asked(Endpoint(model="m", base_url=server.base_url), replace(CUT, max_tokens=2))
+        reply = ask(Endpoint(model="m", base_url=server.base_url), replace(CUT, max_tokens=2))
     sent = json.loads(server.requests[-1]["generation_config"])
     assert (sent["top_k"], sent["min_p"]) == (40, 0.05)
     assert not server.refused and not reply.dropped
@@ -167,22 +167,10 @@ def test_an_evaluation_sends_and_records_the_cuts(tmp_path: Path) -> None:
     assert "top_k" not in recorded["plain"]["sampling"], "as in runs from before the option"
 
 
-HELLO = (Segment("user", "hello there"),)
-REPLY_LENGTH_CALL = Call(role="actor", example_id="e1")
 VLLM = (
     "This model's maximum context length is {context} tokens. However, you requested {total} "
     "tokens ({prompt} in the messages, {limit} in the completion). Please reduce the length."
 )
-
-
-def ask(model: Endpoint, sampling: Sampling, call: Call = REPLY_LENGTH_CALL) -> Completion:
-    async def once() -> Completion:
-        try:
-            return await model.complete(HELLO, sampling, call)
-        finally:
-            await model.close()
-
-    return asyncio.run(once())
 
 
 def endpoint(server: ScriptedServer, **more: Any) -> Endpoint:
@@ -268,7 +256,7 @@ def test_a_model_that_gives_no_reply_so_long() -> None:
     with small_server(4096, 0, words) as server:
         model = endpoint(server)
         for index in range(2):
-            assert ask(model, Sampling(), replace(REPLY_LENGTH_CALL, rollout=index)).text == "hi"
+            assert ask(model, Sampling(), replace(CALL, rollout=index)).text == "hi"
         assert ask(model, Sampling(max_tokens=300)).text == "hi"
         assert [body["max_tokens"] for body in server.requests] == [8192, 4096, 4096, 300]
 

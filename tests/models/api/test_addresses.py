@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -37,6 +34,7 @@ from soulkit.runs.folder import refuse_secrets
 from soulkit.trust import acting_settings, reach_of
 from soulkit.types import Call, Completion, Sampling, Segment
 from tests.support.reporting import Heard
+from tests.support.servers.loopback import Asked, JsonServer, Reply
 from tests.support.servers.providers import AZURE_VERSION, ProviderServer
 
 KEY = "ak0123456789abcdef0123"
@@ -207,51 +205,30 @@ class Messages(ApiProtocol):
 MESSAGES = Messages()
 
 
-@contextmanager
-def server(*statuses: int) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Answers with these statuses in turn, then with 200; its address and what it was sent."""
-    left, got = list(statuses), []
+class MessagesServer(JsonServer):
+    """Answers with these statuses in turn, then with 200; keeps what it was sent."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            got.append((self.path, body))
-            status = left.pop(0) if left else 200
-            if status != 200:
-                reply: Any = {"problem": {"kind": "odd", "words": f"it is {status}"}}
-            else:
-                parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
-                usage = {"input_tokens": 7, "output_tokens": 2}
-                reply = {"type": "message", "content": parts, "usage": usage}
-            self.answer(status, reply)
+    def __init__(self, *statuses: int) -> None:
+        super().__init__()
+        self.left, self.got = list(statuses), list[tuple[str, Any]]()
 
-        def do_GET(self) -> None:
-            self.answer(404, {})
-
-        def answer(self, status: int, reply: Any) -> None:
-            data = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=http.serve_forever, args=(0.001,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}/v1", got
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    def answer(self, asked: Asked) -> Reply:
+        if asked.method == "GET":
+            return Reply(404)
+        self.got.append((asked.target, asked.body))
+        status = self.left.pop(0) if self.left else 200
+        if status != 200:
+            return Reply(status, {"problem": {"kind": "odd", "words": f"it is {status}"}})
+        parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
+        usage = {"input_tokens": 7, "output_tokens": 2}
+        return Reply(200, {"type": "message", "content": parts, "usage": usage})
 
 
-def ask(url: str, **settings: Any) -> Completion:
+def ask(server: MessagesServer, **settings: Any) -> Completion:
     async def once() -> Completion:
-        model = Endpoint(model="m", base_url=url, backoff_s=0.0, protocol=MESSAGES, **settings)
+        model = Endpoint(
+            model="m", base_url=f"{server.url}/v1", backoff_s=0.0, protocol=MESSAGES, **settings
+        )
         try:
             return await model.complete(CONTEXT, Sampling(max_tokens=9), CALL)
         finally:
@@ -266,26 +243,29 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_call_goes_there_and_its_reply_is_read_paid_and_kept(tmp_path: Path) -> None:
-    with server(500) as (url, got), Ledger(tmp_path / "l.sqlite") as ledger:
-        reply = ask(url, ledger=ledger, price_in=1.0, price_out=1.0)
-        assert ask(url, ledger=ledger) == reply
+    with MessagesServer(500) as server, Ledger(tmp_path / "l.sqlite") as ledger:
+        reply = ask(server, ledger=ledger, price_in=1.0, price_out=1.0)
+        assert ask(server, ledger=ledger) == reply
     assert reply.text == "Hi there" and reply.usage.cost == 9e-6
-    assert [path for path, _ in got] == ["/v1/messages"] * 2, "once again after the fault"
-    assert got[-1][1]["system"] == "Be short." and got[-1][1]["max_tokens"] == 9
+    assert [path for path, _ in server.got] == ["/v1/messages"] * 2, "once again after the fault"
+    assert server.got[-1][1]["system"] == "Be short." and server.got[-1][1]["max_tokens"] == 9
 
 
 def test_a_refusal_is_told_in_the_servers_words() -> None:
-    with server(400) as (url, _), pytest.raises(ProviderError, match="HTTP 400 odd: it is 400"):
-        ask(url)
-    with server(401) as (url, _), pytest.raises(EndpointRefused, match="refuses the key"):
-        ask(url, preflight=Preflight())
+    with (
+        MessagesServer(400) as server,
+        pytest.raises(ProviderError, match="HTTP 400 odd: it is 400"),
+    ):
+        ask(server)
+    with MessagesServer(401) as server, pytest.raises(EndpointRefused, match="refuses the key"):
+        ask(server, preflight=Preflight())
 
 
 def test_the_question_before_a_run_is_of_its_form() -> None:
     lines: list[str] = []
-    with server() as (url, got):
-        ask(url, preflight=Preflight(Heard(lines)))
-    assert [path for path, _ in got] == ["/v1/messages"] * 2
+    with MessagesServer() as server:
+        ask(server, preflight=Preflight(Heard(lines)))
+    assert [path for path, _ in server.got] == ["/v1/messages"] * 2
     assert lines[0].startswith("answered: m at")
 
 

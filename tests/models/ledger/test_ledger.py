@@ -40,17 +40,9 @@ CALL = Call(role="judge", example_id="e1")
 PLAIN = Sampling(max_tokens=512)
 HELLO = (Segment("user", "hello"),)
 ENTRY = LedgerEntry(
-    model="m",
-    call=CALL,
-    reply='{"x": 1}',
-    dropped=("seed",),
-    prompt_tokens=3,
-    completion_tokens=4,
-    cost=None,
-    seconds=0.5,
-    attempts=2,
-    created="2025-01-01T00:00:00.000+00:00",
-)
+    model="m", call=CALL, reply='{"x": 1}', dropped=("seed",), prompt_tokens=3, completion_tokens=4,
+    cost=None, seconds=0.5, attempts=2, created="2025-01-01T00:00:00.000+00:00",
+)  # fmt: skip
 REQUEST = request_of("u", [{"role": "user", "content": "a"}], PLAIN)
 
 
@@ -94,12 +86,8 @@ def test_totals(tmp_path: Path) -> None:
         judge = {"calls": 2, "prompt_tokens": 6, "completion_tokens": 8, "cost": 0.25}
         coach = {"calls": 1, "prompt_tokens": 3, "completion_tokens": 4, "cost": 0.5}
         whole = {"calls": 3, "prompt_tokens": 9, "completion_tokens": 12, "cost": 0.75}
-        assert ledger.totals() == {
-            **whole,
-            "unpriced": 1,
-            "hits": 1,
-            "by_role": {"judge": judge, "coach": coach},
-        }
+        roles = {"judge": judge, "coach": coach}
+        assert ledger.totals() == {**whole, "unpriced": 1, "hits": 1, "by_role": roles}
 
 
 def test_record_then_replay_without_network(tmp_path: Path) -> None:
@@ -127,15 +115,10 @@ def test_replay_misses_name_the_call(tmp_path: Path) -> None:
             ask(server.base_url, ledger, replace(CALL, rollout=7))
         with pytest.raises(RunError):
             ledger.store("k", ENTRY, REQUEST)
+        with pytest.raises(ReplayMiss):  # and no key is asked for
+            ask("https://api.example.org/v1", ledger)
     assert "role judge, example e1, rollout 7" in caught.value.what
     assert server.requests == []
-
-
-def test_replay_needs_no_key(tmp_path: Path) -> None:
-    path = tmp_path / "l.sqlite"
-    Ledger(path).close()
-    with Ledger(path, mode="replay") as ledger, pytest.raises(ReplayMiss):
-        ask("https://api.example.org/v1", ledger)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

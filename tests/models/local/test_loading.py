@@ -127,21 +127,14 @@ def test_a_template_kept_for_the_processor_is_found(tmp_path: Path) -> None:
         LocalModel.load(folder)
 
 
-def test_an_unknown_family_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["no_such_family", "vit"])
+def test_a_family_that_is_unknown_or_writes_no_text_is_told(family: str, tmp_path: Path) -> None:
     folder = build("qwen3", tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "no_such_family"}
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": family}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match="cannot be loaded") as caught:
         load_base(locate(folder), CPU, "auto")
-    assert "no_such_family" in caught.value.why
-
-
-def test_a_model_that_writes_no_text_is_told(tmp_path: Path) -> None:
-    folder = build("qwen3", tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "vit"}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match="cannot be loaded"):
-        load_base(locate(folder), CPU, "auto")
+    assert family == "vit" or family in caught.value.why
 
 
 # -- a hub that says tokens back -------------------------------------------------------------------

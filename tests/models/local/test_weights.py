@@ -105,9 +105,7 @@ LACKING: dict[str, tuple[str, Change, str]] = {
     "both tied": ("qwen3-tied", without(EMBED), f"2 weights missing: {HEAD}, {EMBED}"),
     "of a list without biases": ("gpt2", without("h.1.mlp.c_proj.weight"), "h.1.mlp.c_proj"),
     "of the vision tower": ("qwen3-vl", without("blocks.0.attn.qkv.weight"), "blocks.0.attn.qkv"),
-    "of the language part": ("qwen3-vl", without("layers.1.self_attn.o_proj"), "1.self_attn.o_p"),
     "an expert's": ("moe", without("0.mlp.experts.3.up_proj"), "layers.0.mlp.experts.3.up_proj"),
-    "an expert": ("moe", without("0.mlp.experts.3."), "0.mlp.experts.down_proj"),
     "an expert in the middle": ("moe", without("0.mlp.experts.1."), "experts.1.down_proj"),
     "an expert's name": ("moe", renamed("s.1.down", "s.7.down"), "layers.0.mlp.experts.1.down"),
     "what a bias is": (
@@ -152,6 +150,7 @@ def test_a_tied_model_that_is_called_untied_lacks_its_head(
     ("kind", "change"),
     [
         ("qwen3", plus(model__layers__0__self_attn__rotary_emb__inv_freq=(4,))),
+        ("qwen3", plus(model__layers__0__self_attn__bias=(1, 1, 4, 4))),  # a mask of old
         ("qwen3", plus(v_head__summary__weight=(1, 32))),
         ("qwen3", renamed("model.", "")),
         ("qwen3-tied", lambda t: t | {HEAD: t[EMBED]}),
@@ -171,13 +170,6 @@ def test_what_a_whole_checkpoint_may_have_and_lack(
     ids = torch.arange(20, 40)[None]
     with torch.no_grad():
         assert torch.equal(loaded(input_ids=ids).logits, whole(input_ids=ids).logits)
-
-
-def test_a_mask_that_is_called_the_bias_of_an_attention(
-    kinds: dict[str, Path], tmp_path: Path
-) -> None:
-    change = plus(model__layers__0__self_attn__bias=(1, 1, 4, 4))
-    LocalModel.load(changed(kinds["qwen3"], tmp_path / "m", BASE, change))
 
 
 def sharded(source: Path, folder: Path) -> tuple[Path, Path]:
@@ -230,28 +222,24 @@ def lora(base: Path, folder: Path, **settings: Any) -> Path:
 FOREIGN: dict[str, tuple[Change, dict[str, Any], str]] = {
     "one missing": (without(A), {}, f"1 weight missing: {A}"),
     "half missing": (without("lora_B"), {}, "4 weights missing"),
-    "a layer missing": (without("layers.1."), {}, "4 weights missing"),
     "empty": (lambda t: {}, {}, "8 weights missing"),
     "another prefix": (renamed("base_model.model.", "x."), {}, "8 weights foreign"),
     "more layers": (
-        lambda t: t | {k.replace("s.1.", "s.7."): v for k, v in t.items()},
-        {},
+        lambda t: t | {k.replace("s.1.", "s.7."): v for k, v in t.items()}, {},
         "4 weights foreign: base_model.model.model.layers.7",
     ),
     "a stranger": (plus(base_model__model__x__weight=(2,)), {}, "foreign: base_model.model.x"),
     "the base's": (
-        plus(base_model__model__model__layers__0__mlp__up_proj__weight=(48, 32)),
-        {},
+        plus(base_model__model__model__layers__0__mlp__up_proj__weight=(48, 32)), {},
         "1 weight foreign: base_model.model.model.layers.0.mlp.up_proj.weight",
     ),
     "another rank": (same, {"r": 8}, f"8 weights of another shape: {A}"),
     "fewer targets": (same, {"target_modules": ["q_proj"]}, "4 weights foreign"),
-    "more targets": (same, {"target_modules": ["q_proj", "v_proj", "o_proj"]}, "4 weights miss"),
     "other targets": (same, {"target_modules": ["other"]}, "other"),
     "a head it lacks": (same, {"modules_to_save": ["lm_head"]}, "1 weight missing: base_model"),
     "magnitudes it lacks": (same, {"use_dora": True}, "4 weights missing"),
     "no method": (same, {"peft_type": "OTHER"}, "OTHER"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FOREIGN)
@@ -351,8 +339,9 @@ def spoilt(number: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
     return alter
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(math.nan, "float32"), (math.inf, "bfloat16"), (-math.inf, "float32")]
+)
 def test_a_base_with_a_number_that_is_none_is_refused_by_name(
     folder: Path, number: float, dtype: str
 ) -> None:
@@ -406,6 +395,8 @@ def test_nothing_is_multiplied_in_eight_bits(folder: Path, name: str) -> None:
 def test_a_float16_checkpoint_is_trained_on_in_other_numbers_which_is_said_and_kept(
     folder: Path,
 ) -> None:
+    plain = load_policy(config(lora=LORA), folder)
+    assert plain.stored == "float32" and numbers_remark(plain) == ""
     change(folder / "model.safetensors", lambda name, t: t.half())
     policy = load_policy(config(lora=LORA), folder)
     assert (policy.stored, policy.computed) == ("float16", "float32")
@@ -413,11 +404,6 @@ def test_a_float16_checkpoint_is_trained_on_in_other_numbers_which_is_said_and_k
     assert load_policy(config(lora=LORA, dtype="float16"), folder).computed == "bfloat16"
     with pytest.raises(Exception, match="float16"):
         refuse_untrainable(config(dtype="float16"))
-
-
-def test_other_checkpoints_say_nothing(folder: Path) -> None:
-    policy = load_policy(config(lora=LORA), folder)
-    assert policy.stored == "float32" and numbers_remark(policy) == ""
 
 
 def test_a_checkpoint_of_a_run_with_a_nan_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -432,13 +418,8 @@ def test_a_checkpoint_of_a_run_with_a_nan_is_refused(folder: Path, tmp_path: Pat
     assert "1 weight with NaN" in caught.value.why
 
 
-@pytest.fixture(scope="module")
-def folder_of_float32_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-def half(folder_of_float32_head: Path, dtype: str = "bfloat16") -> Policy:
-    return load_policy(config(dtype=dtype, lora={"r": 4, "alpha": 8}), folder_of_float32_head)
+def half(whole: Path, dtype: str = "bfloat16") -> Policy:
+    return load_policy(config(dtype=dtype, lora={"r": 4, "alpha": 8}), whole)
 
 
 def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -464,8 +445,8 @@ def test_the_product_and_its_gradients_are_those_of_float32(
     assert torch.allclose(dw.float(), ew, rtol=1e-2, atol=1e-2)
 
 
-def test_log_probs_of_a_bfloat16_model_are_not_rounded(folder_of_float32_head: Path) -> None:
-    policy = half(folder_of_float32_head)
+def test_log_probs_of_a_bfloat16_model_are_not_rounded(whole: Path) -> None:
+    policy = half(whole)
     ids = tuple(range(300, 340))
     span = Span(ids, (False, *(True,) * 39), ())
     (logs,) = log_probs(policy, [span], None)
@@ -480,10 +461,10 @@ def test_log_probs_of_a_bfloat16_model_are_not_rounded(folder_of_float32_head: P
 
 
 def test_the_sampler_and_the_trainer_agree_on_a_bfloat16_model(
-    folder_of_float32_head: Path,
+    whole: Path,
 ) -> None:
     """What is left between them are the hidden states, which each rounds on its own road."""
-    policy = half(folder_of_float32_head)
+    policy = half(whole)
     sampler = policy.sampler(4)
     sampling = Sampling(temperature=1.0, max_tokens=12, seed=5)
 
@@ -504,8 +485,8 @@ def test_the_sampler_and_the_trainer_agree_on_a_bfloat16_model(
     assert (trained - sampled).abs().mean() < 0.02
 
 
-def test_a_float32_head_stays_the_layer_it_was(folder_of_float32_head: Path) -> None:
-    model = LocalModel.load(folder_of_float32_head, device="cpu").model
+def test_a_float32_head_stays_the_layer_it_was(whole: Path) -> None:
+    model = LocalModel.load(whole, device="cpu").model
     assert type(model.get_output_embeddings()) is torch.nn.Linear and not widen_head(model)
     model.bfloat16()
     assert widen_head(model) and widen_head(model)
@@ -513,8 +494,8 @@ def test_a_float32_head_stays_the_layer_it_was(folder_of_float32_head: Path) -> 
     assert out.dtype == torch.float32 and isinstance(model.lm_head, torch.nn.Linear)
 
 
-def test_a_widened_model_saves_what_it_was(folder_of_float32_head: Path, tmp_path: Path) -> None:
-    model = LocalModel.load(folder_of_float32_head, device="cpu", dtype="bfloat16").model
+def test_a_widened_model_saves_what_it_was(whole: Path, tmp_path: Path) -> None:
+    model = LocalModel.load(whole, device="cpu", dtype="bfloat16").model
     before = {name: t.clone() for name, t in model.state_dict().items()}
     model.save_pretrained(tmp_path / "saved")
     again = type(model).from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)

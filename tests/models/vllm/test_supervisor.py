@@ -74,14 +74,27 @@ def trio(request: pytest.FixtureRequest) -> Iterator[Trio]:
     processes.end()
 
 
-@pytest.mark.parametrize("victim", ["soulkit", "supervisor", "server"])
-def test_whoever_is_killed_nothing_is_left(trio: Trio, victim: str) -> None:
-    os.kill(
-        {"soulkit": trio.starter.pid, "supervisor": trio.group, "server": trio.server}[victim],
-        signal.SIGKILL,
-    )
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [("supervisor", signal.SIGKILL), ("server", signal.SIGKILL), ("supervisor", signal.SIGTERM),
+     ("supervisor", signal.SIGINT)],
+)  # fmt: skip
+def test_whoever_is_killed_or_asked_to_end_nothing_is_left(
+    trio: Trio, victim: str, number: int
+) -> None:
+    os.kill(trio.group if victim == "supervisor" else trio.server, number)
     assert eventually(lambda: is_gone(trio.group, trio.port)), living(trio.group)
-    assert (trio.starter.poll() is None) == (victim != "soulkit")
+    assert trio.starter.poll() is None
+    assert eventually(lambda: not Path(stubborn.memory_file(trio.port)).exists())
+
+
+def test_ctrl_c_does_not_reach_the_server_and_the_end_of_soulkit_ends_it(trio: Trio) -> None:
+    os.killpg(trio.starter.pid, signal.SIGINT)  # as a terminal does, to everybody in front of it
+    assert trio.output.readline() == "interrupted\n"
+    assert len(living(trio.group)) == 3
+    assert listens(trio.port)
+    os.kill(trio.starter.pid, signal.SIGKILL)
+    assert eventually(lambda: is_gone(trio.group, trio.port)), living(trio.group)
     assert eventually(lambda: not Path(stubborn.memory_file(trio.port)).exists())
 
 
@@ -90,19 +103,6 @@ def test_a_child_that_soulkit_forked_keeps_no_server_alive(trio: Trio) -> None:
     os.kill(trio.starter.pid, signal.SIGKILL)
     assert eventually(lambda: is_gone(trio.group, trio.port))
     assert living(trio.starter.pid), "the child must have outlived its parent"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_supervisor_that_is_asked_to_end_takes_all_with_it(trio: Trio, number: int) -> None:
-    os.kill(trio.group, number)
-    assert eventually(lambda: is_gone(trio.group, trio.port))
-
-
-def test_ctrl_c_does_not_reach_the_server(trio: Trio) -> None:
-    os.killpg(trio.starter.pid, signal.SIGINT)  # as a terminal does, to everybody in front of it
-    assert trio.output.readline() == "interrupted\n"
-    assert len(living(trio.group)) == 3
-    assert listens(trio.port)
 
 
 def running(port: int, log: Path, grace_s: float = 0.2) -> Supervised:
