@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,8 @@ def test_feedback_that_differs_is_counted_and_no_more(
     tmp_path: Path, model: Path, capfd: Any
 ) -> None:
     out = tmp_path / "run"
-    with ScriptedServer(answer=lambda body: f"Look again, {len(server.requests)} times.") as server:
+    times = count()
+    with ScriptedServer(answer=lambda body: f"Look again, {next(times)} times.") as server:
         coach = ("--coach", f"endpoint:c@{server.base_url}", "--group-size", 8, "--steps", 1)
         assert train("ditto", model, out, *shade_options(tmp_path, "kind"), *coach) == 0
     (line,) = steps_of(out)
