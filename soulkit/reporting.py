@@ -1,4 +1,4 @@
-"""Who hears how far a command is, and who may be asked.
+"""Notes and progress of a command, and questions to its user.
 
 Everything that takes its time gets a Reporter as its last argument. `SILENT`, the default, shows
 nothing and cannot be asked; the one that prints is `cli.console.ConsoleReporter`.

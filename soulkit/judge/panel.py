@@ -3,7 +3,7 @@
 A question says whom it is for, the judges or the auditors, and how many opinions of each it takes;
 a panel may say another number. All are asked at once. An opinion that could not be read is kept as
 its reason; a judge of whom no opinion could be read leaves the episode unscored, since a mean over
-the others would be the score of another panel. `may_miss` names questions whose answer may lack.
+the others would be the score of another panel. `may_miss` names questions that may go unanswered.
 
     replies = await ask_several(cast, [rating, audit], episode, may_miss=["audit"])
     readable(replies["audit"]) or "nobody could be read"
@@ -199,7 +199,7 @@ Rated = tuple[Sequence[Opinion[T]], Callable[[T], float], float, float]
 
 
 def mean_agreement(rated: Iterable[Rated[Any]]) -> dict[str, float]:
-    """The metric `judge_agreement`: the mean over what was rated; empty for one opinion of each."""
+    """The metric `judge_agreement`, a mean over what was rated; empty for one opinion of each."""
     values = (
         agreement([read(answer) for answer in readable(opinions)], low, high)
         for opinions, read, low, high in rated
@@ -214,8 +214,8 @@ def verdicts_of(*panels: Iterable[Opinion[Any]]) -> tuple[Verdict, ...]:
 
 
 def in_words(opinions: Iterable[Opinion[Any]]) -> str:
-    """The fields of every readable opinion, a line each, a part's score before its reasons; with
-    several opinions each under its judge's name."""
+    """Every readable opinion: one line for each field, the score before its reasons. Several
+    opinions stand under the names of their judges."""
     known = [opinion for opinion in opinions if opinion.answer is not None]
     blocks = []
     for opinion in known:

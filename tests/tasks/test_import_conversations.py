@@ -232,6 +232,14 @@ def test_a_problem_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
     assert "lies outside" in bad.why
 
 
+@pytest.mark.parametrize("place", ["x" * 5000, "test/\0.json"])
+def test_a_name_that_no_file_can_have_is_a_bad_record(place: str, tmp_path: Path) -> None:
+    lessons = [{**LESSON, "question_location": place}, {**LESSON, "question": "Find x."}]
+    imported = import_rows("sim_math", array(tmp_path, lessons))
+    assert len(imported.rows) == 1 and len(imported.bad) == 1
+    assert "removed by the publisher" in imported.bad[0].why and len(imported.bad[0].why) < 500
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from soulkit.data.files import RawRow, flatten
+from soulkit.errors import DataError
 from soulkit.tasks.humanual.data import TASKS as HUMANUAL
 from soulkit.tasks.kit.loading import to_examples
 from soulkit.tasks.kit.registry import load_registry
@@ -148,3 +149,14 @@ def test_records_that_lack_a_part_are_bad_and_nothing_is_made_up(tmp_path: Path)
     whys = [bad.why for bad in imported.bad]
     assert "'persona'" in whys[0] and "'completion'" in whys[1] and "prompt" in whys[2]
     assert any("1 records have no persona" in note for note in imported.notes)
+
+
+def test_a_file_of_posts_without_replies_cannot_be_imported(tmp_path: Path) -> None:
+    path = tmp_path / "posts.json"
+    path.write_text(json.dumps({"13rh62c": {"post": "AITA?"}}))
+    with pytest.raises(DataError, match="holds no list of rows") as caught:
+        import_rows("humanual_opinion", path)
+    assert "a post without a reply is no row. Wrap the rows in an array" in caught.value.way_out
+    with pytest.raises(DataError, match="There is no file") as caught:
+        import_rows("humanual_opinion", tmp_path / "post.json")
+    assert caught.value.way_out == "Did you mean 'posts.json'?"

@@ -106,7 +106,8 @@ def is_loopback(url: str) -> bool:
 
 
 def read_key(name: str, *, optional: bool, what: str = "The server's key") -> str:
-    """The key in the environment variable `name`, as of `environment_value`."""
+    """The key in the environment variable `name`; `what` names it in messages, as in
+    `environment_value`."""
     hint = "any value will do for a server that asks for no key"
     return environment_value(name, what, optional=optional, hint=hint, spaces=False)
 
@@ -114,10 +115,10 @@ def read_key(name: str, *, optional: bool, what: str = "The server's key") -> st
 def environment_value(
     name: str, what: str, *, optional: bool, hint: str = "", spaces: bool = True
 ) -> str:
-    """What is sent as a header from the environment variable `name`: `what` it is, in a message
-    with a `hint`. Empty when it is unset and `optional`.
+    """The value of the environment variable `name`, which is sent as a header; empty when it is
+    unset and `optional`. Messages call it `what`, and give the `hint` where it is missing.
 
-    Raises ModelLoadError when it is missing or can be no header.
+    Raises ModelLoadError when it is missing or cannot be sent.
     """
     value = os.environ.get(name, "").strip()
     if not value and not optional:
@@ -257,7 +258,7 @@ def _account(url: str, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _header_value(header: str, variable: str, *, optional: bool) -> str:
-    what, hint = f"The value of the header '{header}'", "it can also be left out"
+    what, hint = f"The value of the header '{header}'", "or leave the header out"
     return environment_value(variable, what, optional=optional, hint=hint)
 
 

@@ -371,7 +371,7 @@ class BatchQueue:
                 self._fresh.clear()
 
     async def _calm(self) -> None:
-        """Until no call has come for a while, in turns of the loop: rollouts may compute."""
+        """Until no call has come for CALM_TICKS turns: seconds also pass while rollouts compute."""
         ticks, before = 0, -1
         while ticks < CALM_TICKS:
             await asyncio.sleep(TICK_S)
@@ -577,7 +577,7 @@ def _parcels(lines: Sequence[_Line], most: int) -> Iterator[list[_Line]]:
 
 
 def _progress_words(report: BatchReport, state: BatchState, seconds: float) -> str:
-    """How far a batch is that was waited for so long."""
+    """How far a batch is, after `seconds` of waiting for it."""
     parts = [f"{report.completed} of {report.total or state.requests} done"]
     parts += [f"{report.failed} failed"] if report.failed else []
     parts += [f"{duration(seconds)} here"]

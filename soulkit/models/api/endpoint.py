@@ -222,7 +222,7 @@ class Endpoint:
         return outcome
 
     async def _put_question(self) -> Outcome:
-        """The question before a run; plainly again where the server refuses a field beside it."""
+        """Ask the question before a run, without further fields where the server refuses one."""
         session = self._sessions.get()
         await self._defaults.server(session.pool, session.turn)
         for beside in (self._defaults.field_to_refuse(), {}):
@@ -425,7 +425,7 @@ class Endpoint:
         return BilledReply(request.keep(entry, {**beside, **(way or {})}), answer)
 
     def _cost_limit(self, request: CallRequest) -> float:
-        """What a reply without token counts is taken to have cost, for the budget alone."""
+        """What a reply without token counts costs at most; only the budget counts it."""
         if self.price is None:
             return 0.0
         prompt = int(estimated_tokens(request.messages, 0))

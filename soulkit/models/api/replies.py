@@ -184,8 +184,8 @@ async def exchange(
     pool: ClientPool, url: str, headers: Mapping[str, str], body: Mapping[str, Any] | None, *,
     timeout_s: float, most: int,
 ) -> Received | Fault:  # fmt: skip
-    """What a server sends back to a POST of `body`, or to a GET without one, of `most` bytes at
-    most; or why nothing came."""
+    """What a server answers to a POST of `body`, or to a GET where that is None; a Fault where no
+    answer came, or one of more than `most` bytes."""
     import httpx2 as errors
 
     try:

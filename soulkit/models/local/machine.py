@@ -46,7 +46,7 @@ SPEEDS = {"cpu": Speed(30e9, 8e9), "cuda": Speed(2e14, 2e12)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a plan takes on this machine: bytes and seconds, `about` said in `words`."""
+    """What a plan takes on this machine, in bytes and seconds; `words` tell the assumptions."""
 
     memory: int
     seconds: float
@@ -110,7 +110,7 @@ class Footprint:
         self, device: str, memory: float, *, prompt: float = 0, reply: float = 0,
         trained: float = 0, batch: int = 1,
     ) -> Machine:  # fmt: skip
-        """So many tokens on `device`, as in `seconds`, and what that rests on, in words."""
+        """What `seconds` says of so many tokens on `device`, with its assumptions in words."""
         kind, speed = device_speed(device)
         millions = self.parameters / 1e6
         count = f"{millions / 1e3:.1f} billion" if millions >= 1e3 else f"{millions:.1f} million"

@@ -7,8 +7,8 @@ actor                    the model under test, or in training the one that is tr
 scripted:FILE            replies from a file (stand_ins.py): trials without any model
 NAME                     an entry of the endpoints file (docs/evaluation.md)
 
-Whatever asks what a player is asks its kind. A further kind is a subclass of PlayerKind, its name
-in `KindName` and an object of it in KINDS.
+Everything that differs between kinds of players is in PlayerKind and its subclasses. A further kind
+is a subclass, its name in `KindName` and an object of it in KINDS.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ def check_adapter_file(folder: str | Path) -> None:
 
 @contextmanager
 def _weights_of(folder: str | Path) -> Iterator[tuple[BinaryIO, Sequence[StoredTensor]]]:
-    """The opened file of an adapter's weights and its tensors. ModelLoadError for another file."""
+    """The opened file of an adapter's weights and its tensors. ModelLoadError if it is damaged."""
     path = adapter_folder(folder) / ADAPTER_FILE
     try:
         with path.open("rb") as file:

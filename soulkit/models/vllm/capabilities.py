@@ -189,7 +189,7 @@ def _is(entry: ModelEntry, model: str) -> bool:
 
 
 def _hub_names_differ(root: str, model: str) -> bool:
-    """Whether a server's only model and `model` have different names of the hub."""
+    """Whether a server's only model and `model` are models of the hub with different names."""
     names = [one.partition("@")[0] for one in (root, model)]
     on_hub = all(_HUB_NAME.fullmatch(one) and not Path(one).exists() for one in names)
     return on_hub and len({one.rpartition("/")[2].lower() for one in names}) > 1

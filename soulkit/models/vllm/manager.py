@@ -282,7 +282,7 @@ class VllmServers:
         )
 
     def _ready(self, key: Any) -> _Served:
-        """A fleet of its own for every run: one that was closed, or has lost a server, is none."""
+        """A new fleet for every run: one that was closed or lost a server cannot be used again."""
         need, server = self._expected[key], self._running.get(key)
         codec = self._codec(key)
         if server is not None:

@@ -31,7 +31,7 @@ HEALTH_S = 5.0
 SILENCES = 3
 """Looks in a row that find nobody, after which a server is taken to be dead."""
 TRIES = 6
-"""Times that one request is put to servers that live and bring nothing."""
+"""How often one request is put to servers that live, until it fails."""
 PAUSE_S = 0.2
 """Before a request is put again to a server that lives; twice as long each time."""
 CAUSE_S = 3.0
@@ -353,7 +353,7 @@ class Replicas:
             return False
 
     async def _lives(self, session: _Session, member: _Replica, error: Exception) -> bool:
-        """Whether a server lives; one that does not is dropped. Of many callers one looks."""
+        """Whether a server lives; a dead one is dropped. One caller looks, the others wait."""
         async with session.looks[member]:
             if member.ending:
                 return False

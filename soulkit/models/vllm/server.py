@@ -71,7 +71,7 @@ class Cause(NamedTuple):
 
 @cache
 def causes() -> tuple[Cause, ...]:
-    """Those of causes.yaml; the first whose sign the end of a log shows counts."""
+    """The causes in causes.yaml; the first one with a sign in the end of a log is taken."""
     listed = yaml.load(CAUSES.read_text(encoding="utf-8"), Loader=once_loader(fast=True))
     return tuple(
         Cause(re.compile("|".join(one["signs"]), re.IGNORECASE), one["way_out"],
@@ -237,7 +237,7 @@ class Supervised:
             os.close(self._link)
 
     def _listen(self) -> None:
-        """Read what the supervisor says until it has gone; then the group goes."""
+        """Read what the supervisor says until it has ended; then end the group."""
         rest = b""
         while chunk := os.read(self._status, 4096):
             *lines, rest = (rest + chunk).split(b"\n")

@@ -41,7 +41,7 @@ EngineKind = Literal["auto", "local", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingEngine:
-    """What samples: as it was asked for, and what that comes to (`resolve_engine`)."""
+    """The engine that samples, as it was asked for or as `resolve_engine` has settled it."""
 
     kind: EngineKind
     urls: tuple[str, ...] = ()

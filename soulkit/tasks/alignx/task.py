@@ -257,7 +257,12 @@ class AlignXReference(AlignX):
         return items_of(fields, column, count)
 
     def drawn(self, fields: Mapping[str, Any]) -> bool:
-        return random.Random(int(fields.get("index") or 0)).random() < 0.5
+        index = fields.get("index") or 0
+        try:
+            return random.Random(int(index)).random() < 0.5
+        except (TypeError, ValueError) as error:
+            what = f"The row's index is {index!r:.60}."
+            raise RowError(what, "The order of its replies is drawn from this number.") from error
 
     def parse(self, text: str) -> tuple[str, str]:
         match = _TAGGED.search(spoken(text, "reference"))

@@ -32,10 +32,10 @@ _FIELDS = ("prompt", "completion")
 
 
 def import_humanual(path: Path) -> Imported:
-    """Rows of a processed file; the post file holds no replies."""
+    """Rows of a processed file. The file of posts holds no replies, so it cannot be imported."""
     return import_records(
         path, _imported_row, fields=_FIELDS, licence=LICENCE, notes=_notes,
-        way_out="Give rows with persona, prompt and completion; posts without replies are none.",
+        way_out="Give rows with persona, prompt and completion; a post without a reply is no row.",
     )  # fmt: skip
 
 

@@ -132,6 +132,7 @@ class Task(ABC):
     pair_calls = 0
     """How many of a judge's calls on an episode ask about a pair, both orders together."""
     templates: Sequence[str] = ()
+    """Templates whose hashes a score records."""
 
     def __init__(
         self, name: str, spec: TaskSpec, *, protocol: Protocol = "paper", folder: Path | None = None

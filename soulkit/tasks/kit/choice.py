@@ -168,7 +168,7 @@ class LetteredTask(ChoiceTask):
     question_column = "question"
     """What a blind reader of feedback is told that the options are about."""
     gold_column = ""
-    """The text of the gold, for rows whose options do not hold it."""
+    """The column with the text of the gold, for rows whose options do not hold it."""
     hears_thinking = False
     """Under `reference`: whether an answer inside of thinking counts."""
 

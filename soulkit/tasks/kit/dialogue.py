@@ -384,7 +384,7 @@ def with_reply_limit(player: Player, room: int) -> Player:
 
 
 def within_episode(talk: Conversation, player: Player) -> Player | None:
-    """The player, whose reply may have what is left of the episode; None: next to nothing."""
+    """The player, its reply limited to what is left of the episode; None below LEAST_TOKENS."""
     room = episode_tokens_left(player, talk.turns, talk.context)
     return None if room < LEAST_TOKENS else with_reply_limit(player, room)
 

@@ -40,7 +40,7 @@ class WrongShape(DataError):
 
 
 Make = Callable[[RawRow, int], Row | Iterable[Row | BadRow]]
-"""A record and its place → its row, or its rows and the parts of it that are none."""
+"""A record and its place → its row, or its rows and the parts of it that are no row."""
 
 
 def import_records(
@@ -56,12 +56,17 @@ def import_records(
 ) -> Imported:
     """The rows that `make` gives for each record of a file; none for a BadRecord.
 
-    `fields` are those of a record. Of a file that may have several shapes `make` maps the fields of
-    each to what makes its rows; the first shape that a record has counts. A row says its place,
-    where it is from and its licence, where `make` does not. WrongShape when no record has the
-    fields.
+    `fields` are the fields of a record. For a file that may have several shapes, `make` maps the
+    fields of each shape to the function that makes its rows; the first shape that any record has is
+    used. A row says its place, where it is from and its licence, where `make` does not. WrongShape
+    when no record has the fields. `way_out` says which file to give; every error of a file has it.
     """
-    raw, bad = read(path)
+    try:
+        raw, bad = read(path)
+    except UnusableFile as error:
+        if path.is_file():
+            error.way_out = f"{way_out} {error.way_out}"
+        raise
     shapes = make if isinstance(make, Mapping) else {tuple(fields): make}
     fitting = (n for n in shapes if not n or any(row.fields.keys() >= set(n) for row in raw))
     names = next(fitting, None)
@@ -152,7 +157,7 @@ def refuse_original_rows(task: Task, rows: Iterable[RawRow]) -> None:
 
 @contextmanager
 def explaining_originals(task: Task, path: Path) -> Iterator[None]:
-    """While rows of `task` in `path` are read: add what to do with chats and with originals."""
+    """Add to errors of reading rows of `task` in `path` what to do with chats and originals."""
     try:
         yield
     except OriginalFile as error:

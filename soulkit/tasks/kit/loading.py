@@ -209,12 +209,12 @@ def examples_to_inspect(
 
 
 def _is_other_file(path: Path) -> bool:
-    """Whether a file is named as none that holds rows."""
+    """Whether the name of a file has no suffix of a row format."""
     return not path.is_dir() and path.suffix.lower() not in ROW_SUFFIXES
 
 
 def _load_rows(task: Task, path: Path, forms: bool) -> LoadedExamples:
-    """The rows of a file, or the released ones of a folder; else what the importer makes of it."""
+    """The rows of a file, else what the importer makes of it; the released rows of a folder."""
     if path.is_dir():
         names = task.spec.files.eval
         paths = released_files(task.name, names, str(path))

@@ -113,7 +113,7 @@ Row = dict[str, Any]
 Split = Literal["train", "test"]
 
 Numbers = tuple[dict[str, Any], tuple[Any, ...]]
-"""The values in the text of a made problem, and its results."""
+"""The values that the text of a made problem is filled with, and its results."""
 
 
 def rows_by_index(

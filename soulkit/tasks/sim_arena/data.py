@@ -13,6 +13,7 @@ Annotations are `.json` lists; what else a row needs is looked for in files besi
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -335,10 +336,10 @@ def _problem(record: RawRow, math: Path) -> tuple[str, str | None]:
         return str(fields["question"]).strip(), answer or boxed(fields.get("solution"))
     place = str(fields.get("question_location") or "")
     file = math / place
-    if not place or not file.is_file():
+    if not place or not os.path.isfile(file):  # False for a name that is too long, too
         raise BadRecord(
             "its problem was removed by the publisher; put the MATH data set into a folder "
-            f"'{MATH_FOLDER}' beside the file, so that it holds '{place or 'the problem'}'"
+            f"'{MATH_FOLDER}' beside the file, so that it holds '{place or 'the problem':.200}'"
         )
     if not file.resolve().is_relative_to(math.resolve()):
         raise BadRecord(f"its problem '{place}' lies outside of {MATH_FOLDER}")

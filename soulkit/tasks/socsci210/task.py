@@ -425,7 +425,7 @@ def _imported_row(raw: RawRow, _: int) -> Row:
 
 
 def _notes(rows: Sequence[Row], _: Sequence[BadRow]) -> tuple[str, ...]:
-    studies = len({row["study_id"] for row in rows})
+    studies = len({str(row["study_id"]) for row in rows})
     kinds = {kind: sum(row["response_type"] == kind for row in rows)
              for kind in ("ordinal", "binary", "categorical")}  # fmt: skip
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)

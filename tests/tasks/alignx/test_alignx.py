@@ -105,6 +105,13 @@ def test_the_reference_draws_one_order_from_the_index() -> None:
     assert task.example({k: v for k, v in ROW.items() if k != "index"}).fields["flip"] is False
 
 
+@pytest.mark.parametrize("index", [" ", "third", [1], {"a": 1}])
+def test_under_the_reference_an_index_that_is_no_number_is_a_bad_row(index: Any) -> None:
+    with pytest.raises(DataError, match="The row's index is"):
+        task_of("alignx_pair", "reference").example({**ROW, "index": index})
+    assert task_of("alignx_pair").example({**ROW, "index": index})
+
+
 def test_in_the_paper_protocol_the_order_of_a_single_example_comes_from_its_content() -> None:
     task = task_of("alignx_demo")
     assert len({task.example({**ROW, "index": i}).id for i in (0, 1, 2, None)}) == 1

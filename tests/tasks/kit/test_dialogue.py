@@ -25,6 +25,7 @@ from soulkit.tasks.kit.dialogue import (
     partner_words,
     tokens_since,
     with_reply_limit,
+    within_episode,
 )
 from soulkit.tasks.kit.spec import TaskSpec
 from soulkit.tasks.kit.user_code import Home
@@ -234,3 +235,18 @@ def test_an_episode_has_what_its_prompt_and_lines_leave_of_it() -> None:
     assert 300 <= tokens_since(limited, turns, context) < 400
     assert 8192 - 400 < episode_tokens_left(limited, turns, context) <= 8192 - 300
     assert [with_reply_limit(limited, n).sampling.max_tokens for n in (40, 400)] == [40, 100]
+
+
+@pytest.mark.parametrize(
+    ("left", "limit"), [(-5, None), (9, None), (10, 10), (99, 99), (100, 100), (101, 100)]
+)
+def test_a_reply_has_what_the_episode_has_left(left: int, limit: int | None) -> None:
+    player = Player(Endpoint(model="m", base_url="http://127.0.0.1:9/v1"), Sampling(max_tokens=100))
+    prompt, said = Segment("system", "You are Ann."), Segment("assistant", "Hello.")
+    counts = (Usage(prompt_tokens=50), Usage(prompt_tokens=50 + 8192 - 3 - left,
+                                             completion_tokens=7, reasoning_tokens=4))  # fmt: skip
+    talk = Conversation("ann", [prompt, said, said])
+    talk.turns = [Turn((prompt,), Completion(text="Hello.", usage=counts[0])),
+                  Turn((prompt, said), Completion(text="Hello.", usage=counts[1]))]  # fmt: skip
+    actor = within_episode(talk, player)
+    assert limit == (None if actor is None else actor.sampling.max_tokens)

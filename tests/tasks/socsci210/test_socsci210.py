@@ -227,6 +227,15 @@ def test_a_record_becomes_a_row_with_its_scale(tmp_path: Path) -> None:
     assert row["provenance"] == "rows.jsonl:1" and row["licence"]
 
 
+def test_a_study_may_be_named_by_anything(tmp_path: Path) -> None:
+    question = "How? Only return an integer from 1 to 5."
+    names: list[Any] = [["s1"], {"study": 1}, None, "s1", "s1"]
+    path = write(tmp_path, *(raw_record(question, "4", study_id=name) for name in names))
+    imports = import_rows("socsci210", path)
+    assert [row["study_id"] for row in imports.rows] == names
+    assert any("4 studies" in note for note in imports.notes)
+
+
 def test_what_cannot_be_valued_is_bad_with_its_reason(tmp_path: Path) -> None:
     scale = "How? Only return an integer from 1 to 5."
     path = write(tmp_path, raw_record(scale, "Response: 4"), raw_record(scale, "Response: 9"),
