@@ -1,7 +1,8 @@
 """Notes and progress of a command, and questions to its user.
 
 Everything that takes its time gets a Reporter as its last argument. `SILENT`, the default, shows
-nothing and cannot be asked; the one that prints is `cli.console.ConsoleReporter`.
+nothing and cannot be asked, and its remarks go to the log; the one that prints is
+`cli.console.ConsoleReporter`.
 
     reporter.note(f"{len(rows)} rows")
     with reporter.progress(len(rows)) as bar:
@@ -13,8 +14,11 @@ A training is a loop of steps in which much happens: see `steps`, `phase` and `s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+
+log = logging.getLogger(__name__)
 
 
 class Bar:
@@ -29,10 +33,15 @@ class Bar:
 
 
 class Reporter:
-    """Shows nothing, and nobody can be asked through it."""
+    """Shows nothing, logs remarks, and nobody can be asked through it."""
 
     def note(self, line: str) -> None:
         """A remark."""
+        log.info("%s", line)
+
+    def warn(self, line: str) -> None:
+        """A remark on something that broke."""
+        log.warning("%s", line)
 
     def confirm(self, question: str) -> bool | None:
         """Whether the user says yes; None where nobody can be asked."""

@@ -209,6 +209,9 @@ class ConsoleReporter(Reporter):
     def note(self, line: str) -> None:
         print_note(line)
 
+    def warn(self, line: str) -> None:
+        self.note(line)
+
     def confirm(self, question: str) -> bool | None:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return None

@@ -116,6 +116,8 @@ class TaskFacts:
     """Row → its hash, played or not; those of a training in their order."""
     origins: Mapping[str, int] = field(default_factory=dict)
     """Where rows are from → how many."""
+    taken: int = 0
+    """How often a training takes its rows, where it does not take each once."""
     prompts: str = ""
     """Hash of the prompts that a training makes of its rows."""
     dev_rows: Mapping[str, str] = field(default_factory=dict)
@@ -175,7 +177,7 @@ class Conditions:
         path = folder / CONDITIONS
         if path.is_file():
             return read_value(cls, read_object(path), f"'{path}'")
-        if older := next((name for name in OLDER if (folder / name).is_file()), None):
+        if older := older_file(folder):
             raise RunError(
                 f"'{folder}' was written by an earlier version of soulkit: it has {older} instead "
                 f"of {CONDITIONS}.",
@@ -198,6 +200,12 @@ class Conditions:
     def of_task(self, task: str) -> TaskFacts:
         """What is recorded of a task; nothing of one that is not there."""
         return self.tasks.get(task) or TaskFacts()
+
+
+def older_file(folder: Path) -> str:
+    """What the run in `folder` has instead of conditions, where an earlier version wrote it."""
+    names = (name for name in OLDER if (folder / name).is_file())
+    return "" if (folder / CONDITIONS).is_file() else next(names, "")
 
 
 # -- in a summary ----------------------------------------------------------------------------------

@@ -138,7 +138,11 @@ def judge_final_episodes(
         if not (run.path / "summary.json").is_file():
             continue
         recorded = recorded_training(run.path, trust=trust)
-        recorded = replace(recorded, records=final_episodes(run.path))
+        given = {name: getattr(run.config, name) for name in run.config.OUTSIDE_IDENTITY}
+        recorded = replace(
+            recorded, records=final_episodes(run.path),
+            config=recorded.config.model_copy(update=given),
+        )  # fmt: skip
         renewal = rejudge_plan(
             recorded, (judge,), None, run.path / judging_folder(judge.written()), run.path,
             yes=True, max_cost=run.config.max_cost,
@@ -146,4 +150,4 @@ def judge_final_episodes(
         reporter.note(
             f"{len(recorded.records)} episodes of {run.name} are scored by {judge.written()}"
         )
-        rejudge(renewal)
+        rejudge(renewal, reporter=reporter)

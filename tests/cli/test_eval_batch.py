@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from soulkit.errors import ConfigError
+from soulkit.eval.config import EvalConfig
+from soulkit.eval.run.session import check_open_batches
 from soulkit.models.api import batches
 from tests.support.evaluation import (
     api,
@@ -183,6 +188,33 @@ def test_what_a_batch_holds_is_not_paid_for_live_as_well(
         assert len(server.live) == 1 and set(server.paid.values()) == {1}
         assert api(server.base_url, out, *PRICES, n=4) == 0
         assert len(server.live) == 1
+
+
+OPEN: dict[str, tuple[dict[str, object], str, str, bool]] = {
+    "live, created": ({}, "m", "created", True),
+    "live, ended": ({}, "m", "ended", True),
+    "live, not sent": ({}, "m", "uploaded", False),
+    "live, used": ({}, "m", "used", False),
+    "by batch": ({"batch": True}, "m", "created", False),
+    "by batch, of another model": ({"batch": True}, "other", "created", True),
+    "replayed": ({"ledger": "replay", "ledger_file": "l.sqlite"}, "m", "created", False),
+}
+"""Settings, model and stage of a batch that was left, and whether it would be paid for twice."""
+
+
+@pytest.mark.parametrize("case", OPEN)
+def test_only_batches_that_nobody_would_fetch_stop_a_run(case: str, tmp_path: Path) -> None:
+    settings, model, stage, stops = OPEN[case]
+    config = EvalConfig.model_validate({
+        "kind": "api", "model": "m", "base_url": "http://127.0.0.1:9/v1", "tasks": ("tomi",),
+        **settings,
+    })  # fmt: skip
+    check_open_batches(config, tmp_path)
+    book = batches.BatchBook(tmp_path)
+    state = book.add("http://127.0.0.1:9/v1", model, [b"{}"], 0.0)
+    book.save(replace(state, stage=stage, batch_id="b"))
+    with pytest.raises(ConfigError, match="left batches") if stops else nullcontext():
+        check_open_batches(config, tmp_path)
 
 
 # -- 500 rows, killed twice ------------------------------------------------------------------------

@@ -300,6 +300,14 @@ def test_shared_rows_are_those_of_equal_content(tmp_path: Path) -> None:
     assert differences(a, b, ["essay"]) == ([], [])  # fmt: skip
 
 
+def test_rows_that_a_training_takes_more_often_are_another_training(tmp_path: Path) -> None:
+    once, twice = TRAINING, changed(TRAINING, ((*ESSAY, "taken"), 4))
+    assert differing(tmp_path / "other", once, twice)[0] == [
+        "training rows taken 2 against 4 times"
+    ]
+    assert differing(tmp_path / "same", twice, twice) == ([], [])
+
+
 DRAWING: dict[str, tuple[Any, Any]] = {
     "limit": (None, 2), "where": ({}, {"x": "y"}), "example": ([], ["a"]), "dev_share": (0.2, 0.5),
     "dev_limit": (None, 3), "dev_by": ([], ["x"]), "eval_every": (1, None),

@@ -86,10 +86,14 @@ def written(run: Run) -> dict[str, Any]:
     return read.as_dict()
 
 
-def opened(folder: Path, *, played: bool = True) -> Run:
-    run = Run.open(folder, "eval api", {"model": "m"})
-    if played:
-        run.episodes.write_text(EPISODE)
+def opened(folder: Path) -> Run:
+    return Run.open(folder, "eval api", {"model": "m"})
+
+
+def played(folder: Path, record: Conditions) -> Run:
+    """A run that was begun under these conditions, with an episode."""
+    write_conditions(run := opened(folder), record)
+    run.episodes.write_text(EPISODE)
     return run
 
 
@@ -137,7 +141,7 @@ def test_what_no_setting_shows_is_refused_by_name(case: str, tmp_path: Path) -> 
     before = RECORD
     if case == "revision":
         before = changed(("players", "judge", 0, "revision"), "8")
-    write_conditions(run := opened(tmp_path / "run"), conditions(before))
+    run = played(tmp_path / "run", conditions(before))
     content = (run.path / "conditions.json").read_bytes()
     with pytest.raises(RunError, match=words.replace("(", r"\(")):
         write_conditions(run, conditions(changed(place, value, before)))
@@ -161,7 +165,7 @@ def test_what_the_settings_compare_is_left_to_them(
     place: tuple[Any, ...], value: Any, tmp_path: Path
 ) -> None:
     """Settings, weights of the actor and new rows are compared elsewhere; here they are noted."""
-    write_conditions(run := opened(tmp_path / "run"), conditions(RECORD))
+    run = played(tmp_path / "run", conditions(RECORD))
     now = changed(place, value)
     write_conditions(run, conditions(now))
     record = written(run)
@@ -169,7 +173,7 @@ def test_what_the_settings_compare_is_left_to_them(
 
 
 def test_calls_are_added_and_outlive_the_next_start(tmp_path: Path) -> None:
-    write_conditions(run := opened(tmp_path / "run"), conditions(RECORD))
+    run = played(tmp_path / "run", conditions(RECORD))
     sent = [{"temperature": 0.0, "calls": 2}]
     calls: Any = {"essay": {"judge": {"j": {"sent": sent, "dropped": {"seed": 0.5}}},
                             "actor": {"m": {"sent": [], "dropped": {}}}}}  # fmt: skip
@@ -208,12 +212,12 @@ def test_weights_are_known_no_better_than_for_the_first_episodes(
             inner = inner[part]
         return inner.get("weights_basis")
 
-    write_conditions(run := opened(tmp_path / "run"), record(before))
+    run = played(tmp_path / "run", record(before))
     write_conditions(run, record(now))
     assert noted(run) == expected
     write_conditions(run, record("verified"), proven=True)
     assert noted(run) == "verified"
-    unplayed = opened(tmp_path / "unplayed", played=False)
+    unplayed = opened(tmp_path / "unplayed")
     write_conditions(unplayed, record("declared"))
     write_conditions(unplayed, record("verified"))
     assert noted(unplayed) == "verified"
@@ -264,6 +268,14 @@ def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(name: str, tmp_p
         Conditions.read(tmp_path)
 
 
+def test_episodes_without_a_record_are_not_mixed_with_others(tmp_path: Path) -> None:
+    run = played(tmp_path / "run", conditions(RECORD))
+    (run.path / "conditions.json").unlink()
+    with pytest.raises(RunError, match=r"holds episodes and no conditions\.json"):
+        write_conditions(run, conditions(RECORD))
+    assert not (run.path / "conditions.json").exists()
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Conditions.read(tmp_path) is None
     conditions(RECORD).write(tmp_path)
@@ -281,8 +293,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_another_engine_may_not_go_on(now: dict[str, Any], words: str, tmp_path: Path) -> None:
-    write_conditions(run := opened(tmp_path / "run"), conditions(RECORD))
-    check_engine(opened(tmp_path / "new", played=False), now)
+    run = played(tmp_path / "run", conditions(RECORD))
+    check_engine(opened(tmp_path / "new"), now)
     if not words:
         return check_engine(run, now)
     with pytest.raises(RunError, match=words):
@@ -294,7 +306,7 @@ def test_a_rescored_run_has_the_scorers_of_now(tmp_path: Path) -> None:
     example = task.example(synth("tomi", 1, 1)[0])
     record = copy.deepcopy(RECORD)
     record["tasks"] = {"tomi": {"options": {"old": "1"}, "rows": {example.id: "1", "gone": "2"}}}
-    write_conditions(run := opened(tmp_path / "run"), conditions(record))
+    run = played(tmp_path / "run", conditions(record))
     facts = rescored_conditions(run.path, {example.id: (task, example)}).of_task("tomi")
     assert "old" not in facts.options and "metric" in facts.options
     assert facts.rows["gone"] == "2" and len(facts.rows[example.id]) == 16

@@ -304,6 +304,9 @@ def test_an_unfinished_run_is_found_again(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "20260101-eval-api-tomi", settings.command, settings.identity())
     assert unfinished(settings, tmp_path) == run.path
     assert unfinished(config(seed=1), tmp_path) is None
+    older = Run.open(tmp_path / "20260102-eval-api-tomi", settings.command, settings.identity())
+    write_json(older.path / "provenance.json", {"players": {}, "tasks": {}})
+    assert unfinished(settings, tmp_path) == run.path  # nobody can resume an earlier version's
     for name, text in (("environment.json", "{"), ("config.yaml", "a: [")):
         broken = tmp_path / f"29990101-{name}"
         broken.mkdir()

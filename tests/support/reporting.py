@@ -14,5 +14,8 @@ class Heard(Reporter):
     def note(self, line: str) -> None:
         self.lines.append(line)
 
+    def warn(self, line: str) -> None:
+        self.note(line)
+
     def phase(self, what: str, *, alone: bool = False) -> None:
         self.lines.append(what)

@@ -18,7 +18,7 @@ from soulkit.report.ablation_page import write_ablation
 from soulkit.runs.records import load_records
 from soulkit.train.ablate import Arm, parse_arms, plan_arms
 from tests.support import judged
-from tests.support.servers.openai_server import ScriptedServer
+from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 from tests.support.training import random_model, soul
 
 SMALL = ("--task", "tomi", "--data", "tomi=synth:24", "--prompts", 2, "--group-size", 2,
@@ -334,6 +334,29 @@ def test_judges_of_their_own_need_one_who_scores_all_ends(
     capsys.readouterr()
     assert scene(tmp_path, "grpo,grpo:partner=q", "--dry-run", "--eval-judge", "q") == 2
     assert "partner endpoint:p@" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_the_judge_of_the_ends_is_asked_as_often_as_the_command_says(
+    tmp_path: Path, model: Path, attempts: int
+) -> None:
+    rows = judged.write_rows(tmp_path / "rows.jsonl", 8)
+
+    def fault(index: int, body: Body) -> Fault | None:
+        return Fault.status_error(500) if body["model"] == "q" else None
+
+    with ScriptedServer(answer=judged.judge(), script=fault) as server:
+        assert soul(
+            "train", "ablate", "--methods", "grpo", "--model", model, "--tasks", judged.TASKS,
+            "--task", "essay", "--data", f"essay={rows}", "--judge",
+            f"endpoint:j@{server.base_url}", "--eval-judge", f"endpoint:q@{server.base_url}",
+            "--prompts", 2, "--group-size", 2, "--max-tokens", 6, "--lora-r", 2, "--steps", 1,
+            "--seeds", 1, "--match", "prompts", "--backoff", 0, "--max-attempts", attempts,
+            "--out", tmp_path / "out",
+        ) in (0, 1)  # fmt: skip
+        models = [body["model"] for body in server.requests]
+    assert models.count("q") == attempts * models.count("j") > 0
 
 
 @pytest.mark.slow

@@ -350,6 +350,9 @@ def _rows(a: MeasuredRun, b: MeasuredRun, task: str) -> list[str]:
         return _other_rows("rows", one.rows, two.rows)
     lines = [*_other_rows("training rows", one.rows, two.rows),
              *_other_rows("dev rows", one.dev_rows, two.dev_rows)]  # fmt: skip
+    taken = [facts.taken or len(facts.rows) for facts in (one, two)]
+    if not lines and taken[0] != taken[1]:
+        lines.append(f"training rows taken {taken[0]} against {taken[1]} times")
     orders = [[*facts.rows, *facts.dev_rows] for facts in (one, two)]
     if not lines and orders[0] != orders[1]:
         lines.append("rows in another order")

@@ -284,8 +284,15 @@ def rescored_conditions(folder: Path, rows: Mapping[str, tuple[Task, Example]]) 
 
 def write_conditions(run: Run, now: Conditions, *, proven: bool = False) -> None:
     """Write `now`; RunError when the run was begun with other scripts, addresses, limits, rows
-    or scorers. `proven`: whatever was sampled so far came from the weights that are recorded."""
+    or scorers, or does not say with what. `proven`: whatever was sampled so far came from the
+    weights that are recorded."""
     before = Conditions.read(run.path)
+    if before is None and has_lines(run.episodes):
+        raise RunError(
+            f"{run.path} holds episodes and no {CONDITIONS}.",
+            "It said with whom and on which rows they were played, which may be others now.",
+            "Bring the file back, or give another folder with --out.",
+        )
     for what in _changes(before, now) if before else ():
         raise RunError(
             f"{run.path} was started with {what}.",

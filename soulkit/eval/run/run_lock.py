@@ -19,6 +19,7 @@ from typing import IO, Any
 from soulkit.errors import RunError
 from soulkit.models.api.probing import EndpointRefused
 from soulkit.models.ledger.view import LedgerView
+from soulkit.runs.conditions import older_file
 from soulkit.runs.folder import (
     CONFIG,
     ENVIRONMENT,
@@ -47,11 +48,14 @@ _LOOKS, _LOOK_S = 3, 0.02
 def find_resumable(
     command: str, config: Mapping[str, Any], root: Path = Path("runs")
 ) -> Path | None:
-    """The newest run under `root` with this command and configuration that lacks scores."""
+    """The newest run under `root` with this command and configuration that lacks scores. Those of
+    earlier versions, which nobody can resume, are passed over."""
     settings = plain_config(config)
     for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
         try:
-            same_command = is_run(path) and read_environment(path).get("command") == command
+            if not is_run(path) or older_file(path):
+                continue
+            same_command = read_environment(path).get("command") == command
             if same_command and not _finished(path) and same_settings(read_config(path), settings):
                 return path
         except RunError:  # a damaged folder of others is no reason to stop

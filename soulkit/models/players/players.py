@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -35,8 +34,6 @@ def checkpoint_player(
         max_context=max_context,
     )  # fmt: skip
 
-
-log = logging.getLogger(__name__)
 
 Serve = Callable[[RoleSettings], ChatModel]
 """Makes the player of a model that a vLLM server serves."""

@@ -387,7 +387,7 @@ class Replicas:
         member.ending = why
         again, left = session.load[member], len(self.urls)
         if left:
-            self._reporter.note(
+            self._reporter.warn(
                 f"vLLM server {member.url} is dropped ({why}): {counted(again, 'request')} put "
                 f"again, {counted(left, 'server')} left"
             )

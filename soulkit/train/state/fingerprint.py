@@ -48,8 +48,10 @@ def material_conditions(
     for name, task in material.tasks.items():
         rows, dev = ({row.id: row for one, row in pool if one.name == name}.values()
                      for pool in (material.pool, material.dev))  # fmt: skip
+        taken = sum(one.name == name for one, _ in material.pool)
         tasks[name] = TaskFacts(
             rows=row_hashes(rows), prompts=prompts_hash(task, rows),
+            taken=taken if taken > len(rows) else 0,
             dev_rows=row_hashes(dev), dev_prompts=prompts_hash(task, dev),
         )  # fmt: skip
     facts = MaterialFacts(
@@ -278,7 +280,7 @@ def with_players(
     }  # fmt: skip
     actor = actor_facts(config.model_dump())
     played = played_conditions(config, players, work_of(material), actor, sampling)
-    rows = ("rows", "prompts", "dev_rows", "dev_prompts")
+    rows = ("rows", "taken", "prompts", "dev_rows", "dev_prompts")
     tasks = {
         name: replace(facts, **{one: getattr(begun.of_task(name), one) for one in rows})
         for name, facts in played.tasks.items()

@@ -102,6 +102,15 @@ def test_a_server_that_dies_half_way_costs_nothing_but_its_requests_put_again() 
     assert sum(len(server.bodies()) for server in (one, other)) == sum(again.values())
 
 
+def test_a_lost_server_is_in_the_log_where_nobody_reports(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ToyVllm(Toy(die_after=1)) as one, ToyVllm() as other:
+        ask_all(fleet(one, other), [body(n) for n in range(8)])
+    (line,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert line.startswith(f"vLLM server {one.url} is dropped (")
+
+
 @pytest.mark.slow
 def test_a_server_that_hangs_is_dropped_and_its_requests_go_to_the_others() -> None:
     bodies, lines = [body(n) for n in range(12)], list[str]()
