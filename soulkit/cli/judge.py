@@ -310,7 +310,9 @@ class Checks(GroupFromSettings):
                 from soulkit.cli.plan import show_plan
                 from soulkit.eval.judges.check import Check
 
-                show_plan(Check.of(config, trust=values["trust"]).cost_plan(), values["json"])
+                check = Check.of(config, trust=values["trust"])
+                show_plan(check.cost_plan(), values["json"])
+                print_note(check.words())
             else:
                 _check(config, values["out"], values["json"], values["trust"])
 

@@ -215,6 +215,11 @@ def test_a_dead_server_ends_the_check(run: Path, tmp_path: Path, capfd: Any) -> 
     assert "20 judgements in a row failed" in capfd.readouterr().err
 
 
+def test_a_plan_counts_judgements_and_pairs(run: Path, capfd: Any) -> None:
+    assert soul("judge", "check", run, "--dry-run", "--samples", 4) == 0
+    assert "240 judgements of 60 episodes and 30 pairs, by 1 judge" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_runs_own_judge_at_temperature_zero_is_remarked_on(
     run: Path, tmp_path: Path, capfd: Any

@@ -54,6 +54,7 @@ from soulkit.runs.folder import CONFIG, Run, read_environment
 from soulkit.runs.jsonl import JsonlWriter, read_jsonl, read_object
 from soulkit.runs.records import load_records
 from soulkit.tasks.kit.base import Task
+from soulkit.text import counted
 from soulkit.types import Example, Record
 
 COMMAND = "judge check"
@@ -164,6 +165,14 @@ class Check:
         """Judgements and pairs, before what is already there is taken off."""
         judges = len(self.config.judge)
         return judges * (len(self.seen) * self.config.samples + len(self.couples))
+
+    def words(self) -> str:
+        """`80 judgements of 40 episodes and 12 pairs, by 1 judge`."""
+        judges = len(self.config.judge)
+        judgements = judges * len(self.seen) * self.config.samples
+        asked = [f"{counted(judgements, 'judgement')} of {counted(len(self.seen), 'episode')}"]
+        asked += [counted(judges * len(self.couples), "pair")] if self.couples else []
+        return f"{' and '.join(asked)}, by {counted(judges, 'judge')}"
 
     def cost_plan(self) -> Plan:
         """What the judgements take, of episodes that are judged already as well."""
