@@ -189,23 +189,6 @@ def test_a_proxys_password_is_not_shown(monkeypatch: Any) -> None:
 # -- the detector ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [200, 400])
-def test_a_detector_may_escape_the_key(status: int, tmp_path: Path) -> None:
-    raw = f'{{"fraction_human": 0.5, "echo": "{in_json(KEY)}"}}'
-    path = tmp_path / "ledger.sqlite"
-    with DetectorServer([(status, raw)]) as server, Ledger(path) as ledger:
-        detector = Detector(url=server.url, key_env="OPENAI_API_KEY", backoff_s=0.0)
-        share = detector.human("hey", CALL, ledger)
-        if status == 200:
-            assert asyncio.run(share) == 0.5
-        else:
-            with pytest.raises(UnreadableVerdict) as caught:
-                asyncio.run(share)
-            assert not holds_key(caught.value.detail) and "[key]" in caught.value.detail
-    for file in tmp_path.iterdir():
-        assert not holds_key(file.read_bytes().decode("utf-8", "ignore"))
-
-
 DETECTOR_CALL = Call(role="judge", example_id="e")
 DETECTOR_KEY = "detector-key-0123456789"
 
@@ -257,10 +240,11 @@ def test_a_service_that_stumbles_is_asked_again() -> None:
 
 def test_a_refusal_is_final_and_shows_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", DETECTOR_KEY)
-    with DetectorServer([(401, f"bad key {DETECTOR_KEY}")]) as server:
+    with DetectorServer([(401, f"bad key {in_json(DETECTOR_KEY)}")]) as server:
         with pytest.raises(UnreadableVerdict, match="HTTP 401") as caught:
             human_share(quick(server.url, key_env="MY_KEY"))
-        assert len(server.requests) == 1 and DETECTOR_KEY not in caught.value.detail
+        assert len(server.requests) == 1 and "[key]" in caught.value.detail
+        assert not holds_key(caught.value.detail)
 
 
 def test_the_key_does_not_follow_a_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,12 +296,13 @@ def test_the_ledger_holds_the_reply_as_it_came_and_no_key(
 ) -> None:
     monkeypatch.setenv("MY_KEY", DETECTOR_KEY)
     path = tmp_path / "ledger.sqlite"
-    body = {"fraction_human": 0.75, "echo": DETECTOR_KEY}
+    body = f'{{"fraction_human": 0.75, "echo": "{in_json(DETECTOR_KEY)}"}}'
     with DetectorServer([(500, ""), (200, body)]) as server, Ledger(path) as ledger:
         human_share(quick(server.url, key_env="MY_KEY"), ledger)
         (row,) = ledger._query("SELECT reply, attempts FROM calls")
-    assert json.loads(parse_reply(row[0]).text) == {**body, "echo": "[key]"} and row[1] == 2
-    assert all(DETECTOR_KEY.encode() not in file.read_bytes() for file in tmp_path.iterdir())
+    assert json.loads(parse_reply(row[0]).text)["echo"] == "[key]" and row[1] == 2
+    files = [file.read_bytes().decode("utf-8", "ignore") for file in tmp_path.iterdir()]
+    assert not any(holds_key(text) or in_json(DETECTOR_KEY) in text for text in files)
 
 
 def test_a_service_elsewhere_needs_its_key() -> None:

@@ -214,37 +214,29 @@ def test_retries_end(fault: Fault) -> None:
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_final_errors_are_raised_at_once(status: int) -> None:
-    fault = Fault.status_error(status, "no " * 500, kind="some_type")
-    with ScriptedServer(script={0: fault}) as server, pytest.raises(ProviderError) as caught:
+FINAL: dict[str, tuple[Fault, type[Exception], str]] = {
+    **{f"HTTP {status}": (Fault.status_error(status, "no " * 500, kind="some_type"), ProviderError,
+                          f"HTTP {status} some_type: no no")
+       for status in (400, 401, 403, 404, 422)},
+    "within a 200": (
+        Fault.reply({"error": {"message": "no credit", "code": 403}}), ProviderError, "no credit",
+    ),
+    "too long, by code": (
+        refused("too long", code="context_length_exceeded"), ContextOverflow, "too long",
+    ),
+    "too long, in words": (
+        refused("prompt is too long: 9 tokens > 8 maximum", 413), ContextOverflow, "9 tokens",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_final_errors_are_raised_at_once(name: str) -> None:
+    fault, kind, words = FINAL[name]
+    with ScriptedServer(script={0: fault}) as server, pytest.raises(kind) as caught:
         ask(endpoint(server))
-    assert len(server.requests) == 1
-    assert f"HTTP {status} some_type: no no" in caught.value.detail
-    assert len(caught.value.detail) < 300
-
-
-def test_final_error_within_a_successful_reply() -> None:
-    fault = Fault.reply({"error": {"message": "no credit", "code": 403}})
-    with (
-        ScriptedServer(script={0: fault}) as server,
-        pytest.raises(ProviderError, match="no credit"),
-    ):
-        ask(endpoint(server))
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault.status_error(400, "too long", code="context_length_exceeded"),
-        Fault.status_error(413, "prompt is too long: 9 tokens > 8 maximum"),
-    ],
-)
-def test_context_overflow(fault: Fault) -> None:
-    with ScriptedServer(script={0: fault}) as server, pytest.raises(ContextOverflow):
-        ask(endpoint(server))
-    assert len(server.requests) == 1
+    assert len(server.requests) == 1 and type(caught.value) is kind
+    assert words in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_retry_after_is_honoured_and_capped() -> None:

@@ -220,36 +220,6 @@ def test_a_server_that_is_away_fails_everybody_at_once() -> None:
     assert any(re.match(pattern + r"\(connection refused\); \d+ calls gave up", s) for s in stories)
 
 
-def test_a_call_that_cannot_be_answered_does_not_stop_the_others() -> None:
-    """One prompt breaks the server every time; everybody else's answers show that it is up."""
-
-    def script(index: int, body: dict[str, Any]) -> Fault | None:
-        return Fault.status_error(500) if body["seed"] == poison else None
-
-    poison = -1
-    with ScriptedServer(script=script) as server:
-        model = endpoint(server.base_url, max_attempts=4)
-
-        async def scene() -> tuple[Outcome, list[str]]:
-            async def good(index: int) -> str:
-                call = Call(role="judge", example_id=f"e{index}")
-                return (await model.complete(HELLO, Sampling(seed=1), call)).text
-
-            nonlocal poison
-            await good(0)
-            poison = server.requests[0]["seed"]
-            bad = model.complete(HELLO, Sampling(seed=1), Call(role="judge", example_id="e0"))
-            both = await asyncio.gather(
-                bad, *(good(i) for i in range(1, 30)), return_exceptions=True
-            )
-            await model.close()
-            return both[0], both[1:]  # type: ignore[return-value]
-
-        bad, rest = asyncio.run(scene())
-    assert "HTTP 500" in str(bad) and "after 4 attempts" in str(bad)
-    assert rest == ["You said: hello there"] * 29
-
-
 def test_full_jitter_grows_and_is_bounded() -> None:
     model = endpoint("http://localhost:1/v1", backoff_s=1.0, max_wait_s=8.0)
     from soulkit.models.api.replies import Fault as Found

@@ -30,43 +30,24 @@ def test_costs() -> None:
 @pytest.mark.parametrize(
     ("model", "prompt"),
     [
-        ("gpt-4o", 2.5),
-        ("gpt-4o-2024-08-06", 2.5),
-        ("gpt-4o-latest", 2.5),
-        ("gpt-4o-2024-05-13", 5.0),
-        ("gpt-4o-mini", 0.15),
-        ("gpt-4o-mini-2024-07-18", 0.15),
-        ("gpt-4o-audio-preview", None),
-        ("gpt-4.1", 2.0),
-        ("gpt-5", 1.25),
-        ("gpt-5.4", 2.5),
-        ("gpt-5-codex", None),
-        ("gpt", None),
-        ("xgpt-4o", None),
-        ("", None),
+        ("gpt-4o", 2.5), ("gpt-4o-2024-08-06", 2.5), ("gpt-4o-latest", 2.5),
+        ("gpt-4o-2024-05-13", 5.0), ("gpt-4o-mini", 0.15), ("gpt-4o-mini-2024-07-18", 0.15),
+        ("gpt-4o-audio-preview", None), ("gpt-4.1", 2.0), ("gpt-5", 1.25), ("gpt-5.4", 2.5),
+        ("gpt-5-codex", None), ("gpt", None), ("xgpt-4o", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_names(model: str, prompt: float | None) -> None:
     price = load_prices().of(model, OPENAI)
     assert (price.prompt if price else None) == prompt
-
-
-def test_a_server_of_ones_own_that_borrows_a_name_has_no_known_price() -> None:
-    assert load_prices().of("gpt-4o", OTHER) is None
+    assert load_prices().of(model, OTHER) is None, "a server of one's own that borrows the name"
 
 
 def test_the_users_file_goes_first_and_may_widen_names(tmp_path: Path) -> None:
-    table = load_prices(
-        written(
-            tmp_path,
-            """
-prices:
-  - {model: "gpt-4o*", in: 1, out: 2}
-  - {model: gpt-4o-mini, in: 3, out: 4, cached: 1}
-  - {model: "*", host: localhost, in: 0, out: 0}
-""",
-        )
-    )
+    lines = [
+        '- {model: "gpt-4o*", in: 1, out: 2}', "- {model: gpt-4o-mini, in: 3, out: 4, cached: 1}",
+        '- {model: "*", host: localhost, in: 0, out: 0}',
+    ]  # fmt: skip
+    table = load_prices(written(tmp_path, "\n".join(["prices:", *lines])))
     assert table.of("gpt-4o", OPENAI) == Price(1, 2)
     assert table.of("gpt-4o-mini", OPENAI) == Price(3, 4, 1)
     assert table.of("gpt-4o-audio", OPENAI) == Price(1, 2)
@@ -90,9 +71,6 @@ prices:
 def test_files_that_are_wrong(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         load_prices(written(tmp_path, text))
-
-
-def test_a_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         load_prices(tmp_path / "none.yaml")
 

@@ -188,12 +188,6 @@ def test_a_form_travels_as_a_strict_schema() -> None:
     assert sent["json_schema"]["schema"] == Rating.model_json_schema()
 
 
-def test_no_form_no_format() -> None:
-    with ScriptedServer() as server:
-        ask(endpoint(server), Sampling())
-    assert "response_format" not in server.requests[0]
-
-
 def test_names_of_schemas_are_made_fit() -> None:
     with ScriptedServer() as server:
         ask(endpoint(server), Sampling(form=Form("Été [x] " + "y" * 80, "{}")))

@@ -152,14 +152,6 @@ def test_whether_a_prompt_continues_the_one_before(
     assert (after[: len(before)] == before) is stable
 
 
-def test_a_tokenizer_without_a_template_is_refused() -> None:
-    tokenizer: Any = tiny_tokenizer(["a"])
-    tokenizer.chat_template = None
-    with pytest.raises(ModelLoadError) as refused:
-        Renderer(tokenizer)
-    assert all(refused.value.lines())
-
-
 def test_a_template_that_drops_replies_or_refuses_is_a_user_error() -> None:
     drops = TEMPLATE.replace("message.content", "message.content[:3]")
     renderer = make(drops)

@@ -127,20 +127,6 @@ def test_each_part_of_the_key_has_its_own_stream() -> None:
     np.testing.assert_array_equal(uniforms(0, CALL, 4), uniforms(0, CALL, 9)[:4])
 
 
-def test_draws_follow_the_distribution_and_top_p_cuts_its_tail() -> None:
-    probs = torch.tensor([0.1, 0.5, 0.0, 0.35, 0.05])
-    n = 4000
-    uniform = torch.from_numpy(uniforms(0, CALL, n))[:, None]
-    for top_p, want in ((1.0, probs), (0.8, torch.tensor([0, 0.5, 0, 0.35, 0]) / 0.85)):
-        draw = Draw(uniform, Sampling(top_p=top_p))
-        out = draw(torch.zeros(n, 1), probs.log().expand(n, 5).clone())
-        assert (out.isfinite().sum(1) == 1).all()
-        share = out.isfinite().float().mean(0)
-        assert (share - want).abs().max() < 0.03
-        assert (share[want == 0] == 0).all()
-        assert torch.allclose(draw.logprobs()[:, 0], probs.log()[out.argmax(1)])
-
-
 def test_a_draw_is_the_inverse_of_the_cumulated_probabilities() -> None:
     probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
     for u, want in ((0.0, 1), (0.2499, 1), (0.2501, 3), (1 - 2**-53, 3)):
@@ -324,10 +310,3 @@ def test_wrong_adapters_devices_and_types_are_user_errors(folder: Path, tmp_path
     assert "does not fit" in refusal(other, adapter=make_adapter(folder, tmp_path))
     assert "device 'abacus'" in refusal(folder, device="abacus")
     assert "'float99'" in refusal(folder, dtype="float99")
-
-
-def test_a_tokenizer_without_a_template_is_refused(folder: Path, tmp_path: Path) -> None:
-    for file in folder.iterdir():
-        if file.is_file() and file.name != "chat_template.jinja":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert "chat template" in refusal(tmp_path)

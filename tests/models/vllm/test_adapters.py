@@ -299,10 +299,3 @@ def test_a_damaged_adapter_is_told_before_a_server_is_asked(tmp_path: Path) -> N
             _, _, way_out = caught.value.lines()
             assert "whole folder" in way_out and "rank" not in way_out.lower(), size
         assert server.requests == []
-
-
-def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
-    file = adapter(tmp_path / "a", b=bytes(64)) / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(ModelLoadError, match="cannot be read"):
-        any_weight(tmp_path / "a")

@@ -6,7 +6,9 @@ In which numbers a server computes, as its log-probs show it; what the compariso
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +78,23 @@ def test_the_probe_is_short_and_goes_as_far_as_the_vocabulary_of_words() -> None
 # -- log-probs and adapters ------------------------------------------------------------------------
 
 
-def test_raw_log_probs_are_found_out_and_said() -> None:
-    with ToyVllm(toy(raw=True)) as server:
+@pytest.mark.parametrize(
+    ("more", "logprobs", "words"),
+    [
+        ({"raw": True}, "raw",
+         ["temperature 0 and 1 alone", "--logprobs-mode processed_logprobs"]),
+        ({"without": frozenset({"logprobs"})}, "none", ["carry none"]),
+        ({"tokens": None}, "processed", []),  # it cannot say how it splits words
+    ],
+)  # fmt: skip
+def test_what_a_server_lacks_is_found_out_and_said(
+    more: dict[str, Any], logprobs: str, words: list[str]
+) -> None:
+    with ToyVllm(toy(**more)) as server:
         abilities = attach(server)
-    assert abilities.logprobs == "raw"
-    (line,) = abilities.remarks
-    assert "temperature 0 and 1 alone" in line and "--logprobs-mode processed_logprobs" in line
-
-
-def test_a_server_without_log_probs_is_taken_without_them() -> None:
-    with ToyVllm(toy(without=frozenset({"logprobs"}))) as server:
-        abilities = attach(server)
-    assert abilities.logprobs == "none" and "carry none" in abilities.remarks[0]
+    assert (abilities.served, abilities.logprobs) == ("base", logprobs)
+    assert len(abilities.remarks) == bool(words)
+    assert all(word in abilities.remarks[0] for word in words)
 
 
 def test_of_several_servers_the_least_able_counts() -> None:
@@ -127,22 +134,27 @@ def test_the_mode_is_read_from_distances(
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def test_a_server_that_does_not_answer_ids_with_ids_is_refused() -> None:
-    with ToyVllm(toy(without=frozenset({"ids"}))) as server:
-        error = refusal(server)
-    assert "ids" in error.what and "endpoint:MODEL@URL" in error.way_out
+REFUSED: dict[str, tuple[list[dict[str, Any]], str, tuple[str, str, str]]] = {
+    "no ids": ([{"without": frozenset({"ids"})}], "base", ("ids", "", "endpoint:MODEL@URL")),
+    "fewer tokens": ([{"size": SIZE - 20}], "base", ("another tokenizer", "vocabulary", "")),
+    "other ids": ([{"tokens": [*TOKENS[:-1], 7]}], "base", ("another tokenizer", "other ids", "")),
+    "two names": (
+        [{"served": "one"}, {"served": "other"}], "elsewhere",
+        ("'one' and 'other'", "", "--served-model-name"),
+    ),
+    "two models": ([{}, {"weights": "others"}], "base", ("{0}(?s:.*){1}", "nats", "")),
+}  # fmt: skip
+"""Name → the servers, the model that is asked for, words of the three lines."""
 
 
-def test_another_tokenizer_is_refused_by_its_vocabulary_or_by_its_ids() -> None:
-    with ToyVllm(toy(size=SIZE - 20)) as small, ToyVllm(toy(tokens=[*TOKENS[:-1], 7])) as other:
-        smaller, different = refusal(small), refusal(other)
-    assert "another tokenizer" in smaller.what and "vocabulary" in smaller.why
-    assert "another tokenizer" in different.what and "other ids" in different.why
-
-
-def test_a_server_that_cannot_say_how_it_splits_words_is_taken() -> None:
-    with ToyVllm(toy(tokens=None)) as server:
-        assert attach(server).served == "base"
+@pytest.mark.parametrize("name", REFUSED)
+def test_servers_that_cannot_be_sampled_are_refused(name: str) -> None:
+    toys, model, words = REFUSED[name]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ToyVllm(toy(**more))) for more in toys]
+        lines = refusal(*servers, model=model).lines()
+    for word, line in zip(words, lines, strict=True):
+        assert re.search(word.format(*(server.url for server in servers)), line), lines
 
 
 def test_nobody_there_is_a_refusal_and_no_dropped_server() -> None:
@@ -175,18 +187,6 @@ def test_what_no_header_can_hold_is_refused_as_a_key(
     with pytest.raises(UserError, match="VLLM_API_KEY") as caught:
         attached_addresses(["http://host:1"])
     assert all(caught.value.lines()) and key not in " ".join(caught.value.lines())
-
-
-def test_one_request_may_go_to_any_server_so_the_name_must_be_one() -> None:
-    with ToyVllm(toy(served="one")) as one, ToyVllm(toy(served="other")) as other:
-        error = refusal(one, other, model="elsewhere")
-    assert "'one' and 'other'" in error.what and "--served-model-name" in error.way_out
-
-
-def test_servers_of_other_weights_are_refused() -> None:
-    with ToyVllm(toy()) as one, ToyVllm(toy(weights="others")) as other:
-        error = refusal(one, other)
-    assert one.url in error.what and other.url in error.what and "nats" in error.why
 
 
 # -- which model -----------------------------------------------------------------------------------
