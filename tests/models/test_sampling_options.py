@@ -5,7 +5,6 @@ How long a reply may be: what the context leaves, and what servers say of it ove
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sqlite3
 from dataclasses import fields, replace
@@ -26,16 +25,13 @@ from soulkit.types import (
     ADDED_LATER,
     LEAST_ROOM,
     MAX_TOKENS,
-    Call,
-    Completion,
     Form,
     Sampling,
-    Segment,
 )
+from tests.models.asking import CALL, ask
 from tests.support.evaluation import api, oracle
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 
-CALL = Call(role="judge", example_id="e1")
 CUT = Sampling(top_k=40, min_p=0.05)
 
 
@@ -77,16 +73,6 @@ def test_a_player_may_be_sampled_with_cuts() -> None:
     assert player.sampling("partner", 1) == replace(CUT, seed=1, max_tokens=4096)
     assert {"top_k", "min_p"} <= player.model_dump().keys()
     assert not {"top_k", "min_p"} & RoleSettings(model="m").model_dump().keys()
-
-
-def ask(model: Endpoint, sampling: Sampling, call: Call = CALL) -> Completion:
-    async def once() -> Completion:
-        try:
-            return await model.complete((Segment("user", "hello"),), sampling, call)
-        finally:
-            await model.close()
-
-    return asyncio.run(once())
 
 
 @pytest.mark.parametrize("owner", ["", "vllm", "llamacpp"])

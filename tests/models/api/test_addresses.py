@@ -5,7 +5,6 @@ A second kind of API server is one object: body, parse and error; everything els
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,8 @@ from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.players.settings import RoleSettings, parse_spec
 from soulkit.runs.folder import refuse_secrets
 from soulkit.trust import acting_settings, reach_of
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import Completion, Sampling, Segment
+from tests.models import asking
 from tests.support.reporting import Heard
 from tests.support.servers.loopback import Asked, JsonServer, Reply
 from tests.support.servers.providers import AZURE_VERSION, ProviderServer
@@ -158,19 +158,10 @@ def test_a_deployment_answers(named: dict[str, str]) -> None:
     with ProviderServer("azure", KEY, lambda body: "hello") as server:
         base_url, version = split_version(server.base_url)
         model = Endpoint(model="m", base_url=base_url, headers=named, api_version=version)
-
-        async def ask() -> str:
-            try:
-                call = Call(role="judge", example_id="e")
-                return (await model.complete((Segment("user", "hi"),), Sampling(), call)).text
-            finally:
-                await model.close()
-
-        assert asyncio.run(ask()) == "hello" and version == AZURE_VERSION
+        assert asking.ask(model).text == "hello" and version == AZURE_VERSION
         assert not any("authorization" in sent for sent in server.headers)
 
 
-CALL = Call(role="judge", example_id="e1")
 CONTEXT = (Segment("system", "Be short."), Segment("user", "hello"))
 
 
@@ -225,16 +216,9 @@ class MessagesServer(JsonServer):
 
 
 def ask(server: MessagesServer, **settings: Any) -> Completion:
-    async def once() -> Completion:
-        model = Endpoint(
-            model="m", base_url=f"{server.url}/v1", backoff_s=0.0, protocol=MESSAGES, **settings
-        )
-        try:
-            return await model.complete(CONTEXT, Sampling(max_tokens=9), CALL)
-        finally:
-            await model.close()
-
-    return asyncio.run(once())
+    usual: dict[str, Any] = {"model": "m", "base_url": f"{server.url}/v1", "backoff_s": 0.0}
+    model = Endpoint(**usual, protocol=MESSAGES, **settings)
+    return asking.ask(model, Sampling(max_tokens=9), context=CONTEXT)
 
 
 @pytest.fixture(autouse=True)

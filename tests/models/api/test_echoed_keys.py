@@ -24,7 +24,8 @@ from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.protocol import parse_reply
 from soulkit.models.api.transport import make_client
 from soulkit.models.ledger.ledger import Ledger, ReplayMiss
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import Call
+from tests.models.asking import ask
 from tests.support.evaluation import api, oracle, records
 from tests.support.servers.detector_server import DetectorServer
 from tests.support.servers.openai_server import Fault, ScriptedServer
@@ -37,16 +38,6 @@ CALL = Call(role="judge", example_id="e1")
 def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OTHER_KEY", OTHER)
-
-
-def ask(model: Endpoint) -> Completion:
-    async def once() -> Completion:
-        try:
-            return await model.complete((Segment("user", "hello"),), Sampling(), CALL)
-        finally:
-            await model.close()
-
-    return asyncio.run(once())
 
 
 def in_json(key: str) -> str:

@@ -220,6 +220,16 @@ def test_a_server_that_is_away_fails_everybody_at_once() -> None:
     assert any(re.match(pattern + r"\(connection refused\); \d+ calls gave up", s) for s in stories)
 
 
+def test_a_server_that_answers_between_failures_is_up(caplog: pytest.LogCaptureFixture) -> None:
+    def script(index: int, body: dict[str, Any]) -> Fault | None:
+        return None if index % 3 == 2 else Fault.status_error(500)
+
+    with ScriptedServer(script=script) as server:
+        model = endpoint(server.base_url, max_attempts=60, backoff_s=0.0, concurrency=1)
+        assert len(texts(crowd(model, 20)[0])) == 20
+    assert "does not answer" not in caplog.text
+
+
 def test_full_jitter_grows_and_is_bounded() -> None:
     model = endpoint("http://localhost:1/v1", backoff_s=1.0, max_wait_s=8.0)
     from soulkit.models.api.replies import Fault as Found

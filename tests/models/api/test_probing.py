@@ -29,11 +29,11 @@ from soulkit.models.api.transport import Received
 from soulkit.models.players.players import Players
 from soulkit.models.players.settings import RoleSettings
 from soulkit.types import Call, Completion, Form, Sampling, Segment
+from tests.models import asking
 from tests.support.reporting import Heard
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
 
 KEY = "qk0123456789abcdef0123"
-HELLO = (Segment("user", "hello"),)
 
 
 def error(message: str, **more: Any) -> str:
@@ -115,16 +115,7 @@ def member(roll: Preflight, server: ScriptedServer, model: str = "m", **settings
 
 
 def crowd(*models: Endpoint, times: int = 4) -> list[Completion | BaseException]:
-    async def play() -> list[Completion | BaseException]:
-        calls = [Call(role="judge", example_id="e", rollout=i) for i in range(times)]
-        asked = [model.complete(HELLO, Sampling(), call) for call in calls for model in models]
-        try:
-            return await asyncio.gather(*asked, return_exceptions=True)
-        finally:
-            for model in models:
-                await model.close()
-
-    return asyncio.run(play())
+    return asking.crowd(*models, count=times)
 
 
 def test_everybody_is_asked_once_before_the_first_call() -> None:

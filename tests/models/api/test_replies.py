@@ -18,6 +18,7 @@ from soulkit.models.api.wire import sent_seed
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Form, Role, Sampling, Segment
+from tests.models.asking import HELLO
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 CALL = Call(role="actor", example_id="e1")
@@ -34,14 +35,7 @@ def reply_to(
     script = {**(before or {}), len(before or {}): reply}
     with ScriptedServer(script=script) as server:
         model = Endpoint(model="m", base_url=server.base_url, backoff_s=0.0, max_attempts=1)
-        return asyncio.run(_closing(Player(model, sampling), call))
-
-
-async def _closing(player: Player, call: Call) -> Completion:
-    try:
-        return await player.complete((Segment("user", "hello"),), call)
-    finally:
-        await player.model.close()
+        return asyncio.run(Player(model, sampling).complete(HELLO, call))
 
 
 def body(content: Any, stop: str = "stop", **more: Any) -> Fault:

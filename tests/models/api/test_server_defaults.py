@@ -25,6 +25,7 @@ from soulkit.models.api.transport import ClientPool, make_client
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.models.ledger.view import LedgerView
 from soulkit.types import Call, Completion, Sampling, Segment
+from tests.models import asking
 from tests.support.evaluation import api, oracle, records, soul
 from tests.support.reporting import Heard
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer
@@ -43,15 +44,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def complete(
     model: Endpoint, count: int = 1, sampling: Sampling | None = None
 ) -> list[Completion | BaseException]:
-    async def crowd() -> list[Completion | BaseException]:
-        calls = (Call(role="actor", example_id="e", rollout=i) for i in range(count))
-        asked = [model.complete(HELLO, sampling or Sampling(), call) for call in calls]
-        try:
-            return await asyncio.gather(*asked, return_exceptions=True)
-        finally:
-            await model.close()
-
-    return asyncio.run(crowd())
+    return asking.crowd(model, count=count, sampling=sampling, role="actor", context=HELLO)
 
 
 def ask(model: Endpoint, count: int = 1, sampling: Sampling | None = None) -> list[Completion]:

@@ -22,24 +22,16 @@ from soulkit.models.api.endpoint import Endpoint
 from soulkit.models.api.probing import offered_models
 from soulkit.models.api.transport import ClientPool, make_client
 from soulkit.models.ledger.ledger import Ledger
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import Completion, Segment
+from tests.models import asking
 from tests.support.servers.openai_server import Body, Fault, ScriptedServer, completion
 
-CALL = Call(role="judge", example_id="e1")
 KEY = "sk-test-0123456789abcdef"
 
 
 def ask(url: str, text: str = "hello", **settings: Any) -> Completion:
     base: dict[str, Any] = {"model": "m", "base_url": url, "backoff_s": 0.0, "max_attempts": 2}
-    model = Endpoint(**(base | settings))
-
-    async def once() -> Completion:
-        try:
-            return await model.complete((Segment("user", text),), Sampling(), CALL)
-        finally:
-            await model.close()
-
-    return asyncio.run(once())
+    return asking.ask(Endpoint(**(base | settings)), context=(Segment("user", text),))
 
 
 def failure_text(fault: Fault) -> tuple[str, int]:

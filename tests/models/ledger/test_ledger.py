@@ -5,7 +5,6 @@ Seat and purpose tell calls apart; a call without them is the one from before th
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 import threading
@@ -31,14 +30,14 @@ from soulkit.models.ledger.ledger import (
 )
 from soulkit.models.ledger.view import LedgerView
 from soulkit.models.local.decode import uniforms
-from soulkit.types import Call, Completion, Sampling, Segment
+from soulkit.types import Call, Completion, Sampling
+from tests.models import asking
 from tests.models.ledger.test_storage import closing_db, filled
 from tests.support.ledger_writer import entry_of
 from tests.support.servers.openai_server import Fault, ScriptedServer
 
 CALL = Call(role="judge", example_id="e1")
 PLAIN = Sampling(max_tokens=512)
-HELLO = (Segment("user", "hello"),)
 ENTRY = LedgerEntry(
     model="m", call=CALL, reply='{"x": 1}', dropped=("seed",), prompt_tokens=3, completion_tokens=4,
     cost=None, seconds=0.5, attempts=2, created="2025-01-01T00:00:00.000+00:00",
@@ -52,14 +51,8 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(url: str, ledger: Ledger, call: Call = CALL, **settings: Any) -> Completion:
-    async def once() -> Completion:
-        model = Endpoint(model="m", base_url=url, ledger=ledger, backoff_s=0.0, **settings)
-        try:
-            return await model.complete(HELLO, Sampling(), call)
-        finally:
-            await model.close()
-
-    return asyncio.run(once())
+    model = Endpoint(model="m", base_url=url, ledger=ledger, backoff_s=0.0, **settings)
+    return asking.ask(model, call=call)
 
 
 def test_store_and_lookup(tmp_path: Path) -> None:
