@@ -70,7 +70,8 @@ def quoted(status: int, **more: str) -> tuple[int, Any]:
 JUNK: dict[str, Any] = {
     "a page": b"<html>welcome</html>", "nothing": b"", "an empty object": {}, "a list": [],
     "null": None, "a text": "in progress", "an error": {"error": {"message": "try later"}},
-    "no status": {"id": "batch_0"}, "half of it": b'{"id": "batch_0", "sta', "depth": b"[" * 90_000,
+    "no status": {"id": "batch_0"}, "an empty status": {"id": "batch_0", "status": ""},
+    "half of it": b'{"id": "batch_0", "sta', "depth": b"[" * 90_000,
 }  # fmt: skip
 PAGE = b"<html>sorry</html>"
 NO_ID = [None, "", 7, "a\nb", "x" * 10_000]
@@ -85,10 +86,10 @@ REFUSED: dict[str, tuple[tuple[int, Any], str, type[Exception], str]] = {
        for status in (400, 403, 404, 405)},
     **{code: (quoted(429, code=code), "look create", UserError, f"no credit left(?s:.*){code}")
        for code in ("billing_hard_limit_reached", "insufficient_quota")},
-    **{f"junk: {name}": ((200, junk), "look search" if name != "no status" else "look",
+    **{f"junk: {name}": ((200, junk), "look" if "status" in name else "look search",
                          ServiceSilent, "") for name, junk in JUNK.items()},
     **{f"no batch made: {name}": ((200, junk), "create", NoBatchService, "no batch service at")
-       for name, junk in JUNK.items() if name != "no status"},
+       for name, junk in JUNK.items()},
     **{f"no id: {odd!r:.9}": ((200, {"id": odd, "status": "validating"}), "upload create",
                               NoBatchService, "without the id") for odd in NO_ID},
 }  # fmt: skip
