@@ -13,6 +13,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,20 +39,20 @@ from tests.support.servers.hub_server import commit_of as commit_of_files
 from tests.support.shapes import KINDS, VISUAL, build, make
 
 CPU = torch.device("cpu")
+Bases = dict[str, tuple[Any, Any]]
 TEXT_ONLY = [kind for kind in KINDS if kind not in VISUAL]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
+    """A model of every kind and its tokenizer, loaded from a folder."""
     out = tmp_path_factory.mktemp("kinds")
-    return {kind: build(kind, out / kind) for kind in KINDS}
+    return {kind: load_base(str(build(kind, out / kind)), CPU, "auto") for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_comes_back_with_its_class_and_every_weight(
-    folders: dict[str, Path], kind: str
-) -> None:
-    model, tokenizer = load_base(str(folders[kind]), CPU, "auto")
+def test_a_checkpoint_comes_back_with_its_class_and_every_weight(bases: Bases, kind: str) -> None:
+    model, tokenizer = bases[kind]
     saved, _ = make(kind)
     assert type(model) is type(saved) and tokenizer.chat_template
     loaded = model.state_dict()
@@ -70,10 +71,8 @@ def test_one_configuration_may_stand_for_a_text_only_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("kind", VISUAL)
-def test_an_adapter_goes_on_all_linear_layers_of_the_language_part(
-    folders: dict[str, Path], kind: str
-) -> None:
-    model, _ = load_base(str(folders[kind]), CPU, "auto")
+def test_an_adapter_goes_on_all_linear_layers_of_the_language_part(bases: Bases, kind: str) -> None:
+    model, _ = bases[kind]
     pattern = lora_targets(model)
     linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
     chosen = {n for n in linear if re.fullmatch(pattern, n)}
@@ -85,18 +84,16 @@ def test_an_adapter_goes_on_all_linear_layers_of_the_language_part(
 
 
 @pytest.mark.parametrize("kind", TEXT_ONLY)
-def test_text_only_models_leave_the_choice_to_peft(folders: dict[str, Path], kind: str) -> None:
-    model, _ = load_base(str(folders[kind]), CPU, "auto")
+def test_text_only_models_leave_the_choice_to_peft(bases: Bases, kind: str) -> None:
+    model, _ = bases[kind]
     assert lora_targets(model) == "all-linear"
     freeze_all_but_language(model)
     assert all(p.requires_grad for p in model.parameters())
 
 
 @pytest.mark.parametrize("kind", VISUAL)
-def test_the_vision_tower_is_frozen_and_the_language_part_is_not(
-    folders: dict[str, Path], kind: str
-) -> None:
-    model, _ = load_base(str(folders[kind]), CPU, "auto")
+def test_the_vision_tower_is_frozen_and_the_language_part_is_not(bases: Bases, kind: str) -> None:
+    model, _ = bases[kind]
     freeze_all_but_language(model)
     for name, parameter in model.named_parameters():
         language = name.startswith("model.language_model.") or name == "lm_head.weight"
@@ -105,10 +102,10 @@ def test_the_vision_tower_is_frozen_and_the_language_part_is_not(
 
 @pytest.mark.parametrize(("visual", "text"), [("qwen3-vl", "qwen3"), ("gemma3-vl", "gemma3")])
 def test_without_images_the_language_part_is_its_text_only_sibling(
-    folders: dict[str, Path], visual: str, text: str
+    bases: Bases, visual: str, text: str
 ) -> None:
     ids = torch.randint(20, 600, (2, 24), generator=torch.Generator().manual_seed(0))
-    both = [load_base(str(folders[k]), CPU, "auto")[0].eval() for k in (visual, text)]
+    both = [bases[k][0].eval() for k in (visual, text)]
     with torch.no_grad():
         a, b = (model(input_ids=ids).logits for model in both)
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -69,15 +69,9 @@ def test_unknown_words_become_characters_not_one_unknown() -> None:
 def test_a_chat_is_one_token_per_role_and_mark() -> None:
     chat = [{"role": "user", "content": "hello"}]
     out = TOKENIZER.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    start, user, line, hello, end, *rest = TOKENIZER.convert_ids_to_tokens(out)
-    assert (start, user, line, hello, end) == (
-        "<|im_start|>",
-        "▁user",
-        "\n",
-        "▁hello",
-        "<|im_end|>",
-    )
-    assert rest == ["\n", "<|im_start|>", "▁assistant", "\n"]
+    said = ["<|im_start|>", "▁user", "\n", "▁hello", "<|im_end|>", "\n"]
+    asked = ["<|im_start|>", "▁assistant", "\n"]
+    assert TOKENIZER.convert_ids_to_tokens(out) == [*said, *asked]
 
 
 def test_tags_survive_decoding_without_special_tokens() -> None:
@@ -103,10 +97,8 @@ def test_equal_seeds_write_equal_files_and_others_do_not(tmp_path: Path) -> None
         for name, words, seed in (("a", WORDS, 1), ("b", WORDS[::-1], 1), ("c", WORDS, 2))
     ]
     a, b, c = ((f / "model.safetensors").read_bytes() for f in folders)
-    assert a == b != c
-    assert (folders[0] / "tokenizer.json").read_text() == (
-        folders[1] / "tokenizer.json"
-    ).read_text()
+    words = [(f / "tokenizer.json").read_text() for f in folders]
+    assert a == b != c and words[0] == words[1]
 
 
 def test_a_vocabulary_without_words_is_refused(tmp_path: Path) -> None:
