@@ -273,7 +273,7 @@ def assert_logprobs(scores: list[torch.Tensor], completions: list[Completion]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["qwen3-sliding", "phi3-long", "gpt2", "gemma3-vl", "llama4"])
 def test_sampler_trainer_and_saved_adapter_agree(
     folders: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:

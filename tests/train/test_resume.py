@@ -1,9 +1,9 @@
 """A run that is killed and started again writes, to the bit, what an untouched run writes.
 
-Kills come at drawn moments, between a run's first file and its last. Five of them for the run with
+Kills come at drawn moments, between a run's first file and its last. Three of them for the run with
 everything on, unless the environment variable SOULKIT_KILLS asks for more (20 take minutes).
 
-A training that is stopped by SIGTERM, ten times on its way, ends as one that nobody stopped.
+A training that is stopped by SIGTERM, five times on its way, ends as one that nobody stopped.
 
 Each stop comes at a drawn point of progress: so many changes of the run's files after the start,
 which fall into rollouts, updates, dev scores and checkpoints alike. Nothing that was learned may be
@@ -50,7 +50,7 @@ from tests.support.resuming import (
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.training import lines_of, soul
 
-KILLS = int(os.environ.get("SOULKIT_KILLS", "5"))
+KILLS = int(os.environ.get("SOULKIT_KILLS", "3"))
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +103,12 @@ def whole(warm: Path, tmp_path_factory: pytest.TempPathFactory, url: str) -> Cal
 
 
 def moments(name: str, number: int, run: Path) -> list[tuple[int, float]]:
-    """Line and delay of each kill of a trial; every fifth trial is killed while it resumes, too."""
+    """Line and delay of each kill of a trial; every third trial is killed while it resumes, too."""
     rng = random.Random(f"{name}/{number}")
     lines = read_jsonl(run / "metrics.jsonl")
     paces = [line["time/sample"] + line["time/train"] for line in lines if "policy/version" in line]
     kills, done = [], 0
-    for _ in range(1 + (number % 5 == 4)):
+    for _ in range(1 + (number % 3 == 2)):
         done = rng.randrange(done, len(paces))
         kills.append((done * len(lines) // len(paces), rng.random() * paces[done]))
     return kills
@@ -201,7 +201,7 @@ def test_training_draws_nothing_from_the_global_generator(
     assert len(seen) == 3 and all(torch.equal(seen[0], state) for state in seen)
 
 
-STOPS = 10
+STOPS = 5
 
 
 def assert_nothing_lost(run: Path) -> None:
@@ -243,7 +243,7 @@ class Stopped:
 
 
 @pytest.mark.slow
-def test_ten_stops_of_a_training_lose_nothing(
+def test_five_stops_of_a_training_lose_nothing(
     tmp_path: Path, warm: Path, forked: Any, url: str
 ) -> None:
     def command(out: Path) -> list[object]:

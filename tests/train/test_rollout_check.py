@@ -138,11 +138,6 @@ def another_adapter(proxy: Proxy, run: Path, body: Body) -> Body:
     return {**body, "model": "other"}
 
 
-def another_temperature(proxy: Proxy, run: Path, body: Body) -> Body:
-    """Log-probs of other logits / temperature than those that are trained."""
-    return {**body, "temperature": 0.9}
-
-
 def keep_adapters(proxy: Proxy, run: Path, body: Body) -> None:
     """Load every adapter that is sampled from a second time, under a name that nobody unloads."""
     with LOADING:
@@ -167,10 +162,7 @@ def lie_from(proxy: Proxy, run: Path, lie: Lie, step: int, reply: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lie", "reply"),
-    [(base_model, 0), (earlier_adapter, 0), (another_adapter, 4), (another_temperature, 5)],
-)
+@pytest.mark.parametrize(("lie", "reply"), [(earlier_adapter, 0), (another_adapter, 4)])
 def test_a_swap_after_the_proof_is_found_before_anything_is_learned(
     model: Path, honest: Path, tmp_path: Path, capsys: Any, lie: Lie, reply: int
 ) -> None:

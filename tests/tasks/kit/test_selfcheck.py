@@ -391,24 +391,6 @@ def test_a_prompt_of_another_task_of_the_folder_is_not_counted(lab: Any) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["paper", "reference"])
-@pytest.mark.parametrize(
-    ("task", "name", "rows"),
-    [
-        ("hitom", "hitom/sample_cotp_200.jsonl", 200),
-        ("paratomi", "tomi/Percept-ToMi.csv", 600),
-        ("tomi", "tomi/fixedtomi_test_balanced.jsonl", 1000),
-    ],
-)
-def test_every_published_gold_passes_its_scorer(
-    task: str, name: str, rows: int, protocol: str
-) -> None:
-    live = task_of(task, protocol)
-    report = check_task(live, examples_to_inspect(live, str(original(name))))
-    assert (report.rows, report.gold_fails, report.wrong_passes, report.bad) == (rows, (), (), ())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "name", "alike"),
     [
@@ -427,6 +409,7 @@ def test_rules_answer_to_the_draft_where_they_are_the_default_coach(
 ) -> None:
     live = task_of(task)
     report = check_task(live, examples_to_inspect(live, str(original(name))))
+    assert (report.gold_fails, report.wrong_passes) == ((), ())
     assert report.feedback_drafts >= 150
     assert (report.feedback_texts < LEAST_DISTINCT * report.feedback_drafts) is alike
     assert (live.spec.players.under("paper", "coach") == "symbolic") is not alike

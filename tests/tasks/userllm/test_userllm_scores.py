@@ -229,9 +229,9 @@ def test_leaving_out_one_row_after_another_takes_seconds() -> None:
     task = task_of("userllm")
     task.summarise(records)
     start = time.process_time()
-    for i in range(20):
+    for i in range(5):
         task.summarise(records[:i] + records[i + 1 :])
-    assert (time.process_time() - start) / 20 < 0.5, "600 of them would take five minutes"
+    assert (time.process_time() - start) / 5 < 0.5, "600 of them would take five minutes"
 
 
 FAILED = ("", None, "RAISE", "Error after 3 attempts: x")
