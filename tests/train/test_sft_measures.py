@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -345,10 +346,17 @@ def test_both_measurements_are_of_the_weights_that_they_name(
     assert "General ability" in (out / "model" / "README.md").read_text()
 
 
-@pytest.mark.slow
-def test_replies_of_other_weights_are_measured_again(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose general ability was measured."""
+    out = tmp_path_factory.mktemp("ability") / "run"
     assert soul(*warmed_sft(out, *RETAINED)) == 0
+    return out
+
+
+@pytest.mark.slow
+def test_replies_of_other_weights_are_measured_again(measured: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(measured, tmp_path / "run"))
     before, after = (out / "retention" / f"{name}.jsonl" for name in ("before", "after"))
     last = replies(after)
     whole = [record.episode.transcript for record in load_records(after)]
@@ -360,9 +368,9 @@ def test_replies_of_other_weights_are_measured_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_measuring_moves_no_weight(tmp_path: Path) -> None:
-    measured, plain = tmp_path / "measured", tmp_path / "plain"
-    assert soul(*warmed_sft(measured, *RETAINED)) == soul(*warmed_sft(plain)) == 0
+def test_measuring_moves_no_weight(measured: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    assert soul(*warmed_sft(plain)) == 0
     assert lines_of(measured) == lines_of(plain)
     file = Path("model") / "model.safetensors"
     assert (measured / file).read_bytes() == (plain / file).read_bytes()

@@ -253,12 +253,12 @@ def test_a_mixture_has_its_ratios_and_shuffled_feedback_is_somebody_elses(
 
 
 OBJECTIVES = {
-    "corrected": ("sampler_cap=2.0", "lambda_fb=0"),
-    "gspo": ("ratio=sequence", "aggregation=seq-mean-token-mean"),
-    "penalties": ("kl_coef=0.05", "entropy_coef=0.01"),
-    "cut": ("mask_truncated=true", "denominator=separate"),
+    "corrected and cut": ("sampler_cap=2.0", "lambda_fb=0", "mask_truncated=true",
+                          "denominator=separate"),
+    "gspo with penalties": ("ratio=sequence", "aggregation=seq-mean-token-mean", "kl_coef=0.05",
+                            "entropy_coef=0.01"),
     "full": ("full=true", "advantage_std=none"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -294,8 +294,7 @@ def test_what_the_hub_does_not_have_is_told(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "offline"),
-    [("adapter", False), ("model", False), ("model", True), ("tokenizer", True)],
+    ("kind", "offline"), [("adapter", False), ("model", True), ("tokenizer", True)]
 )
 def test_a_hub_that_cannot_be_reached_is_no_wrong_name(
     kind: str, offline: bool, tmp_path: Path
