@@ -149,6 +149,8 @@ def test_unknown_options_name_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         group_advantages(PAIR, std="grup")  # type: ignore[arg-type]
     assert "group" in caught.value.way_out
+    with pytest.raises(ConfigError):
+        distill_advantages(*[torch.ones(1, 1)] * 3, estimator="window", window=-1)
 
 
 @settings(max_examples=50, deadline=None)
@@ -248,11 +250,6 @@ def test_no_gradient_leaves() -> None:
     student = torch.zeros(1, 2, requires_grad=True)
     advantages = distill_advantages(torch.ones(1, 2), student, torch.ones(1, 2))
     assert not advantages.requires_grad
-
-
-def test_negative_windows_are_refused() -> None:
-    with pytest.raises(ConfigError):
-        distill_advantages(*[torch.ones(1, 1)] * 3, estimator="window", window=-1)
 
 
 def test_combine_without_a_taught_row_changes_nothing() -> None:

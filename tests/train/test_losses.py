@@ -45,21 +45,15 @@ def naive_token(log_ratio: float, advantage: float, low: float, high: float, c: 
 
 
 @pytest.mark.parametrize("advantage", [-2.0, -0.5, 0.0, 0.5, 2.0])
-@pytest.mark.parametrize("log_ratio", [-25.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 3.0, 25.0])
-def test_every_branch_equals_the_naive_formula(log_ratio: float, advantage: float) -> None:
-    value, _ = one(log_ratio, advantage)
-    assert value == pytest.approx(naive_token(log_ratio, advantage, 0.2, 0.28, 10.0), rel=1e-12)
+def test_every_branch_equals_the_naive_formula(advantage: float) -> None:
+    for log_ratio in (-25.0, -1.0, -0.3, -0.1, 0.0, 0.1, 0.3, 1.0, 3.0, 25.0):
+        expected = naive_token(log_ratio, advantage, 0.2, 0.28, 10.0)
+        assert one(log_ratio, advantage)[0] == pytest.approx(expected, rel=1e-12), log_ratio
 
 
 def test_on_policy_gradient_is_minus_the_advantage() -> None:
     assert one(0.0, 1.5) == pytest.approx((-1.5, -1.5))
     assert one(0.0, -1.5) == pytest.approx((1.5, 1.5))
-
-
-def test_descent_raises_good_tokens_and_lowers_bad_ones() -> None:
-    for advantage in (1.0, -1.0):
-        _, grad = one(0.05, advantage)
-        assert math.copysign(1, -grad) == math.copysign(1, advantage)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +88,6 @@ def test_metrics_by_hand() -> None:
     assert tokens.metrics(torch.zeros(1, 4)) == {}
 
 
-def test_a_dual_clip_of_one_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        one(0.0, 1.0, clip_ratio_c=1.0)
-
-
 # --- sequence-level ratio -------------------------------------------------------------------------
 
 
@@ -127,8 +116,6 @@ def test_importance_weights_are_capped_and_detached() -> None:
     weights = L.importance_weights(old, torch.log(torch.tensor([0.5, 0.1, 0.4])), cap=2.0)
     assert weights.tolist() == pytest.approx([1.0, 2.0, 0.25])
     assert not weights.requires_grad
-    with pytest.raises(ConfigError):
-        L.importance_weights(old, old, cap=0.0)
 
 
 def test_weights_scale_the_loss_and_get_no_gradient() -> None:
@@ -171,12 +158,6 @@ def test_plus_keeps_the_value_and_takes_the_gradient_of_k2(kind: str) -> None:
     torch.testing.assert_close(value, L.kl_penalty(log_prob, ref, kind))
     value.sum().backward()
     torch.testing.assert_close(log_prob.grad, (log_prob - ref).detach())
-
-
-def test_other_names_are_refused() -> None:
-    for kind in ("full", "k4", "k3++", ""):
-        with pytest.raises(ConfigError):
-            L.kl_penalty(torch.zeros(1), torch.zeros(1), kind)
 
 
 # --- aggregation ----------------------------------------------------------------------------------
@@ -242,10 +223,24 @@ def test_nothing_to_train_is_zero_with_zero_gradient(mode: Any) -> None:
     assert losses.grad.tolist() == [[0.0] * 3] * 2
 
 
-def test_unknown_modes_are_refused() -> None:
+ZERO = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: L.aggregate(LOSSES, MASK, "token_mean"), "token-mean"),
+        *((lambda kind=kind: L.kl_penalty(ZERO, ZERO, kind), "")
+          for kind in ("full", "k4", "k3++", "")),
+        (lambda: L.importance_weights(ZERO, ZERO, cap=0.0), ""),
+        (lambda: one(0.0, 1.0, clip_ratio_c=1.0), ""),
+        (lambda: value(kind="kl"), ""), (lambda: value(tail="rest"), ""),
+    ],
+)  # fmt: skip
+def test_what_no_loss_knows_is_refused(wrong: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        L.aggregate(LOSSES, MASK, "token_mean")  # type: ignore[arg-type]
-    assert "token-mean" in caught.value.way_out
+        wrong()
+    assert words in caught.value.way_out
 
 
 QUIRKS_WE_DIFFER_ON = {
@@ -448,9 +443,3 @@ def test_properties(kind: Any, top_k: int | None, tail: Any, seed: int) -> None:
     assert float(step.detach().sum()) < float(values.detach().sum())
     if tail == "bucket" and kind != "jsd":  # merging outcomes loses information
         assert bool((values <= divergence(student, teacher, kind=kind, top_k=None) + 1e-12).all())
-
-
-@pytest.mark.parametrize("wrong", [{"kind": "kl"}, {"tail": "rest"}])
-def test_unknown_names_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        divergence(logits(STUDENT), logits(TEACHER), **wrong)

@@ -280,13 +280,6 @@ def test_only_copies_are_trained_but_drafts_set_their_baseline(shared: Policy) -
 # --- who takes part -------------------------------------------------------------------------------
 
 
-def test_unscored_sequences_leave_before_any_statistic() -> None:
-    sequences = step_of(8, examples=1)
-    lost = [replace(s, reward=None) if s.rollout.startswith("1/") else s for s in sequences]
-    left = [s for s in lost if s.reward is not None]
-    assert with_advantages(lost, config()) == with_advantages(left, config())
-
-
 def test_lone_and_flat_groups_teach_nothing(shared: Policy) -> None:
     lone = [s for s in step_of(9) if s.part == "draft" and s.rollout == "0/draft"]
     flat = [replace(s, reward=0.1) for s in step_of(9) if s.part == "draft"]

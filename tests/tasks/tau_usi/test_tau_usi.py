@@ -11,7 +11,6 @@ Every file here is made; those of people are not in this repository.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from soulkit.tasks.tau_usi.people import (
     read_lexicons,
 )
 from tests.support.desk import LISTS, answering, call, clerk, customer, write_people
-from tests.support.evaluation import records, soul, start, summary, three_lines
+from tests.support.evaluation import records, soul, summary, three_lines
 from tests.support.road import synth, task_of
 from tests.support.servers.openai_server import ScriptedServer
 from tests.support.servers.runtime_server import DeskRuntime
@@ -312,30 +311,6 @@ def test_a_plan_says_what_is_likely_beside_what_is_possible(capfd: Any) -> None:
     assert loads["actor"]["reply_tokens"] == 3 * 10 * 120  # nine turns and the survey
     assert loads["partner"]["reply_tokens"] == 3 * 18 * 120
     assert loads["actor"]["cost"] * 100 < loads["actor"]["cost_limit"]
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_has_the_same_table(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", 6, "tool_library_x")
-    options = ["--data", f"tau_usi={rows}", "--concurrency", "2"]
-    with DeskRuntime() as runtime, table(delay_s=0.02) as (arguments, actor, agent):
-        options += ["--option", f"runtime_url={runtime.url}"]
-        assert soul("eval", "api", *arguments, *options, "--out", tmp_path / "whole") == 0
-        whole = len(actor.requests), len(agent.requests)
-        for requests in (10, 30):
-            process = start("eval", "api", *arguments, *options, "--out", tmp_path / "killed")
-            before = len(actor.requests)
-            while len(actor.requests) < before + requests // 3 and process.poll() is None:
-                time.sleep(0.01)
-            process.kill()
-            process.communicate()
-        assert soul("eval", "api", *arguments, *options, "--out", tmp_path / "killed") == 0
-        assert len(actor.requests) <= 2 * whole[0] + 2 * 2 * 2  # what was in flight at a kill
-    tables = [summary(tmp_path / name)["tasks"] for name in ("whole", "killed")]
-    assert tables[0] == tables[1]
-    lines = [[(r.key, r.score.metrics, r.episode.transcript) for r in records(tmp_path / name)]
-             for name in ("whole", "killed")]  # fmt: skip
-    assert sorted(map(repr, lines[0])) == sorted(map(repr, lines[1]))
 
 
 def test_a_finished_run_is_replayed_without_any_server(tmp_path: Path) -> None:
