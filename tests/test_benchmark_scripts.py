@@ -83,7 +83,7 @@ def test_what_the_distillation_holds_out(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 CAST_SCRIPT = Path(__file__).parents[1] / "benchmarks" / "cast_of_people.py"
-CAST_SMALL = ("--seeds", "1", "--hard-seeds", "0", "--warmup", "3", "--steps", "2", "--every", "1")
+CAST_SMALL = ("--seeds", "1", "--hard-seeds", "0", "--warmup", "3", "--steps", "1", "--every", "1")
 
 
 def cast_benchmark(*options: str) -> str:
@@ -110,7 +110,7 @@ def test_two_arms_run_and_the_second_call_repeats_nothing(tmp_path: Path) -> Non
     sampled = [
         line for line in read_jsonl(world / "ditto" / "metrics.jsonl") if "reward/draft" in line
     ]
-    assert [n["rollouts/draft"] + n["rollouts/refined"] for n in sampled] == [1024, 1024]
+    assert [n["rollouts/draft"] + n["rollouts/refined"] for n in sampled] == [1024]
     figure = tmp_path / "curves.svg"
     printed = cast_benchmark("--report", str(tmp_path), "--figure", str(figure))
     assert (
