@@ -299,3 +299,14 @@ def test_rows_may_have_any_sign_in_their_ids() -> None:
     ]  # fmt: skip
     pairs = Correction(episodes, labels, {}).report()["pairs"]
     assert pairs["n"] == 6 and pairs["judge_and_people"]["exact"]["value"] == 5 / 6
+
+
+def test_what_several_people_say_of_an_episode_is_averaged() -> None:
+    episodes = [graded(f"e{i}", 0, float(i)) for i in range(4)]
+    labels = [
+        PersonLabel((one.record.example_id, 0), "quality", str(i + more), who)
+        for i, one in enumerate(episodes)
+        for who, more in (("ann", 1), ("bob", 2))
+    ]
+    quality = Correction(episodes, labels, {}).report()["dimensions"]["quality"]
+    assert (quality["judged"]["value"], quality["labelled"]["value"]) == (1.5, 3.0)

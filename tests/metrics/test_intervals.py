@@ -342,6 +342,12 @@ def test_equal_perfect_tasks_are_worth_all_their_rows() -> None:
     assert suite.ci_low == pytest.approx(low)
 
 
+def test_perfect_tasks_of_two_clusters_are_worth_their_rows() -> None:
+    suite = iv.suite_mean([iv.estimate([1.0] * 2, range(2), True)] * 3)
+    low, _ = iv.wilson(1.0, 6, t_quantile(3))
+    assert suite.df == pytest.approx(3) and suite.ci_low == pytest.approx(low)
+
+
 def test_the_scale_of_a_part_weighs_what_it_may_hide() -> None:
     wide = iv.estimate([10.0] * 20, range(20), scale=(0.0, 10.0))
     narrow = iv.estimate([1.0] * 5, range(5), scale=(0.0, 1.0))

@@ -326,6 +326,21 @@ def test_dev_scores_and_general_ability_of_a_supervised_run_take_time_and_no_mem
     assert bare.memory == dev.memory == both.memory
 
 
+def test_each_reply_is_learned_from_once_without_refined_ones(model: Path) -> None:
+    flags = {"method": "grpo", "model": str(model), "tasks": {"tomi": 1.0}, "steps": 4,
+             "data": {"tomi": "synth:20"}, "group_size": 2}  # fmt: skip
+    config = TrainConfig.load(env={}, flags=flags)
+    planned, sizes = training_plan(load_training_data(config)), footprint(model)
+    assert planned.machine is not None and sizes is not None
+    (asked,) = planned.asked
+    prompts, replies = asked.prompt_tokens / 2, asked.reply_tokens
+    expected = sizes.on(
+        config.device, planned.machine.memory, prompt=prompts, reply=replies,
+        trained=prompts + replies, batch=config.batch_size,
+    )  # fmt: skip
+    assert planned.machine == expected
+
+
 def test_questions_take_the_time_of_any_served_call() -> None:
     terms = PlayerTerms(role="judge", name="j", limit=100, prices=(1.0, 1.0))
     asked = question_load(terms, [30, 60])

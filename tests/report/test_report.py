@@ -19,6 +19,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer import Typer
@@ -29,7 +30,7 @@ from soulkit.errors import MissingPackage, RunError
 from soulkit.eval.results.summary import Cell, Summary, summarise
 from soulkit.extras import install_line
 from soulkit.report import pages, tables
-from soulkit.report.figures import learning_curves
+from soulkit.report.figures import Palette, draw_figure, dress, learning_curves
 from soulkit.report.grid import FittingTable, parts_text, plain_table
 from soulkit.report.load import RunData, load_runs
 from soulkit.report.published import CAVEAT, publications, published_for
@@ -595,3 +596,18 @@ def test_a_judge_that_gives_every_episode_the_same_verdict_is_named(
     words = f"the same verdict on all of {n} episodes (j: "
     for shown in (page.read_text(), capfd.readouterr().out):
         assert (words in " ".join(shown.split())) == (not differs and n == 12)
+
+
+def test_a_figure_has_few_ticks_and_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    seen = []
+
+    def draw(canvas: Any, palette: Palette) -> None:
+        axes = canvas.subplots()
+        axes.set(xlim=(0, 5), ylim=(0, 1))
+        dress(axes, palette, grid="y")
+        seen.append(([*axes.get_xticks()], [*axes.get_yticks()]))
+
+    draw_figure("Curves", "", (4, 2), "curves", draw, png=tmp_path / "curves.png")
+    assert seen == [([0, 2, 4, 6], [0, 0.25, 0.5, 0.75, 1])] * 2
+    head = (tmp_path / "curves.png").read_bytes()[16:24]
+    assert (int.from_bytes(head[:4]), int.from_bytes(head[4:])) == (4 * 160, 2 * 160)

@@ -217,6 +217,13 @@ def test_all_triples_shared_in_another_order_are_near_at_the_highest_threshold()
     assert (match.kind, match.similarity) == ("near", 1.0)
 
 
+def test_of_two_equal_evaluation_rows_the_first_is_named() -> None:
+    evaluation = [of_words(source, 7) for source in ("e:1", "e:2")]
+    for count in (7, 6):  # the same words, and nearly the same
+        (match,) = find_overlap([of_words("t:1", count)], evaluation).matches
+        assert match.evaluation == "e:1"
+
+
 def bare_passage(source: str, text: str, core: str) -> Passage:
     words = tuple(text.split())
     return Passage(source, "t", words, tuple(core.split()), frozenset())
