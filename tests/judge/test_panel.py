@@ -14,7 +14,15 @@ import pytest
 
 from soulkit.errors import ConfigError, UnreadableVerdict
 from soulkit.judge.pairwise import Preference, pair_outcome, pair_questions
-from soulkit.judge.panel import Opinion, ask_several, follow_up, in_words, mean_agreement, opinions
+from soulkit.judge.panel import (
+    Opinion,
+    ask_several,
+    follow_up,
+    in_words,
+    mean_agreement,
+    opinions,
+    reading_metrics,
+)
 from soulkit.judge.structured import (
     JudgeQuestion,
     VerdictShape,
@@ -24,7 +32,7 @@ from soulkit.judge.structured import (
     rated_part,
 )
 from soulkit.models.base import Cast, Panel
-from soulkit.types import Episode, Line, Trace
+from soulkit.types import Episode, Line, Trace, Verdict
 from tests.support.road import NO_ONE, run
 from tests.support.table import table
 
@@ -269,3 +277,10 @@ def test_opinions_in_words_have_a_line_for_each_part_and_a_head_where_there_are_
     )
     said: Opinion[Any] = Opinion("a", "coverage", 0, "x", {"thought": "Half.", "score": 0.5})
     assert in_words([said]) == "thought: Half.\nscore: 0.5"
+
+
+def test_shares_of_verdicts_are_over_those_that_were_read() -> None:
+    told = [(1, 0), (2, 0), (3, 1), (1, 0), (0, 0)]  # the last is of no judge
+    verdicts = [Verdict(judge="j", purpose="score", replies=n, quoting=q) for n, q in told]
+    assert reading_metrics(verdicts) == {"judge/reasked": 0.5, "judge/quoted": 0.25}
+    assert reading_metrics(verdicts[4:]) == {}

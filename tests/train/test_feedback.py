@@ -17,7 +17,7 @@ from soulkit.tasks.kit.registry import load_registry
 from soulkit.train.rollouts.feedback import FeedbackMonitor
 from soulkit.train.state.loop import Loop
 from soulkit.train.state.metrics import FeedbackCounts, Learned, StepLine
-from soulkit.train.state.stops import flat_groups, stop_flat
+from soulkit.train.state.stops import Stops, flat_groups, stop_flat
 from soulkit.types import (
     Completion,
     Episode,
@@ -265,6 +265,17 @@ def test_a_run_that_learns_nothing_ends_and_goes_on(
 )  # fmt: skip
 def test_paid_runs_end_by_themselves(settings: dict[str, Any], limit: int | None) -> None:
     assert stop_flat(config(**settings)) == limit
+
+
+def test_flat_steps_are_counted_anew_after_one_that_learned() -> None:
+    flat, moved = (
+        StepLine(learned=Learned(groups=4, groups_flat=count, grad_norm=norm))
+        for count, norm in ((4, 0.0), (0, 1.0))
+    )
+    stops = Stops(config(stop_flat=3))
+    steps = [flat, flat, moved, flat, flat, flat]
+    assert [bool(stops.after(line, last=False)) for line in steps] == [False] * 5 + [True]
+    assert stops.after(flat, last=True) is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from soulkit.data.corpora.file_rows import index_file
 from soulkit.data.corpora.lessons import Lesson
 from soulkit.data.corpora.source import RowShare, SourceTurns
 from soulkit.data.corpora.stream import LessonStream, read_lessons
+from soulkit.data.files import PACKED
 from soulkit.errors import ConfigError, DataError
 from tests.support.chats import chat, jsonl, parquet, said_by
 from tests.support.reporting import Heard
@@ -370,6 +373,16 @@ def test_rows_are_those_that_datasets_streams(tmp_path: Path):
         assert [[(s.role, s.text) for s in lesson.segments] for lesson in lessons] == [
             turns[:2] for turns in streamed_turns
         ]
+
+
+def test_columns_that_hold_json_are_opened(tmp_path: Path):
+    packed = [pa.field(name, pa.string(), metadata={PACKED: b"json"}) for name in ("messages", "x")]
+    texts = [json.dumps(chat(n)["messages"]) for n in range(5)]
+    table = pa.table({"messages": texts, "x": [None] * 5}, schema=pa.schema(packed))
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert sorted(keys(opened(tmp_path / "a.parquet").take(5))) == [
+        f"a.parquet:{n + 1}" for n in range(5)
+    ]
 
 
 def test_lines_without_an_end_marks_and_windows_line_ends(tmp_path: Path):

@@ -14,7 +14,7 @@ import pytest
 from soulkit.errors import ContextOverflow, PartnerError, ProviderError, UnreadableVerdict
 from soulkit.judge.structured import VerdictShape, schema_form
 from soulkit.models.api.endpoint import Endpoint
-from soulkit.models.api.wire import sent_seed
+from soulkit.models.api.wire import offered_room, sent_seed
 from soulkit.models.base import Player
 from soulkit.models.ledger.ledger import Ledger
 from soulkit.types import Call, Completion, Form, Role, Sampling, Segment
@@ -306,3 +306,9 @@ def test_what_was_dropped_is_known_again_from_the_ledger(tmp_path: Any) -> None:
             assert got[0].dropped == STRICT
     assert len(server.requests) == 2
     assert json.loads(json.dumps(got[0].dropped)) == ["form:json_schema"]
+
+
+@pytest.mark.parametrize(("prompt", "room"), [(100, 28), (127, 1), (128, 0), (200, 0), (1, 0)])
+def test_a_reply_gets_the_room_that_a_prompt_leaves(prompt: int, room: int) -> None:
+    message = f"The context length is 128 tokens, and there are {prompt} tokens in the prompt."
+    assert offered_room(message, 100, overflow=True) == room
