@@ -229,6 +229,19 @@ def test_a_metric_has_the_name_that_its_task_declares(
     assert f"metric {', '.join(tasks.values())}" in shown and "headline" not in shown
 
 
+def test_what_the_only_task_lacks_is_said_of_that_task(tmp_path: Path) -> None:
+    for side in "ab":
+        path = run(tmp_path / side, {"1": 0.5, "2": 1.0})
+        made = summarise(
+            load_records(path / "episodes.jsonl"), command="eval api", model="m", protocol="paper",
+            seconds=1.0, cost=None, **summary_terms([load_registry().task("tomi")]),
+        ).to_json()  # fmt: skip
+        made["tasks"]["tomi"]["value"]["not_applicable"] = "no row counts"
+        (path / "summary.json").write_text(json.dumps(made))
+    with pytest.raises(DataError, match=r"of the task 'tomi' does not apply in .*: no row counts"):
+        compare_runs(tmp_path / "a", tmp_path / "b")
+
+
 @pytest.mark.parametrize(
     ("metric", "near"),
     [
