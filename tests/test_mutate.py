@@ -96,6 +96,10 @@ def test_the_other_tests_of_a_folder_guard_its_modules_as_well(mutate: ModuleTyp
     others = mutate.neighbours(ROOT, Path("soulkit/models/api/prices.py"), nearer)
     assert "tests/models/api/test_endpoint.py" in others and not set(others) & set(nearer)
     assert others[-1].startswith("tests/cli/")
+    others = mutate.neighbours(ROOT, Path("soulkit/tasks/mistakes/task.py"), [])
+    assert (
+        others[0].startswith("tests/tasks/mistakes/") and "tests/tasks/test_contract.py" in others
+    )
     folders = [Path(name).parts[1] for name in
                mutate.neighbours(ROOT, Path("soulkit/eval/run/runner.py"), [])]  # fmt: skip
     assert list(dict.fromkeys(folders)) == ["eval", "cli"]

@@ -564,3 +564,12 @@ def _expert(base: Path, task: str, folder: Path, seed: int) -> str:
     jolt(policy, 0.05, seed)
     policy.save(folder / f"expert_{task}")
     return str(folder / f"expert_{task}")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, None])
+@pytest.mark.parametrize("method", ["sdpo-token", "sdpo-token+grpo"])
+def test_only_a_sum_without_its_teacher_is_said_to_be_grpo(
+    method: str, share: float | None
+) -> None:
+    remark = SDPO.remark(config(method=method, distill_weight=share))
+    assert ("so this is grpo" in remark) == (method.endswith("+grpo") and share == 0)
