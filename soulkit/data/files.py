@@ -426,7 +426,7 @@ def write_rows(
     return len(marked)
 
 
-def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bool = True) -> int:
+def write_objects(path: Path, lines: Iterable[Mapping[str, Any]], *, replace: bool) -> int:
     """Write objects that are no rows as JSON lines, as `write_rows` does; they may be none."""
     check_target(path, (".jsonl",))
     objects = list(lines)
