@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import pkgutil
 import signal
@@ -144,6 +145,15 @@ def in_notebook(work: Callable[[], Any]) -> Any:
         return work()
 
     return asyncio.run(cell())
+
+
+def test_remarks_are_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedServer(answer="box") as server, caplog.at_level(logging.INFO, "soulkit"):
+        evaluate(server, tmp_path / "run", 2)
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"answered: m at {urlsplit(server.base_url).netloc}" in lines
+    assert f"run folder {tmp_path / 'run'}" in lines
+    assert {record.levelname for record in caplog.records if "soulkit" in record.name} == {"INFO"}
 
 
 def evaluate(server: ScriptedServer, out: Path, n: int = 4, **settings: Any) -> Any:

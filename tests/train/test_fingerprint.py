@@ -17,11 +17,13 @@ from soulkit.eval.run.provenance import row_hashes
 from soulkit.runs.conditions import Conditions, CorpusFacts, MaterialFacts, TaskFacts
 from soulkit.runs.folder import Run
 from soulkit.runs.jsonl import read_value
+from soulkit.train.setup.rows import TrainingData, mixture
 from soulkit.train.state.fingerprint import (
     SAMPLED,
     _sample,
     check_material,
     deterministic,
+    material_conditions,
     model_print,
     prompts_hash,
 )
@@ -227,6 +229,19 @@ def test_the_order_of_the_rows_counts(tmp_path: Path, begun: dict[str, Any]) -> 
     check_material(run, before, settings)
     with pytest.raises(RunError, match="has 4 training rows as before, but they are others"):
         check_material(run, now, settings)
+
+
+def test_how_often_rows_are_taken_is_recorded(base: Path) -> None:
+    task, examples = rows("tomi", 3)
+    settings, policy = config(model=str(base)), policy_of(base, **SMALL)
+
+    def facts(ratio: float) -> TaskFacts:
+        pool = mixture({"tomi": task}, {"tomi": examples}, {"tomi": ratio}, 0)
+        data = TrainingData({"tomi": task}, pool, [], settings)
+        return material_conditions(settings, data, policy, None).of_task("tomi")
+
+    assert [facts(ratio).taken for ratio in (1 / 3, 1.0, 5 / 3, 2.0)] == [0, 0, 5, 6]
+    assert facts(1.0).rows == facts(2.0).rows and len(facts(1.0).rows) == 3
 
 
 def test_the_print_of_a_model_is_that_of_its_base(base: Path) -> None:
