@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -408,7 +409,8 @@ def test_rules_answer_to_the_draft_where_they_are_the_default_coach(
     task: str, name: str, alike: bool
 ) -> None:
     live = task_of(task)
-    report = check_task(live, examples_to_inspect(live, str(original(name))))
+    loaded = examples_to_inspect(live, str(original(name)))
+    report = check_task(live, replace(loaded, examples=loaded.examples[:200]))
     assert (report.gold_fails, report.wrong_passes) == ((), ())
     assert report.feedback_drafts >= 150
     assert (report.feedback_texts < LEAST_DISTINCT * report.feedback_drafts) is alike
