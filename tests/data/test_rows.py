@@ -302,6 +302,17 @@ def test_missing_columns_come_with_the_line_to_add(tomi: Task):
     assert "columns: {story: {aliases: [storyline]}" in way_out and "tasks.yaml" in way_out
 
 
+def test_a_column_of_its_own_is_not_offered_in_the_place_of_a_missing_one():
+    columns = {
+        name: Column(type="text", audience=("reader",), required=name == "story")
+        for name in ("story", "stories")
+    }
+    for own, offered in (("stories", "name_in_your_file"), ("storys", "storys")):
+        with pytest.raises(ColumnsError) as caught:
+            bind_columns({own: "a", "data_source": "b"}, columns, "t", "")
+        assert f"{{story: {{aliases: [{offered}]}}}}" in caught.value.way_out
+
+
 # -- literals ------------------------------------------------------------------------------------
 
 

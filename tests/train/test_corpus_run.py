@@ -284,6 +284,10 @@ def test_the_plan_counts_rows_and_estimates_tokens(
     ]  # fmt: skip
     assert plan["steps_per_pass"] == 23 and plan["steps"] == 6  # 135 lessons in sixes
     assert 0 < plan["learned_tokens"] < plan["tokens"] and plan["validation"] == 12
+    assert soul("plan", *arguments, "--lesson-tokens", 7) == 0
+    short = json.loads(capsys.readouterr().out)
+    assert [one["tokens_per_lesson"] for one in short["sources"]] == [7, 7]
+    assert all(one["tokens_per_lesson"] > 7 for one in plan["sources"])
     assert not (files / "none").exists()
 
 
