@@ -346,11 +346,16 @@ def _not_loaded(role: str, settings: RoleSettings) -> ConfigError:
 
 
 def _key_and_headers(text: str) -> tuple[str, dict[str, str]]:
-    """`KEY,NAME=ENV` behind an address: names of variables, of the key's and of headers' values."""
+    """`KEY,NAME=ENV` behind an address: names of variables, of the key's and of headers' values.
+    ValueError for two keys and for a header that is there twice."""
     parts = [part.strip() for part in text.split(",")]
     headers = [part.partition("=") for part in parts if "=" in part]
-    key = next((part for part in parts if part and "=" not in part), "")
-    return key, {name: variable for name, _, variable in headers}
+    keys = [part for part in parts if part and "=" not in part]
+    if len(keys) > 1:
+        raise ValueError("the address has two keys")
+    if len({name.lower() for name, _, _ in headers}) < len(headers):
+        raise ValueError("the address has a header twice")
+    return "".join(keys), {name: variable for name, _, variable in headers}
 
 
 def revision_of(live: Any) -> dict[str, Any]:

@@ -84,6 +84,13 @@ def test_what_is_no_player(text: str) -> None:
         config({"judge": [text]})
 
 
+@pytest.mark.parametrize("behind", ["A_KEY,B_KEY", "A_KEY,X=ONE,x=TWO"])
+def test_nothing_behind_an_address_is_dropped_in_silence(behind: str) -> None:
+    with pytest.raises(ConfigError, match=r"the address has (two keys|a header twice)") as caught:
+        config({"judge": [f"endpoint:a@{URL}#{behind}"]})
+    assert not any(word in " ".join(caught.value.lines()) for word in behind.split(","))
+
+
 def test_names_come_from_the_endpoints_file(tmp_path: Path) -> None:
     file = tmp_path / "endpoints.yaml"
     file.write_text(BOOK + "roles:\n  partner: loud\n  judge: {use: nano, reasoning_effort: low}\n")
