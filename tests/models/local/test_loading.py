@@ -181,12 +181,13 @@ def test_a_token_that_the_hub_repeats_is_not_told(tmp_path: Path) -> None:
 @pytest.fixture
 def folders_of_model_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: a run with a model, a folder of models, one model beside them."""
+    here = tmp_path / "work"  # alone in its folder: nothing beside it has a similar name
     for name in ("runs/warm/model", "runs/warm/checkpoints", "models/qwen", "small-model"):
-        (tmp_path / name).mkdir(parents=True)
+        (here / name).mkdir(parents=True)
     for name in ("small-model", "models/qwen"):
-        (tmp_path / name / "config.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        (here / name / "config.json").write_text("{}")
+    monkeypatch.chdir(here)
+    return here
 
 
 @pytest.mark.parametrize(
