@@ -52,6 +52,7 @@ def child(hub: HubServer, tmp_path: Path, script: str, *arguments: Any) -> Any:
 EVERY_POSITION = """
 import json, sys
 from soulkit.data.corpora.stream import LessonStream, read_lessons
+from tests.support.reporting import Heard
 path, = map(json.loads, sys.argv[1:])
 differences = []
 for window in (7, 10, 64):
@@ -89,7 +90,6 @@ GO_ON = """
 import json, sys
 from soulkit.data.corpora.stream import LessonStream
 from soulkit.errors import UserError
-from tests.support.reporting import Heard
 position, = map(json.loads, sys.argv[1:])
 opened = lambda: LessonStream.open(["me/chats"], seed=1, window=7, side="human")
 words = lambda stream: [lesson.segments[1].text for lesson in stream.take(20)]
