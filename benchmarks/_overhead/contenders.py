@@ -126,7 +126,7 @@ def soulkit(files: Path, url: str, at_once: int) -> Contender:
     def accuracy(_: Path, output: str) -> float:
         return float(json.loads(output)["tasks"][TASK]["value"]["mean"])
 
-    return Contender("soul eval api", command, accuracy)
+    return Contender("soul eval api", command, accuracy, asked_before=1)
 
 
 def inspect_ai(python: str, files: Path, url: str, at_once: int) -> Contender:
