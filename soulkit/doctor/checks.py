@@ -28,6 +28,7 @@ from soulkit.extras import HOME, declared_requirements, install_line
 from soulkit.models.api.addresses import VARIABLE as ADDRESS
 from soulkit.models.api.addresses import checked_url, read_key
 from soulkit.models.api.transport import BESIDE, file_limits, make_client
+from soulkit.models.local.loading import hub_cache
 from soulkit.models.local.machine import VARIABLE, allowed_cores, cpu_quota
 from soulkit.models.vllm.settings import NEWER, OLDEST, interpreter, vllm_version
 from soulkit.runs.jsonl import DOCTOR_SCHEMA, SCHEMA
@@ -352,12 +353,6 @@ def disk_line(name: str, folder: Path) -> CheckLine:
         health: Health = "problem" if free < NO_DISK else "note"
         return _machine(name, health, words, "make room, or name another place")
     return _machine(name, "ok", words)
-
-
-def hub_cache() -> Path:
-    """Where the hub's client keeps what it downloads."""
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
 
 
 def files_line(connections: int) -> CheckLine:

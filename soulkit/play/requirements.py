@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from soulkit.errors import ConfigError, DataError, ModelLoadError, UserError
 from soulkit.models.api.addresses import read_key, wants_key
 from soulkit.models.base import unfilled
-from soulkit.models.local.loading import ModelPlace, model_place
+from soulkit.models.local.loading import ModelPlace, hub_cache, model_place
 from soulkit.models.players.config import RolesConfig
 from soulkit.models.vllm.settings import interpreter, no_vllm, vllm_version
 from soulkit.play.default_players import called_roles, with_default_players
@@ -222,9 +221,7 @@ def _to_download(place: ModelPlace) -> MissingRequirement:
 
 
 def _in_cache(model: str) -> bool:
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    cache = os.environ.get("HF_HUB_CACHE") or f"{home}/hub"
-    return (Path(cache).expanduser() / f"models--{model.replace('/', '--')}").is_dir()
+    return (hub_cache().expanduser() / f"models--{model.replace('/', '--')}").is_dir()
 
 
 def unplayable_tasks(

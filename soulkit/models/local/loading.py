@@ -16,6 +16,7 @@ import copy
 import difflib
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -91,6 +92,12 @@ def model_place(name: str | Path, what: str = "model") -> ModelPlace:
             f"Name the folder as '{match['id']}', or start where there is no such folder.",
         )
     return ModelPlace(match["id"], match["revision"])
+
+
+def hub_cache() -> Path:
+    """Where the hub's client keeps what it downloads."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
 
 
 def _article(what: str) -> str:

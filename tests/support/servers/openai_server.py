@@ -105,7 +105,6 @@ class ScriptedServer:
         script: Script | None = None,
         require_key: str | None = None,
         delay_s: float = 0.0,
-        dies_after: int | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         models: Fault | Callable[[], Fault | None] | None = None,
@@ -137,13 +136,12 @@ class ScriptedServer:
         self.max_in_flight = 0
         self._answer: Answer = _answerer(answer)
         self._script = script or {}
-        self._require_key, self._delay_s, self._dies_after = require_key, delay_s, dies_after
+        self._require_key, self._delay_s = require_key, delay_s
         self._in_flight = 0
         self._lock = threading.Lock()
         self._http = _Http((host, port), self)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.001,), daemon=True)
         self._stopped = False
-        self._dead = threading.Event()
 
     @property
     def base_url(self) -> str:
@@ -204,8 +202,6 @@ class ScriptedServer:
         )
 
     def _fault(self, index: int, body: Body) -> Fault | None:
-        if self._dies_after is not None and index >= self._dies_after:
-            return Fault(hang_up=True)
         if callable(self._script):
             return self._script(index, body)
         return self._script.get(index)
@@ -217,9 +213,6 @@ class ScriptedServer:
                 401, f"Bad key: {authorization}", kind="auth_error", code="invalid_api_key"
             )
         return _strict_refusal(body) if self.profile == "strict-reasoning" else None
-
-    def _last(self, index: int) -> bool:
-        return self._dies_after is not None and index + 1 >= self._dies_after
 
 
 class _Http(ThreadingHTTPServer):
@@ -261,13 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
             response = owner._respond(index, body, authorization)
         finally:
             owner._leave()
-        last = owner._last(index)
-        if last:
-            owner.stop()  # before the reply: who has read it finds nobody listening
         self._send(response)
-        if last:
-            self.close_connection = True
-            owner._dead.set()
 
     def do_GET(self) -> None:
         owner = self.server.owner
@@ -390,21 +377,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--answer", help="what to reply; without it the last message is echoed")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before each reply")
-    parser.add_argument("--dies-after", type=int, help="stop accepting after this many requests")
     args = parser.parse_args()
     server = ScriptedServer(
         profile=args.profile,
         answer=args.answer,
         delay_s=args.delay,
-        dies_after=args.dies_after,
         host=args.host,
         port=args.port,
     )
     with server:
         print(server.base_url, flush=True)
         server._thread.join()
-        if args.dies_after is not None:
-            server._dead.wait()  # the thread that listens ends before the last reply is out
 
 
 if __name__ == "__main__":
