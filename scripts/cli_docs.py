@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the help texts of every command, and the settings in docs/training.md.
+"""Write docs/reference/commands.md and settings.md from the declarations of commands and settings.
 
     .venv/bin/python scripts/cli_docs.py            # write
     .venv/bin/python scripts/cli_docs.py --check    # exit 1 when one is stale
@@ -25,29 +25,44 @@ from soulkit.config import about, flag_of
 from soulkit.train.config import LoraSettings, TrainConfig
 from soulkit.train.objectives.base import built_in, method_class
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "cli.md"
-TRAINING = DOCS / "training.md"
-BEGIN = "<!-- settings: written by scripts/cli_docs.py -->"
-END = "<!-- end of settings -->"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 HEAD = """# Commands
 
-Every command with all its options. `scripts/cli_docs.py` writes this page; edits belong where the
-option is declared: in the settings (`setting(…)`), or in `soulkit/cli/`.
+Every command and option. This page is generated from the code by `scripts/cli_docs.py`; do not edit
+it by hand.
 
-`-h` and `--help` work behind every command. Behind `soul eval`, `train` and `distill` they show the
-options of every day, and `--help-all` shows all of them. Options that several commands share are in
-[one table](#shared-options); a command's own section has the others.
+Every command accepts `-h` and `--help`. For `soul eval`, `train` and `distill`, `--help` lists the
+common options and `--help-all` lists all of them. Options shared by several commands are listed in
+[one table](#shared-options).
 
-`--debug` may stand anywhere on the line and adds the traceback to an error. Commands with `--json`
-print one JSON document on stdout and say everything else on stderr.
+`--debug` works anywhere on the command line and adds the traceback to an error. Commands with
+`--json` print one JSON document to stdout and everything else to stderr.
 
 | exit code | meaning |
 |---|---|
-| 0 | done |
-| 1 | an internal error, a silent model, too many unscored, a failing check, a damaged ledger |
-| 2 | something you can mend: three lines say what, why and how |
-| 130, 143, 129 | Ctrl-C, SIGTERM, SIGHUP: what was finished is kept; the same command resumes |
+| 0 | success |
+| 1 | internal error, unresponsive model, too many unscored, failed check, damaged ledger |
+| 2 | user error: three lines say what is wrong, why, and how to fix it |
+| 130, 143, 129 | stopped by Ctrl-C, SIGTERM or SIGHUP; the same command resumes |
+"""
+SETTINGS_HEAD = """# Training settings
+
+Every setting of `soul train`. This page is generated from the code by `scripts/cli_docs.py`; do not
+edit it by hand.
+
+Set a value in one of four ways. Flags take precedence over environment variables, and environment
+variables over the file.
+
+| where | example |
+|---|---|
+| option | `--lr 1e-5` |
+| --set, for settings without an option of their own | `--set lora.r=16` |
+| environment variable | `SOULKIT_LR=1e-5`; nested: `SOULKIT_LORA__R=16` |
+| YAML file, passed with `--config` | `lr: 1e-5`, or the `config.yaml` of an earlier run |
+
+The file accepts the name of a setting or of its option: `task: tomi,hitom:0.5` means
+`tasks: {tomi: 1, hitom: 0.5}`, and `lora_r: 16` means `lora: {r: 16}`. Hyphens count as
+underscores, and a repeatable option takes a list. Using both names of one setting is an error.
 """
 
 
@@ -219,17 +234,17 @@ def _methods(name: str, info: Any) -> str:
     return f"all but {', '.join(others)}" if len(others) < 3 else ", ".join(mattering)
 
 
-def training_page(text: str) -> str:
-    """docs/training.md with a fresh table of settings."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    return f"{before}{begin}\n\n{settings_table()}\n\n{end}{after}"
+def settings_page() -> str:
+    return f"{SETTINGS_HEAD}\n{settings_table()}\n"
+
+
+PAGES = {"commands.md": page, "settings.md": settings_page}
 
 
 def main(arguments: list[str]) -> int:
-    training = TRAINING.read_text(encoding="utf-8")
     stale = 0
-    for path, fresh in ((PAGE, page()), (TRAINING, training_page(training))):
+    for name, write in PAGES.items():
+        path, fresh = REFERENCE / name, write()
         if "--check" not in arguments:
             path.write_text(fresh, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != fresh:

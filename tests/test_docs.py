@@ -1,6 +1,6 @@
 """The documentation is complete, its links lead somewhere, and the command page is fresh.
 
-The author's guide, docs/authoring.md, run from top to bottom in an empty folder.
+The author's guide, docs/tutorials/write-a-task.md, run from top to bottom in an empty folder.
 
 What stands in its fences decides what happens:
 
@@ -11,7 +11,7 @@ What stands in its fences decides what happens:
     py, jinja, yaml     an excerpt, which stands word for word in one of the examples
     toml                not looked at
 
-The tutorial on one's own chats, docs/own-chats.md, run from top to bottom in an empty folder.
+The tutorial docs/tutorials/own-chats.md, run from top to bottom in an empty folder.
 
 The didactic example runs, is short, and shares its arithmetic with the trainer.
 """
@@ -39,7 +39,9 @@ import pytest
 from soulkit.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+REFERENCE = ROOT / "docs" / "reference"
+SETTINGS, METRICS = REFERENCE / "settings.md", REFERENCE / "metrics.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 READABLE = [
     *PAGES,
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")),
@@ -63,13 +65,13 @@ def command_page() -> str:
 
 
 def test_the_command_page_is_fresh() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (REFERENCE / "commands.md").read_text(encoding="utf-8")
     assert page == command_page(), "stale: run .venv/bin/python scripts/cli_docs.py"
 
 
 def test_the_settings_of_training_are_fresh() -> None:
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    assert page == generator().training_page(page), "stale: run scripts/cli_docs.py"
+    page = SETTINGS.read_text(encoding="utf-8")
+    assert page == generator().settings_page(), "stale: run scripts/cli_docs.py"
     assert "| `lambda_fb` | `--lambda-fb` | 1.0 |" in page
 
 
@@ -102,9 +104,10 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert [link for link in local if not (path.parent / link).exists()] == []
 
 
-def test_the_map_names_every_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert [p.name for p in PAGES if p.name != "index.md" and f"({p.name})" not in index] == []
+def test_the_navigation_names_every_page() -> None:
+    site = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES]
+    assert [page for page in pages if f'"{page}"' not in site] == []
 
 
 @pytest.mark.parametrize("path", READABLE, ids=lambda p: p.name)
@@ -144,7 +147,7 @@ def test_options_in_the_documentation_exist() -> None:
             assert unknown == set(), f"{path.name}: {block}"
 
 
-GUIDE = ROOT / "docs" / "authoring.md"
+GUIDE = ROOT / "docs" / "tutorials" / "write-a-task.md"
 EXCERPTS = ("py", "jinja", "yaml")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SAVE = re.compile(r"Save as `([^`]+)`[^`]*\Z")
@@ -328,7 +331,7 @@ def test_a_page_that_is_right_is_followed(reader: Reader) -> None:
     assert shutil.which("soul", path=reader.environment()["PATH"])
 
 
-PAGE = ROOT / "docs" / "own-chats.md"
+PAGE = ROOT / "docs" / "tutorials" / "own-chats.md"
 
 
 @pytest.mark.slow
@@ -389,22 +392,17 @@ def test_the_example_is_one_short_file_without_the_engine() -> None:
     }
 
 
-TRAINING_GUIDE = EXAMPLE.parents[1] / "docs" / "training.md"
-
-
-def table_of(section: str) -> dict[str, list[str]]:
-    """Names in the first column of a section's table → the other cells."""
-    text = (
-        TRAINING_GUIDE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
-    )
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+def table_of(page: Path) -> dict[str, list[str]]:
+    """Names in the first column of a page's tables → the other cells."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
     return {name: cells for first, *cells in rows for name in re.findall(r"`([^`]+)`", first)}
 
 
 def test_the_guide_lists_every_setting_with_its_default() -> None:
     from soulkit.train.config import LoraSettings, TrainConfig
 
-    table = table_of("Settings")
+    table = table_of(SETTINGS)
     adapter = {f"lora.{name}": info for name, info in LoraSettings.model_fields.items()}
     settings = {**TrainConfig.model_fields, **adapter}
     del settings["lora"]
@@ -426,7 +424,7 @@ def test_the_guide_explains_every_metric() -> None:
     from tests.train.test_train_run import STEP_KEYS
 
     names, prefixes = names_of(StepLine)
-    table = set(table_of("Metrics"))
+    table = set(table_of(METRICS))
     open_names = {name for name in table if name.startswith(prefixes)}
     assert table - open_names == names
     assert {prefix for prefix in prefixes for name in table if name.startswith(prefix)} == set(

@@ -31,14 +31,14 @@ from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[1]
 CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"
-RUN_IN_ORDER = {"authoring.md", "own-chats.md"}
+RUN_IN_ORDER = {"write-a-task.md", "own-chats.md"}
 """Their commands build on each other; tests/test_docs.py and tests/test_docs.py run them
 from top to bottom."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in RUN_IN_ORDER),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in RUN_IN_ORDER),
 ]
-WRITTEN_BY_A_PROGRAM = {"cli.md"}
+WRITTEN_BY_A_PROGRAM = {"commands.md"}
 """Its indented lines are forms of a call; tests/test_docs.py compares them with the commands."""
 
 # How a command begins → why it is not run here. A path named in a reason must exist.

@@ -1,5 +1,5 @@
 """From lessons to one generalist: warm-up, two experts by Ditto, distillation by the command line,
-as docs/distillation.md prints it.
+as docs/guides/distill.md prints it.
 
 The world is that of the benchmark in its small size: keeping secrets in a dialogue with a partner
 over HTTP, and what people say by a rule that no prompt holds.
@@ -65,7 +65,7 @@ VISITOR = "http://127.0.0.1:8799/v1"
 def walk() -> dict[str, str]:
     """How a command of the page's walk begins → its line."""
     starts = (".venv/bin/python", "soul serve", "soul distill")
-    page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "distill.md").read_text(encoding="utf-8")
     section = page.split("\n## ")[1]
     lines = [line for block in blocks_of(section) for line in lines_of(block)]
     assert [line.startswith(start) for line, start in zip(lines, starts, strict=True)] == [True] * 3

@@ -30,7 +30,7 @@ FLAGS = (
     "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", "float32",
     "--enforce-eager", "--max-model-len", "1024", "--served-model-name", "base",
 )  # fmt: skip
-"""As docs/install.md has a server started by hand."""
+"""As docs/guides/install.md has a server started by hand."""
 
 
 def answers(url: str) -> bool:

@@ -218,7 +218,7 @@ class PromptFolder:
             raise ConfigError(
                 f"The prompt '{name}.md' of task '{self.task}' is no valid template.",
                 f"Jinja says, in line {error.lineno}: {error.message}.",
-                "Mend the braces; docs/authoring.md shows a complete prompt.",
+                "Mend the braces; docs/tutorials/write-a-task.md shows a complete prompt.",
             ) from error
         except UndefinedError as error:
             raise ConfigError(

@@ -217,19 +217,19 @@ def read_file(path: Path, *, loader: Any = None) -> RegistryFile:
         raise ConfigError(
             f"The tasks file '{path}' does not exist.",
             "--tasks names a YAML file that declares your own tasks.",
-            "Check the path; docs/authoring.md shows a complete example.",
+            "Check the path; docs/tutorials/write-a-task.md shows a complete example.",
         ) from error
     except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             f"The tasks file '{path}' cannot be read as YAML.",
             " ".join(str(error).split()),
-            "Mend the file; docs/authoring.md shows a complete example.",
+            "Mend the file; docs/tutorials/write-a-task.md shows a complete example.",
         ) from error
     if raw is None:
         raise ConfigError(
             f"The tasks file '{path}' is empty.",
             "It declares neither a task nor a suite, so nothing would come of it.",
-            "Fill it in, or leave --tasks out; docs/authoring.md shows a complete example.",
+            "Fill it in, or leave --tasks out. docs/tutorials/write-a-task.md has an example.",
         )
     try:
         return RegistryFile.model_validate(raw)
@@ -256,7 +256,7 @@ def _way_out(kind: str, loc: tuple[int | str, ...], value: Any, context: Mapping
         return did_you_mean(str(loc[-1]), _fields_at(loc))
     if kind == "literal_error":
         return did_you_mean(str(value), re.findall(r"'(\w+)'", str(context.get("expected"))))
-    return "Mend the entry; docs/tasks.md lists every key."
+    return "Mend the entry; docs/reference/tasks.md lists every key."
 
 
 def _fields_at(loc: Sequence[int | str]) -> list[str]:
@@ -337,8 +337,8 @@ class InstalledTask:
         return ConfigError(
             f"The task '{self.task}' of the distribution '{self.distribution}' cannot be used.",
             " ".join(why.split()),
-            f"Mend or reinstall the distribution '{self.distribution}'; docs/authoring.md says "
-            "what such a package holds.",
+            f"Mend or reinstall the distribution '{self.distribution}'; see "
+            "docs/tutorials/write-a-task.md.",
         )
 
 

@@ -248,5 +248,5 @@ def _of_other_shape(path: str, option: str, expected: str) -> DataError:
     return DataError(
         f"'{path}', which the option {option} names, is of another shape.",
         f"It should hold {expected}.",
-        "See docs/tasks.md for the shapes, and check that the option names the right file.",
+        "Check that the option names the right file. See docs/reference/tasks.md for the shapes.",
     )
