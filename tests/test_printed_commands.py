@@ -269,6 +269,7 @@ def released(home: Path) -> None:
     write_conversations(home / "conversations.jsonl", 3)
     for name in ("chats.jsonl", "chats/monday.jsonl", "unique.jsonl"):
         write_chats(home / name, [chat(number) for number in range(40)])
+    write_chats(home / "held_out.jsonl", [chat(number) for number in range(40, 50)])
     line = json.dumps(TOMBENCH, ensure_ascii=False)
     (home / "False Belief Task.jsonl").write_text(f"{line}\n", encoding="utf-8")
 
@@ -295,6 +296,8 @@ def desk_with_models(desk: Path, server: ScriptedServer) -> Path:
         "base",
         "runs/ditto",
         "runs/first-ditto",
+        "runs/shuffled",
+        "runs/my-run",
         "runs/tomi",
         "runs/hitom",
     ):
