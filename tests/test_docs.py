@@ -9,9 +9,9 @@ What stands in its fences decides what happens:
     text                what the commands above it print, `…` for anything; spaces do not count
     any, after "Save as `FILE`:"   the file is written
     py, jinja, yaml     an excerpt, which stands word for word in one of the examples
-    toml                not looked at
+    toml, sh            not looked at
 
-The tutorial docs/tutorials/own-chats.md, run from top to bottom in an empty folder.
+The other tutorials, run from top to bottom in an empty folder as well.
 
 The didactic example runs, is short, and shares its arithmetic with the trainer.
 """
@@ -349,6 +349,16 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert "the same verdict on all of 40 episodes (judge: detector)" in page
     before = json.loads((tmp_path / "runs" / "before" / "summary.json").read_text())
     assert before["statuses"]["userllm"]["ok"] > 30, "its replies are not cut"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["first-evaluation", "compare-models"])
+def test_a_tutorial_on_evaluation_runs_from_top_to_bottom(name: str, reader: Reader) -> None:
+    page = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
+    reader.follow(page)
+    named = set(re.findall(r"--out (runs/[\w-]+)", page))
+    assert {f"runs/{run.name}" for run in (reader.home / "runs").iterdir()} == named
+    assert all((reader.home / run / "summary.json").is_file() for run in named)
 
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "minimal_ditto.py"

@@ -31,9 +31,8 @@ from tests.support.servers.openai_server import ScriptedServer
 
 ROOT = Path(__file__).parents[1]
 CAST = ROOT / "examples" / "cast_of_people" / "tasks.yaml"
-RUN_IN_ORDER = {"write-a-task.md", "own-chats.md"}
-"""Their commands build on each other; tests/test_docs.py and tests/test_docs.py run them
-from top to bottom."""
+RUN_IN_ORDER = {"write-a-task.md", "own-chats.md", "first-evaluation.md", "compare-models.md"}
+"""Their commands build on each other; tests/test_docs.py runs them from top to bottom."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in RUN_IN_ORDER),
