@@ -1,4 +1,4 @@
-"""Write docs/reference/commands.md and settings.md from the declarations of commands and settings.
+"""Write docs/reference/commands.md, settings.md and the tables of file-formats.md from the code.
 
     .venv/bin/python scripts/cli_docs.py            # write
     .venv/bin/python scripts/cli_docs.py --check    # exit 1 when one is stale
@@ -9,19 +9,35 @@ on every terminal and for every version of Typer.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
+import json
 import re
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import typer
 
 from soulkit.cli.app import COMMANDS, app, load
 from soulkit.cli.options import HELP_ALL, SECTIONS, GroupFromSettings, default_text
 from soulkit.config import about, flag_of
+from soulkit.distill.report import Distillation
+from soulkit.doctor.checks import Checkup
+from soulkit.eval.results.summary import Summary
+from soulkit.runs.jsonl import (
+    CONTROLS_SCHEMA,
+    DISTILLATION_SCHEMA,
+    DOCTOR_SCHEMA,
+    EPISODES_SCHEMA,
+    SUMMARY_SCHEMA,
+    schema_file,
+)
+from soulkit.runs.record_lines import ControlLine, RecordLine
 from soulkit.train.config import LoraSettings, TrainConfig
 from soulkit.train.objectives.base import built_in, method_class
 
@@ -238,7 +254,87 @@ def settings_page() -> str:
     return f"{SETTINGS_HEAD}\n{settings_table()}\n"
 
 
-PAGES = {"commands.md": page, "settings.md": settings_page}
+# --- file formats ---------------------------------------------------------------------------------
+
+
+FORMATS = {
+    EPISODES_SCHEMA: RecordLine,
+    CONTROLS_SCHEMA: ControlLine,
+    SUMMARY_SCHEMA: Summary,
+    DISTILLATION_SCHEMA: Distillation,
+    DOCTOR_SCHEMA: Checkup,
+}
+GENERATED = "<!-- Generated from here on by scripts/cli_docs.py; do not edit by hand. -->\n"
+
+
+def formats_page() -> str:
+    """The page on file formats: its text as written, then a table for every schema and type."""
+    written = (REFERENCE / "file-formats.md").read_text(encoding="utf-8").partition(GENERATED)[0]
+    meanings = {kind.__name__: _meanings(kind) for kind in _types(tuple(FORMATS.values()))}
+    parts, shown = [], set()
+    for name, kind in FORMATS.items():
+        schema = json.loads(schema_file(name).read_text(encoding="utf-8"))
+        parts.append(_table_of(f"## {name}", schema, meanings[kind.__name__]))
+        for inner, definition in schema.get("$defs", {}).items():
+            if inner not in shown:
+                parts.append(_table_of(f"### {inner}", definition, meanings[inner]))
+            shown.add(inner)
+    return "\n".join([written + GENERATED, *parts])
+
+
+def _table_of(heading: str, schema: Mapping[str, Any], meanings: Mapping[str, str]) -> str:
+    lines = ["| field | type | meaning |", "|---|---|---|"]
+    for name, value in schema.get("properties", {}).items():
+        meaning = meanings.get(name) or value.get("description") or ""
+        mark = " (required)" if name in schema.get("required", ()) else ""
+        lines.append(f"| `{name}` | {_type_words(value)}{mark} | {_cell(meaning)} |")
+    about_it = schema.get("description") or schema.get("title", "")
+    return "\n\n".join([heading, about_it, "\n".join(lines)]) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _type_words(schema: Mapping[str, Any]) -> str:
+    """A JSON Schema in words; types of their own as links."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_type_words(one) for one in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]))
+    kind, inner = schema.get("type", "any"), schema.get("additionalProperties")
+    if kind == "array":
+        return f"list of {_type_words(schema.get('items', {}))}"
+    if isinstance(inner, dict):
+        return f"map of {_type_words(inner)}"
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _types(kind: Any) -> set[type]:
+    """The dataclasses that a type is made of, itself included."""
+    if isinstance(kind, tuple):
+        return set().union(*map(_types, kind))
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return {kind, *_types(tuple(get_type_hints(kind).values()))}
+    return _types(get_args(kind)) if get_args(kind) else set()
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """Field → the docstring below it, in the class and those that it extends."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for line, below in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found[ast.unparse(line.target)] = str(ast.literal_eval(below.value))
+    return found
+
+
+PAGES = {"commands.md": page, "settings.md": settings_page, "file-formats.md": formats_page}
 
 
 def main(arguments: list[str]) -> int:

@@ -75,6 +75,13 @@ def test_the_settings_of_training_are_fresh() -> None:
     assert "| `lambda_fb` | `--lambda-fb` | 1.0 |" in page
 
 
+def test_the_tables_of_file_formats_are_fresh() -> None:
+    page = (REFERENCE / "file-formats.md").read_text(encoding="utf-8")
+    assert page == generator().formats_page(), "stale: run scripts/cli_docs.py"
+    assert "| `reward` | number or null (required) |" in page
+    assert "\n## soulkit/summary@1\n" in page
+
+
 def test_every_command_and_option_says_what_it_is_for() -> None:
     listed = dict(generator().commands())
     assert set(listed) >= {f"soul {name}" for name in COMMANDS}

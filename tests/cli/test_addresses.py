@@ -281,7 +281,7 @@ def test_equal_players_share_one_endpoint_however_they_are_written(
 
 
 PROVIDER_KEY = "pk0123456789abcdef0123"
-PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "evaluate-api-models.md"
 HOSTS = {
     "api.anthropic.com": "anthropic", "generativelanguage.googleapis.com": "gemini",
     "api.deepseek.com": "deepseek", "openrouter.ai": "openrouter",

@@ -5,7 +5,7 @@ endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the var
 local:PATH, vllm:PATH    a checkpoint in this process, or behind a vLLM server of its own
 actor                    the model under test, or in training the one that is trained
 scripted:FILE            replies from a file (stand_ins.py): trials without any model
-NAME                     an entry of the endpoints file (docs/guides/evaluate.md)
+NAME                     an entry of the endpoints file (docs/guides/choose-players.md)
 
 Everything that differs between kinds of players is in PlayerKind and its subclasses. A further kind
 is a subclass, its name in `KindName` and an object of it in KINDS.
