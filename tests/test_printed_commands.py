@@ -49,7 +49,8 @@ NOT_RUN = {
     "soul demo": "takes minutes; tests/test_demo.py runs it",
     "pip install torch": "needs the network; scripts/setup does the same",
     "pip install -e": "needs the network; scripts/setup does the same",
-    "python3 -m venv ~/vllm": "needs the network and gigabytes; scripts/setup_vllm makes such an environment",
+    "python3 -m venv ~/vllm": "needs the network and gigabytes; scripts/setup_vllm makes such an "
+    "environment",
     "~/vllm/bin/pip install": "the same",
     "vllm serve": "serves until it is stopped; tests/vllm/test_two_servers.py starts one like it",
     "pip download": "needs the network and gigabytes",
