@@ -1,1 +1,1 @@
-"""`soul doctor`: what is here, and whether everybody answers, before hours are spent."""
+"""`soul doctor`: check this machine and every configured model before a long run."""

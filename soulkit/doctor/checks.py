@@ -1,6 +1,6 @@
-"""What is here: packages, GPUs, cores, memory, disks, open files, API keys, the hub, pulled rows.
+"""Checks of this machine: packages, GPUs, memory, disks, open files, API keys, the Hub, rows.
 
-Each check gives lines that are fine, worth a note, or a problem with its way out.
+Each check yields lines: ok, a note, or a problem with its fix.
 """
 
 from __future__ import annotations
@@ -37,25 +37,24 @@ from soulkit.text import web_address
 from soulkit.version import __version__
 
 Health = Literal["ok", "note", "problem"]
-"""`note`: nothing is wrong, and somebody may want to know; `problem`: what was asked for will not
-work as it is."""
+"""`note`: works, but worth knowing; `problem`: the requested command will fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLine:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     part: str
-    """What it belongs to: `packages`, `machine`, `outside`, `rows`, `settings`."""
+    """Group of the check: `packages`, `machine`, `outside`, `rows`, `settings`."""
     name: str
     health: Health
     words: str
     way: str = ""
-    """How to mend it, a command where there is one."""
+    """How to fix it, as a command if possible."""
 
     @classmethod
     def of_error(cls, part: str, name: str, error: UserError) -> CheckLine:
-        """The problem that an error tells of."""
+        """A problem line with the texts of `error`."""
         words = f"{error.what} {error.why}"
         return cls(part=part, name=name, health="problem", words=words, way=error.way_out)
 
@@ -66,7 +65,7 @@ def line(part: str, name: str, health: Health, words: str, way: str = "") -> Che
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerCheck:
-    """What a player made of a real question, or why it was asked none."""
+    """A player's reply to one real question, or why it was not asked."""
 
     role: str
     who: str
@@ -76,18 +75,18 @@ class PlayerCheck:
     way: str = ""
     calls: int = 0
     seconds: float = 0.0
-    """Of all calls together."""
+    """Total over all calls."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = None
-    """US dollars; None where no price is known."""
+    """US dollars; None if no price is known."""
     schema: Literal["", "held", "ignored", "refused"] = ""
-    """What its server made of the JSON Schema that came with the question; empty: none did."""
+    """How the server handled the JSON Schema of the request; empty if no schema was sent."""
 
 
 @dataclass(kw_only=True)
 class Checkup:
-    """All lines, in the order in which they are shown."""
+    """All check lines in display order."""
 
     lines: list[CheckLine] = field(default_factory=list)
     players: list[PlayerCheck] = field(default_factory=list)
@@ -101,7 +100,7 @@ class Checkup:
         yield from self.players
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, of the schema `doctor-1.json`."""
+        """Plain JSON values that follow the schema `doctor-1.json`."""
         lines, players = ([asdict(one) for one in several] for several in self._parts())
         named = {SCHEMA: DOCTOR_SCHEMA, "problems": self.problems}
         return {**named, "lines": lines, "players": players}
@@ -113,30 +112,29 @@ class Checkup:
 PACKAGES = "packages"
 _package = partial(line, PACKAGES)
 BRINGS = {
-    "train": "models on this machine, and training",
+    "train": "local models and training",
     "report": "figures in reports",
-    "metrics": "BLEU, ROUGE and other measures of texts",
+    "metrics": "BLEU, ROUGE and other text metrics",
     "tensorboard": "--track tensorboard",
     "trackio": "--track trackio",
     "wandb": "--track wandb",
 }
-"""Extra → what a user gets from it."""
+"""Extra → what it is needed for."""
 ELSEWHERE = ("dev", "track", "vllm")
-"""Extras of those who change soulkit, that only gather others, and that may be installed for
-another interpreter (`vllm_line`)."""
+"""Extras without a line: for developers, a group of other extras, and vLLM (see `vllm_line`)."""
 
 
 def package_lines(needed: Collection[str] = (), home: Path = HOME) -> Iterator[CheckLine]:
-    """Python, soulkit, and a line for each extra; one in `needed` may not be missing. `home` is the
-    package folder of the installation."""
+    """Python, soulkit, and one line per extra. A missing extra in `needed` is a problem. `home` is
+    the package folder of the installation."""
     pythons, core, extras = declared_requirements(home)
     yield _package("soulkit", "ok", __version__)
     here = platform.python_version()
     if SpecifierSet(pythons).contains(here, prereleases=True):
         yield _package("Python", "ok", here)
     else:
-        yield _package("Python", "problem", f"{here}, and {pythons} is needed",
-                    f"make an environment with Python {pythons}")  # fmt: skip
+        yield _package("Python", "problem", f"{here}; soulkit needs {pythons}",
+                    f"create an environment with Python {pythons}")  # fmt: skip
     yield from _core(core)
     for extra, packages in extras.items():
         if extra not in ELSEWHERE:
@@ -144,31 +142,33 @@ def package_lines(needed: Collection[str] = (), home: Path = HOME) -> Iterator[C
 
 
 def vllm_line(python: str | None = None) -> CheckLine:
-    """The vLLM of the interpreter `python` (None: this one); it is not imported."""
+    """The vLLM version of the interpreter `python` (None: this one), read without importing it."""
     path = interpreter(python)
     try:
         install = vllm_version(path)
     except ConfigError as error:
         return CheckLine.of_error(PACKAGES, "vLLM", error)
-    whose = "" if path == sys.executable else f" of {path}"
+    whose = "" if path == sys.executable else f" for {path}"
     if install is None:
-        words = f"not installed{whose or ' here'}; --engine local samples without it"
-        return _package("vLLM", "note", words, f"{install_line('vllm')}, or --vllm-python PATH")
+        words = f"not installed{whose or ' here'}; use --engine local to sample without it"
+        return _package(
+            "vLLM", "note", words, f"{install_line('vllm')}, or use --vllm-python PATH"
+        )
     words = f"{install.distribution} {install.version}{whose}, "
     words += "on the GPU" if install.on_gpu else "on the CPU"
     if install.supported:
         return _package("vLLM", "ok", words)
     way = f"install vLLM {'.'.join(map(str, OLDEST))} or newer, below {'.'.join(map(str, NEWER))}"
-    return _package("vLLM", "note", f"{words}: soulkit does not know this version", way)
+    return _package("vLLM", "note", f"{words}: soulkit has not been tested with this version", way)
 
 
 def _core(packages: list[str]) -> Iterator[CheckLine]:
-    """One line where all is as it should be, else one for each package that is not."""
+    """One line if every package is in its range, else a line with the packages that are not."""
     wrong = [words for text in packages if (words := _wrong(text))]
     if wrong:
-        yield _package("core", "problem", "; ".join(wrong), "install soulkit again")
+        yield _package("core", "problem", "; ".join(wrong), "reinstall soulkit")
     elif packages:
-        yield _package("core", "ok", f"{len(packages)} packages within their ranges")
+        yield _package("core", "ok", f"{len(packages)} packages in their supported ranges")
 
 
 def _extra(extra: str, packages: list[str], *, needed: bool) -> CheckLine:
@@ -178,10 +178,10 @@ def _extra(extra: str, packages: list[str], *, needed: bool) -> CheckLine:
     wrong = [words for text, number in here.items() if number and (words := _wrong(text))]
     way = install_line(extra)
     if missing and (needed or len(missing) < len(packages)):
-        shown = f"not installed: {', '.join(missing)}; {brings}"
+        shown = f"not installed: {', '.join(missing)}; needed for {brings}"
         return _package(name, "problem" if needed else "note", shown, way)
     if missing:
-        return _package(name, "note", f"not installed; brings {brings}", way)
+        return _package(name, "note", f"not installed; needed for {brings}", way)
     if wrong:
         return _package(name, "problem", "; ".join(wrong), way)
     versions = ", ".join(f"{_name(text)} {number}" for text, number in here.items())
@@ -189,7 +189,7 @@ def _extra(extra: str, packages: list[str], *, needed: bool) -> CheckLine:
 
 
 def installed_version(requirement: str) -> str | None:
-    """The version that is here of the package a requirement names; None without one."""
+    """The installed version of the package that a requirement names; None if it is missing."""
     try:
         return version(_name(requirement))
     except PackageNotFoundError:
@@ -197,17 +197,17 @@ def installed_version(requirement: str) -> str | None:
 
 
 def _wrong(requirement: str) -> str:
-    """What is wrong with the version that is here; empty where it is within its range."""
+    """Why the installed version does not satisfy the requirement; empty if it does."""
     number = installed_version(requirement)
     try:
         allowed = Requirement(requirement)
-    except InvalidRequirement:  # of a later standard: whoever installed it could read it
+    except InvalidRequirement:  # newer syntax; the installer already checked it
         return ""
     if number is None:
         return f"{allowed.name} is not installed"
     if allowed.specifier.contains(number, prereleases=True):
         return ""
-    return f"{allowed.name} {number} is outside {allowed.specifier}"
+    return f"{allowed.name} {number} is outside the supported range {allowed.specifier}"
 
 
 def _name(requirement: str) -> str:
@@ -220,7 +220,7 @@ def _name(requirement: str) -> str:
 _machine = partial(line, "machine")
 GB = 1e9
 LITTLE_DISK = 10 * GB
-"""Below it a note: a model and some runs would fill it."""
+"""Below this, a note: one model and a few runs would fill the disk."""
 NO_DISK = GB
 LITTLE_MEMORY = 2 * GB
 SMI = "name,memory.total,memory.free,driver_version"
@@ -230,7 +230,7 @@ PROC = Path("/proc")
 
 
 def machine_lines(*, connections: int = 0) -> Iterator[CheckLine]:
-    """Lines about this machine; `connections` are those that a command opens at once at most."""
+    """Lines about this machine; `connections` is the maximum a command opens at once."""
     yield from gpu_lines()
     yield _cores()
     yield memory_line()
@@ -242,21 +242,21 @@ def machine_lines(*, connections: int = 0) -> Iterator[CheckLine]:
 
 
 def gpu_lines() -> Iterator[CheckLine]:
-    """A line for each GPU, or one that says there is none."""
+    """One line per GPU, or one line that says there is none."""
     gpus = _gpus()
     for number, (name, total, free, driver) in enumerate(gpus):
         words = f"{name}, {free} of {total} MiB free, driver {driver}"
         yield _machine(f"GPU {number}", "ok", words)
     torch = installed_version("torch") or ""
     if gpus and "+cpu" in torch:
-        yield _machine("torch", "problem", f"{torch} cannot use the GPU: it is a build for CPUs",
+        yield _machine("torch", "problem", f"{torch} is a CPU build and cannot use the GPU",
                     "install torch for your driver: https://pytorch.org/get-started")  # fmt: skip
     if not gpus:
-        yield _machine("GPU", "note", "none that nvidia-smi knows of: models compute on the CPU")
+        yield _machine("GPU", "note", "nvidia-smi found none; local models run on the CPU")
 
 
 def _gpus() -> list[tuple[str, ...]]:
-    """(name, MiB, MiB free, driver) of each GPU; empty without a driver."""
+    """(name, total MiB, free MiB, driver) per GPU; empty without a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -274,30 +274,30 @@ def _gpus() -> list[tuple[str, ...]]:
 
 def _cores() -> CheckLine:
     cores, quota = len(allowed_cores()), cpu_quota()
-    limit = f", {quota:g} of them by the container's quota" if quota < cores else ""
+    limit = f", limited to {quota:g} by the container's quota" if quota < cores else ""
     threads = os.environ.get(VARIABLE)
     chosen = f"; {VARIABLE}={threads}" if threads else ""
     return _machine("cores", "ok", f"{cores}{limit}{chosen}")
 
 
 def memory_line(proc: Path = PROC, cgroups: Path = CGROUPS) -> CheckLine:
-    """Memory that there is and that is free, by the kernel and by the limits of containers."""
+    """Total and free memory, from the kernel and from container limits."""
     total, free = _meminfo(proc / "meminfo")
     limited = ""
     for limit, usage in _cgroup_limits(proc / "self" / "cgroup", cgroups):
         if limit < (total or limit + 1):
-            total, limited = limit, ", by the container's limit"
+            total, limited = limit, " (container limit)"
         free = min(limit - usage, limit if free is None else free)
     if total is None or free is None:
-        return _machine("memory", "note", "this system does not say how much there is")
+        return _machine("memory", "note", "this system does not report it")
     words = f"{free / GB:.1f} of {total / GB:.1f} GB free{limited}"
     if free < LITTLE_MEMORY:
-        return _machine("memory", "note", words, "end what else computes here")
+        return _machine("memory", "note", words, "stop other programs on this machine")
     return _machine("memory", "ok", words)
 
 
 def _meminfo(file: Path) -> tuple[int | None, int | None]:
-    """(bytes, bytes available) as the kernel counts them."""
+    """(total bytes, available bytes) from the kernel."""
     try:
         lines = [line.split() for line in file.read_text(encoding="ascii").splitlines()]
         sizes = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines}
@@ -307,7 +307,7 @@ def _meminfo(file: Path) -> tuple[int | None, int | None]:
 
 
 def _cgroup_limits(file: Path, root: Path) -> Iterator[tuple[int, int]]:
-    """(bytes allowed, bytes used) of the groups that bound this process, as far as any does."""
+    """(allowed bytes, used bytes) of each cgroup that limits this process."""
     try:
         paths = [line.split(":", 2)[2] for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, IndexError):
@@ -331,45 +331,45 @@ def _cgroup_limits(file: Path, root: Path) -> Iterator[tuple[int, int]]:
 
 
 def disk_lines() -> Iterator[CheckLine]:
-    """The room for runs, and for what is downloaded."""
+    """Free space for runs and for downloads."""
     yield disk_line("disk for runs", Path("runs"))
     yield disk_line("disk for downloads", hub_cache())
 
 
 def disk_line(name: str, folder: Path) -> CheckLine:
-    """How much is free where `folder` lies, or would."""
+    """Free space at `folder`, which may not exist yet."""
     place = folder.expanduser().absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return _machine(name, "problem", f"{folder}: {error.strerror}", "name another place")
+        return _machine(name, "problem", f"{folder}: {error.strerror}", "use another folder")
     words = f"{free / GB:.1f} GB free at {folder}"
     if not os.access(place, os.W_OK):
-        return _machine(name, "problem", f"nothing can be written at {folder}",
-                     f"change the permissions of {place}, or work elsewhere")  # fmt: skip
+        return _machine(name, "problem", f"{folder} is not writable",
+                     f"change the permissions of {place}, or use another folder")  # fmt: skip
     if free < LITTLE_DISK:
         health: Health = "problem" if free < NO_DISK else "note"
-        return _machine(name, health, words, "make room, or name another place")
+        return _machine(name, health, words, "free some space, or use another folder")
     return _machine(name, "ok", words)
 
 
 def files_line(connections: int) -> CheckLine:
-    """The limit on open files against what a command needs."""
+    """The limit on open files, compared with what a command needs."""
     needed = connections + BESIDE
     limits = file_limits()
     if limits is None:
-        return _machine("open files", "note", "this system does not say how many there may be")
+        return _machine("open files", "note", "this system does not report its limit")
     soft, hard = limits
     if soft < 0:
         return _machine("open files", "ok", "unlimited")
     if soft >= needed or hard < 0 or hard >= needed:
-        use = f"; {needed} are needed" if connections else ""
-        raised = ", and a run raises the limit to that" if soft < needed else ""
-        return _machine("open files", "ok", f"{soft} at once{use}{raised}")
-    words = f"{hard} at once, and {needed} are needed for {connections} connections"
-    way = "ask for more in /etc/security/limits.conf, or give a smaller --concurrency"
+        use = f"; {needed} needed" if connections else ""
+        raised = ", and runs raise the limit to that number" if soft < needed else ""
+        return _machine("open files", "ok", f"at most {soft}{use}{raised}")
+    words = f"at most {hard}; {connections} connections need {needed}"
+    way = "raise the limit in /etc/security/limits.conf, or use a smaller --concurrency"
     return _machine("open files", "problem", words, way)
 
 
@@ -379,71 +379,74 @@ OUTSIDE = "outside"
 _outside = partial(line, OUTSIDE)
 HUB = "https://huggingface.co"
 HUB_S = 3.0
-"""Seconds that the hub may take to say anything."""
+"""Timeout of the Hub check in seconds."""
 NO_HEAD = 501
-"""What a server says that is there and knows no HEAD."""
+"""HTTP status of a server that is up but does not support HEAD."""
 _KEY = re.compile(r"[A-Z][A-Z0-9_]*_API_KEY|HF_TOKEN|HUGGING_FACE_HUB_TOKEN")
 _TRUE = ("1", "ON", "YES", "TRUE")
 LISTED = 8
-"""Names in one line at most."""
+"""Maximum number of names in one line."""
 
 
 # -- keys ------------------------------------------------------------------------------------------
 
 
 def key_lines(wanted_keys: Collection[str] = ()) -> Iterator[CheckLine]:
-    """A line with the NAMES of all keys in the environment, and a problem for each that no request
-    could carry. Who misses one of `wanted_keys` is told by whoever knows the players."""
+    """A line with the NAMES of all API keys in the environment, and a problem for each key that
+    cannot be sent in a request. Missing keys are reported by `missing_keys`."""
     names = sorted({*filter(_KEY.fullmatch, os.environ), *wanted_keys})
     here, broken = [], []
     for name in names:
         value = os.environ.get(name, "").strip()
-        remember(value)  # whatever else is printed today does not show it
+        remember(value)  # hides the value in all later output
         try:
             here += [name] if read_key(name, optional=True) else []
         except ModelLoadError as error:
             broken.append(CheckLine.of_error(OUTSIDE, name, error))
-    words = ", ".join(here) or "none in the environment (needed for servers off this machine)"
+    words = ", ".join(here) or "none in the environment (remote servers need one)"
     yield _outside("keys", "ok" if here else "note", words)
     yield from broken
     yield from _default_address()
 
 
 def _default_address() -> Iterator[CheckLine]:
-    """Where players without an address are asked, if the environment says so."""
+    """The default server address, if the environment sets one."""
     if not (address := os.environ.get(ADDRESS, "").strip()):
         return
     try:
-        yield _outside(ADDRESS, "note", f"players without an address: {checked_url(address)}")
+        yield _outside(ADDRESS, "note", f"models without an address use {checked_url(address)}")
     except ModelLoadError:
-        # The words of that error quote what stands there, which may be anything.
-        yield _outside(ADDRESS, "problem", "it holds no address of a server", f"unset {ADDRESS}")
+        # That error would quote the value, which may be a secret.
+        yield _outside(ADDRESS, "problem", "its value is not a server address", f"unset {ADDRESS}")
 
 
 # -- the hub ---------------------------------------------------------------------------------------
 
 
 def hub_line() -> CheckLine:
-    """Whether models and rows can be downloaded. Waits HUB_S seconds at most."""
+    """Whether models and rows can be downloaded. Waits at most HUB_S seconds."""
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(name, "").upper() in _TRUE:
-            return _outside("hub", "note", f"not asked: {name} is set", f"unset {name}")
+            return _outside("hub", "note", f"not checked: {name} is set", f"unset {name}")
     address = os.environ.get("HF_ENDPOINT", "").strip() or HUB
     shown = shown_address(address)
     if web_address(address) is None:
-        return _outside("hub", "problem", "HF_ENDPOINT holds no address", "unset HF_ENDPOINT")
-    way = "check network and proxy; without it: models and rows as folders, HF_HUB_OFFLINE=1"
+        return _outside("hub", "problem", "HF_ENDPOINT is not an address", "unset HF_ENDPOINT")
+    way = (
+        "check your network and proxy; to work offline, use local models and rows and set "
+        "HF_HUB_OFFLINE=1"
+    )
     try:
         why = _unreachable(address)
     except ModelLoadError as error:
         return CheckLine.of_error(OUTSIDE, "hub", error)
     if why:
-        return _outside("hub", "note", f"{shown} does not answer ({why})", way)
+        return _outside("hub", "note", f"{shown} cannot be reached ({why})", way)
     return _outside("hub", "ok", f"{shown} answers")
 
 
 def _unreachable(address: str) -> str:
-    """Why the server at `address` says nothing of use; empty where it answers."""
+    """Why the server at `address` cannot be used; empty if it answers."""
     import asyncio
 
     import httpx2
@@ -460,7 +463,7 @@ def _unreachable(address: str) -> str:
     try:
         return asyncio.run(in_time())
     except TimeoutError:
-        return f"nothing within {HUB_S:g} s"
+        return f"no answer within {HUB_S:g} s"
     except (httpx2.HTTPError, OSError) as error:
         return type(error).__name__
 
@@ -469,7 +472,7 @@ def _unreachable(address: str) -> str:
 
 
 def rows_lines(registry: Registry) -> Iterator[CheckLine]:
-    """Of how many tasks rows lie where they are looked for, by kind of rows."""
+    """How many tasks have their rows downloaded, by kind of rows."""
     for kind in ("eval", "train"):
         here: list[str] = []
         lacking: list[str] = []

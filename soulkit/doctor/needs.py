@@ -1,8 +1,8 @@
-"""What a settings file needs: which command it is for, what is missing, and whom it would ask.
+"""What a settings file needs: its command, what is missing, and the models it would call.
 
-config.yaml of a run, or a file for --config ──▶ its command ──▶ gaps, and Parts: settings with
-                                                                 everybody in their seats, and
-                                                                 the first row of each task
+config.yaml of a run, or a file for --config ──▶ its command ──▶ gaps, and parts: settings with
+                                                                 their players and the first row
+                                                                 of each task
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ LOCAL = frozenset({"adapter", "device", "dtype", "max_context", "batch_size", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPart:
-    """Tasks that are played with one configuration; of each task a single row."""
+    """Tasks that are played with one configuration, with one row per task."""
 
     config: PlayConfig
     work: tuple[Work, ...]
     coached: bool = False
-    """Whether feedback is asked for."""
+    """Whether the part also asks for feedback."""
 
     @property
     def served_actor(self) -> RoleSettings | None:
-        """The actor as a player, where it is served."""
+        """The model under test as a player, if a server hosts it."""
         config = self.config
         served = isinstance(config, EvalConfig) and config.kind == "api"
         return config.endpoint() if isinstance(config, EvalConfig) and served else None
@@ -73,23 +73,23 @@ class Needs:
 
     @property
     def extras(self) -> set[str]:
-        """The extras without which the command cannot do anything."""
+        """The extras that the command cannot run without."""
         loads = self.config is not None and bool(self.config.checkpoints())
         return {"train"} if loads or self.command != "eval api" else set()
 
     @property
     def keys(self) -> set[str]:
-        """NAMES of the variables in which the players' keys are."""
+        """NAMES of the environment variables that hold the players' keys."""
         return {who.api_key_env for part in self.parts for _, who in part.config.served()}
 
     @property
     def connections(self) -> int:
-        """Connections that are open at once at most."""
+        """Maximum number of connections open at once."""
         return max((_connections(part.config) for part in self.parts), default=0)
 
 
 def _connections(config: PlayConfig) -> int:
-    """Every server has as many as there are requests at once."""
+    """Each server gets one connection per concurrent request."""
     servers = {(checked_url(who.base_url), who.model) for _, who in config.served()}
     engine = config.engine_choice
     own = {*config.checkpoints("vllm"), *([config.model] if engine.kind == "vllm" else ())}
@@ -101,14 +101,14 @@ def _connections(config: PlayConfig) -> int:
 
 
 def settings_file(path: Path) -> Path:
-    """The file that is meant: of a run's folder its config.yaml."""
+    """The settings file: `path` itself, or the config.yaml of a run folder."""
     return path / CONFIG if path.is_dir() else path
 
 
 def command_for(settings: Mapping[str, Any], named: str | None = None) -> str:
     """The command that settings are for: `eval api`, `train grpo` …
 
-    `named` is what the user says; ConfigError where neither says it.
+    `named` is the value of --for. ConfigError if neither names the command.
     """
     kind, method = settings.get("kind"), settings.get("method")
     if named:
@@ -123,9 +123,9 @@ def command_for(settings: Mapping[str, Any], named: str | None = None) -> str:
     if bool(served) != bool(local):
         return "eval api" if served else "eval local"
     raise ConfigError(
-        "The settings do not say which command they are for.",
-        "A run's config.yaml does; in a file of your own it is the command line that says it.",
-        f"Name it with --for: {', '.join(COMMANDS)}.",
+        "The settings do not say which command they belong to.",
+        "The config.yaml of a run names its command; a settings file of your own may not.",
+        f"Add --for with one of: {', '.join(COMMANDS)}.",
     )
 
 
@@ -136,14 +136,14 @@ def _checked_command(text: str) -> str:
     if fits and words[0] in known and (words[0] != "eval" or words[1] in ("api", "local")):
         return " ".join(words[:2])
     raise ConfigError(
-        f"'{text}' is no command that soul doctor looks after.",
-        "It asks the players of evaluations, trainings and distillations.",
-        f"Write --for with one of: {', '.join(COMMANDS)}. {did_you_mean(text, COMMANDS)}",
+        f"soul doctor cannot check the command '{text}'.",
+        "It checks evaluations, training and distillation.",
+        f"Set --for to one of: {', '.join(COMMANDS)}. {did_you_mean(text, COMMANDS)}",
     )
 
 
 def needs_of(file: Path, flags: Mapping[str, Any], named: str | None, *, trust: bool) -> Needs:
-    """What the settings in `file` need. UserError when they cannot be read or are not trusted."""
+    """What the settings in `file` need. UserError if they cannot be read or are not trusted."""
     from soulkit.config import read_settings_file
 
     needs = Needs(command=command_for(read_settings_file(file), named))
@@ -184,7 +184,7 @@ def _look_at_evaluation(needs: Needs, config: EvalConfig) -> None:
     needs.lines += _work_lines(work)
     for remark in left_out_lines(config.suite, left_out(config, work)) if config.playable else ():
         needs.lines.append(line(PART, "left out", "note", remark))
-    if config.ledger != "replay":  # which asks nobody
+    if config.ledger != "replay":  # a replay calls no model
         first = (replace(part, examples=part.examples[:1]) for part in work if part.examples)
         needs.parts.append(TrialPart(config=config, work=tuple(first)))
 
@@ -198,12 +198,12 @@ def _work_lines(work: Sequence[Work]) -> Iterator[CheckLine]:
             yield line(PART, part.task.name, "note", remark)
         if part.bad:
             first = part.bad[0]
-            words = f"{len(part.bad)} bad rows are left out; the first is {first.source}"
+            words = f"{len(part.bad)} bad rows will be skipped; the first is {first.source}"
             yield line(PART, part.task.name, "note", f"{words}: {first.why}")
 
 
 def gap_lines(gaps: Sequence[MissingRequirement]) -> Iterator[CheckLine]:
-    """A line for everything that is missing."""
+    """One line per missing requirement."""
     for gap in gaps:
         health: Health = "problem" if gap.fatal else "note"
         words = f"{WORDS[gap.kind]} {gap.name}"
@@ -225,7 +225,7 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
         needs.lines.append(line(PART, "rows", "note", remark))
     played = material if material.objective is not None else material.measured
     if played is None:
-        words = "supervised steps ask nobody"
+        words = "none: supervised training calls no other model"
         needs.lines.append(line(PART, "players", "ok", words))
         return
     first = {task.name: Work(task, (row,)) for task, row in reversed(played.pool)}
@@ -235,8 +235,8 @@ def _training(needs: Needs, file: Path, flags: Mapping[str, Any], trust: bool) -
 
 
 def _material(needs: Needs, config: TrainConfig) -> TrainingData | None:
-    """What is trained on, with a line for all that is missing; None where not even the tasks, their
-    rows and players are there."""
+    """The training data, with a line per missing requirement; None if even the tasks, rows and
+    players cannot be loaded."""
     from soulkit.train.setup.data import load_training_data
 
     try:
@@ -246,7 +246,7 @@ def _material(needs: Needs, config: TrainConfig) -> TrainingData | None:
     except UserError as error:
         needs.lines.append(CheckLine.of_error(PART, "training", error))
     try:
-        return load_training_data(config)  # without a key or the model others may be asked
+        return load_training_data(config)  # other players can be asked without the key or model
     except UserError:
         return None
 

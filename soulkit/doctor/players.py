@@ -1,4 +1,4 @@
-"""Players of a trial: what is noted of each while it is asked, and models loaded for it."""
+"""Players of a trial: models that record the outcome of each call, and models loaded for it."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from soulkit.text import one_line
 from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 SPOKEN = ("actor", "partner", "environment")
-"""The roles whose turns make an episode: each is asked for one turn."""
+"""Roles whose turns make up an episode. Each is asked for one turn."""
 MOST_TURNS = 4
-"""Turns of one player while another one was not reached yet."""
+"""Maximum turns of one player while another has not been reached."""
 QUOTED = 80
-"""Characters of a reply that are shown."""
+"""Maximum characters shown of a reply."""
 
 
 class EnoughHeard(CallError):
-    """Everybody had a turn: the rest of the episode is not played."""
+    """Every player has had a turn, so the rest of the episode is skipped."""
 
     reason = "enough_heard"
 
 
 @dataclass
 class PlayerReport:
-    """What is noted of one player in one role."""
+    """The record of one player in one role."""
 
     role: str
     who: str
@@ -60,26 +60,26 @@ class PlayerReport:
     seconds: float = 0.0
     usage: Usage = field(default_factory=Usage)
     text: str = ""
-    """Of its newest reply."""
+    """Text of its latest reply."""
     stop_reason: str = ""
     forms: set[str] = field(default_factory=set)
     failure: str = ""
-    """Why a call brought nothing."""
+    """Why a call failed."""
     unusable: UserError | None = None
-    """Why it could not even be made."""
+    """Why the model could not be created."""
     away: str = ""
     """Why it is not asked here."""
     unread: str = ""
-    """Why what it said is of no use."""
+    """Why its reply cannot be used."""
     verdict: str = ""
-    """What was read of it."""
+    """What was read from its verdict."""
 
     @property
     def absent(self) -> bool:
         return bool(self.away or self.unusable)
 
     def note(self, reply: Completion, sampling: Sampling, seconds: float) -> None:
-        """One more reply."""
+        """Record one reply."""
         self.calls, self.seconds = self.calls + 1, self.seconds + seconds
         self.usage += reply.usage
         self.text, self.stop_reason = reply.text, reply.stop_reason
@@ -89,7 +89,7 @@ class PlayerReport:
                            "ignored" if "form" in reply.ignored else "held")  # fmt: skip
 
     def check(self) -> PlayerCheck:
-        """The line that is shown."""
+        """The line to show for this player."""
         health, words, way = self._outcome()
         return PlayerCheck(
             role=self.role, who=self.who, task=self.task, health=health, words=printable(words),
@@ -99,7 +99,7 @@ class PlayerReport:
         )  # fmt: skip
 
     def _schema(self) -> Literal["", "held", "ignored", "refused"]:
-        """The worst that became of a schema: a server may hold one and not the next."""
+        """The worst outcome of a schema: a server may accept one schema and reject the next."""
         fates: tuple[Literal["refused", "ignored", "held"], ...] = ("refused", "ignored", "held")
         return next((fate for fate in fates if fate in self.forms), "")
 
@@ -112,12 +112,12 @@ class PlayerReport:
             return "problem", f"no answer: {one_line(self.failure, 300)}", _way_to_answers(self)
         if self.unread:
             way = (
-                f"another --{self.role.replace('_', '-')}, or more room for its reply (max_tokens)"
+                f"use another --{self.role.replace('_', '-')}, or allow longer replies (max_tokens)"
             )
             wrote = f"; it wrote: {quoted(self.text)}" if self.text.strip() else ""
             return "problem", f"{one_line(self.unread, 200)}{wrote}", way
         if not self.calls:
-            return "note", "not asked: the row that was tried does not come to it", ""
+            return "note", "not asked: the row used for this check does not need it", ""
         return self._answered()
 
     def _answered(self) -> tuple[Health, str, str]:
@@ -125,50 +125,52 @@ class PlayerReport:
         if not self.text.strip():
             return "problem", f"an empty reply ({self.stop_reason})", _way_to_answers(self)
         if self.stop_reason == "length":
-            return "note", f"{words} (cut at its limit)", _way_to_room(self)
+            return "note", f"{words} (truncated at the length limit)", _way_to_room(self)
         if self._schema() in ("ignored", "refused"):
-            words += "; its server does not hold replies to a schema: the prompt alone says it"
+            words += (
+                "; the server does not enforce the JSON schema, only the prompt asks for it"
+            )
             return "note", words, ""
         return "ok", words, ""
 
 
 def quoted(text: str) -> str:
-    """The beginning of a reply, safe to show."""
+    """The beginning of a reply, safe to print."""
     return f"'{one_line(text, QUOTED)}'"
 
 
 def _way_to_answers(seat: PlayerReport) -> str:
     option = "--model and --base-url" if seat.role == "actor" else f"--{seat.role}"
-    return f"check address, name of the model and key in {option.replace('_', '-')}"
+    return f"check the address, model name and key in {option.replace('_', '-')}"
 
 
 def _way_to_room(seat: PlayerReport) -> str:
     if seat.role == "actor":
-        return "a larger --max-tokens"
-    return f"more room for the reply of the {seat.role.replace('_', ' ')} (max_tokens)"
+        return "increase --max-tokens"
+    return f"allow longer replies of the {seat.role.replace('_', ' ')} (max_tokens)"
 
 
 @dataclass
 class TrialPlayers:
-    """Everybody who is asked, by role and settings, and whose turn it may be."""
+    """All players by role and settings, and which of them still need a turn."""
 
     load: bool = False
-    """Whether checkpoints are loaded to ask them."""
+    """Whether to load checkpoints and ask them."""
     seats: dict[tuple[str, str], PlayerReport] = field(default_factory=dict)
     expected: frozenset[str] = frozenset()
-    """The speakers of the episode that is played; empty: all may speak."""
+    """Roles that need a turn in this episode; empty: no limit."""
     turns: dict[str, int] = field(default_factory=dict)
 
     def seat(self, role: str, who: str) -> PlayerReport:
-        """The note on one player in a role, made when it is first named."""
+        """The report of one player in a role, created on first use."""
         return self.seats.setdefault((role, who), PlayerReport(role, who))
 
     def begin(self, expected: frozenset[str]) -> None:
-        """An episode begins in which each of `expected` is to have a turn."""
+        """Start an episode in which each role of `expected` needs a turn."""
         self.expected, self.turns = expected, {}
 
     def take_turn(self, role: str) -> None:
-        """`role` is about to speak. Raises EnoughHeard where everybody has."""
+        """Count a turn of `role`. Raises EnoughHeard if every role has had one."""
         if role not in self.expected:
             return
         had = self.turns.get(role, 0)
@@ -178,7 +180,7 @@ class TrialPlayers:
 
 
 class ReportedModel(ObservedModel):
-    """A player's model; what becomes of its calls is noted."""
+    """A player's model that records the outcome of its calls."""
 
     def __init__(self, model: ChatModel, seat: PlayerReport, table: TrialPlayers) -> None:
         super().__init__(model)
@@ -194,19 +196,19 @@ class ReportedModel(ObservedModel):
         except CallError as error:
             self.seat.failure = self.seat.failure or error.detail
             raise
-        except UserError as error:  # a server that refuses; others may be asked all the same
+        except UserError as error:  # the server rejected the request; other players continue
             self.seat.unusable = self.seat.unusable or error
             raise ProviderError(error.what) from error
         self.seat.note(reply, sampling, time.monotonic() - start)
         return reply
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
-        """Whoever asked could not use the reply."""
-        self.seat.unread = self.seat.unread or "what it said cannot be read"
+        """Record that the caller could not use the reply."""
+        self.seat.unread = self.seat.unread or "its reply cannot be read"
 
 
 class AbsentModel(AnsweringModel):
-    """Takes the place of a model that is not asked; says the lines of a script, else fails."""
+    """Stands in for a model that is not asked: returns the lines of a script, or fails."""
 
     def __init__(self, name: str, script: Sequence[str] = ()) -> None:
         super().__init__(name, self._line)
@@ -220,8 +222,7 @@ class AbsentModel(AnsweringModel):
 
 @dataclass
 class ReportedPlayers(Players):
-    """Players of whom everything is noted; one that cannot be made does not keep the others from
-    being asked."""
+    """Players that record every call. A player that cannot be created does not stop the others."""
 
     table: TrialPlayers = field(default_factory=TrialPlayers)
 
@@ -229,9 +230,9 @@ class ReportedPlayers(Players):
         seat = self.table.seat(role, settings.written())
         try:
             if settings.player_kind.takes_memory and not self.table.load:
-                seat.away = "it would have to be loaded (--load)"
+                seat.away = "it must be loaded first (add --load)"
             elif settings.kind == "actor" and isinstance(self.actor, AbsentModel):
-                seat.away = "it is the actor, which is not loaded (--load)"
+                seat.away = "it is the model under test, which is not loaded (add --load)"
             else:
                 return ReportedModel(self.made(role, settings), seat, self.table)
         except UserError as error:
@@ -239,14 +240,14 @@ class ReportedPlayers(Players):
         return AbsentModel(settings.written())
 
     def made(self, role: str, settings: RoleSettings) -> ChatModel:
-        """The model behind `settings`, as it is; a UserError when it cannot be made."""
-        # Of its own, or one server's refusal would keep everybody from being asked.
+        """The model behind `settings`; UserError if it cannot be created."""
+        # One Preflight per player: a server that refuses must not stop the others.
         self.preflight = Preflight(self.reporter)
         return super().model(role, settings)
 
 
 def quick(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of endpoints for a single question: whoever is away is to be known soon."""
+    """Arguments of endpoints for a single question: few retries and short timeouts."""
     return {
         **arguments, "max_attempts": 2, "backoff_s": min(arguments.get("backoff_s", 1.0), 1.0),
         "rate_limit_wait_s": min(arguments.get("rate_limit_wait_s", 60.0), 60.0),
@@ -255,25 +256,25 @@ def quick(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def single_opinion(cast: Cast) -> Cast:
-    """The cast, whose judges give one opinion each, and see a pair one way round."""
+    """The cast with one reply per judge, and one order per pair."""
     panel = replace(cast.panel, samples=1, orders="seeded")
     return replace(cast, panel=panel)
 
 
 TINY = "tiny"
-"""A model that is made when its training begins."""
+"""Model that is created when training begins."""
 
 
 @dataclass
 class LoadedModels:
-    """What `part` has on this machine; a context manager. Nothing is loaded before it is named."""
+    """The local models of `part`, loaded on first use. A context manager."""
 
     part: TrialPart
     load: bool = True
-    """False: nothing is loaded or started, and servers that run already are asked alone."""
+    """False: nothing is loaded or started; only servers that already run are asked."""
     reporter: Reporter = SILENT
     _broken: UserError | None = None
-    """Why no server could be started."""
+    """Why a server could not be started."""
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -293,8 +294,8 @@ class LoadedModels:
         self._stack.close()
 
     def _start(self, needs: list[ServerNeed]) -> None:
-        """Start the servers of the actor and of the players, all of them before anybody is asked:
-        a UserError where one does not start."""
+        """Start the servers of the model under test and of all players. UserError if one fails to
+        start."""
         config = self.part.config
         urls: tuple[str, ...] = ()
         if self.part.served_actor is None and config.model != TINY:
@@ -325,8 +326,8 @@ class LoadedModels:
         return None if adapter is None else adapter_folder(adapter)
 
     def actor(self) -> ChatModel | None:
-        """The actor; None for one that is only made when the training begins. UserError when it
-        cannot be loaded. Call it outside of an event loop."""
+        """The model under test; None if it is only created when training begins. UserError if it
+        cannot be loaded. Call it outside an event loop."""
         config = self.part.config
         if config.model == TINY:
             return None
@@ -343,7 +344,7 @@ class LoadedModels:
         )
 
     def player(self, path: str) -> ChatModel:
-        """A checkpoint that plays beside the actor."""
+        """A local checkpoint used as a player."""
         config = self.part.config
         return checkpoint_player(path, device=config.device, dtype=config.dtype)
 

@@ -1,11 +1,11 @@
-"""One real question to every player, before hours are spent on thousands.
+"""Ask every player one real question before a long run.
 
-    a task's first row ──play, a turn for each speaker──▶ what actor, partner, environment said
-    its perfect answer ──judged──▶ what judges and auditors said, read as in any run
-                       ──critique──▶ what the coach and the blind reader said
+    a task's first row ──play, one turn per speaker──▶ replies of actor, partner, environment
+    its perfect answer ──judged──▶ verdicts of judges and auditors, parsed as in any run
+                       ──critique──▶ replies of the coach and the blind reader
 
-Prompts, readers and scores are the task's: nothing is written here that a run does not ask. Whoever
-plays in several tasks is asked in the first of them. Replies are kept nowhere.
+All prompts, parsers and scores come from the task. A player used in several tasks is asked in the
+first of them. Replies are not stored.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ from soulkit.text import one_line
 from soulkit.types import Episode, Example, Feedback, Sampling, Score
 
 AFTERWARDS = ("coach", "blind_reader")
-"""The roles that are asked about a draft where feedback is wanted."""
+"""Roles that are asked about a draft when feedback is requested."""
 NONSENSE = "I would rather not say."
-"""What stands for a reply where a task has scripted neither a right nor a wrong one."""
-MADE_LATER = "it is made when the training begins"
-UNREADABLE = "no verdict can be read"
+"""Reply that is judged if a task has neither a scripted right nor a scripted wrong one."""
+MADE_LATER = "it is created when training begins"
+UNREADABLE = "its verdict cannot be read"
 SHORT = 24
-"""Characters of a text in a verdict that is a label rather than reasons."""
+"""Longer texts in a verdict count as reasons and are not shown."""
 DEPTH = 4
-"""Of a verdict's fields within fields that are shown."""
+"""Maximum nesting depth of verdict fields shown."""
 REASONS = ("reasoning", "reason", "analysis", "explanation")
 SeatKey = tuple[str, str]
-"""A role, and who fills it as it is written."""
+"""(role, player as written)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTrial:
-    """One task that is tried, and who is asked in it for the first time."""
+    """One task to try, and the players that are first asked in it."""
 
     part: TrialPart
     task: Task
@@ -85,7 +85,7 @@ class TaskTrial:
 
 
 def task_trials(parts: Sequence[TrialPart]) -> list[TaskTrial]:
-    """The fewest tasks, in their order, in which everybody is asked."""
+    """The fewest tasks, in order, in which every player is asked."""
     trials: list[TaskTrial] = []
     placed: set[SeatKey] = set()
     for part in parts:
@@ -99,7 +99,7 @@ def task_trials(parts: Sequence[TrialPart]) -> list[TaskTrial]:
 
 
 def seats_in(part: TrialPart, work: Work) -> list[SeatKey]:
-    """Who may be asked in a task: role, and who it is."""
+    """(role, player) pairs that may be asked in a task."""
     config, task = part.config, work.task.name
     seats = [("actor", _actor_name(part))]
     for role, who in config.players_in(task):
@@ -119,7 +119,7 @@ def _actor_name(part: TrialPart) -> str:
 
 
 def trial_plan(trials: Sequence[TaskTrial]) -> Plan:
-    """What the questions cost at most: as if each of these rows were played to its end."""
+    """The maximum cost of the questions, as if each row were played to its end."""
     return plan_loads(
         Load([Work(trial.task, (trial.example,))], partial(_voices, trial.part)) for trial in trials
     )
@@ -148,9 +148,10 @@ def _voices(part: TrialPart, work: Work) -> list[PlayerTerms]:
 def ask_players(
     parts: Sequence[TrialPart], *, load: bool = False, reporter: Reporter = SILENT
 ) -> list[PlayerCheck]:
-    """Ask everybody one real question; `load` checkpoints for it, too.
+    """Ask every player one real question; with `load`, also load checkpoints and ask them.
 
-    CostUnconfirmed when it would cost money and nobody agrees; BudgetSpent where that is spent.
+    CostUnconfirmed if it costs money and the user does not agree; BudgetSpent if the budget is
+    spent.
     """
     trials = task_trials(parts)
     if not trials:
@@ -169,7 +170,7 @@ def ask_players(
 
 
 def attached(part: TrialPart) -> bool:
-    """Whether the actor sits behind servers that run already: to ask it loads nothing here."""
+    """Whether the actor runs on servers that are already up, so asking it loads nothing here."""
     return part.served_actor is None and part.config.engine_choice.attached
 
 
@@ -180,7 +181,7 @@ class _TaskTrying:
     trial: TaskTrial
     table: TrialPlayers
     loaded: LoadedModels | None = None
-    """None: nothing is loaded to be asked."""
+    """None: no local model is loaded."""
     rollout: Rollout = field(default_factory=Rollout)
 
     def __post_init__(self) -> None:
@@ -214,7 +215,7 @@ class _TaskTrying:
         return players
 
     def _actor(self, players: ReportedPlayers, served: RoleSettings | None) -> ChatModel:
-        """The actor, or the script of a perfect one where it cannot be asked."""
+        """The actor, or a scripted perfect one if it cannot be asked."""
         seat = self.table.seat("actor", _actor_name(self.trial.part))
         lines = [reply for _, reply in _scripted_turns(self.trial.task, self.trial.example)]
         try:
@@ -223,7 +224,7 @@ class _TaskTrying:
             if self.loaded is not None and (actor := self.loaded.actor()):
                 return actor
             made_later = self.loaded is not None
-            seat.away = MADE_LATER if made_later else "it would have to be loaded (--load)"
+            seat.away = MADE_LATER if made_later else "it must be loaded first (add --load)"
         except UserError as error:
             seat.unusable = error
         return AbsentModel(seat.who, lines)
@@ -239,7 +240,7 @@ class _TaskTrying:
         cast = cast_of(config, self.players, Player(actor, sampling), config.seed).in_task(
             task.name
         )
-        # A judge who is away would leave the others' verdicts without use.
+        # A missing judge would make the other judges' verdicts unusable.
         judges, auditors = (
             tuple(one for one in panel if not isinstance(one.model, AbsentModel))
             for panel in (cast.judges, cast.auditors)
@@ -249,7 +250,7 @@ class _TaskTrying:
     # -- the questions -----------------------------------------------------------------------------
 
     async def _play(self, cast: Cast) -> Episode | None:
-        """Play until every speaker had a turn; the episode where it came to its end before."""
+        """Play until every speaker has had a turn; return the episode if it ended before that."""
         task, example = self.trial.task, self.trial.example
         speakers = frozenset(role for role in SPOKEN if role in task.calls(example))
         asked_for = {role for role, _ in self.trial.seats}
@@ -258,7 +259,7 @@ class _TaskTrying:
             return None
         if empty := speakers - cast.filled():
             for seat in self._seats("actor"):
-                seat.away = seat.away or f"nobody plays the {' and the '.join(sorted(empty))}"
+                seat.away = seat.away or f"no model plays the {' and the '.join(sorted(empty))}"
             return None
         self.table.begin(speakers - {"actor"} if scripted else speakers)
         try:
@@ -292,7 +293,7 @@ class _TaskTrying:
             await self._coach(cast, episode, score)
 
     async def _coach(self, cast: Cast, episode: Episode, score: Score) -> None:
-        """Have the coach comment, and the blind reader answer from that alone."""
+        """Ask the coach for feedback, and the blind reader to answer from the feedback alone."""
         seats = [seat for role in AFTERWARDS for seat in self._seats(role) if not seat.absent]
         if not seats:
             return
@@ -332,7 +333,7 @@ class _TaskTrying:
         return [self.table.seat(*seat) for seat in self.trial.seats if seat[0] == role]
 
     def _note_break(self, error: CallError, roles: Sequence[str]) -> None:
-        """An error that no call has noted: a reply of no use, or a task that broke."""
+        """Record an error that no call recorded: an unusable reply or a bug in the task."""
         seats = [seat for role in roles for seat in self._seats(role) if not seat.absent]
         if any(seat.failure or seat.unread for seat in seats):
             return
@@ -341,14 +342,14 @@ class _TaskTrying:
 
 
 def note_verdicts(panel: Sequence[Player], score: Score, best: float) -> None:
-    """Note what was read of each of a panel; where nothing was, why."""
+    """Record the verdict read from each judge of a panel, or why none could be read."""
     for name, player in zip(judge_names(panel), panel, strict=True):
         seat = player.model.seat if isinstance(player.model, ReportedModel) else None
         if seat is None or not seat.calls:
             continue
         if seat.unread:
             own_words = score.words.startswith(f"{player.model.name}: ")
-            seat.unread = f"no verdict can be read: {score.words}" if own_words else UNREADABLE
+            seat.unread = f"the verdict cannot be read: {score.words}" if own_words else UNREADABLE
             continue
         fields = [(v.purpose, v.said) for v in score.verdicts if v.judge == name and v.said]
         words = ", ".join(dict.fromkeys(text for _, said in fields for text in short_verdict(said)))
@@ -358,7 +359,7 @@ def note_verdicts(panel: Sequence[Player], score: Score, best: float) -> None:
 
 
 def short_verdict(fields: Mapping[str, Any], depth: int = DEPTH) -> Iterator[str]:
-    """A verdict in short, its reasons left out: `quality 7`, `style plain`."""
+    """The fields of a verdict without its reasons: `quality 7`, `style plain`."""
     for name, value in fields.items():
         inner = value.get("score", value) if isinstance(value, Mapping) else value
         if name in REASONS:
@@ -378,7 +379,7 @@ def _actor_sampling(config: PlayConfig, task: Task) -> Sampling:
 
 
 def _scripted_turns(task: Task, example: Example) -> list[tuple[str, str]]:
-    """(seat, reply) of the turns that a perfect actor would take; empty without a script."""
+    """(seat, reply) per turn of a scripted perfect actor; empty without a script."""
     with task_code(task, "gold"):
         episode = task.gold(example)
     traces = episode.traces if episode else ()
@@ -386,7 +387,7 @@ def _scripted_turns(task: Task, example: Example) -> list[tuple[str, str]]:
 
 
 def _judged_episode(task: Task, example: Example, drafted: Episode | None) -> Episode | None:
-    """What is shown to the judges: the perfect answer, else what the actor said, else a script."""
+    """The episode for the judges: perfect answer, else the actor's reply, else a script."""
     with task_code(task, "gold"):
         return (
             task.gold(example) or drafted or task.wrong(example) or task.canary(example, NONSENSE)

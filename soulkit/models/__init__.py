@@ -1,6 +1,6 @@
-"""Models: whatever completes a context.
+"""Models and players.
 
-base.py what a model is to the rest of soulkit; codec.py between words and ids; stand_ins.py models
-that take the place of others. api/ endpoints; local/ checkpoints in this process; vllm/ servers of
-one's own; players/ who fills which role; ledger/ what was paid for.
+base.py interfaces; codec.py text to ids and back; stand_ins.py scripted and other stand-ins; api/
+HTTP endpoints; local/ checkpoints in this process; vllm/ vLLM servers; players/ who fills which
+role; ledger/ recorded API calls.
 """

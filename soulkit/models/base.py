@@ -1,8 +1,8 @@
-"""Models as the rest of soulkit sees them: ChatModel, Player, Cast, and how long a reply may be.
+"""Interfaces of models: ChatModel, Player, Cast, and the maximum length of a reply.
 
-Local, vLLM and API models look the same to a task. A reply may have min(limit, context − prompt)
-tokens. Where that is less than LEAST_ROOM tokens, or than the limit where the limit itself is
-lower, the row does not fit: a reply that is cut after a few tokens says nothing about the model.
+Tasks use local, vLLM and API models alike. A reply may have min(limit, context − prompt) tokens.
+If that is less than LEAST_ROOM tokens (or than the limit, if the limit is lower), the row does not
+fit: a reply truncated after a few tokens says nothing about the model.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def min_reply_tokens(limit: int) -> int:
-    """Tokens that must be left for a reply of at most `limit` tokens."""
+    """Minimum tokens to leave for a reply of at most `limit` tokens."""
     return min(LEAST_ROOM, limit)
 
 
 def max_reply_tokens(prompt: int, limit: int, context: int | None) -> int:
-    """Tokens that the reply to `prompt` tokens may have; 0 when the row does not fit.
+    """Maximum tokens of the reply to `prompt` tokens; 0 if the row does not fit.
 
-    `context` is what the model holds in all; None: not known, and the limit is all there is.
+    `context` is the model's total context; None: unknown, so only `limit` counts.
     """
     room = limit if context is None else min(limit, context - prompt)
     return room if room >= min_reply_tokens(limit) else 0
@@ -50,7 +50,7 @@ _BLAME: dict[Role, type[CallError]] = {
 }
 
 _MAY_NOT_REFUSE: tuple[Role, ...] = ("partner", "environment", "coach")
-"""Whose refusal is nobody's words. An actor's is its answer, a judge is asked again."""
+"""Roles whose refusal is a failure. An actor's refusal is its answer; a judge is asked again."""
 
 
 class ChatModel(Protocol):
@@ -66,65 +66,65 @@ class ChatModel(Protocol):
 
 
 class TrainedWeights(Protocol):
-    """Weights that a trainer moves, as a sampler is given them."""
+    """The weights in training, in the form in which a sampler receives them."""
 
     def version(self) -> str:
-        """Their hash."""
+        """Hash of the weights."""
 
     def save(self, folder: Path, step: int | None = None) -> None:
-        """Write them as a Hugging Face folder."""
+        """Write the weights as a Hugging Face folder."""
 
 
 class Sampler(ChatModel, Protocol):
-    """What samples for training, or for the evaluation of weights that one has: prompted with ids,
-    it answers with ids and log-probs; in this process or behind HTTP."""
+    """A model whose weights soulkit controls, for training or evaluation, in this process or over
+    HTTP. It takes prompt ids and returns ids and log-probs."""
 
     policy_version: str
-    """Hash of the adapter that samples, stamped on every completion; empty without one."""
+    """Hash of the active adapter, recorded in every completion; empty without one."""
 
     @property
     def context_limit(self) -> int | None:
-        """Tokens of a prompt with its reply; None: not known."""
+        """Maximum tokens of prompt and reply together; None: unknown."""
 
     def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
-        """Tokens of the prompt that `context` becomes."""
+        """Number of prompt tokens for `context`."""
 
     async def take(self, weights: TrainedWeights) -> None:
-        """Sample with these weights from now on; returns once they are proven to be there."""
+        """Sample with these weights from now on; returns after verifying that they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """A model and how it is sampled in its role."""
+    """A model with the sampling settings of its role."""
 
     model: ChatModel
     sampling: Sampling = field(default_factory=Sampling)
     repeated: Sampling | None = None
-    """How it is sampled where one question is put to it several times; None: in the same way."""
+    """Sampling when one question is asked several times; None: the same as `sampling`."""
 
     def asked_times(self, times: int) -> Player:
-        """The same player, as it is sampled for so many opinions on one question."""
+        """The player with the sampling for `times` samples of one question."""
         if times == 1 or self.repeated is None:
             return self
         return replace(self, sampling=self.repeated)
 
     def with_form(self, form: Form | None) -> Player:
-        """The same player, whose replies are to have this form."""
+        """The player with a required reply format."""
         return replace(self, sampling=replace(self.sampling, form=form))
 
     def set_aside(self, context: Sequence[Segment], call: Call) -> None:
-        """The reply to this call was of no use: when the run is taken up it is asked for again.
+        """Mark the reply to this call as unusable, so that a resumed run asks again.
 
-        Only models that keep their replies know what that means.
+        Does nothing for a model that keeps no replies.
         """
         keeps = getattr(self.model, "set_aside", None)
         if keeps is not None:
             keeps(context, self.sampling, call)
 
     async def complete(self, context: Sequence[Segment], call: Call) -> Completion:
-        """The model's reply; a provider's failure is blamed on the role that was called.
+        """The model's reply. Failures are raised as errors of the role that was called.
 
-        The words of a refusal are no line of a partner's and no feedback: they are its failure.
+        A refusal by a partner or coach is a failure, never a line of dialogue or feedback.
         """
         try:
             reply = await self.model.complete(context, self.sampling, call)
@@ -141,46 +141,46 @@ class Player:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """How several opinions of one episode become one."""
+    """How several judge replies for one episode are combined."""
 
     samples: int | None = None
-    """Opinions of each judge on every question; None: as many as the question asks for."""
+    """Samples per judge and question; None: the question's own number."""
     questions: Mapping[str, int] = field(default_factory=dict)
-    """Purpose of a question → opinions of each judge, as the task declares."""
+    """Purpose of a question → samples per judge, as declared by the task."""
     combine: Literal["mean", "vote"] = "mean"
     orders: Literal["both", "seeded"] = "both"
-    """Of a pairwise judgement: A and B both ways round, or one way drawn by the example."""
+    """Pairwise judging: ask in both orders, or in one order that the example determines."""
 
     def samples_of(self, purpose: str, usual: int = 1) -> int:
-        """Opinions of each judge on a question that by itself asks for `usual`."""
+        """Samples per judge for a question whose own number is `usual`."""
         return self.samples or self.questions.get(purpose, usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """The live models that fill the roles."""
+    """The live models for all roles."""
 
     actor: Player
     partner: Player | None = None
     environment: Player | None = None
     judges: tuple[Player, ...] = ()
     auditors: tuple[Player, ...] = ()
-    """Nobody: the judges audit, too."""
+    """Empty: the judges audit, too."""
     coach: Player | None = None
     coach_sees_gold: bool = False
-    """Whether coaches are told the right answer; the leak check stays."""
+    """Whether coaches see the correct answer; the leak check stays on."""
     panel: Panel = Panel()
     purpose: str = ""
-    """What judges are asked for where it is not the episode's own score: a part of their calls."""
+    """Purpose of the judge calls if they do not compute the episode's own score."""
     ledger: Ledger | None = None
-    """Where a task keeps replies that it pays for itself (a detection service's); models have
-    their own way to it."""
+    """Stores paid replies that a task requests itself, such as from a detection service. Models
+    have their own ledger."""
     by_task: Mapping[str, Cast] = field(default_factory=dict)
-    """Task → its cast, where it is another one; their actors are left as they were made."""
+    """Task → its cast, if it differs. `in_task` replaces the actor."""
 
     @property
     def players(self) -> tuple[Player, ...]:
-        """Everybody at the table, in any task."""
+        """All players, in all tasks."""
         single = (self.actor, self.partner, self.environment, self.coach)
         here = tuple(p for p in (*single, *self.judges, *self.auditors) if p is not None)
         return (*here, *(player for cast in self.by_task.values() for player in cast.players))
@@ -190,7 +190,7 @@ class Cast:
         return replace(self.by_task.get(task, self), actor=self.actor, by_task={})
 
     def filled(self) -> frozenset[Role]:
-        """The roles that somebody fills."""
+        """The roles that have a player."""
         single: dict[Role, Player | None] = {
             "actor": self.actor, "partner": self.partner,
             "environment": self.environment, "coach": self.coach,
@@ -200,13 +200,13 @@ class Cast:
         return judged | {role for role, player in single.items() if player is not None}
 
     def panel_of(self, role: Role) -> tuple[Player, ...]:
-        """Those who fill `judge` or `auditor` together; nobody for another role."""
+        """All players of `judge` or `auditor`; empty for any other role."""
         if role == "auditor":
             return self.auditors or self.judges
         return self.judges if role == "judge" else ()
 
     def player(self, role: Role) -> Player:
-        """The player of `role` (the first judge); ConfigError when the role is not filled."""
+        """The player of `role` (the first judge); ConfigError if the role has none."""
         panel = self.panel_of(role)
         player: Player | None = panel[0] if panel else getattr(self, role, None)
         if player is None:
@@ -215,11 +215,11 @@ class Cast:
 
 
 def unfilled(role: Role, task: str = "") -> ConfigError:
-    """The error of a role that nobody plays."""
+    """The error for a role without a model."""
     who = f"The task '{task}'" if task else "This task"
-    scripted = " A scripted one for trials: soul serve partner TASK." if role == "partner" else ""
+    scripted = " For a scripted partner, run: soul serve partner TASK." if role == "partner" else ""
     return ConfigError(
-        f"{who} needs a model in the role '{role}', and none was given.",
-        f"An episode cannot be played or scored without its {role}.",
-        f"Name one with --{role} endpoint:MODEL@URL.{scripted}",
+        f"{who} needs a model for the role '{role}', but none is set.",
+        f"Episodes cannot be played or scored without the {role}.",
+        f"Add --{role} endpoint:MODEL@URL.{scripted}",
     )

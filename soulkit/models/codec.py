@@ -1,8 +1,8 @@
-"""Between words and the ids of one model: contexts to prompt ids, emitted ids to a Completion.
+"""Converts between text and one model's token ids: contexts to prompt ids, ids to a Completion.
 
-One module for every engine that is prompted with ids, so that what samples in this process and what
-samples behind HTTP cut a reply at the same token, split its thinking alike and name the same
-settings as dropped. Nothing here imports torch.
+Every engine that is prompted with ids uses it, so models in this process and behind HTTP cut a
+reply at the same token, split off its reasoning alike and report the same dropped settings. No
+torch import.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SETTINGS = ("generation_config.json", "config.json")
-"""The files of a model that name the ids which end a turn; the first one that does counts."""
+"""Files of a model that may list its end-of-turn ids, in order of precedence."""
 
 
 class Codec:
-    """Reads and writes one model's ids.
+    """Encodes contexts and decodes replies for one model.
 
-    Attributes: `tokenizer`; `name`, for messages; `context_limit` in tokens (None: not known);
-    `end_ids`, each of which ends a turn; `pad`, an id that is never a word; `commit`, where a model
-    of the hub stands (None: a folder's).
+    Attributes: `tokenizer`; `name`, for messages; `context_limit` in tokens (None: unknown);
+    `end_ids`, each of which ends a turn; `pad`, an id that is never a word; `commit` of a model on
+    the Hub (None for a folder).
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, end_ids: Iterable[int | None] = (),
         name: str = "model", context_limit: int | None = None, commit: str | None = None,
     ) -> None:  # fmt: skip
-        """`end_ids` are those of the model's own settings; the tokenizer's and the template's are
-        added. ModelLoadError without a chat template."""
+        """`end_ids` come from the model's settings; the ids of the tokenizer and the chat template
+        are added. ModelLoadError without a chat template."""
         self.tokenizer, self.name, self.context_limit = tokenizer, name, context_limit
         self.commit = commit
         self._renderer = lru_cache(maxsize=None)(lambda thinking: Renderer(tokenizer, thinking))
@@ -54,9 +54,9 @@ class Codec:
 
     @classmethod
     def load(cls, path: str | Path | ModelPlace, *, max_context: int | None = None) -> Codec:
-        """That of a model's folder, or of `owner/name@revision` of the hub, without its weights.
+        """The codec of a model folder or of `owner/name@revision` on the Hub, without its weights.
 
-        ModelLoadError, which names what is missing.
+        ModelLoadError names the missing file.
         """
         from soulkit.models.local.loading import checkpoint_json, load_tokenizer, locate
 
@@ -76,30 +76,30 @@ class Codec:
     # -- contexts to ids ---------------------------------------------------------------------------
 
     def renderer(self, thinking: bool | None = None) -> Renderer:
-        """The renderer that prompts this model, for one value of `Sampling.thinking`."""
+        """The prompt renderer for one value of `Sampling.thinking`."""
         return self._renderer(thinking)
 
     def prompt_ids(self, context: Sequence[Segment], thinking: bool | None = None) -> list[int]:
-        """The ids that `context` becomes."""
+        """The prompt ids for `context`."""
         return self.renderer(thinking).prompt_ids(context)
 
     def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
-        """Tokens of the prompt that `context` becomes."""
+        """Number of prompt tokens for `context`."""
         return len(self.prompt_ids(context, thinking))
 
     def room(self, prompt: int, limit: int) -> int:
-        """Tokens that the reply to a prompt of so many may have; ContextOverflow for too few."""
+        """Maximum reply tokens after `prompt` tokens; ContextOverflow if too few are left."""
         room = max_reply_tokens(prompt, limit, self.context_limit)
         if not room:
             raise ContextOverflow(
-                f"The prompt has {prompt} tokens and its reply needs room for "
-                f"{min_reply_tokens(limit)}; '{self.name}' holds {self.context_limit}."
+                f"The prompt has {prompt} tokens and the reply needs "
+                f"{min_reply_tokens(limit)}, but '{self.name}' holds {self.context_limit}."
             )
         return room
 
     def dropped(self, sampling: Sampling, *, forms: bool = False) -> tuple[str, ...]:
-        """The settings that will not be followed; `forms`: whether the engine holds a model to
-        one (where not, whoever reads the reply checks it)."""
+        """Names of settings that this model ignores. `forms`: whether the engine enforces a JSON
+        schema (without it, the caller checks the reply)."""
         unread = sampling.thinking is not None and not self.renderer().reads_thinking
         effort = ("reasoning_effort",) if sampling.reasoning_effort else ()
         form = ("form",) if sampling.form and not forms else ()
@@ -112,10 +112,10 @@ class Codec:
         stop: Sequence[str] = (), seconds: float = 0.0, policy: str = "",
         dropped: tuple[str, ...] = (), prompt_tokens: int | None = None,
     ) -> Completion:  # fmt: skip
-        """The reply that `ids` are: up to the first end id, or the token that completes a stop.
+        """The reply in `ids`, up to the first end id or the token that completes a stop string.
 
-        What an engine sampled beyond that, or beyond `room` tokens, is cut off. `logprobs` are one
-        per id, or none at all. `prompt_tokens` where more was read than `prompt`.
+        Tokens after that, or beyond `room`, are cut off. `logprobs` has one value per id or none.
+        `prompt_tokens`: the count to report if more than `prompt` was read.
         """
         emitted = list(ids[:room])
         end = next((i + 1 for i, one in enumerate(emitted) if one in self.end_ids), None)
@@ -137,13 +137,13 @@ class Codec:
         )
 
     def text(self, ids: Sequence[int]) -> str:
-        """What emitted ids say, without those that end a turn."""
-        # Tags such as <answer> may be special tokens as well, and stay.
+        """The text of sampled ids, without end-of-turn ids."""
+        # Tags such as <answer> may be special tokens and must stay.
         words = [i for i in ids if i not in self.end_ids and i != self.pad]
         return str(self.tokenizer.decode(words, skip_special_tokens=False))
 
     def hits_stop(self, ids: Sequence[int], stop: Sequence[str]) -> bool:
-        """Whether a stop string is out; a look at the last tokens settles most steps."""
+        """Whether `ids` contain a stop string. Checks the last tokens first, which is fast."""
         strings = [s for s in stop if s]
         if not strings:
             return False
@@ -160,32 +160,32 @@ class Codec:
         return ids[:end], text[: min(text.find(s) for s in stop if s and s in text)], True
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt itself ends inside the thinking, as some templates write it."""
+        """Whether the prompt itself ends inside the reasoning, as with some templates."""
         tail = str(self.tokenizer.decode(list(prompt[-4:]), skip_special_tokens=False)).rstrip()
         return tail.endswith(START_OF_THINKING)
 
 
 class CodecModel:
-    """A model that is prompted with the ids of its codec."""
+    """A model that is prompted with token ids from its codec."""
 
     codec: Codec
 
     def renderer(self, thinking: bool | None = None) -> Renderer:
-        """The renderer that prompts this model, for one value of `Sampling.thinking`."""
+        """The prompt renderer for one value of `Sampling.thinking`."""
         return self.codec.renderer(thinking)
 
     @property
     def context_limit(self) -> int | None:
-        """Tokens of a prompt with its reply; None: not known."""
+        """Maximum tokens of prompt and reply together; None: unknown."""
         return self.codec.context_limit
 
     def prompt_length(self, context: Sequence[Segment], thinking: bool | None = None) -> int:
-        """Tokens of the prompt that `context` becomes."""
+        """Number of prompt tokens for `context`."""
         return self.codec.prompt_length(context, thinking)
 
 
 def reasoning_and_text(text: str, is_open: bool) -> tuple[str, str]:
-    """(reasoning, what is said). Thinking that never ends says nothing."""
+    """(reasoning, reply). The reply is empty if the reasoning never ends."""
     thought, closed, answer = text.rpartition(END_OF_THINKING)
     if closed:
         return thought.strip().removeprefix(START_OF_THINKING).strip(), answer.lstrip()
@@ -195,7 +195,7 @@ def reasoning_and_text(text: str, is_open: bool) -> tuple[str, str]:
 
 
 def least_limit(*limits: int | None) -> int | None:
-    """The smallest that is known."""
+    """The smallest known limit."""
     return min((one for one in limits if one), default=None)
 
 

@@ -1,21 +1,20 @@
-"""Models that stand in for others: unavailable, answering by a function, observed, scripted.
+"""Models that replace others: unavailable, function-based, observed, scripted.
 
-A scripted model follows a file, for trials of a judge, a partner or a coach without any model:
+A scripted model reads its replies from a file, to try a judge, partner or coach without a model:
 
     name: shopkeeper
-    rules:                          # the first whose pattern is found in the last message
+    rules:                          # the first rule whose pattern is in the last message
       - when: "(?i)how much|price"
         say: "Twelve euros."
       - when: '"score"'
         say: ['{"reasoning": "fine", "score": 6}', '{"reasoning": "fine", "score": 7}']
-      - purpose: next_speaker       # of calls that name a seat or purpose: only of those
+      - purpose: next_speaker       # applies only to calls with this purpose (or seat)
         say: "Ann"
-    replies:                        # else these, a turn each; the last one again and again
+    replies:                        # if no rule applies: one per turn, then the last one again
       - "Good morning."
       - "Anything else?"
 
-A list under `say` is gone through by judge sample and turn. Nothing depends on the clock or on
-chance, so equal calls get equal replies.
+A list under `say` is indexed by judge sample and turn, so equal calls get equal replies.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from soulkit.types import Call, Completion, Sampling, Segment, Usage
 
 
 class AnsweringModel:
-    """A model whose replies are what `answer` says of a call and how it is sampled."""
+    """A model whose reply is `answer(call, sampling)`."""
 
     def __init__(self, name: str, answer: Callable[[Call, Sampling], str]) -> None:
         self.name, self._answer = name, answer
@@ -46,11 +45,11 @@ class AnsweringModel:
         return Completion(text=self._answer(call, sampling))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 class UnavailableModel(AnsweringModel):
-    """Takes the place of a model that cannot be asked: every call raises the error of `why`."""
+    """Replaces a model that cannot be called: every call raises the error that `why` returns."""
 
     def __init__(self, name: str, why: Callable[[Call], Exception]) -> None:
         super().__init__(name, self._refuse)
@@ -61,7 +60,7 @@ class UnavailableModel(AnsweringModel):
 
 
 class ObservedModel:
-    """Another model, whose calls a subclass watches by overriding `complete`."""
+    """Wraps another model. Subclasses watch its calls by overriding `complete`."""
 
     def __init__(self, model: ChatModel) -> None:
         self.model, self.name = model, model.name
@@ -72,7 +71,7 @@ class ObservedModel:
         return await self.model.complete(context, sampling, call)
 
     def set_aside(self, context: Sequence[Segment], sampling: Sampling, call: Call) -> None:
-        """The reply to this call was of no use; the model behind is not told."""
+        """Ignore an unusable reply; the wrapped model is not told."""
 
     async def close(self) -> None:
         await self.model.close()
@@ -95,7 +94,7 @@ class _Rule(BaseModel):
     @classmethod
     def _something(cls, say: tuple[str, ...]) -> tuple[str, ...]:
         if not say:
-            raise ValueError("an empty list says nothing")
+            raise ValueError("'say' must contain at least one reply")
         return say
 
     @field_validator("when")
@@ -104,17 +103,17 @@ class _Rule(BaseModel):
         try:
             re.compile(when)
         except re.error as error:
-            raise ValueError(f"'{when}' is no regular expression ({error})") from error
+            raise ValueError(f"'{when}' is not a regular expression ({error})") from error
         return when
 
     @model_validator(mode="after")
     def _condition(self) -> Self:
         if not self.model_fields_set & {"when", "seat", "purpose"}:
-            raise ValueError("a rule says when it holds: when, seat or purpose")
+            raise ValueError("a rule needs a condition: when, seat or purpose")
         return self
 
     def fits(self, last: str, call: Call) -> bool:
-        """Whether the rule holds for a call with this last message."""
+        """Whether the rule applies to a call with this last message."""
         seat, purpose = self.seat, self.purpose
         if seat not in (None, call.seat) or purpose not in (None, call.purpose):
             return False
@@ -122,7 +121,7 @@ class _Rule(BaseModel):
 
 
 class Script(BaseModel):
-    """The contents of a script file."""
+    """Contents of a script file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -132,35 +131,35 @@ class Script(BaseModel):
 
 
 class ScriptedModel:
-    """A ChatModel that answers from a Script; an empty reply when nothing in it fits."""
+    """A ChatModel that replies from a Script; the reply is empty if nothing matches."""
 
     def __init__(self, script: Script) -> None:
         self.script, self.name = script, script.name
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """The model of a script file; ConfigError when it is missing or no script."""
+        """Load a script file. ConfigError if it is missing or not a script."""
         try:
             return cls(Script.model_validate(read_settings_file(file)))
         except ValidationError as error:
             problem = first_problem(error, "the file").replace("Value error, ", "")
             raise ConfigError(
-                f"The script '{file}' cannot be followed: {problem}.",
-                "A scripted player says what stands under 'rules' and 'replies', and nothing else.",
+                f"The script '{file}' is not valid: {problem}.",
+                "A scripted player only uses the replies under 'rules' and 'replies'.",
                 "Write  replies: ['Hello.']  or  rules: [{when: PATTERN, say: TEXT}].",
             ) from error
 
     async def complete(
         self, context: Sequence[Segment], sampling: Sampling, call: Call
     ) -> Completion:
-        """The reply that the script has for this call; sampling changes nothing."""
+        """The scripted reply to this call; sampling has no effect."""
         text = self._reply(context[-1].text if context else "", call)
         words = sum(len(segment.text.split()) for segment in context)
         usage = Usage(calls=1, prompt_tokens=words, completion_tokens=len(text.split()))
         return Completion(text=text, usage=usage)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def _reply(self, last: str, call: Call) -> str:
         for rule in self.script.rules:

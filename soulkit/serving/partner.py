@@ -1,7 +1,7 @@
-"""A partner that speaks by script, served over HTTP like any model.
+"""A scripted partner, served over HTTP like any model.
 
-It lets a task for two run on a laptop without a key: an OpenAI-compatible server on loopback in
-front of the function that a task's declaration names (`scripted_partner`).
+It lets you try tasks with two speakers on a laptop without an API key: an OpenAI-compatible server
+on loopback that calls the function named by `scripted_partner` in the task's declaration.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 Speak = Callable[[Sequence[Mapping[str, str]]], str]
-"""The next line, from a conversation as chat messages."""
+"""Returns the next line of a conversation given as chat messages."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     speak: ClassVar[Speak]
     model: ClassVar[str]
     protocol_version = "HTTP/1.1"
-    # Head and body in one packet: two small ones wait 40 ms for each other (Nagle).
+    # Send head and body in one packet: Nagle's algorithm delays a second small one by 40 ms.
     wbufsize = -1
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: the console belongs to the command that uses the partner."""
+        """Log nothing: the command that uses the partner owns the console."""
 
     def do_GET(self) -> None:
         self._reply(200, {"object": "list", "data": [{"id": self.model, "object": "model"}]})
@@ -35,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
             line = type(self).speak(body["messages"])
         except (ValueError, KeyError, IndexError, TypeError) as error:
             self._reply(
-                400, {"error": {"message": f"no request that the script can answer: {error!r}"}}
+                400, {"error": {"message": f"the script cannot answer this request: {error!r}"}}
             )
             return
         words = sum(len(str(m.get("content")).split()) for m in body["messages"])
@@ -68,8 +68,7 @@ def _completion(model: str, line: str, prompt_words: int) -> dict[str, Any]:
 
 
 class _Server(ThreadingHTTPServer):
-    # A run asks for all of its conversations at once; with the five places that are usual the rest
-    # would be turned away and have to ask again.
+    # A run opens all its conversations at once; the default queue of 5 would reject most of them.
     request_queue_size = 512
 
 

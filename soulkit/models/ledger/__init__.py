@@ -1,1 +1,2 @@
-"""The ledger: ledger.py records and replays, storage.py is its file, view.py looks at one."""
+"""The ledger: ledger.py records and replays calls, storage.py reads and writes the file, view.py
+shows it."""

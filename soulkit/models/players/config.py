@@ -1,8 +1,8 @@
-"""The settings of everybody but the actor: who fills which role, in all tasks or in one, and what
-calls to endpoints may cost.
+"""Settings of all players except the actor: which model fills which role, and limits on API calls.
 
-What is named for one task goes before what is named for all of them; a judge also audits where
-nobody else does. Where nothing is named, a task's declaration may offer somebody (play/seating.py).
+A player set for one task takes precedence over one set for all tasks. Judges also audit if no
+auditor is set. For roles without a player, a task's declaration may offer one
+(play/default_players.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _call = section("Calls", only=ASKING)
 
 
 class CallSettings(Settings):
-    """Time, attempts and money. None of it changes what is answered."""
+    """Time, retries and cost of API calls. They do not affect the replies."""
 
     concurrency: int = _call(16, gt=0, help="Requests at once.")
     requests_per_minute: float | None = _call(None, gt=0, help=LIMITED)
@@ -63,7 +63,7 @@ class CallSettings(Settings):
 
 
 class RolesConfig(CallSettings, VllmSettings):
-    """The settings of everybody but the actor; base of every command that plays."""
+    """Settings of all players except the actor; base of every command that plays episodes."""
 
     OUTSIDE_IDENTITY: ClassVar[frozenset[str]] = frozenset(
         (
@@ -72,7 +72,7 @@ class RolesConfig(CallSettings, VllmSettings):
             "vllm_python", "vllm_start_s", "verify_weights",
         )
     )  # fmt: skip
-    """Settings that change only speed, retries and prices: a run may be resumed with others."""
+    """Settings that only affect speed, retries and prices. A resumed run may change them."""
 
     endpoints: str | None = _player(
         None, only=ASKING, metavar="FILE",
@@ -115,27 +115,27 @@ class RolesConfig(CallSettings, VllmSettings):
 
     @model_validator(mode="after")
     def _different_judges(self) -> Self:
-        """Equal judges would be one ledger entry, and agree with themselves by construction."""
+        """Identical judges would share one ledger entry and always agree."""
         panels = [(one.judge, one.auditor) for one in self.task_players.values()]
         for pair in ((self.judge, self.auditor), *panels):
             for several in pair:
                 players = [one.model_dump_json() for one in several]
                 if len(set(players)) < len(players):
                     raise ValueError(
-                        "the same judge is named twice; several opinions of one are "
+                        "the same judge is listed twice; for several samples of one judge use "
                         "--judge-samples 2"
                     )
         return self
 
     @model_validator(mode="after")
     def _without_secrets(self) -> Self:
-        """Whatever reads these settings, a plan as well, may print and store them."""
+        """Refuse secrets: settings are printed and stored."""
         refuse_secrets(plain_config(self.resolved()))
         return self
 
     @classmethod
     def roles(cls) -> list[str]:
-        """The roles that these settings may fill, the actor's left out."""
+        """The roles that these settings may fill, except the actor."""
         return [name for name in REPLY if name in cls.model_fields]
 
     @property
@@ -147,21 +147,21 @@ class RolesConfig(CallSettings, VllmSettings):
     # -- who plays ---------------------------------------------------------------------------------
 
     def named(self, role: str, task: str = "") -> Any:
-        """What is named for `role` in `task`, else in all tasks; None for nothing."""
+        """The value set for `role` in `task`, or else for all tasks; None if not set."""
         alone = self.task_players.get(task)
         return (alone.named(role) if alone else None) or getattr(self, role, None) or None
 
     def cast_as(self, role: str, task: str) -> tuple[RoleSettings, ...]:
-        """The players of `role` in `task`; nobody for a coach that is rules."""
+        """The players of `role` in `task`; empty for a coach that uses rules."""
         players = _several(self.named(role, task))
         return self.cast_as("judge", task) if role == "auditor" and not players else players
 
     def players_in(self, task: str) -> list[tuple[str, RoleSettings]]:
-        """Everybody beside the actor in one task, with their role; a judge that audits twice."""
+        """(role, player) pairs of one task, except the actor. A judge that audits appears twice."""
         return [(role, one) for role in self.roles() for one in self.cast_as(role, task)]
 
     def players(self) -> list[tuple[str, RoleSettings]]:
-        """Everybody who is named beside the actor, in all tasks or in one, with their role."""
+        """(role, player) pairs of all tasks, except the actor."""
         everywhere = [self, *self.task_players.values()]
         return [
             (role, one)
@@ -170,11 +170,11 @@ class RolesConfig(CallSettings, VllmSettings):
         ]
 
     def filled(self, task: str = "") -> set[str]:
-        """The roles that somebody fills in `task`, the actor's included."""
+        """The roles that have a player in `task`, including the actor."""
         return {"actor", *(role for role, _ in self.players_in(task))}
 
     def settings_of_players(self) -> list[RoleSettings]:
-        """Their settings alone, with the limits of this command where they name none."""
+        """Settings of all players, with this command's limits if they set none."""
         limits = {name: getattr(self, name) for name in LIMITS} if self.limits_players else {}
         return [
             one.model_copy(update={k: v for k, v in limits.items() if getattr(one, k) is None})
@@ -183,21 +183,21 @@ class RolesConfig(CallSettings, VllmSettings):
 
     @property
     def limits_players(self) -> bool:
-        """Whether requests and tokens per minute are the players'; else they are the actor's."""
+        """Whether the requests and tokens per minute apply to the players, not to the actor."""
         return True
 
     def checkpoints(self, *kinds: str) -> list[str]:
-        """Folders and hub ids of the models of players that take memory of this machine, each once;
-        of these `kinds` alone where any is named."""
+        """Folders and Hub ids of the players loaded on this machine, without repeats; only of
+        these `kinds` if any are given."""
         loaded = (who for _, who in self.players() if who.player_kind.takes_memory)
         return list(dict.fromkeys(w.model for w in loaded if not kinds or w.kind in kinds))
 
     def served(self) -> list[tuple[str, RoleSettings]]:
-        """Everybody who is asked over HTTP, with their role."""
+        """(role, player) pairs of all players called over HTTP."""
         return [(role, who) for role, who in self.players() if who.player_kind.over_http]
 
     def servers(self) -> list[str]:
-        """A line for each server that is asked: its address, and who is asked there."""
+        """One line per server: its address, and the models called there."""
         players_by_url: dict[str, dict[str, None]] = {}
         for role, who in self.served():
             url = checked_url(who.base_url)
@@ -209,13 +209,13 @@ class RolesConfig(CallSettings, VllmSettings):
         return [f"server {url}: {', '.join(names)}" for url, names in players_by_url.items()]
 
     def by_batch(self, role: str, settings: RoleSettings) -> bool:
-        """Whether a player is asked through its server's batch service."""
+        """Whether a player is called through its server's batch API."""
         return False
 
     # -- what a run folder keeps -------------------------------------------------------------------
 
     def identity(self) -> dict[str, Any]:
-        """The settings that a run folder stores and compares."""
+        """The settings that a run folder stores and compares on resume."""
         return {
             name: _without_pricing(value)
             for name, value in self.resolved().items()
@@ -223,7 +223,7 @@ class RolesConfig(CallSettings, VllmSettings):
         }
 
     def call_arguments(self, ledger: Ledger | None) -> dict[str, Any]:
-        """Further arguments of every Endpoint of the run: time and money."""
+        """Arguments shared by every Endpoint of the run: time limits, prices and budget."""
         from soulkit.models.api.limits import Budget
         from soulkit.models.api.prices import load_prices
 

@@ -1,4 +1,4 @@
-"""The live players of a run, each model made once, and the cast that they form."""
+"""The live players of a run, one model per distinct setting, and the cast they form."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def checkpoint_player(
     model: str, *, adapter: str | None = None, device: str = "auto", dtype: str = "auto",
     batch_size: int = 64, max_context: int | None = None,
 ) -> LocalModel:  # fmt: skip
-    """The model of a folder or of the hub, with an adapter if one is named.
+    """Load a model folder or Hub id, with an adapter if given.
 
-    ModelLoadError when it cannot be loaded. It is imported here, since it needs torch.
+    ModelLoadError if it cannot be loaded. Imports torch only when called.
     """
     from soulkit.models.local.sampler import LocalModel
 
@@ -36,21 +36,21 @@ def checkpoint_player(
 
 
 Serve = Callable[[RoleSettings], ChatModel]
-"""Makes the player of a model that a vLLM server serves."""
+"""Returns the player for a model on a vLLM server."""
 SEVERAL = 2
-"""Any number of opinions above one: how a player is sampled does not depend on which."""
+"""Stands for any number of samples above one; they are all sampled alike."""
 
 
 @dataclass
 class Players:
-    """Makes the players of a run: one model for equal settings, so that equal endpoints share
-    their connections, rate limits and time-outs. Close it when the run ends.
+    """Creates the players of a run. Equal settings share one model, and therefore connections,
+    rate limits and timeouts. Close it when the run ends.
 
-    `actor` is what the kind `actor` stands for; `load` loads a local checkpoint; `serve` makes the
-    player of a model behind a vLLM server that runs (vllm/manager.py); `call_arguments` are further
-    arguments of every Endpoint (time-outs, attempts, concurrency, prices, budget). `by_batch` says
-    of a role and its settings whether it is asked through `batches`.
-    In `settings_of_all`, equal endpoints count together: the tightest limit, the first price.
+    `actor` is the model of kind `actor`; `load` loads a local checkpoint; `serve` returns the
+    player of a model on a running vLLM server (vllm/manager.py); `call_arguments` go to every
+    Endpoint (timeouts, retries, concurrency, prices, budget). `by_batch` tells whether a role with
+    its settings uses `batches`. For equal endpoints in `settings_of_all`, the tightest limit and
+    the first price apply.
     """
 
     ledger: Ledger | None = None
@@ -61,9 +61,9 @@ class Players:
     batches: Batches | None = None
     by_batch: Callable[[str, RoleSettings], bool] = lambda role, settings: False
     reporter: Reporter = SILENT
-    """Gets a line on who answers, before the first call."""
+    """Receives one line per checked server before the first call."""
     note: Callable[[Mapping[str, Any]], None] = forget
-    """Gets what differs from the settings, to be recorded with the run."""
+    """Receives deviations from the settings, to be recorded with the run."""
     serve: Serve | None = None
     _made: dict[tuple[str, ...], ChatModel] = field(default_factory=dict)
 
@@ -73,15 +73,15 @@ class Players:
     def player(
         self, role: str, settings: RoleSettings, seed: int | None, samples: int = 1
     ) -> Player:
-        """The player of `settings` in `role`; a UserError when it cannot be made."""
+        """The player of `settings` in `role`; UserError if it cannot be created."""
         model, sampling = self.model(role, settings), settings.sampling(role, seed, samples)
         again = settings.sampling(role, seed, SEVERAL) if role in PANELS else None
         return Player(model, sampling, again)
 
     def model(self, role: str, settings: RoleSettings) -> ChatModel:
-        """The model behind `settings`, made once."""
+        """The model for `settings`, created once."""
         kind = settings.player_kind
-        if not kind.is_named:  # the actor: made, and closed, elsewhere
+        if not kind.is_named:  # the actor is created and closed elsewhere
             return kind.make(role, settings, self, False)
         batched = self.batches is not None and self.by_batch(role, settings)
         key = (*kind.key(settings), "batch" if batched else "")
@@ -105,7 +105,7 @@ class Players:
         }
 
     async def close(self) -> None:
-        """Close every model that was made here (a local actor was not)."""
+        """Close every model that was created here (not a local actor)."""
         for model in self._made.values():
             await model.close()
 
@@ -115,7 +115,7 @@ def _least(values: Iterable[float | None]) -> float | None:
 
 
 def cast_of(config: RolesConfig, players: Players, actor: Player, seed: int | None) -> Cast:
-    """The cast of a configuration around its actor, with those of the tasks that have their own."""
+    """The cast of a configuration with its actor, and the casts of tasks with their own players."""
     by_task = {task: _cast(config, players, actor, seed, task) for task in config.task_players}
     return replace(_cast(config, players, actor, seed, ""), by_task=by_task)
 
@@ -143,8 +143,7 @@ def _cast(
 
 
 def check_players(config: RolesConfig) -> None:
-    """Raise what is wrong with addresses, keys, prices, scripts and with servers that are to be
-    started, while nothing is asked."""
+    """Raise errors in addresses, keys, prices, scripts and vLLM settings without any model call."""
     from soulkit.models.vllm.manager import check_needs, players_needs, terms_of
 
     players = Players(

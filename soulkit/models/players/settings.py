@@ -1,14 +1,13 @@
-"""One player as it is written, in a text, in settings or in the endpoints file; and its kind.
+"""One player: its text form, its settings, its kind, and the endpoints file.
 
-endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the variable with its
-                         key, each header follows as NAME=VARIABLE: #KEY,X-Team=MY_TEAM
-local:PATH, vllm:PATH    a checkpoint in this process, or behind a vLLM server of its own
-actor                    the model under test, or in training the one that is trained
-scripted:FILE            replies from a file (stand_ins.py): trials without any model
+endpoint:MODEL@URL#KEY   an OpenAI-compatible server; KEY is the NAME of the environment variable
+                         with the API key; add headers as NAME=VARIABLE: #KEY,X-Team=MY_TEAM
+local:PATH, vllm:PATH    a checkpoint in this process, or on a vLLM server that soulkit starts
+actor                    the model under test, or in training the model that is trained
+scripted:FILE            replies from a file (stand_ins.py), to try things without a model
 NAME                     an entry of the endpoints file (docs/guides/choose-players.md)
 
-Everything that differs between kinds of players is in PlayerKind and its subclasses. A further kind
-is a subclass, its name in `KindName` and an object of it in KINDS.
+To add a kind: subclass PlayerKind, add its name to `KindName` and an instance to KINDS.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 KindName = Literal["endpoint", "local", "vllm", "actor", "scripted"]
 VERSION = r"^[A-Za-z0-9_.-]+$"
-"""Of an interface's version, a date at Azure."""
+"""Format of an API version; at Azure it is a date."""
 REPLY: dict[str, tuple[float, int]] = {
     "partner": (1.0, 4096),
     "environment": (1.0, 4096),
@@ -55,21 +54,21 @@ REPLY: dict[str, tuple[float, int]] = {
     "drafter": (1.0, 4096),
     "filter": (0.0, 4096),
 }
-"""Role → temperature and longest reply where nothing else is said. Reasoning counts as reply, so
-that a reasoning partner says nothing within a few hundred tokens."""
+"""Role → default temperature and maximum reply tokens. Reasoning counts towards the reply, so a
+reasoning model needs more than a few hundred tokens."""
 SELDOM = ("headers", "api_version", "args", "top_k", "min_p")
-"""Settings that are written only where they say something."""
+"""Settings that are stored only if they are set."""
 PANELS = ("judge", "auditor")
-"""Roles that several players may fill together."""
+"""Roles that may have several players."""
 RULES = ("symbolic", "terse", "none")
-"""What a coach may be beside a player."""
+"""Coaches that are not a player."""
 
 
 # -- the kinds -------------------------------------------------------------------------------------
 
 
 class Maker(Protocol):
-    """What a kind needs to make a player: the `Players` of a run."""
+    """What a kind needs to create a player: the `Players` of a run."""
 
     ledger: Ledger | None
     actor: ChatModel | None
@@ -85,60 +84,60 @@ class Maker(Protocol):
 
 
 Live = Callable[[], "ChatModel"]
-"""Makes a player, or gives the one that is made."""
+"""Creates the player, or returns the existing one."""
 
 
 class PlayerKind:
-    """One kind of player. What is written here holds for a checkpoint on this machine."""
+    """One kind of player. The defaults here fit a checkpoint on this machine."""
 
     name: ClassVar[KindName]
     form: ClassVar[str]
-    """How it is written."""
+    """Its text form."""
     is_named: ClassVar[bool] = True
-    """Whether a model is written behind its name."""
+    """Whether the text form includes a model."""
     over_http: ClassVar[bool] = False
-    """Whether it is asked at an address of its own, where calls may cost money."""
+    """Whether it has its own server address, where calls may cost money."""
     takes_memory: ClassVar[bool] = False
     """Whether its checkpoint is loaded on this machine."""
     may_be_path: ClassVar[bool] = False
-    """Whether its model may be a file or folder of this machine."""
+    """Whether its model may be a file or folder on this machine."""
     is_sampled: ClassVar[bool] = True
-    """Whether sampling changes what it says."""
+    """Whether sampling settings affect its replies."""
 
     # -- as it is written --------------------------------------------------------------------------
 
     def parse(self, text: str) -> dict[str, Any]:
-        """The settings in what is written behind `NAME:`; ValueError where that says none."""
+        """Settings from the text after `NAME:`; ValueError if it is not valid."""
         return {"model": text}
 
     def completed(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Raw settings with what they leave out."""
+        """Raw settings with their defaults filled in."""
         return settings
 
     def written(self, settings: RoleSettings) -> str:
-        """The settings in short, for messages and tables."""
+        """The settings in short form, for messages and tables."""
         return f"{self.name}:{settings.model}"
 
     # -- making ------------------------------------------------------------------------------------
 
     def key(self, settings: RoleSettings) -> tuple[str, ...]:
-        """What two players that are one model have in common."""
+        """Equal for two players that are the same model."""
         return self.name, settings.model
 
     def make(self, role: str, settings: RoleSettings, maker: Maker, batched: bool) -> ChatModel:
-        """A model for these settings; a UserError when it cannot be made."""
+        """Create the model; UserError if that fails."""
         raise NotImplementedError
 
     def check(self, role: str, settings: RoleSettings, maker: Maker) -> None:
-        """Raise what can be said while nothing is asked, loaded or started."""
+        """Raise errors that can be found without calling, loading or starting a model."""
 
     # -- what it is --------------------------------------------------------------------------------
 
     def identity(
         self, settings: RoleSettings, actor: Mapping[str, Any], live: Live | None
     ) -> dict[str, Any]:
-        """What names it in the record of a run, beside its kind and model. `actor` names the model
-        under test; `live` makes the player, None where nothing may be made."""
+        """Fields that identify it in a run's record, besides kind and model. `actor` identifies the
+        model under test; `live` creates the player (None: do not create one)."""
         if live is None:
             return {}
         if (folder := Path(settings.model)).exists():
@@ -148,11 +147,11 @@ class PlayerKind:
     # -- what it takes -----------------------------------------------------------------------------
 
     def price(self, settings: RoleSettings, table: Callable[[], PriceTable]) -> Price | None:
-        """The price of its calls; None where none is known."""
+        """The price of its calls; None if unknown."""
         return None
 
     def is_paid(self, settings: RoleSettings, table: Callable[[], PriceTable]) -> bool:
-        """Whether its calls cost money, as far as anybody knows."""
+        """Whether its calls cost money; True if the price is unknown."""
         return False
 
 
@@ -165,12 +164,12 @@ class EndpointKind(PlayerKind):
     def parse(self, text: str) -> dict[str, Any]:
         text, _, secrets = text.partition("#")
         key, headers = _key_and_headers(secrets)
-        # The address begins before its scheme: behind that an @ would end a user name.
+        # Split at the scheme first: an @ after it would belong to a user name.
         before, sep, after = text.partition("://")
         model, at, scheme = before.rpartition("@") if sep else (text, "", "")
         url = f"{scheme}{sep}{after}" if at else ""
         if sep and not at:
-            raise ValueError("an address stands without a model")
+            raise ValueError("the address has no model before it")
         fields = {"model": model, "base_url": url, "api_key_env": key, "headers": headers}
         return {name: value for name, value in fields.items() if value or name == "model"}
 
@@ -245,7 +244,7 @@ class LocalKind(PlayerKind):
 
 
 class VllmKind(PlayerKind):
-    """A checkpoint behind a vLLM server that soulkit starts for it."""
+    """A checkpoint on a vLLM server that soulkit starts."""
 
     name, form = "vllm", "vllm:PATH"
     takes_memory = True
@@ -262,14 +261,14 @@ class VllmKind(PlayerKind):
     def identity(
         self, settings: RoleSettings, actor: Mapping[str, Any], live: Live | None
     ) -> dict[str, Any]:
-        # A quantised model is not the one that it was made of.
+        # A quantised model differs from the original.
         flags = " ".join(f"--{name}={value}" for name, value in sorted(settings.args.items()))
         basis = basis_of(live()) if live else {}
         return {**super().identity(settings, actor, live), "args": flags or "none", **basis}
 
 
 class ActorKind(PlayerKind):
-    """The model under test, or in training the one that is trained."""
+    """The model under test, or in training the model that is trained."""
 
     name, form = "actor", "actor"
     is_named = False
@@ -280,9 +279,9 @@ class ActorKind(PlayerKind):
     def make(self, role: str, settings: RoleSettings, maker: Maker, batched: bool) -> ChatModel:
         if maker.actor is None:
             raise ConfigError(
-                f"The {role} is to be the actor, and there is no actor here.",
-                "This command plays nothing: it only asks the models that are named.",
-                f"Write {FORMS.replace('actor, ', '')}.",
+                f"The {role} is set to 'actor', but this command has no actor.",
+                "The command plays no episodes; it only calls the models you name.",
+                f"Use one of: {FORMS.replace('actor, ', '')}.",
             )
         return maker.actor
 
@@ -304,7 +303,7 @@ class ScriptedKind(PlayerKind):
     ) -> dict[str, Any]:
         if live is None:
             return {}
-        live()  # says in words what is wrong with the file
+        live()  # raises a ConfigError if the file is not valid
         return {"sha256": hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()[:16]}
 
     def make(self, role: str, settings: RoleSettings, maker: Maker, batched: bool) -> ChatModel:
@@ -324,12 +323,12 @@ FORMS = f"{', '.join(kind.form for kind in KINDS.values())}, or a name in --endp
 
 
 def is_spec(text: str) -> bool:
-    """Whether a text is a player in one of the forms, and not the name of one."""
+    """Whether a text is a player in one of the text forms, not the name of one."""
     return ":" in text or (text in KINDS and not KINDS[text].is_named)
 
 
 def parse_kind(text: str) -> tuple[PlayerKind, str] | None:
-    """The kind that a text begins with, and what is written behind it; None for no kind."""
+    """The kind that a text starts with, and the rest of the text; None if there is no kind."""
     name, colon, rest = text.partition(":")
     kind = KINDS.get(name)
     if kind is None or (bool(colon), bool(rest)) != (kind.is_named, kind.is_named):
@@ -339,27 +338,27 @@ def parse_kind(text: str) -> tuple[PlayerKind, str] | None:
 
 def _not_loaded(role: str, settings: RoleSettings) -> ConfigError:
     return ConfigError(
-        f"The {role} is to be the checkpoint '{settings.model}'.",
-        "This command loads no checkpoint.",
-        "Serve it and write endpoint:MODEL@URL.",
+        f"The {role} is set to the checkpoint '{settings.model}'.",
+        "This command cannot load checkpoints.",
+        "Serve it and use endpoint:MODEL@URL.",
     )
 
 
 def _key_and_headers(text: str) -> tuple[str, dict[str, str]]:
-    """`KEY,NAME=ENV` behind an address: names of variables, of the key's and of headers' values.
-    ValueError for two keys and for a header that is there twice."""
+    """(key, headers) from `KEY,NAME=ENV`, all given as names of environment variables. ValueError
+    for two keys or a repeated header."""
     parts = [part.strip() for part in text.split(",")]
     headers = [part.partition("=") for part in parts if "=" in part]
     keys = [part for part in parts if part and "=" not in part]
     if len(keys) > 1:
-        raise ValueError("the address has two keys")
+        raise ValueError("the address has more than one key")
     if len({name.lower() for name, _, _ in headers}) < len(headers):
-        raise ValueError("the address has a header twice")
+        raise ValueError("the address repeats a header")
     return "".join(keys), {name: variable for name, _, variable in headers}
 
 
 def revision_of(live: Any) -> dict[str, Any]:
-    """The commit of a model of the hub that is loaded or served; nothing of a folder."""
+    """The commit of a loaded or served Hub model; empty for a folder."""
     config = getattr(getattr(live, "model", None), "config", None)
     codec = getattr(live, "codec", None)
     commit = getattr(config, "_commit_hash", None) or getattr(codec, "commit", None)
@@ -367,7 +366,7 @@ def revision_of(live: Any) -> dict[str, Any]:
 
 
 def basis_of(live: Any) -> dict[str, Any]:
-    """How it is known which weights attached servers compute with; nothing of any other model."""
+    """How the weights of attached servers were verified; empty for any other model."""
     basis = getattr(live, "weights_basis", "")
     return {"weights_basis": basis} if basis else {}
 
@@ -376,19 +375,19 @@ def basis_of(live: Any) -> dict[str, Any]:
 
 
 class RoleSettings(Settings):
-    """One player of a role. A text in the forms above is read as these settings."""
+    """One player of a role. A text in one of the forms above is parsed into these settings."""
 
     kind: KindName = "endpoint"
     model: str = ""
-    """The name on its server, the folder or hub id, or the file of the script."""
+    """Name on the server, folder or Hub id, or script file."""
     base_url: str | None = None
-    """Of an endpoint: filled in where it is left out, with OPENAI_BASE_URL or OpenAI's own."""
+    """Address of an endpoint; default: OPENAI_BASE_URL, or else OpenAI's address."""
     api_key_env: str = "OPENAI_API_KEY"
-    """NAME of the environment variable with the key."""
+    """NAME of the environment variable that holds the key."""
     headers: dict[str, str] = Field(default_factory=dict)
-    """Sent with every request: header → NAME of the environment variable with its value."""
+    """Sent with every request: header → NAME of the environment variable that holds its value."""
     api_version: str | None = Field(default=None, pattern=VERSION)
-    """What Azure's deployments want behind the path."""
+    """The `api-version` parameter of Azure deployments."""
     temperature: float | None = Field(default=None, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
@@ -402,9 +401,9 @@ class RoleSettings(Settings):
     """US dollars per million prompt tokens."""
     price_out: float | None = Field(default=None, ge=0)
     args: dict[str, str] = Field(default_factory=dict)
-    """Of a vLLM server: flag → value, "" for a flag without one; beside those of the command."""
+    """Flags of a vLLM server in addition to the command's: flag → value, "" for no value."""
     by_batch: bool = True
-    """Whether it may be asked through its server's batch service, where a run asks for that."""
+    """Whether it may use its server's batch API when the run asks for it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -427,7 +426,7 @@ class RoleSettings(Settings):
 
     @model_serializer(mode="wrap")
     def _plain(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """What most players do without is left out, as in runs from before it could be said."""
+        """Leave out rarely used settings that are not set, as in older runs."""
         return {k: v for k, v in write(self).items() if v or k not in SELDOM}
 
     @model_validator(mode="after")
@@ -435,20 +434,20 @@ class RoleSettings(Settings):
         if self.base_url is not None:
             checked_url(self.base_url)
         if self.player_kind.is_named and not self.model:
-            raise ValueError(f"it names no model; write {FORMS}")
+            raise ValueError(f"the model is missing; use one of: {FORMS}")
         if self.args and self.kind != "vllm":
-            raise ValueError("args are flags of a vLLM server: they need kind: vllm")
+            raise ValueError("args are flags of a vLLM server and need kind: vllm")
         if (self.price_in is None) != (self.price_out is None):
-            raise ValueError("a cost needs both price_in and price_out")
+            raise ValueError("set both price_in and price_out, or neither")
         return self
 
     @property
     def player_kind(self) -> PlayerKind:
-        """What tells this kind of player from the others."""
+        """The behaviour of this kind of player."""
         return KINDS[self.kind]
 
     def sampling(self, role: str, seed: int | None, samples: int = 1) -> Sampling:
-        """How it is sampled in `role`: repeated opinions of a greedy judge would be one opinion."""
+        """Its sampling in `role`. A judge with several samples uses temperature 1."""
         temperature, reply = REPLY[role]
         if role in PANELS and samples > 1:
             temperature = 1.0
@@ -456,17 +455,16 @@ class RoleSettings(Settings):
         return Sampling.first_of({"seed": seed}, vars(self), usual)
 
     def written(self) -> str:
-        """The settings in short, for messages and tables."""
+        """The settings in short form, for messages and tables."""
         return self.player_kind.written(self)
 
 
 Coach = Literal["symbolic", "terse", "none"] | RoleSettings
-"""Who writes feedback: the task's rules, with or without remarks on the draft, nobody, or a
-player."""
+"""Source of feedback: the task's rules with or without remarks on the draft, none, or a player."""
 
 
 class TaskPlayers(Settings):
-    """Who plays in one task; what is left out is as in all tasks."""
+    """Players of one task; missing roles are filled as in all tasks."""
 
     partner: RoleSettings | None = None
     environment: RoleSettings | None = None
@@ -475,21 +473,21 @@ class TaskPlayers(Settings):
     coach: Coach | None = None
 
     def named(self, role: str) -> Any:
-        """What stands under `role`; None for nothing."""
+        """The value of `role`; None if not set."""
         return getattr(self, role, None) or None
 
 
 def parse_spec(text: str) -> dict[str, Any]:
-    """`endpoint:MODEL@URL#KEY` and its siblings as settings; ValueError for anything else."""
+    """Parse `endpoint:MODEL@URL#KEY` and the other forms; ValueError for anything else."""
     found = parse_kind(text.strip())
     if found is None:
         shown = "(a secret, not shown)" if is_secret(text.strip()) else f"'{text}'"
-        raise ValueError(f"{shown} says no player; write {FORMS}")
+        raise ValueError(f"{shown} is not a player; use one of: {FORMS}")
     kind, rest = found
     try:
         return {"kind": kind.name, **(kind.parse(rest) if kind.is_named else {})}
     except ValueError as error:
-        raise ValueError(f"{error}; write {FORMS}") from None
+        raise ValueError(f"{error}; use one of: {FORMS}") from None
 
 
 Book = Mapping[str, Mapping[str, Any]]
@@ -497,7 +495,7 @@ Book = Mapping[str, Mapping[str, Any]]
 
 
 class EndpointsFile(Settings):
-    """The contents of an endpoints file, before names are looked up."""
+    """Contents of an endpoints file, before names are resolved."""
 
     endpoints: dict[str, dict[str, Any]] = Field(default_factory=dict)
     roles: dict[str, Any] = Field(default_factory=dict)
@@ -505,9 +503,9 @@ class EndpointsFile(Settings):
 
 
 def player_entry(entry: Any, book: Book, words: Sequence[str] = ()) -> Any:
-    """A role's value with names looked up in `book`: `nano`, or `{use: nano, temperature: 0}`.
+    """The value of a role with names resolved in `book`: `nano`, or `{use: nano, temperature: 0}`.
 
-    Raises ValueError for a bare word that is no entry; `words` are what else could be meant.
+    ValueError for an unknown name; `words` are other valid values, for the suggestion.
     """
     if isinstance(entry, list | tuple):
         return [player_entry(one, book) for one in entry]
@@ -518,17 +516,16 @@ def player_entry(entry: Any, book: Book, words: Sequence[str] = ()) -> Any:
         return parse_spec(entry) if isinstance(entry, str) else entry
     if entry not in book:
         near = did_you_mean(entry, [*book, *words]) if book or words else ""
-        hint = near if book else f"{near} Write {FORMS}.".lstrip()
+        hint = near if book else f"{near} Use one of: {FORMS}.".lstrip()
         shown = "(a secret, not shown)" if is_secret(entry) else f"'{entry}'"
-        raise ValueError(f"no endpoint is called {shown}. {hint}")
+        raise ValueError(f"no endpoint is named {shown}. {hint}")
     return dict(book[entry])
 
 
 def players_by_name(raw: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Settings in which the roles `names` are players, not names of players; so are those of
-    `task_players`."""
+    """Settings in which the players of the roles `names` and of `task_players` are resolved."""
     file = _opened(raw.get("endpoints"))
-    # One file serves evaluation and training: a coach in it is no mistake where nobody is coached.
+    # One file serves evaluation and training, so a coach is allowed even where none is used.
     filled = {role: who for role, who in file.roles.items() if role in names}
     settings = {**filled, **{key: value for key, value in raw.items() if value is not None}}
     book = file.endpoints
@@ -543,7 +540,7 @@ def players_by_name(raw: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
 
 
 def players_in_tasks(file: str | None) -> dict[str, TaskPlayers]:
-    """Task → who plays in it alone, as an endpoints file says; empty without one."""
+    """Task → its own players from an endpoints file; empty without one."""
     read = _opened(file)
     try:
         return {
@@ -552,14 +549,14 @@ def players_in_tasks(file: str | None) -> dict[str, TaskPlayers]:
         }
     except ValueError as error:
         raise ConfigError(
-            f"The endpoints file '{file}' names players of a task that cannot be read.",
+            f"The endpoints file '{file}' has an invalid player under 'tasks:'.",
             _problem(error),
-            f"Under 'tasks:' write  TASK: {{judge: NAME}}, a player as {FORMS}.",
+            f"Under 'tasks:' write  TASK: {{judge: NAME}}, with a player as {FORMS}.",
         ) from error
 
 
 def _problem(error: ValueError) -> str:
-    """What is wrong, without what was written: that may be a key in the wrong place."""
+    """The problem without the value itself, which may be a misplaced key."""
     if not isinstance(error, ValidationError):
         return f"{error}."
     return f"{first_problem(error, 'the file')}."
@@ -581,7 +578,7 @@ def _looked_up(role: str, value: Any, book: Book) -> Any:
 def _opened(file: Any) -> EndpointsFile:
     if file is None:
         return EndpointsFile()
-    # Whoever named the file was asked already whether a stranger's is to be trusted.
+    # The command that named the file has already checked whether to trust it.
     read = EndpointsFile.load(Path(str(file)), env={}, trust=True)
     _refuse_unknown(file, read.roles, REPLY)
     for roles in read.tasks.values():
@@ -593,7 +590,7 @@ def _refuse_unknown(file: Any, roles: Iterable[str], known_roles: Iterable[str])
     for role in roles:
         if role not in known_roles:
             raise ConfigError(
-                f"The endpoints file '{file}' fills a role '{role}'.",
-                "Nobody would ever ask that player.",
+                f"The endpoints file '{file}' sets an unknown role '{role}'.",
+                "No command uses that player.",
                 did_you_mean(role, known_roles),
             )
